@@ -1,0 +1,100 @@
+"""Every config key with its unit and default; the other files are differences from this one.
+
+A section is `dict(name=..., **arguments of one constructor)`; names are listed in the
+`__init__.py` of the package's folders. On the command line: --config.train.batch_size=64.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    """The defaults: MD4 on text8 at the paper's size."""
+    return ConfigDict(
+        dict(
+            data=dict(
+                name="text8",  # text8 | text | tfds | shakespeare
+                path=None,  # file of the data set; None: look in the cache, then download
+                length=256,  # tokens per sequence
+                separate_documents=False,  # attention stays within a packed document
+            ),
+            tokenizer=dict(
+                name="text8",  # text8 | characters | bytes | bpe
+            ),
+            process=dict(
+                name="masking",
+                # linear | polynomial(power) | cosine | geometric(minimum, maximum) | clipped(eps)
+                schedule=dict(name="linear"),
+            ),
+            objective=dict(
+                # md4 | md4_discrete(timesteps, reconstruction) | any_order(weight_power)
+                name="md4",
+            ),
+            network=dict(
+                name="transformer",
+                size=768,  # width of the residual stream
+                depth=12,  # blocks
+                heads=12,
+                hidden=0,  # width of the gated feed-forward layer; 0: 8/3 of size
+                time_conditioning=True,  # feed t by adaLN-zero; False: time-free
+                qk_norm=False,  # normalise queries and keys
+                scan_blocks=True,  # compile one block for all depths; False is faster on CPU
+                remat=False,  # recompute blocks in the backward pass to save memory
+                dtype="float32",  # of the computation: float32 | bfloat16
+            ),
+            optim=dict(
+                name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
+                learning_rate=3e-4,  # peak
+                decay="cosine",  # cosine | linear | constant
+                warmup_steps=2000,
+                final_fraction=0.0,  # of the peak, at the last step
+                b1=0.9,
+                b2=0.999,
+                weight_decay=0.0,  # on matrices of linear layers alone
+                clip=1.0,  # global norm of the gradient of nats per token; 0: none
+            ),
+            train=dict(
+                num_steps=1_000_000,
+                batch_size=512,  # sequences, over all devices
+                microbatches=1,  # the batch is split into so many parts to save memory
+                seed=0,  # of parameters, data order and noise
+                seconds=0.0,  # wall-clock budget of training; 0: none
+                ema=0.9999,  # decay of the moving average of the parameters, which is evaluated
+                max_skipped_in_a_row=20,  # non-finite steps before the run stops
+            ),
+            mesh=dict(
+                data=0,  # devices along each axis; 0: all that fsdp and tensor leave
+                fsdp=1,
+                tensor=1,
+            ),
+            eval=dict(
+                every=10_000,  # steps between evaluations on the validation split; 0: none
+                draws=1,  # noise draws per sequence
+                split="test",  # of the final evaluation and of --mode eval
+                batch_size=0,  # sequences; 0: as in training
+                limit=2048,  # sequences of the evaluations while training; 0: all
+                ngram_order=0,  # n-gram models printed beside the result; 0: none
+                seed=0,  # of the noise draws
+                # The bound that is reported; it must be one (docs/equations.md).
+                objective=dict(name="any_order"),
+            ),
+            sample=dict(
+                name="ancestral",
+                num=4,  # sequences
+                steps=256,  # reverse steps
+                grid="cosine",  # cosine | uniform
+                length=0,  # tokens; 0: as in training
+                temperature=1.0,  # 0: the most likely token
+                top_p=1.0,
+                top_k=0,  # 0: all
+                batch_size=16,
+                seed=0,
+            ),
+            checkpoint=dict(
+                every=5000,  # steps between saves
+                keep=3,  # newest checkpoints kept
+            ),
+            log=dict(
+                every=100,  # steps between lines of metrics
+            ),
+        )
+    )

@@ -1,0 +1,25 @@
+"""MD4-S on OpenWebText: 1024 GPT-2 tokens, 12 x 768, batch 512, 1M steps.
+
+data.path is a glob of .jsonl documents {"text": ...}; the last 100,000 of the full
+set are held out, as the field does. A small set takes data.test=0.05 instead.
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.data = dict(
+        name="text",
+        path="data/openwebtext/*.jsonl",
+        length=1024,
+        separate_documents=False,
+        validation=0.001,
+        test=100_000.0,
+    )
+    # path: a folder with GPT-2's encoder.json and vocab.bpe; None: from the hub.
+    config.tokenizer = dict(name="bpe", path=None, hub="gpt2")
+    config.network.dtype = "bfloat16"
+    config.optim.weight_decay = 0.03
+    config.sample.steps = 1000
+    return config

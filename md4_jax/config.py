@@ -1,0 +1,177 @@
+"""Configs: reading a file, overriding keys, comparing and storing. Plain dicts come out."""
+
+import ast
+import difflib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import md4_jax
+from md4_jax.protocols import UserError
+
+PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
+FILE = "config.json"
+# What may differ when a run is continued: it decides where and how often, never what is learned.
+FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "train.seconds")
+
+
+def load(path: str) -> dict[str, Any]:
+    """The dict of a config file's get_config(); UserError when it cannot be made."""
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"--config {path}: there is no such file")
+    roots = [str(file.resolve().parent.parent), str(PACKAGE_ROOT)]
+    spec = importlib.util.spec_from_file_location("md4_jax_config_file", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.path[:0] = roots
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:
+        raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
+    finally:
+        del sys.path[: len(roots)]
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
+    return config.to_dict()
+
+
+def override(
+    config: dict[str, Any],
+    assignments: Mapping[str, str],
+    keeps: Callable[[str, str, str], bool],
+) -> None:
+    """Sets 'section.key' -> text in place; a text becomes the type that the key has.
+
+    A section's name is set first: arguments that the new constructor does not
+    take (keeps(section, name, key) is False) go with the old name.
+    """
+    for dotted, text in sorted(assignments.items(), key=lambda item: not _is_name(item[0])):
+        *parents, key = dotted.split(".")
+        section = config
+        for depth, parent in enumerate(parents):
+            if not isinstance(section.get(parent), dict):
+                where = ".".join(parents[: depth + 1])
+                raise unknown("config section", where, sections(config))
+            section = section[parent]
+        if not parents and key not in config:
+            raise unknown("config section", key, sections(config))
+        if key == "name":
+            for old in [
+                k for k in section if k != "name" and not keeps(".".join(parents), text, k)
+            ]:
+                del section[old]
+        section[key] = parse(text, section.get(key))
+
+
+def _is_name(dotted: str) -> bool:
+    return dotted.endswith(".name")
+
+
+def parse(text: str, current: Any) -> Any:
+    """A command-line text as a value: text stays text where the key holds text."""
+    if isinstance(current, str):
+        return text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of all sections."""
+    found = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found += [prefix + key, *sections(value, f"{prefix}{key}.")]
+    return found
+
+
+def unknown(what: str, name: str, known: list[str]) -> UserError:
+    """The error for a name that is not known: lists the known ones, suggests the nearest."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UserError(f"unknown {what} {name!r}{hint} Known: {', '.join(sorted(known))}")
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """('section.key', value) pairs."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, list(value) if isinstance(value, tuple) else value
+
+
+def store(workdir: Path, config: Mapping[str, Any]) -> None:
+    """Writes config.json with the package's version and commit, whole or not at all."""
+    content = {
+        "package": "md4_jax",
+        "version": md4_jax.__version__,
+        "commit": commit(),
+        "config": config,
+    }
+    partial = workdir / (FILE + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(partial, workdir / FILE)
+
+
+def stored(workdir: Path) -> dict[str, Any] | None:
+    """The config of a run directory, None for a new one; UserError if it is not one of ours."""
+    file = Path(workdir) / FILE
+    if not file.exists():
+        if (Path(workdir) / "checkpoints").exists():
+            raise UserError(
+                f"{workdir} holds checkpoints but no {FILE}: they are not of this package; "
+                "choose another --workdir"
+            )
+        return None
+    try:
+        content = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{file} is not readable JSON: {error}; choose another --workdir"
+        ) from error
+    if not isinstance(content, dict) or content.get("package") != "md4_jax":
+        raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
+    return content["config"]
+
+
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: Path) -> None:
+    """UserError that lists every key in which a run's config and the asked one differ."""
+    before, after, missing = dict(flatten(old)), dict(flatten(new)), object()
+    differing = [
+        f"  {key}: {before[key]!r} in the workdir, {after[key]!r} asked for"
+        if key in before and key in after
+        else f"  {key}: only in {'the workdir' if key in before else 'what is asked for'}"
+        for key in sorted(before.keys() | after.keys())
+        if not key.startswith(FREE) and before.get(key, missing) != after.get(key, missing)
+    ]
+    if differing:
+        raise UserError(
+            f"{workdir} was made by another config:\n" + "\n".join(differing) + "\n"
+            "choose another --workdir, or give the old values back to continue that run"
+        )
+
+
+def commit() -> str:
+    """The commit of the checkout that the package runs from, '+' if it has changes."""
+    git = ["git", "-C", str(PACKAGE_ROOT)]
+    try:
+        run = lambda *a: subprocess.run(  # noqa: E731
+            [*git, *a], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        if run("rev-parse", "--show-toplevel") != str(PACKAGE_ROOT):
+            return "unknown"
+        return run("rev-parse", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

@@ -1,0 +1,21 @@
+"""Text in, batches of tokens out. A new source or tokenizer is one file and one line here."""
+
+from md4_jax.data.files import TextFiles
+from md4_jax.data.shakespeare import Shakespeare
+from md4_jax.data.text8 import Text8
+from md4_jax.data.tfds import TfdsText
+from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
+
+SOURCES = {
+    "text8": Text8,
+    "text": TextFiles,
+    "tfds": TfdsText,
+    "shakespeare": Shakespeare,
+}
+
+TOKENIZERS = {
+    "text8": Text8Symbols,
+    "characters": Characters,
+    "bytes": Bytes,
+    "bpe": BytePairs,
+}

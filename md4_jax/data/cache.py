@@ -1,0 +1,47 @@
+"""Where downloads and tokenised corpora are kept, and how a file gets there whole or not at all."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+from md4_jax.protocols import UserError
+
+
+def cache_root() -> pathlib.Path:
+    """The cache directory: $MD4_JAX_CACHE, or ~/.cache/md4_jax."""
+    named = os.environ.get("MD4_JAX_CACHE")
+    return pathlib.Path(named) if named else pathlib.Path.home() / ".cache" / "md4_jax"
+
+
+@contextlib.contextmanager
+def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A temporary path that becomes `path` when the block succeeds and vanishes otherwise.
+
+    The temporary name belongs to one writer only and the last step is an atomic
+    rename, so several processes may make the same file at once: each writes its
+    own and readers never see a part of one.
+
+    Raises UserError, naming the directory, when the disk is full or the
+    directory cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
+        os.close(handle)
+        temporary = pathlib.Path(name)
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise UserError(
+            f"cannot write to the cache directory {path.parent}: {error.strerror}. Free some space "
+            "there, or set MD4_JAX_CACHE to a directory with more."
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,163 @@
+"""Batches from a token stream: endless and shuffled for training, whole and in order otherwise.
+
+A stream of N tokens is cut into N // length sequences. Batch sizes are global:
+each process receives the rows of its own, and what is in the global batch does
+not depend on how many processes there are.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import grain
+import numpy as np
+
+from md4_jax.data.packing import segments
+from md4_jax.protocols import Batch, UserError
+
+READ_THREADS = 4
+
+# Sequences before the end of training data. Not infinite: Grain computes the number of batches
+# in float64, which for its own "forever" overflows at a batch of one sequence.
+ENDLESS = 2**53
+
+
+class SplitSize(NamedTuple):
+    """How much a split holds: `sequences` of full length, `remainder` tokens, `tokens` in all."""
+
+    sequences: int
+    remainder: int
+    tokens: int
+
+
+def split_size(tokens: np.ndarray, length: int) -> SplitSize:
+    """What `eval_batches` goes through; training leaves out the remainder."""
+    return SplitSize(len(tokens) // length, len(tokens) % length, len(tokens))
+
+
+class TrainIterator:
+    """An endless iterator of batches that can say where it stands and return there."""
+
+    def __init__(self, batches: grain.IterDataset, batch_size: int):
+        self._batches = iter(batches)
+        self._batch_size = batch_size
+
+    def __iter__(self) -> "TrainIterator":
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def get_state(self) -> dict[str, int]:
+        """The number of sequences that all processes together have taken."""
+        return {"sequences": self._batches.get_state()["next_index"] * self._batch_size}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continues after that many sequences, on any number of processes.
+
+        With another batch size that does not divide the number, the sequences
+        since the last multiple come again.
+        """
+        self._batches.set_state({"next_index": state["sequences"] // self._batch_size})
+
+    def close(self) -> None:
+        """Ends the reading threads."""
+        self._batches.close()
+
+
+def train_iterator(
+    tokens: np.ndarray,
+    length: int,
+    *,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    segments_eot: int | None = None,
+) -> TrainIterator:
+    """Endless batches of this process's rows of a global batch.
+
+    tokens        ids [N]; sequence i is tokens[i * length : (i + 1) * length]
+    batch_size    sequences of the global batch; this process gets its share
+    segments_eot  the end of text; if given, context['segments'] numbers the
+                  documents of each row
+
+    Batches have tokens int32 [batch_size / process_count, length] and weight 1.
+    Each epoch is another permutation, given by the seed alone, and each sequence
+    comes once in it; a batch may straddle two epochs. The last N % length tokens
+    are left out.
+
+    Raises UserError when the stream is shorter than one sequence or the
+    processes do not divide the batch.
+    """
+    rows = _rows(batch_size, process_index, process_count)
+    count = len(tokens) // length
+    if count == 0:
+        raise UserError(
+            f"the training split has {len(tokens)} tokens, fewer than one sequence of {length}: "
+            "lower data.length or take a larger corpus"
+        )
+
+    def gather(chunks: np.ndarray) -> Batch:
+        starts = chunks[rows] * length
+        return _batch([tokens[start : start + length] for start in starts], segments_eot)
+
+    # Grain's epoch e of seed s is epoch 0 of seed s + e; hashing keeps neighbouring seeds apart.
+    order_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    order = grain.MapDataset.range(count).shuffle(seed=order_seed)
+    chunks = order.repeat(ENDLESS // count).batch(batch_size)
+    options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=2 * READ_THREADS)
+    return TrainIterator(chunks.map(gather).to_iter_dataset(options), batch_size)
+
+
+def eval_batches(
+    tokens: np.ndarray,
+    length: int,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    segments_eot: int | None = None,
+) -> Iterator[Batch]:
+    """The whole split in order, each token in exactly one row of weight 1.
+
+    Sequences come in global batches of `batch_size`, the last one filled up with
+    rows of zeros of weight 0. If N % length = r tokens are left, one more batch
+    of tokens [batch_size / process_count, r] has them in the first row of
+    process 0. Every process gets the same number of batches.
+
+    Raises UserError when the split is empty or the processes do not divide the
+    batch.
+    """
+    rows = _rows(batch_size, process_index, process_count)
+    size = split_size(tokens, length)
+    if size.tokens == 0:
+        raise UserError("the split to evaluate on is empty: raise data.validation or data.test")
+    full = tokens[: size.sequences * length].reshape(-1, length)
+    for first in range(0, size.sequences, batch_size):
+        yield _padded(full[first : first + batch_size], batch_size, rows, segments_eot)
+    if size.remainder:
+        yield _padded(tokens[None, -size.remainder :], batch_size, rows, segments_eot)
+
+
+def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
+    """This process's rows of the global batch."""
+    if batch_size < 1 or batch_size % process_count:
+        raise UserError(
+            f"a batch of {batch_size} sequences cannot be shared by {process_count} processes"
+        )
+    local = batch_size // process_count
+    return slice(process_index * local, (process_index + 1) * local)
+
+
+def _batch(rows, segments_eot: int | None) -> Batch:
+    tokens = np.stack(rows).astype(np.int32)
+    context = {} if segments_eot is None else {"segments": segments(tokens, segments_eot)}
+    return Batch(tokens, np.ones(len(tokens), np.float32), context)
+
+
+def _padded(real: np.ndarray, batch_size: int, rows: slice, segments_eot: int | None) -> Batch:
+    """The rows of this process of a batch that is filled up with zeros."""
+    tokens = np.zeros((batch_size, real.shape[1]), np.int32)
+    tokens[: len(real)] = real
+    weight = (np.arange(batch_size) < len(real)).astype(np.float32)
+    return _batch(tokens[rows], segments_eot)._replace(weight=weight[rows])

@@ -1,0 +1,76 @@
+"""N-gram models of a token stream: what a network has to beat."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def ladder(
+    train_tokens: np.ndarray, test_tokens: np.ndarray, vocab_size: int, max_order: int = 5
+) -> list[float]:
+    """Bits per token of held-out text under the n-gram models of order 1..max_order.
+
+    Order n knows the n - 1 tokens before. See `probabilities` for the model.
+    9 million training tokens of 27 symbols take some seconds and about 1 GiB.
+    """
+    orders = probabilities(train_tokens, test_tokens, vocab_size, max_order)
+    return [float(-np.log2(p).mean()) for p in orders]
+
+
+def probabilities(
+    train_tokens: np.ndarray, test_tokens: np.ndarray, vocab_size: int, max_order: int
+) -> Iterator[np.ndarray]:
+    """The probability of each test token, float64 [N], one array for each order 1..max_order.
+
+    Interpolated Witten-Bell smoothing (Witten and Bell 1991), fitted on train:
+
+        p_n(w | h) = (c(hw) + T(h) p_{n-1}(w | h')) / (c(h) + T(h)),    p_0 = 1 / V
+
+    where c counts occurrences, T(h) the different tokens seen after h, and h' is
+    h without its oldest token. A context never seen leaves p_{n-1}, so each p_n
+    sums to 1 over the vocabulary. The first tokens of the test text have shorter
+    contexts and keep the order that these allow.
+    """
+    streams = [np.asarray(train_tokens, np.int64), np.asarray(test_tokens, np.int64)]
+    codes = [np.zeros_like(stream) for stream in streams]
+    p = np.full(len(streams[1]), 1 / vocab_size)
+    for order in range(1, max_order + 1):
+        codes = _extended(codes, streams, vocab_size, order)
+        p = p.copy()
+        p[order - 1 :] = _interpolated(*codes, p[order - 1 :], vocab_size)
+        yield p
+
+
+def _extended(codes, streams, vocab_size: int, order: int) -> list[np.ndarray]:
+    """One integer for each window of `order` tokens: the code of all but the last, and the last."""
+    if order > 1:
+        codes = [code[:-1] for code in codes]
+    largest = max((int(code.max()) for code in codes if code.size), default=0)
+    if largest >= np.iinfo(np.int64).max // vocab_size - 1:
+        # Ranks over both texts are as good as codes and are below their number.
+        _, ranks = np.unique(np.concatenate(codes), return_inverse=True)
+        codes = np.split(ranks, [len(codes[0])])
+    return [
+        code * vocab_size + stream[order - 1 :] for code, stream in zip(codes, streams, strict=True)
+    ]
+
+
+def _interpolated(train, test, lower: np.ndarray, vocab_size: int) -> np.ndarray:
+    """p_n of the test windows, given p_{n-1} of their last tokens."""
+    if not train.size:
+        return lower
+    grams, counts = np.unique(train, return_counts=True)
+    contexts, first, followers = np.unique(
+        grams // vocab_size, return_index=True, return_counts=True
+    )
+    totals = np.add.reduceat(counts, first)
+    seen = _look_up(grams, counts, test)
+    total = _look_up(contexts, totals, test // vocab_size)
+    kinds = _look_up(contexts, followers, test // vocab_size)
+    return np.where(total > 0, (seen + kinds * lower) / np.maximum(total + kinds, 1), lower)
+
+
+def _look_up(keys: np.ndarray, values: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """The value of each query among the sorted keys, 0 where it is not one."""
+    place = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    return np.where(keys[place] == queries, values[place], 0)

@@ -1,0 +1,50 @@
+"""How one ordered corpus becomes train, validation and test: in that order, without overlap."""
+
+import hashlib
+import json
+from typing import Any
+
+from md4_jax.protocols import UserError
+
+SPLITS = ("train", "validation", "test")
+
+
+def check_split(split: str) -> None:
+    """Raises UserError when `split` is not one of the three."""
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
+
+
+def bounds(total: int, split: str, *, validation: float, test: float, unit: str) -> tuple[int, int]:
+    """The half-open range [start, stop) of `split` among `total` units.
+
+    An amount below 1 is a fraction of the total, from 1 on a number of units.
+    Test is the end of the corpus, validation lies before it, train is the rest.
+
+    Raises UserError when an amount is negative or nothing is left for training.
+    """
+    check_split(split)
+    held_out = [_amount(total, validation, "validation"), _amount(total, test, "test")]
+    train = total - sum(held_out)
+    if train < 1:
+        raise UserError(
+            f"validation takes {held_out[0]} and test {held_out[1]} of {total} {unit}: "
+            "nothing is left to train on. Lower data.validation or data.test."
+        )
+    edges = (0, train, train + held_out[0], total)
+    index = SPLITS.index(split)
+    return edges[index], edges[index + 1]
+
+
+def _amount(total: int, amount: float, key: str) -> int:
+    if amount < 0:
+        raise UserError(f"data.{key} is {amount}; it must be 0 or more")
+    if amount >= 1:
+        return int(amount)
+    # A fraction that was asked for is never rounded to nothing.
+    return max(1, round(total * amount)) if amount > 0 else 0
+
+
+def digest(*facts: Any) -> str:
+    """A hash of JSON-able facts that identifies a corpus, 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,293 @@
+"""Text to token ids and back.
+
+Every tokenizer has
+    vocab_size    ids are 0..vocab_size-1; vocab_size itself is the mask
+    eot_id        the id that ends a document, or None
+    separator     what stands between documents if nothing ends them
+    is_character  a token is a character, so bits per token are bits per character
+and `to_json`, from which `from_json` makes it again without any other file.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from md4_jax.protocols import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+PIECE_CHARACTERS = 1 << 20
+
+_SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
+
+
+def id_dtype(vocab_size: int) -> np.dtype:
+    """The smallest unsigned type that holds the ids 0..vocab_size-1."""
+    return np.min_scalar_type(vocab_size - 1)
+
+
+class _Common:
+    """What the tokenizers below share; they differ in `encode` and `_join`."""
+
+    def fit(self, documents: Iterable[str]):
+        """This tokenizer; only `characters` without an alphabet learns from the documents."""
+        del documents
+        return self
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids, mask: str = "_") -> str:
+        """The text of ids [L]; the mask id, vocab_size, shows as `mask`.
+
+        Raises UserError for an id outside 0..vocab_size.
+        """
+        ids = np.asarray(ids, np.int64).reshape(-1)
+        if ids.size and not 0 <= ids.min() <= ids.max() <= self.vocab_size:
+            raise UserError(
+                f"cannot decode ids {ids.min()}..{ids.max()}: this tokenizer has the ids "
+                f"0..{self.vocab_size - 1} and the mask {self.vocab_size}"
+            )
+        cuts = np.flatnonzero(ids == self.vocab_size)
+        runs = np.split(ids, np.union1d(cuts, cuts + 1))
+        return "".join(self._run(run, mask) for run in runs if run.size)
+
+    def _run(self, ids: np.ndarray, mask: str) -> str:
+        return mask if ids[0] == self.vocab_size else self._join(ids)
+
+    def to_json(self) -> str:
+        """A text from which `from_json` makes this tokenizer again."""
+        return json.dumps({"name": self.name, **dataclasses.asdict(self)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Text8Symbols(_Common):
+    """The 27 symbols of text8: the space is 0, 'a'..'z' are 1..26."""
+
+    name = "text8"
+    vocab_size = len(_SYMBOLS)
+    eot_id = None
+    separator = " "
+    is_character = True
+
+    def encode(self, text: str) -> np.ndarray:
+        """uint8 [L]. Raises UserError at the first symbol that is not one of the 27."""
+        raw = text.encode("utf-8", "surrogatepass")
+        ids = _symbol_ids()[np.frombuffer(raw, np.uint8)]
+        wrong = np.flatnonzero(ids == self.vocab_size)
+        if wrong.size:
+            offset = int(wrong[0])  # all before it are ASCII, so a character starts here
+            character = text[offset]
+            raise UserError(
+                f"the text8 tokenizer knows only 'a' to 'z' and the space, but the text has "
+                f"{character!r} at byte offset {offset}. For other text use 'characters' or 'bpe'."
+            )
+        return ids
+
+    def _join(self, ids: np.ndarray) -> str:
+        return np.frombuffer(_SYMBOLS.encode(), np.uint8)[ids].tobytes().decode("ascii")
+
+
+@functools.cache
+def _symbol_ids() -> np.ndarray:
+    """Id of each byte value; 27 for a byte that is no symbol."""
+    table = np.full(256, len(_SYMBOLS), np.uint8)
+    table[list(_SYMBOLS.encode())] = np.arange(len(_SYMBOLS))
+    return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters(_Common):
+    """One token a character; ids follow the order of the alphabet.
+
+    alphabet  the characters; None is to be learned with `fit` from the training split
+    """
+
+    alphabet: str | None = None
+
+    name = "characters"
+    eot_id = None
+    is_character = True
+
+    def __post_init__(self):
+        if self.alphabet is not None and len(set(self.alphabet)) != len(self.alphabet):
+            raise UserError("tokenizer.alphabet names a character twice")
+
+    def fit(self, documents: Iterable[str]) -> "Characters":
+        """A tokenizer with the characters of the documents, in code point order.
+
+        One whose alphabet is given already is returned as it is.
+        """
+        if self.alphabet is not None:
+            return self
+        found = set().union(*documents)
+        if not found:
+            raise UserError("there are no characters to learn an alphabet from")
+        return Characters("".join(sorted(found)))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._fitted())
+
+    @property
+    def separator(self) -> str:
+        return "\n" if "\n" in self._fitted() else ""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [L]. Raises UserError at the first character outside of the alphabet."""
+        alphabet, order = self._code_points
+        points = _code_points(text)
+        place = np.minimum(np.searchsorted(alphabet, points), alphabet.size - 1)
+        wrong = np.flatnonzero(alphabet[place] != points)
+        if wrong.size:
+            offset = int(wrong[0])
+            raise UserError(
+                f"character {text[offset]!r} at offset {offset} is not in the alphabet of "
+                f"{self.vocab_size} characters. Add it to tokenizer.alphabet, or leave that None "
+                "and have the character in the training split, or use the tokenizer 'bytes'."
+            )
+        return order[place]
+
+    def _join(self, ids: np.ndarray) -> str:
+        return _code_points(self._fitted())[ids].tobytes().decode("utf-32-le", "surrogatepass")
+
+    def _fitted(self) -> str:
+        if not self.alphabet:
+            raise UserError(
+                "the characters tokenizer has no alphabet yet: set tokenizer.alphabet, or fit it "
+                "to the training split"
+            )
+        return self.alphabet
+
+    @functools.cached_property
+    def _code_points(self) -> tuple[np.ndarray, np.ndarray]:
+        """The alphabet's code points in order, and the id of each."""
+        points = _code_points(self._fitted())
+        order = np.argsort(points)
+        return points[order], order.astype(id_dtype(self.vocab_size))
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes(_Common):
+    """The 256 bytes of UTF-8, and 256 for the end of a text."""
+
+    name = "bytes"
+    vocab_size = 257
+    eot_id = 256
+    separator = ""
+    is_character = False
+
+    def encode(self, text: str) -> np.ndarray:
+        """uint16 [number of bytes]."""
+        raw = text.encode("utf-8", "surrogatepass")
+        return np.frombuffer(raw, np.uint8).astype(id_dtype(self.vocab_size))
+
+    def _join(self, ids: np.ndarray) -> str:
+        cuts = np.flatnonzero(ids == self.eot_id)
+        runs = np.split(ids, cuts)
+        pieces = [run[run != self.eot_id].astype(np.uint8).tobytes() for run in runs]
+        return END_OF_TEXT.join(piece.decode("utf-8", "replace") for piece in pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class BytePairs(_Common):
+    """Byte-level byte-pair encoding, such as GPT-2's with its 50,257 entries.
+
+    path        a directory with encoder.json and vocab.bpe, or vocab.json and
+                merges.txt, or tokenizer.json; or a tokenizer.json itself
+    hub         instead: a name on the Hugging Face hub, such as 'gpt2'
+    definition  instead: the contents of a tokenizer.json, as a run keeps it
+    eot         the entry that ends a text; None for a vocabulary without one
+
+    Raises UserError when there is not exactly one of the three, or it cannot be
+    read, or has no such entry.
+    """
+
+    path: str | None = None
+    hub: str | None = None
+    definition: str | None = dataclasses.field(default=None, repr=False)
+    eot: str | None = END_OF_TEXT
+
+    name = "bpe"
+    separator = "\n"
+    is_character = False
+
+    def __post_init__(self):
+        if [self.path, self.hub, self.definition].count(None) != 2:
+            raise UserError("the tokenizer 'bpe' needs either tokenizer.path or tokenizer.hub")
+        if self.eot is not None and self.eot_id is None:
+            raise UserError(
+                f"the vocabulary has no entry {self.eot!r}: set tokenizer.eot to the one that "
+                "ends a text, or to None"
+            )
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    @functools.cached_property
+    def eot_id(self) -> int | None:
+        return None if self.eot is None else self._tokenizer.token_to_id(self.eot)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [number of tokens]."""
+        pieces = [
+            np.asarray(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+            for piece in _pieces(text)
+        ]
+        return np.concatenate([np.empty(0, int), *pieces]).astype(id_dtype(self.vocab_size))
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """`encode` of each text, on all cores."""
+        if max(map(len, texts), default=0) > PIECE_CHARACTERS:
+            return [self.encode(text) for text in texts]
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(one.ids, id_dtype(self.vocab_size)) for one in encoded]
+
+    def _join(self, ids: np.ndarray) -> str:
+        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        """A text from which `from_json` makes this tokenizer again; about 1.5 MB for GPT-2."""
+        definition = self._tokenizer.to_str()
+        return json.dumps({"name": self.name, "definition": definition, "eot": self.eot})
+
+    @functools.cached_property
+    def _tokenizer(self):
+        from md4_jax.data import bpe_files
+
+        if self.definition is not None:
+            return bpe_files.from_definition(self.definition)
+        return bpe_files.from_hub(self.hub) if self.hub else bpe_files.from_path(self.path)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cuts a long text before a space between two word characters.
+
+    Byte-level vocabularies start a new word there in any case, so the ids are
+    those of the whole text, while memory stays bounded.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        cut = re.compile(r"(?<=\w) (?=\w)").search(text, start + PIECE_CHARACTERS)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def from_json(text: str):
+    """The tokenizer that `to_json` wrote."""
+    fields = json.loads(text)
+    name = fields.pop("name")
+    kinds = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
+    return kinds[name](**fields)

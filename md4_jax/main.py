@@ -1,0 +1,63 @@
+"""The front door: flags, overrides, and on to a mode."""
+
+import argparse
+import datetime
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+from md4_jax import build, modes
+from md4_jax.protocols import UserError
+
+USAGE = (
+    "python -m md4_jax.main --config FILE [--workdir DIR] [--mode MODE] [--config.KEY=VALUE ...]"
+)
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """(flags, {'section.key': text}); UserError for an argument that is neither."""
+    parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
+    parser.add_argument("--config", required=True, help="a file of configs/")
+    parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
+    parser.add_argument("--mode", default="train", choices=list(modes.MODES))
+    plain, assignments, rest = [], {}, list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--config."):
+            plain.append(argument)
+            continue
+        key, equals, value = argument.removeprefix("--config.").partition("=")
+        if not equals:
+            if not rest:
+                raise UserError(f"{argument} needs a value: {argument}=VALUE")
+            value = rest.pop(0)
+        assignments[key] = value
+    return parser.parse_args(plain), assignments
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a mode; returns the exit code."""
+    flags, assignments = parse(arguments)
+    asked = build.load_config(flags.config, assignments)
+    if flags.workdir is None:
+        if flags.mode != "train":
+            raise UserError(f"--mode {flags.mode} needs the --workdir of a run")
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        flags.workdir = f"runs/{Path(flags.config).stem}-{now}"
+    workdir = Path(flags.workdir).absolute()
+    given = [a for a in arguments if not a.startswith("--workdir")]
+    command = "python -m md4_jax.main " + shlex.join([*given, f"--workdir={workdir}"])
+    return modes.MODES[flags.mode](asked, workdir, command)
+
+
+def main() -> None:
+    logging.getLogger("absl").setLevel(logging.ERROR)  # notices of libraries, not of a run
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(modes.complain(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Units, accumulators, writers and the progress line. The one place where nats are converted."""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from md4_jax.protocols import Array, UserError
+
+BITS = 1.0 / math.log(2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogOptions:
+    """The `log` section: steps between two lines of metrics."""
+
+    every: int = 100
+
+    def __post_init__(self):
+        if self.every < 1:
+            raise UserError(f"log.every must be at least 1, not {self.every}")
+
+
+def bits(nats: float) -> float:
+    """nats -> bits."""
+    return nats * BITS
+
+
+class Likelihood:
+    """A bound on -log p of a split: sums in float64 on the host, with its standard error.
+
+    The estimate is the ratio (sum of nats) / (sum of tokens) over sequences, each
+    sequence's nats being the mean of its draws. Its standard error is that of a
+    ratio, sqrt(N / (N - 1) sum_i (nats_i - ratio tokens_i)^2) / sum_i tokens_i,
+    which holds both the spread between sequences and the noise of the draws.
+    """
+
+    def __init__(self):
+        self._nats: list[np.ndarray] = []
+        self._tokens: list[np.ndarray] = []
+
+    def add(self, nats: Array, length: int, weight: Array) -> None:
+        """nats [draws, B] of sequences with `length` tokens; rows of weight 0 are padding."""
+        mean = np.asarray(nats, np.float64).mean(axis=0)[np.asarray(weight) > 0]
+        self._nats.append(mean)
+        self._tokens.append(np.full(mean.shape, float(length)))
+
+    def result(self, *, characters: bool) -> dict[str, float]:
+        """Named numbers per token (and per character, where tokens are characters) with errors."""
+        nats, tokens = np.concatenate(self._nats), np.concatenate(self._tokens)
+        ratio = nats.sum() / tokens.sum()
+        spread = np.sum((nats - ratio * tokens) ** 2) * len(nats) / max(1, len(nats) - 1)
+        error = math.sqrt(spread) / tokens.sum() if len(nats) > 1 else math.nan
+        perplexity = math.exp(min(ratio, 700.0))
+        named = {
+            "nats_per_token": (ratio, error),
+            "bits_per_token": (bits(ratio), bits(error)),
+            "perplexity": (perplexity, perplexity * error),
+        }
+        if characters:
+            named["bits_per_character"] = named["bits_per_token"]
+        out: dict[str, float] = {"sequences": len(nats), "tokens": int(tokens.sum())}
+        for name, (value, its_error) in named.items():
+            out[name], out[name + "_se"] = value, its_error
+        return out
+
+
+class Writer:
+    """metrics.jsonl (a JSON object a line) and TensorBoard events of a run.
+
+    Rows after `resume_step` are dropped at the start: they belong to steps that
+    are about to be run again from the checkpoint and will come out the same.
+    """
+
+    def __init__(self, workdir: Path, *, resume_step: int):
+        self._path = Path(workdir) / "metrics.jsonl"
+        self._names: dict[int, set[str]] = {}
+        if self._path.exists():
+            rows = [row for row in read_rows(self._path) if row["step"] <= resume_step]
+            for row in rows:
+                self._names.setdefault(row["step"], set()).update(row)
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(text)
+            partial.replace(self._path)
+        self._events = SummaryWriter(
+            str(Path(workdir) / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
+        )
+
+    def has(self, step: int, name: str) -> bool:
+        """Whether that number of that step is written."""
+        return name in self._names.get(step, ())
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._names.setdefault(step, set()).update(numbers)
+        row = {"step": step} | {name: _plain(value) for name, value in numbers.items()}
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        for name, value in numbers.items():
+            if isinstance(value, (int, float, np.number)):
+                self._events.add_scalar(name, value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class NullWriter:
+    """What the other processes of a run write: nothing, but they remember."""
+
+    def __init__(self):
+        self._names: set[tuple[int, str]] = set()
+
+    def has(self, step: int, name: str) -> bool:
+        return (step, name) in self._names
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._names.update((step, name) for name in numbers)
+
+    def close(self) -> None:
+        pass
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a metrics.jsonl; a last line that a crash cut short is left out."""
+    rows = []
+    for line in Path(path).read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def _plain(value):
+    """A JSON value; float32 keeps its shortest exact decimal, non-finite becomes a string."""
+    if isinstance(value, (np.floating, float)) and not math.isfinite(value):
+        return str(float(value))
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class Progress:
+    """A live line on a terminal, plain lines when piped, silence on other processes."""
+
+    def __init__(self, total: int, done: int, *, enabled: bool, stream=None):
+        self._stream = stream or sys.stderr
+        self._live = enabled and self._stream.isatty()
+        self._plain = enabled and not self._live
+        self._total = total
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            disable=not self._live,
+            file=self._stream,
+            dynamic_ncols=True,
+            smoothing=0.05,
+            bar_format="step {n_fmt}/{total_fmt} |{bar}| {percentage:3.0f}%{postfix} "
+            "[{elapsed} gone, {remaining} left]",
+        )
+
+    def advance(self) -> None:
+        self._bar.update(1)
+
+    def show(self, step: int, text: str, steps_per_second: float) -> None:
+        """`text` beside the bar, or as a line with the time left."""
+        if self._plain:
+            seconds = int((self._total - step) / max(steps_per_second, 1e-9))
+            left = f"{seconds // 60}:{seconds % 60:02d} left"
+            print(f"step {step}/{self._total}  {text}  {left}", file=self._stream, flush=True)
+        self._bar.set_postfix_str(text, refresh=False)
+
+    def say(self, text: str) -> None:
+        """A line of its own that does not break the bar."""
+        if self._live:
+            self._bar.write(text, file=self._stream)
+        elif self._plain:
+            print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        self._bar.close()

@@ -1,0 +1,145 @@
+"""What each --mode does, from a checked config to the last line printed."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from md4_jax import build, config, report
+from md4_jax.build import Experiment
+from md4_jax.checkpoint import Checkpoints
+from md4_jax.data import ngrams
+from md4_jax.protocols import Params, UserError
+from md4_jax.sample import draw_samples, make_sampler, write_samples
+from md4_jax.samplers.loop import sample
+from md4_jax.train import abstract_state, train
+
+# n-gram models count in memory; text beyond this many tokens is not looked at.
+NGRAM_TOKENS = 20_000_000
+
+
+def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+    """Trains (or resumes), evaluates, samples and draws the loss curve; returns the exit code."""
+    kept = config.stored(workdir)
+    if kept is not None:
+        config.check_same(kept, asked, workdir)
+    exp, source = _experiment(asked, workdir)
+    if jax.process_index() == 0:
+        workdir.mkdir(parents=True, exist_ok=True)
+        config.store(workdir, asked)
+        (workdir / build.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
+    for warning in source.warnings:
+        _say(f"warning: {warning}")
+    step, signalled = train(exp, source, workdir)
+    if signalled is not None:
+        name = signal.Signals(signalled).name
+        _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {command}")
+        return 128 + signalled
+    result, levels = _evaluate(exp, source, workdir)
+    _sample(exp, workdir)
+    if jax.process_index() == 0:
+        picture = report.picture(workdir, levels)
+        _say(
+            f"\ntrained to step {step}; {exp.eval.split}: {report.line(result)}\n"
+            f"  loss curve    {picture}\n"
+            f"  samples       {workdir / 'samples'}\n"
+            f"  metrics       {workdir / report.METRICS} (and TensorBoard: {workdir})\n"
+            f"  checkpoints   {workdir / 'checkpoints'}"
+        )
+    return 0
+
+
+def eval_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+    """Prints the bound of the whole split as the last line, in JSON."""
+    del command
+    exp, source = _experiment(_same(asked, workdir), workdir)
+    result, _ = _evaluate(exp, source, workdir)
+    _say(report.as_json(result))
+    return 0
+
+
+def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+    """Writes and prints samples of the newest checkpoint."""
+    del command
+    asked = _same(asked, workdir)
+    tokenizer = build.stored_tokenizer(workdir)
+    _sample(build.experiment(asked, tokenizer), workdir)
+    return 0
+
+
+MODES = {"train": train_mode, "eval": eval_mode, "sample": sample_mode}
+
+
+def _say(text: str) -> None:
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def _same(asked: dict[str, Any], workdir: Path) -> dict[str, Any]:
+    """The config, if it is that of the run; UserError if there is no run or it differs."""
+    kept = config.stored(workdir)
+    if kept is None:
+        raise UserError(f"{workdir} holds no run: train one first with --workdir {workdir}")
+    config.check_same(kept, asked, workdir)
+    return asked
+
+
+def _experiment(asked: dict[str, Any], workdir: Path) -> tuple[Experiment, Any]:
+    tokenizer, source = build.tokenizer_and_source(asked, workdir)
+    return build.experiment(asked, tokenizer), source
+
+
+def _ema(exp: Experiment, workdir: Path) -> tuple[int, Params]:
+    directory = workdir / "checkpoints"
+    found = None
+    if directory.exists():
+        checkpoints = Checkpoints(directory, exp.checkpoint, read_only=True)
+        found = checkpoints.restore_ema(abstract_state(exp).ema)
+        checkpoints.close()
+    if found is None:
+        raise UserError(f"{workdir} holds no checkpoint yet: train it first")
+    return found
+
+
+def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], list[float]]:
+    """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
+    step, params = _ema(exp, workdir)
+    _say(f"\nevaluating step {step} on the whole {exp.eval.split} split ...")
+    result = build.evaluator(exp)(params, build.eval_batches(exp, source, exp.eval.split))
+    result = {"step": step, "split": exp.eval.split, **result}
+    _say(report.line(result))
+    levels: list[float] = []
+    if exp.eval.ngram_order and jax.process_index() == 0:
+        levels = ngrams.ladder(
+            build.stream(source, exp.tokenizer, "train")[:NGRAM_TOKENS],
+            build.stream(source, exp.tokenizer, exp.eval.split)[:NGRAM_TOKENS],
+            exp.tokenizer.vocab_size,
+            exp.eval.ngram_order,
+        )
+        _say(report.ladder(levels, result))
+    return result, levels
+
+
+def _sample(exp: Experiment, workdir: Path) -> None:
+    step, params = _ema(exp, workdir)
+    options = exp.sample
+    length = options.length or exp.data.length
+    sampler = make_sampler(exp.network, sample, exp.grid, length, exp.mesh)
+    tokens, evaluations = draw_samples(sampler, params, exp.sampler_step, options, exp.mesh)
+    if jax.process_index() == 0:
+        texts = [exp.tokenizer.decode(row) for row in tokens]
+        facts = {"seed": options.seed, "network_evaluations": evaluations}
+        path = write_samples(workdir / "samples", step, texts, tokens, facts)
+        _say("\n" + path.read_text(encoding="utf-8"))
+        _say(
+            f"{len(texts)} samples of {length} tokens from step {step}, "
+            f"{evaluations} network evaluations each: {path}"
+        )
+
+
+def complain(error: UserError) -> int:
+    """Prints a user's mistake without a traceback; returns the exit code 2."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return 2

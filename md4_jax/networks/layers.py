@@ -1,0 +1,126 @@
+"""The pieces of the transformer. Array names carry their shapes: B, L, H, Dh, D, F."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from md4_jax.networks.attention import attend, rotate
+from md4_jax.protocols import Array
+from md4_jax.sharding import BATCH_AXES, constrain
+
+# Linear layers start as truncated normals of variance 1 / fan-in.
+KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+def dense(size: int, name: str, dtype, *, zeros: bool = False, bias: bool = False) -> nn.Dense:
+    """A linear layer with float32 parameters that computes in dtype."""
+    init = nn.initializers.zeros if zeros else KERNEL_INIT
+    return nn.Dense(size, use_bias=bias, kernel_init=init, dtype=dtype, name=name)
+
+
+class Normalize(nn.Module):
+    """Root-mean-square normalisation, statistics in float32, with an optional gain."""
+
+    gain: bool
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        y = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)
+        if self.gain:
+            y = y * self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        return y.astype(x.dtype)
+
+
+class Attention(nn.Module):
+    """Bidirectional self-attention with rotary positions; optional query-key normalisation."""
+
+    heads: int
+    qk_norm: bool
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BxLxD: Array, segments: Array | None) -> Array:
+        batch, length, size = x_BxLxD.shape
+        split = (batch, length, self.heads, size // self.heads)
+        query, key, value = (
+            dense(size, name, self.dtype)(x_BxLxD).reshape(split)
+            for name in ("query", "key", "value")
+        )
+        if self.qk_norm:
+            query, key = (
+                Normalize(gain=True, name="query_norm")(query),
+                Normalize(gain=True, name="key_norm")(key),
+            )
+        query, key, value = (
+            constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
+        )
+        mixed = attend(rotate(query), rotate(key), value, segments=segments)
+        mixed_BxLxD = mixed.reshape(batch, length, size)
+        return dense(size, "out", self.dtype, zeros=True)(mixed_BxLxD)
+
+
+class FeedForward(nn.Module):
+    """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202)."""
+
+    hidden: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BxLxD: Array) -> Array:
+        gate_BxLxF = nn.silu(dense(self.hidden, "gate", self.dtype)(x_BxLxD))
+        hidden_BxLxF = gate_BxLxF * dense(self.hidden, "up", self.dtype)(x_BxLxD)
+        hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
+        return dense(x_BxLxD.shape[-1], "down", self.dtype, zeros=True)(hidden_BxLxF)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) when given a condition."""
+
+    heads: int
+    hidden: int
+    qk_norm: bool
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None):
+        attention = Attention(self.heads, self.qk_norm, self.dtype, name="attention")
+        feed_forward = FeedForward(self.hidden, self.dtype, name="feed_forward")
+        first, second = (None,) * 3, (None,) * 3
+        if condition_BxD is not None:
+            six = modulation(6, x_BxLxD.shape[-1], condition_BxD, self.dtype)
+            first, second = six[:3], six[3:]
+        x_BxLxD = residual(x_BxLxD, lambda y: attention(y, segments), first, "attention_norm")
+        x_BxLxD = residual(x_BxLxD, feed_forward, second, "feed_forward_norm")
+        return constrain(x_BxLxD, BATCH_AXES, None, None), None
+
+
+def modulation(count: int, size: int, condition_BxD: Array, dtype) -> list[Array]:
+    """`count` vectors [B, 1, D] that scale, shift or gate; all zero at initialisation."""
+    layer = dense(count * size, "modulation", dtype, zeros=True, bias=True)
+    return jnp.split(layer(nn.silu(condition_BxD))[:, None, :], count, axis=-1)
+
+
+def residual(x_BxLxD: Array, layer, shift_scale_gate, norm_name: str) -> Array:
+    """x + gate * layer(norm(x) * (1 + scale) + shift); plain x + layer(norm(x)) without them."""
+    shift, scale, gate = shift_scale_gate
+    if shift is None:
+        return x_BxLxD + layer(Normalize(gain=True, name=norm_name)(x_BxLxD))
+    y_BxLxD = Normalize(gain=False, name=norm_name)(x_BxLxD)
+    return x_BxLxD + gate * layer(y_BxLxD * (1.0 + scale) + shift)
+
+
+class TimeEmbedding(nn.Module):
+    """Sinusoids of 1000 t through two layers -> condition [B, D]."""
+
+    size: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, t_B: Array) -> Array:
+        half = self.size // 2
+        frequency = jnp.exp(-jnp.log(10_000.0) * jnp.arange(half) / (half - 1))
+        angle_BxD = 1000.0 * t_B.astype(jnp.float32)[:, None] * frequency
+        waves_BxD = jnp.concatenate([jnp.sin(angle_BxD), jnp.cos(angle_BxD)], axis=-1)
+        hidden = nn.silu(dense(self.size, "time_in", self.dtype, bias=True)(waves_BxD))
+        return dense(self.size, "time_out", self.dtype, bias=True)(hidden)

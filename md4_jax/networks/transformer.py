@@ -1,0 +1,140 @@
+"""The bidirectional transformer that MD4 trains, with or without time."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation
+from md4_jax.protocols import Array, Denoiser, Network, UserError
+from md4_jax.sharding import BATCH_AXES, constrain
+
+# Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
+ROW_MULTIPLE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """Sizes of the network; `build()` makes it.
+
+    size D, depth, heads; hidden is the width of the gated feed-forward layer (0:
+    8/3 D rounded up to a multiple of 64). time_conditioning feeds t by adaLN-zero;
+    without it the network is time-free. scan_blocks compiles one block for all
+    depths (compile time does not grow); unrolled blocks are faster on CPU.
+    remat recomputes each block in the backward pass to save memory.
+    """
+
+    vocab_size: int
+    size: int = 768
+    depth: int = 12
+    heads: int = 12
+    hidden: int = 0
+    time_conditioning: bool = True
+    qk_norm: bool = False
+    scan_blocks: bool = True
+    remat: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if self.size % (2 * self.heads):
+            raise UserError(
+                f"network.size={self.size} must be a multiple of twice network.heads={self.heads} "
+                "(rotary positions need an even head size)"
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise UserError(f"network.dtype must be float32 or bfloat16, not {self.dtype!r}")
+
+    def build(self) -> Network:
+        """init and bind of the linen module, with the padded vocabulary rows cut off."""
+        module = TransformerModule(self)
+        tokens = jnp.zeros((1, 2), jnp.int32)
+
+        def init(key: Array):
+            return module.init(key, tokens, jnp.zeros((1,)))["params"]
+
+        def bind(params) -> Denoiser:
+            variables = {"params": params}
+
+            def features(z, t, **context):
+                return module.apply(variables, z, t, **context, method="features")
+
+            def unembed(h):
+                return module.apply(variables, h, method="unembed")
+
+            return Denoiser(features, unembed)
+
+        return Network(init, bind, time_free=not self.time_conditioning)
+
+
+def rounded(rows: int) -> int:
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+class TransformerModule(nn.Module):
+    """Tokens z [B, L] in 0..V and times t [B] -> features [B, L, D] -> logits [B, L, V]."""
+
+    options: Transformer
+
+    def setup(self):
+        o = self.options
+        self.compute_dtype = jnp.dtype(o.dtype)
+        self.embedding = self.param(
+            "embedding", nn.initializers.normal(1.0), (rounded(o.vocab_size + 1), o.size)
+        )
+        if o.time_conditioning:
+            self.time = TimeEmbedding(o.size, self.compute_dtype)
+            self.final_modulation = FinalModulation(o.size, self.compute_dtype)
+        self.final_norm = Normalize(gain=not o.time_conditioning)
+        self.head = nn.Dense(
+            rounded(o.vocab_size),
+            kernel_init=nn.initializers.zeros,
+            dtype=self.compute_dtype,
+            use_bias=True,
+        )
+        hidden = o.hidden or -(-8 * o.size // (3 * 64)) * 64
+        block = nn.remat(Block, prevent_cse=not o.scan_blocks) if o.remat else Block
+        arguments = (o.heads, hidden, o.qk_norm, self.compute_dtype)
+        if o.scan_blocks:
+            self.blocks = nn.scan(
+                block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=nn.broadcast,
+                length=o.depth,
+            )(*arguments)
+        else:
+            self.blocks = [block(*arguments) for _ in range(o.depth)]
+
+    def __call__(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
+        return self.unembed(self.features(z_BxL, t_B, segments=segments))
+
+    def features(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
+        x_BxLxD = self.embedding.astype(self.compute_dtype)[z_BxL]
+        x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
+        condition_BxD = self.time(t_B) if self.options.time_conditioning else None
+        if self.options.scan_blocks:
+            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxD, segments)
+        else:
+            for block in self.blocks:
+                x_BxLxD, _ = block(x_BxLxD, condition_BxD, segments)
+        x_BxLxD = self.final_norm(x_BxLxD)
+        if condition_BxD is None:
+            return x_BxLxD
+        shift, scale = self.final_modulation(condition_BxD)
+        return x_BxLxD * (1.0 + scale) + shift
+
+    def unembed(self, h: Array) -> Array:
+        logits = self.head(h).astype(jnp.float32)
+        return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
+
+
+class FinalModulation(nn.Module):
+    """Shift and scale before the head, zero at initialisation."""
+
+    size: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, condition_BxD: Array) -> list[Array]:
+        return modulation(2, self.size, condition_BxD, self.dtype)

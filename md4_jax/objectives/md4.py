@@ -1,0 +1,114 @@
+"""MD4's bounds in continuous and in discrete time: docs/equations.md, MD4."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from md4_jax.objectives.token_nats import masked_nats
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Array, Batch, Denoiser, UserError
+
+# The smallest time of a draw: u = 0 stands for the float32 cell [0, 2^-23), where the
+# weight 1/t and an empty mask would make inf * 0. No part of the integral is left out.
+SMALLEST_TIME = 2.0**-24
+
+
+@dataclasses.dataclass(frozen=True)
+class MD4:
+    """The continuous-time bound (arXiv:2406.04329, eq. 5).
+
+    L(x) = int_0^1 -alpha'_t / (1 - alpha_t) E_q[ sum_{z_n = m} -log mu_n(z_t, t)[x_n] ] dt,
+    one t per sequence. A bound of -log p(x), in nats, if alpha runs from 1 to 0;
+    for a schedule that does not (geometric, clipped) the integral is a part of
+    it, and is trained on but not reported.
+    """
+
+    def is_bound(self, process: Masking) -> bool:
+        return process.is_complete
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        t = jnp.maximum(u, SMALLEST_TIME)
+        z = process.corrupt(keys, batch.tokens, t)
+        return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
+
+    def given_z(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """The integrand at (z, t): its mean over t ~ U(0, 1), z ~ q(. | x, t) is the bound [B]."""
+        schedule = process.schedule
+        weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
+        return weight * masked_nats(denoiser, process.mask_id, batch, z, t)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteMD4:
+    """The bound of a model with T steps (arXiv:2406.04329, section 2): docs/equations.md, MD4.
+
+    With s(i) = (i-1)/T, t(i) = i/T and alpha pinned to 1 at t(0) and to 0 at
+    t(T), so that it is a bound for every schedule:
+
+    reconstruction = 'model':    sum_{i=1}^T w_i E[masked CE]
+    reconstruction = 'uniform':  sum_{i=2}^T w_i E[masked CE] + (1 - alpha_{t(1)}) L log V
+
+    where w_i = (alpha_s - alpha_t) / (1 - alpha_t).
+
+    The first decodes step 1 with the network (the reference's code), the second
+    with the parameter-free decoder of the paper.
+    """
+
+    timesteps: int = 1000
+    reconstruction: str = "model"
+
+    def __post_init__(self):
+        if self.timesteps < 1:
+            raise UserError(f"objective.timesteps must be at least 1, not {self.timesteps}")
+        if self.reconstruction not in ("model", "uniform"):
+            raise UserError(
+                "objective.reconstruction must be 'model' or 'uniform', "
+                f"not {self.reconstruction!r}"
+            )
+
+    @property
+    def first_step(self) -> int:
+        return 1 if self.reconstruction == "model" else 2
+
+    def is_bound(self, process: Masking) -> bool:
+        return True
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        terms = self.timesteps - self.first_step + 1
+        step = self.first_step + jnp.floor(u * terms).astype(jnp.int32)
+        step = jnp.clip(step, self.first_step, self.timesteps)
+        z = process.mask_each(keys, batch.tokens, self.masked_probability(process, step))
+        return self.given_z(denoiser, process, batch, z, step), {"masked": masked_share(process, z)}
+
+    def masked_probability(self, process: Masking, step: Array) -> Array:
+        """1 - alpha at t = step / T, pinned to 0 and 1 at the ends."""
+        inner = process.schedule.one_minus_alpha(step / self.timesteps)
+        return jnp.where(step <= 0, 0.0, jnp.where(step >= self.timesteps, 1.0, inner))
+
+    def given_z(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, step: Array
+    ) -> Array:
+        """The term of that step times the number of steps, plus the reconstruction [B]."""
+        terms = self.timesteps - self.first_step + 1
+        at_t = self.masked_probability(process, step)
+        at_s = self.masked_probability(process, step - 1)
+        nats = masked_nats(denoiser, process.mask_id, batch, z, step / self.timesteps)
+        return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, z)
+
+    def _uniform_reconstruction(self, process: Masking, z: Array) -> Array:
+        if self.reconstruction == "model":
+            return jnp.zeros(z.shape[0])
+        at_first = self.masked_probability(process, jnp.ones(z.shape[0], jnp.int32))
+        return at_first * z.shape[1] * math.log(process.vocab_size)
+
+
+def masked_share(process: Masking, z: Array) -> Array:
+    """The share of masked positions [B], for the log."""
+    return jnp.mean(z == process.mask_id, axis=1, dtype=jnp.float32)

@@ -1,0 +1,23 @@
+"""The one place where logits over the vocabulary are reduced."""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Batch, Denoiser
+
+
+def token_nats(logits: Array, x: Array) -> Array:
+    """-log softmax(logits)[x] in nats, float32: logits [..., V], x [...] -> [...]."""
+    logits = logits.astype(jnp.float32)
+    picked = jnp.take_along_axis(logits, x[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def masked_nats(denoiser: Denoiser, mask_id: int, batch: Batch, z: Array, t: Array) -> Array:
+    """The sum over masked positions of -log mu(z, t)[x], nats per sequence [B].
+
+    Unmasked positions are copied by the denoiser and cost nothing.
+    """
+    logits_BxLxV = denoiser(z, t, **batch.context)
+    nats_BxL = token_nats(logits_BxLxV, batch.tokens)
+    return jnp.sum(jnp.where(z == mask_id, nats_BxL, 0.0), axis=1)

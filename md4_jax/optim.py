@@ -1,0 +1,137 @@
+"""Optimizers by their name in a config: learning rate, decay mask, clip, one optax chain."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+from md4_jax.protocols import Array, Params, UserError
+from md4_jax.sharding import path_name
+
+DECAYED = re.compile(r"kernel$")
+# Muon orthogonalises the matrices between hidden layers; embedding, head and
+# everything one-dimensional keep Adam.
+HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
+SHAPES = ("cosine", "linear", "constant")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """Linear warm-up to the peak, then `decay` to final_fraction of it at the last step."""
+
+    decay: str = "cosine"
+    warmup_steps: int = 2000
+    final_fraction: float = 0.0
+
+    def schedule(self, peak: float, num_steps: int) -> optax.Schedule:
+        """The learning rate as a function of the number of updates done."""
+        if self.decay not in SHAPES:
+            raise UserError(f"optim.decay must be one of {', '.join(SHAPES)}, not {self.decay!r}")
+        if not 0 <= self.warmup_steps <= num_steps:
+            raise UserError(
+                f"optim.warmup_steps={self.warmup_steps} must lie between 0 and "
+                f"train.num_steps={num_steps}"
+            )
+        rest = max(1, num_steps - self.warmup_steps)
+        final = peak * self.final_fraction
+        after = {
+            "cosine": optax.cosine_decay_schedule(peak, rest, self.final_fraction),
+            "linear": optax.linear_schedule(peak, final, rest),
+            "constant": optax.constant_schedule(peak),
+        }[self.decay]
+        # Counted from one, so that the first update is not spent at rate zero.
+        warmup = optax.linear_schedule(
+            peak / max(1, self.warmup_steps), peak, max(1, self.warmup_steps - 1)
+        )
+        return optax.join_schedules([warmup, after], [self.warmup_steps])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(LearningRate):
+    """AdamW (arXiv:1711.05101) with a global-norm clip; weight decay on matrices alone."""
+
+    learning_rate: float = 3e-4
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+    def build(self, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+        rate = self.schedule(self.learning_rate, num_steps)
+        adamw = optax.adamw(
+            rate,
+            b1=self.b1,
+            b2=self.b2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            mask=decay_mask,
+        )
+        return optax.chain(clipping(self.clip), adamw), rate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(LearningRate):
+    """Muon (Jordan et al. 2024, optax.contrib) on the blocks' matrices, Adam on the rest.
+
+    learning_rate is Muon's, adam_learning_rate that of embedding, head and gains;
+    both follow the same warm-up and decay.
+    """
+
+    learning_rate: float = 0.02
+    adam_learning_rate: float = 3e-3
+    momentum: float = 0.95
+    b1: float = 0.9
+    b2: float = 0.95
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+    def build(self, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+        rate = self.schedule(self.learning_rate, num_steps)
+        muon = contrib.muon(
+            rate,
+            beta=self.momentum,
+            weight_decay=self.weight_decay,
+            adam_b1=self.b1,
+            adam_b2=self.b2,
+            adam_learning_rate=self.schedule(self.adam_learning_rate, num_steps),
+            muon_weight_dimension_numbers=hidden_matrices,
+        )
+        return optax.chain(clipping(self.clip), muon), rate
+
+
+OPTIMIZERS = {
+    "adamw": AdamW,
+    "muon": Muon,
+}
+
+
+def clipping(norm: float) -> optax.GradientTransformation:
+    """The global-norm clip; 0 means none."""
+    return optax.clip_by_global_norm(norm) if norm > 0 else optax.identity()
+
+
+def decay_mask(params: Params) -> Params:
+    """True for the matrices of linear layers; embeddings, biases, gains and processes are not."""
+    return _by_path(params, lambda name: bool(DECAYED.search(name)))
+
+
+def hidden_matrices(params: Params) -> Params:
+    """Which axes Muon orthogonalises; None where Adam applies. Layer axes are batched over."""
+    numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+    return _by_path(params, lambda name: numbers if HIDDEN_MATRIX.search(name) else None)
+
+
+def _by_path(params: Params, choose: Callable) -> Params:
+    return jax.tree_util.tree_map_with_path(lambda path, _: choose(path_name(path)), params)
+
+
+def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
+    """Moving average with decay min(decay, (1 + step) / (10 + step)): short runs can use it."""
+    step = step.astype(jnp.float32)
+    rate = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda old, new: old + rate * (new - old), ema, params)

@@ -1,0 +1,71 @@
+"""The masked (absorbing) forward process: docs/equations.md, Masking."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Schedule
+from md4_jax.schedules import Linear, covers_unit_interval
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["vocab_size", "schedule"]
+)
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """Each token is replaced by the mask, independently, with probability 1 - alpha_t.
+
+    MD4 (arXiv:2406.04329, eq. 1); D3PM-absorbing, SEDD-absorb, MDLM and RADD use
+    the same process. The mask is the symbol V. No array leaves: nothing to learn.
+    """
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+
+    @property
+    def mask_id(self) -> int:
+        return self.vocab_size
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether t in [0, 1] spans the noise from none to all, so that no term is left out."""
+        with jax.ensure_compile_time_eval():
+            return covers_unit_interval(self.schedule)
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        return self.mask_each(keys, x, self.schedule.one_minus_alpha(t))
+
+    def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
+        """Masks each token of row b with probability[b], independently."""
+        draws_BxL = _uniforms(keys, x.shape[1])
+        return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
+
+    def mask_exactly(self, keys: Array, x: Array, count: Array) -> tuple[Array, Array]:
+        """Masks a uniformly drawn set of count[b] positions; returns (z, 1 - alpha).
+
+        The count[b]-th smallest of L uniforms is independent of which positions
+        hold the smallest ones and has the law Beta(k, L - k + 1), which is that
+        of 1 - alpha given that exactly k tokens are masked (docs/equations.md).
+        """
+        draws_BxL = _uniforms(keys, x.shape[1])
+        order_BxL = jnp.argsort(draws_BxL, axis=1)
+        rank_BxL = jnp.argsort(order_BxL, axis=1)
+        z = jnp.where(rank_BxL < count[:, None], self.mask_id, x)
+        last = jnp.take_along_axis(order_BxL, count[:, None] - 1, axis=1)
+        return z, jnp.take_along_axis(draws_BxL, last, axis=1)[:, 0]
+
+    def reveal_probability(self, s: Array, t: Array) -> Array:
+        """P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t."""
+        at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
+        return (at_t - at_s) / at_t
+
+    def prior(self, shape: tuple[int, int]) -> Array:
+        """All mask, int32 of that shape: exact when alpha_1 = 0."""
+        return jnp.full(shape, self.mask_id, jnp.int32)
+
+
+def _uniforms(keys: Array, length: int) -> Array:
+    return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)

@@ -1,0 +1,130 @@
+"""The contracts between the rooms of the package: types only, no behaviour.
+
+Shapes: B sequences, L positions, V clean symbols (0..V-1), D features.
+Losses are in nats per sequence, unreduced; `metrics.py` alone converts units.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+Params = Any
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: `main` prints it without a traceback."""
+
+
+class Batch(NamedTuple):
+    """What the data loader hands out and every objective receives.
+
+    tokens   int32 [B, L], values 0..V-1
+    weight   float32 [B], 1 for a real sequence and 0 for padding of the last batch
+    context  what a family needs besides, each [B, ...]: segments of packed
+             documents, class labels; handed to the denoiser by name
+    """
+
+    tokens: Array
+    weight: Array
+    context: Mapping[str, Array]
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """The signal level alpha_t of a forward process; elementwise in t in [0, 1].
+
+    `one_minus_alpha` is computed, never `1 - alpha(t)`: near t = 0 the
+    subtraction has no digits left in float32.
+    """
+
+    def alpha(self, t: Array) -> Array: ...
+
+    def one_minus_alpha(self, t: Array) -> Array: ...
+
+    def dalpha(self, t: Array) -> Array: ...
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        """The t with that 1 - alpha, clamped to [0, 1] where there is none."""
+        ...
+
+
+class Process(Protocol):
+    """A forward process q(z_t | x), a pytree: array leaves are learnable."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def mask_id(self) -> int | None: ...
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        ...
+
+    def prior(self, shape: tuple[int, int]) -> Array:
+        """z_1, the state that sampling starts from, int32 of that shape."""
+        ...
+
+
+class Denoiser(NamedTuple):
+    """A network with its parameters bound.
+
+    features(z [B, L], t [B], **context) -> h [B, L, D]
+    unembed(h [..., D]) -> float32 logits [..., V] over the clean symbols
+
+    They are apart because a masked loss needs the vocabulary only where a token
+    is masked, and a sampler only where one is about to be revealed.
+    """
+
+    features: Callable[..., Array]
+    unembed: Callable[[Array], Array]
+
+    def __call__(self, z: Array, t: Array, **context: Array) -> Array:
+        """Logits [B, L, V]."""
+        return self.unembed(self.features(z, t, **context))
+
+
+class Network(NamedTuple):
+    """init(key) -> params; bind(params) -> Denoiser. Nothing else is known of it.
+
+    `time_free` says that the features do not depend on t, which some bounds and
+    samplers can use and others must refuse.
+    """
+
+    init: Callable[[Array], Params]
+    bind: Callable[[Params], Denoiser]
+    time_free: bool
+
+
+class Objective(Protocol):
+    """A bound or a loss of one sequence.
+
+    `is_bound(process)` is False for a training-only loss, which is then never
+    reported as a likelihood. u [B] are stratified uniforms in [0, 1) over the global
+    batch; the objective makes its own time, step or mask count of them. keys
+    [B] holds one random key a sequence, so that neither the mesh nor the number
+    of microbatches can change a draw.
+    """
+
+    def is_bound(self, process: Any) -> bool: ...
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """(nats [B], named diagnostics [B])."""
+        ...
+
+
+class SamplerStep(Protocol):
+    """One reverse step from time t to s < t."""
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, z: Array, s: Array, t: Array, keys: Array
+    ) -> Array: ...
+
+    def finish(self, denoiser: Denoiser, process: Any, z: Array, keys: Array) -> Array:
+        """What is done to noise that is left after the last step."""
+        ...

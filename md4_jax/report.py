@@ -1,0 +1,73 @@
+"""The words and pictures around a run: what is about to be trained, results, where things are."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import md4_jax
+from md4_jax import figures, sharding
+from md4_jax.config import commit
+from md4_jax.metrics import read_rows
+from md4_jax.protocols import Params
+
+METRICS = "metrics.jsonl"
+
+
+def start(built: Any, params: Params, workdir: Path, step: int) -> str:
+    """Parameter count, mesh, batch and directory, before the first step."""
+    network = sum(math.prod(x.shape) for x in jax.tree.leaves(params["network"]))
+    learned = sum(math.prod(x.shape) for x in jax.tree.leaves(params["process"]))
+    devices = built.mesh.devices
+    axes = ", ".join(f"{axis}={size}" for axis, size in built.mesh.shape.items())
+    train = built.train
+    lines = [
+        f"md4_jax {md4_jax.__version__} ({commit()[:12]}), jax {jax.__version__}",
+        f"parameters  {network:,} in the network, {learned} in the process",
+        f"mesh        {axes} ({devices.size} of {jax.device_count()} "
+        f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
+        f"batch       {train.batch_size} x {built.data.length} tokens, "
+        f"{train.microbatches} microbatches, {train.num_steps} steps",
+        f"workdir     {workdir}",
+    ]
+    if devices.size > 1:
+        lines += ["parameters on a device:", sharding.table(params, built.mesh)]
+    if step:
+        lines.append(f"resuming from step {step}")
+    return "\n".join(lines)
+
+
+def line(result: dict[str, Any]) -> str:
+    """'2.345 +- 0.012 bits/token, ...' for a person."""
+    unit = "character" if "bits_per_character" in result else "token"
+    value, error = result[f"bits_per_{unit}"], result[f"bits_per_{unit}_se"]
+    return (
+        f"<= {value:.4f} +- {error:.4f} bits/{unit}, "
+        f"perplexity <= {result['perplexity']:.2f} +- {result['perplexity_se']:.2f} "
+        f"({result['sequences']} sequences, {result['draws']} draws each)"
+    )
+
+
+def ladder(levels: list[float], result: dict[str, Any]) -> str:
+    """n-gram models of the same text beside the model, best last, to judge it by."""
+    rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
+    rows.append((result["bits_per_token"], "this model (bound)"))
+    body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
+    return f"bits per token on the same text:\n{body}"
+
+
+def picture(workdir: Path, levels: list[float]) -> Path:
+    """Draws figures/loss.png anew from metrics.jsonl."""
+    path = workdir / "figures" / "loss.png"
+    figures.loss_curve(read_rows(workdir / METRICS), path, levels)
+    return path
+
+
+def as_json(numbers: dict[str, Any]) -> str:
+    """One line of JSON; what is not finite becomes null."""
+    plain = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()
+    }
+    return json.dumps(plain)

@@ -1,0 +1,66 @@
+"""What is done to the logits of a token before it is drawn: temperature, top-k, top-p."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, UserError
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["temperature", "top_p"], meta_fields=["top_k"]
+)
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """logits / temperature, then the top_k best symbols, then the top_p nucleus.
+
+    temperature 0 is the most likely symbol; top_k 0 and top_p 1 keep all. They
+    act on the denoiser's distribution at each position, before it is decided
+    which positions are revealed, so they never change when a token appears.
+    """
+
+    temperature: Array | float = 1.0
+    top_p: Array | float = 1.0
+    top_k: int = 0
+
+    def __call__(self, logits: Array) -> Array:
+        """float32 logits [..., V] -> [..., V], excluded symbols at -inf."""
+        # 1e-6 turns the smallest difference of two logits into more than any Gumbel draw.
+        logits = logits.astype(jnp.float32) / jnp.maximum(self.temperature, 1e-6)
+        if 0 < self.top_k < logits.shape[-1]:
+            smallest = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
+            logits = jnp.where(logits < smallest, -jnp.inf, logits)
+        return jax.lax.cond(jnp.asarray(self.top_p) < 1.0, self._nucleus, lambda x: x, logits)
+
+    def _nucleus(self, logits: Array) -> Array:
+        """The smallest set of most likely symbols whose probability reaches top_p."""
+        ordered = -jnp.sort(-logits, axis=-1)
+        probability = jax.nn.softmax(ordered, axis=-1)
+        before = jnp.cumsum(probability, axis=-1) - probability
+        smallest = jnp.min(jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+        return jnp.where(logits < smallest, -jnp.inf, logits)
+
+
+def check_transform(temperature: float, top_k: int, top_p: float) -> None:
+    """UserError for settings that make no distribution."""
+    if temperature < 0:
+        raise UserError(f"sample.temperature must not be negative, not {temperature}")
+    if top_k < 0:
+        raise UserError(f"sample.top_k must not be negative, not {top_k}")
+    if not 0 < top_p <= 1:
+        raise UserError(f"sample.top_p must lie in (0, 1], not {top_p}")
+
+
+def draw_token(keys: Array, logits_BxLxV: Array) -> Array:
+    """One symbol a position, int32 [B, L], with one key a sequence.
+
+    mode='high' draws Gumbel noise with all its bits: float32 noise of the default
+    mode ends at 15.9, which lowers the temperature when V x L is large.
+    """
+
+    def one(key: Array, logits: Array) -> Array:
+        return jax.random.categorical(key, logits, axis=-1, mode="high")
+
+    return jax.vmap(one)(keys, logits_BxLxV).astype(jnp.int32)

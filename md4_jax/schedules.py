@@ -1,0 +1,152 @@
+"""Signal levels alpha_t of the forward process (docs/equations.md, Schedules).
+
+All functions are elementwise in t [B] or scalar and keep the dtype of t. The
+bounds need the schedule only through 1 - alpha, so that is what is computed
+without cancellation; in continuous time a bound is the same for every schedule
+that runs from alpha_0 = 1 to alpha_1 = 0 (MD4, arXiv:2406.04329, section 3).
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Schedule, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """alpha_t = 1 - t."""
+
+    def alpha(self, t: Array) -> Array:
+        return 1.0 - t
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return jnp.asarray(t)
+
+    def dalpha(self, t: Array) -> Array:
+        return -jnp.ones_like(t)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return jnp.clip(one_minus_alpha, 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial:
+    """alpha_t = 1 - t^power."""
+
+    power: float = 2.0
+
+    def __post_init__(self):
+        if not self.power > 0:
+            raise UserError(f"process.schedule.power must be positive, not {self.power}")
+
+    def alpha(self, t: Array) -> Array:
+        return -jnp.expm1(self.power * jnp.log(t))
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return t**self.power
+
+    def dalpha(self, t: Array) -> Array:
+        return -self.power * t ** (self.power - 1.0)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return jnp.clip(one_minus_alpha, 0.0, 1.0) ** (1.0 / self.power)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine:
+    """alpha_t = 1 - cos(pi/2 (1 - t)), so that 1 - alpha_t = sin(pi t / 2)."""
+
+    def alpha(self, t: Array) -> Array:
+        return 2.0 * jnp.sin(0.25 * math.pi * (1.0 - t)) ** 2
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return jnp.sin(0.5 * math.pi * t)
+
+    def dalpha(self, t: Array) -> Array:
+        return -0.5 * math.pi * jnp.sin(0.5 * math.pi * (1.0 - t))
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return 2.0 / math.pi * jnp.arcsin(jnp.clip(one_minus_alpha, 0.0, 1.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometric:
+    """alpha_t = exp(-sigma_bar_t), sigma_bar_t = minimum^(1-t) maximum^t (SEDD, arXiv:2310.16834).
+
+    It starts at alpha_0 = exp(-minimum) < 1 and stops at alpha_1 = exp(-maximum)
+    > 0: the integral over t in [0, 1] is a part of the bound, not the bound.
+    """
+
+    minimum: float = 1e-3
+    maximum: float = 20.0
+
+    def __post_init__(self):
+        if not 0 < self.minimum < self.maximum:
+            raise UserError(
+                "process.schedule needs 0 < minimum < maximum, "
+                f"not minimum={self.minimum} and maximum={self.maximum}"
+            )
+
+    def _sigma_bar(self, t: Array) -> Array:
+        return self.minimum * jnp.exp(t * math.log(self.maximum / self.minimum))
+
+    def alpha(self, t: Array) -> Array:
+        return jnp.exp(-self._sigma_bar(t))
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return -jnp.expm1(-self._sigma_bar(t))
+
+    def dalpha(self, t: Array) -> Array:
+        return -math.log(self.maximum / self.minimum) * self._sigma_bar(t) * self.alpha(t)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        sigma_bar = -jnp.log1p(-jnp.clip(one_minus_alpha, 0.0, 1.0))
+        ratio = jnp.clip(sigma_bar, self.minimum, self.maximum) / self.minimum
+        return jnp.log(ratio) / math.log(self.maximum / self.minimum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped:
+    """alpha = (1 - 2 eps) base.alpha + eps: the range [eps, 1 - eps] of MD4's reference code.
+
+    The loss over t in [0, 1] is then the part of the bound with 1 - alpha in
+    that range (identity M17), good for training and not a bound by itself.
+    """
+
+    base: Schedule = Linear()
+    eps: float = 1e-4
+
+    def __post_init__(self):
+        if not 0 <= self.eps < 0.5:
+            raise UserError(f"process.schedule.eps must lie in [0, 0.5), not {self.eps}")
+
+    def alpha(self, t: Array) -> Array:
+        return (1.0 - 2.0 * self.eps) * self.base.alpha(t) + self.eps
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return (1.0 - 2.0 * self.eps) * self.base.one_minus_alpha(t) + self.eps
+
+    def dalpha(self, t: Array) -> Array:
+        return (1.0 - 2.0 * self.eps) * self.base.dalpha(t)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return self.base.inverse((one_minus_alpha - self.eps) / (1.0 - 2.0 * self.eps))
+
+
+SCHEDULES = {
+    "linear": Linear,
+    "polynomial": Polynomial,
+    "cosine": Cosine,
+    "geometric": Geometric,
+    "clipped": Clipped,
+}
+
+
+def covers_unit_interval(schedule: Schedule) -> bool:
+    """Whether alpha runs exactly from 1 at t = 0 to 0 at t = 1."""
+    return bool(
+        abs(schedule.one_minus_alpha(jnp.float32(0.0))) == 0.0
+        and abs(schedule.alpha(jnp.float32(1.0))) <= jnp.finfo(jnp.float32).tiny
+    )

@@ -1,0 +1,155 @@
+"""Mesh axes, the table from parameter path to sharding, and host batches to global arrays.
+
+The mesh always has the axes `data`, `fsdp` and `tensor`, of size 1 where unused,
+so nothing else asks how many devices there are. A batch is split over `data`
+and `fsdp`; parameters over `fsdp` and `tensor`; the optimizer's and the moving
+average's copies lie as their parameter does, since their paths end alike.
+"""
+
+import dataclasses
+import math
+import re
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.protocols import Array, Params, UserError
+
+AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# The end of a parameter's path -> how its trailing dimensions are split. Leading
+# dimensions (the layer axis of scanned blocks) stay whole.
+RULES = (
+    (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
+    (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
+    (r"embedding$", P("tensor", "fsdp")),
+    (r"head/kernel$", P("fsdp", "tensor")),
+    (r"head/bias$", P("tensor")),
+    (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
+    (r"(scale|bias|ns_coeffs)$", P(None)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshOptions:
+    """The sizes of the mesh axes; `data` 0 takes all devices that the others leave."""
+
+    data: int = 0
+    fsdp: int = 1
+    tensor: int = 1
+
+
+def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
+    """A mesh over the first data * fsdp * tensor devices; UserError when there are too few."""
+    devices = jax.devices() if devices is None else devices
+    for name in ("fsdp", "tensor"):
+        if getattr(options, name) < 1:
+            raise UserError(f"mesh.{name} must be at least 1, not {getattr(options, name)}")
+    rest = options.fsdp * options.tensor
+    data = options.data or max(1, len(devices) // rest)
+    needed = data * rest
+    if needed > len(devices):
+        raise UserError(
+            f"the mesh data={data} x fsdp={options.fsdp} x tensor={options.tensor} needs "
+            f"{needed} devices, but there are {len(devices)} ({devices[0].platform}); "
+            "lower mesh.data, mesh.fsdp or mesh.tensor"
+        )
+    if jax.process_count() > 1 and needed != len(devices):
+        raise UserError(
+            f"the mesh uses {needed} of {len(devices)} devices; with several processes "
+            "it must use them all"
+        )
+    grid = np.asarray(devices[:needed]).reshape(data, options.fsdp, options.tensor)
+    return Mesh(grid, AXES)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many pieces a batch is split into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def path_name(path: tuple) -> str:
+    """'network/blocks/attention/query/kernel' for a path of jax.tree_util."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """The PartitionSpec of one array; UserError for an unknown path or an uneven split."""
+    if not shape:
+        return P()
+    spec = next((spec for pattern, spec in RULES if re.search(pattern, name)), None)
+    if spec is None:
+        raise UserError(f"no sharding rule matches {name} {shape}; add a row to sharding.RULES")
+    full = P(*(None,) * (len(shape) - len(spec)), *spec)
+    for size, axis in zip(shape, full, strict=True):
+        if axis is not None and size % mesh.shape[axis]:
+            raise UserError(
+                f"{name} has a dimension of {size}, which mesh.{axis}={mesh.shape[axis]} "
+                "does not divide; choose network sizes that are multiples of it"
+            )
+    return full
+
+
+def shardings_of(tree: Params, mesh: Mesh) -> Params:
+    """The sharding of every array of a tree (arrays or ShapeDtypeStructs) by its path."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, spec_for(path_name(path), leaf.shape, mesh)), tree
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
+    """Pins an activation's sharding on the mesh in use; the identity where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, P(*axes))
+
+
+def to_global(tree: Params, mesh: Mesh) -> Params:
+    """This process's rows of a host batch -> global arrays split over the batch axes."""
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
+
+
+def to_host(tree: Params) -> Params:
+    """Global arrays -> numpy, whole, on every process."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def any_process(flag: bool, *, now: bool) -> bool:
+    """Whether the flag is set on any process, the same answer on all.
+
+    With several processes they ask one another only when `now`, which must be
+    alike on all of them, and the answer is False in between.
+    """
+    if jax.process_count() == 1:
+        return flag
+    if not now:
+        return False
+    return bool(np.any(to_host(np.asarray([flag]))))
+
+
+def table(tree: Params, mesh: Mesh) -> str:
+    """One line per kind of parameter: path, shape, how it is split, bytes on a device."""
+    lines = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        spec = spec_for(path_name(path), leaf.shape, mesh)
+        split = math.prod(mesh.shape[axis] for axis in spec if axis is not None)
+        mib = math.prod(leaf.shape) * leaf.dtype.itemsize / split / 2**20
+        lines.append(f"  {path_name(path):<56} {leaf.shape!s:<18} {spec!s:<40} {mib:9.3f} MiB")
+    return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""The training and the evaluation step: pure functions of state and batch, no I/O."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from md4_jax.optim import ema_update
+from md4_jax.protocols import Array, Batch, Denoiser, Network, Objective, Params, UserError
+from md4_jax.sharding import BATCH_AXES, constrain
+
+
+class TrainState(NamedTuple):
+    """All that a run carries from step to step.
+
+    params and ema are {'network': ..., 'process': process}: the array leaves of
+    the process are learned like any parameter, and a fixed process has none.
+    """
+
+    step: Array
+    params: Params
+    ema: Params
+    opt_state: Any
+    skipped: Array
+    skipped_in_a_row: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """The `train` section. seconds 0: no wall-clock budget."""
+
+    num_steps: int = 1000
+    batch_size: int = 512
+    microbatches: int = 1
+    seed: int = 0
+    seconds: float = 0.0
+    max_skipped_in_a_row: int = 20
+    ema: float = 0.9999
+
+    def __post_init__(self):
+        for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.ema < 1:
+            raise UserError(f"train.ema must lie in [0, 1), not {self.ema}")
+
+
+def init_state(
+    key: Array, network: Network, process: Any, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The state before the first step; the moving average starts at the parameters."""
+    params = {"network": network.init(key), "process": process}
+    zero = jnp.zeros((), jnp.int32)
+    ema = jax.tree.map(jnp.copy, params)
+    return TrainState(zero, params, ema, optimizer.init(params), zero, zero)
+
+
+def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
+    """(u [B], keys [B]) of a step: they follow (seed, step, row of the global batch) alone.
+
+    u_b = (u_0 + b / B) mod 1 with one shared offset u_0.
+    """
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    offset = jax.random.uniform(jax.random.fold_in(key, 0))
+    u = (offset + jnp.arange(batch_size) / batch_size) % 1.0
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(
+        jax.random.fold_in(key, 1), jnp.arange(batch_size)
+    )
+    return u, keys
+
+
+def make_train_step(
+    network: Network,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    options: TrainOptions,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+    """The update (state, global batch) -> (state, metrics), for one jit over a mesh.
+
+    The gradient is that of the mean nats per token; microbatches are averaged in
+    one scan. A non-finite loss or gradient leaves parameters, optimizer and
+    moving average as they were and is counted. Metrics: nats (mean per
+    sequence), grad_norm, skipped, skipped_in_a_row and the objective's own.
+    """
+
+    def loss(params: Params, batch: Batch, u: Array, keys: Array):
+        denoiser = network.bind(params["network"])
+        nats_B, extra = objective(denoiser, params["process"], batch, u, keys)
+        metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
+        return metrics["nats"] / batch.tokens.shape[1], metrics
+
+    def train_step(state: TrainState, batch: Batch):
+        u, keys = draws(options.seed, state.step, options.batch_size)
+        grads, metrics = accumulate(
+            jax.grad(loss, has_aux=True), options.microbatches, state.params, (batch, u, keys)
+        )
+        norm = optax.global_norm(grads)
+        good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
+        new = _apply(optimizer, state, grads, options.ema)
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+        bad = jnp.logical_not(good).astype(jnp.int32)
+        state = kept._replace(
+            step=state.step + 1,
+            skipped=state.skipped + bad,
+            skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
+        )
+        metrics |= {
+            "grad_norm": norm,
+            "skipped": state.skipped,
+            "skipped_in_a_row": state.skipped_in_a_row,
+        }
+        return state, metrics
+
+    return train_step
+
+
+def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
+    """The mean of grad(params, *rows) over microbatches, in one scan."""
+    if microbatches == 1:
+        return grad(params, *rows)
+
+    def split(x: Array) -> Array:
+        # Every m-th row, so that each device's rows stay with it and the strata stay spread.
+        parts = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:])
+        return constrain(jnp.swapaxes(parts, 0, 1), None, BATCH_AXES)
+
+    def body(total, microbatch):
+        part = grad(params, *microbatch)
+        return jax.tree.map(jnp.add, total, part), None
+
+    microbatch_rows = jax.tree.map(split, rows)
+    shapes = jax.eval_shape(grad, params, *jax.tree.map(lambda x: x[0], microbatch_rows))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    total, _ = jax.lax.scan(body, zeros, microbatch_rows)
+    return jax.tree.map(lambda x: x / microbatches, total)
+
+
+def _apply(
+    optimizer: optax.GradientTransformation, state: TrainState, grads: Params, decay: float
+) -> TrainState:
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = ema_update(state.ema, params, state.step, decay)
+    return state._replace(params=params, ema=ema, opt_state=opt_state)
+
+
+def make_eval_step(
+    network: Network, objective: Objective, draws_per_sequence: int, seed: int
+) -> Callable[[Params, Batch, Array], Array]:
+    """(params, global batch, batch index) -> nats [draws, B], unreduced.
+
+    Draw d of row b has u = (u_0 + (b / B + d) / draws) mod 1: the draws of a
+    sequence are spread over [0, 1), and so are those of a batch.
+    """
+
+    def eval_step(params: Params, batch: Batch, index: Array) -> Array:
+        denoiser: Denoiser = network.bind(params["network"])
+        size = batch.tokens.shape[0]
+        u, _ = draws(seed, index, size)
+
+        def one(draw: Array) -> Array:
+            _, keys = draws(seed, index * draws_per_sequence + draw, size)
+            shifted = (u[0] + (jnp.arange(size) / size + draw) / draws_per_sequence) % 1.0
+            return objective(denoiser, params["process"], batch, shifted, keys)[0]
+
+        return jax.lax.map(one, jnp.arange(draws_per_sequence))
+
+    return eval_step

@@ -1,0 +1,139 @@
+"""THE training loop: restore, step, log, save, evaluate. There is one."""
+
+import signal
+import time
+from pathlib import Path
+
+import jax
+
+from md4_jax import build, report
+from md4_jax.build import Experiment
+from md4_jax.checkpoint import Checkpoints
+from md4_jax.metrics import NullWriter, Progress, Writer
+from md4_jax.protocols import UserError
+from md4_jax.sharding import any_process, shardings_of, to_global
+from md4_jax.step import TrainState, init_state, make_train_step
+from md4_jax.trainlog import TrainLog
+
+
+class Stop:
+    """Turns SIGTERM and Ctrl-C into a wish that the loop grants after the step it is in."""
+
+    def __init__(self):
+        self.signal: int | None = None
+        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
+
+    def _note(self, number: int, frame: object) -> None:
+        del frame
+        if self.signal is not None:  # asked twice: go at once
+            self.release()
+            signal.raise_signal(number)
+        self.signal = number
+
+    def release(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
+    """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
+
+    UserError when too many non-finite steps follow one another or a checkpoint
+    cannot be saved; the earlier checkpoints stay as they are.
+    """
+    primary = jax.process_index() == 0
+    checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint)
+    state, host = first_state(exp, checkpoints)
+    step = int(state.step)
+    data = build.train_batches(exp, source)
+    if primary:
+        print(report.start(exp, state.params, workdir, step), flush=True)
+    writer = Writer(workdir, resume_step=step) if primary else NullWriter()
+    progress = Progress(exp.train.num_steps, step, enabled=primary)
+    log = _train_log(exp, writer, progress)
+    if host is not None:
+        data.set_state(host["data"])
+        log.set_state(host["log"])
+    evaluator = build.evaluator(exp)
+    step_fn = jax.jit(
+        make_train_step(exp.network, exp.objective, exp.optimizer, exp.train), donate_argnums=0
+    )
+    stop, began = Stop(), time.monotonic()
+
+    def evaluate_if_due() -> None:
+        every = exp.eval.every
+        if every and step and step % every == 0 and not writer.has(step, "eval_nats_per_token"):
+            batches = build.eval_batches(exp, source, "validation")
+            result = evaluator(state.ema, batches, exp.eval.limit)
+            log.evaluation(step, result, report.line(result))
+
+    def should_stop() -> bool:
+        spent = time.monotonic() - began
+        over = 0 < exp.train.seconds <= spent or stop.signal is not None
+        return any_process(over, now=step % exp.log.every == 0)
+
+    try:
+        last = step >= exp.train.num_steps
+        if not last:
+            evaluate_if_due()
+        while not last:
+            batch = to_global(next(data), exp.mesh)
+            with jax.set_mesh(exp.mesh):
+                state, metrics = step_fn(state, batch)
+            step += 1
+            log.add(step, metrics)
+            progress.advance()
+            last = step >= exp.train.num_steps or should_stop()
+            if last or step % exp.checkpoint.every == 0:
+                log.flush()
+                checkpoints.save(step, state, {"data": data.get_state(), "log": log.state()})
+            if stop.signal is None:
+                evaluate_if_due()
+        checkpoints.wait()
+    except UserError as error:
+        raise UserError(f"stopped after step {step}: {error}") from error
+    finally:
+        progress.close()
+        stop.release()
+        writer.close()
+        data.close()
+        checkpoints.close()
+    return step, stop.signal
+
+
+def _train_log(exp: Experiment, writer: Writer, progress: Progress) -> TrainLog:
+    return TrainLog(
+        writer,
+        progress,
+        every=exp.log.every,
+        batch_shape=(exp.train.batch_size, exp.data.length),
+        is_bound=exp.objective.is_bound(exp.process),
+        learning_rate=exp.learning_rate,
+        max_skipped_in_a_row=exp.train.max_skipped_in_a_row,
+    )
+
+
+def abstract_state(exp: Experiment) -> TrainState:
+    """The shapes of a state with their shardings, and nothing allocated."""
+    shapes = jax.eval_shape(lambda: _init(exp))
+    return jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        shardings_of(shapes, exp.mesh),
+    )
+
+
+def first_state(exp: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, dict | None]:
+    """The newest checkpoint's (state, host state), or a fresh state made in place on the mesh."""
+    template = abstract_state(exp)
+    found = checkpoints.restore(template)
+    if found is not None:
+        return found
+    shardings = jax.tree.map(lambda s: s.sharding, template)
+    with jax.set_mesh(exp.mesh):
+        return jax.jit(lambda: _init(exp), out_shardings=shardings)(), None
+
+
+def _init(exp: Experiment) -> TrainState:
+    key = jax.random.key(exp.train.seed)
+    return init_state(key, exp.network, exp.process, exp.optimizer)

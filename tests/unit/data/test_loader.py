@@ -1,0 +1,182 @@
+"""Batches: each sequence once an epoch, one order for any number of processes, nothing lost."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from md4_jax.data.loader import eval_batches, split_size, train_iterator
+from md4_jax.protocols import UserError
+
+LENGTH = 4
+
+
+def stream(sequences: int, remainder: int = 0) -> np.ndarray:
+    """Token values say where they stand."""
+    return np.arange(sequences * LENGTH + remainder, dtype=np.uint16)
+
+
+def take(iterator, count: int) -> np.ndarray:
+    """The numbers of the sequences in the next batches, [count, rows]."""
+    batches = [next(iterator) for _ in range(count)]
+    assert all((b.tokens - b.tokens[:, :1] == np.arange(LENGTH)).all() for b in batches)
+    return np.array([b.tokens[:, 0] // LENGTH for b in batches])
+
+
+def test_a_batch():
+    batch = next(train_iterator(stream(10), LENGTH, batch_size=3, seed=0))
+    assert batch.tokens.shape == (3, LENGTH) and batch.tokens.dtype == np.int32
+    assert batch.weight.tolist() == [1, 1, 1] and batch.weight.dtype == np.float32
+    assert batch.context == {}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 12, 20])
+def test_each_sequence_once_an_epoch(batch_size):
+    """20 sequences; batches of 12 straddle epochs."""
+    iterator = train_iterator(stream(20, remainder=3), LENGTH, batch_size=batch_size, seed=5)
+    epochs = take(iterator, 60 // batch_size).reshape(3, 20)
+    assert (np.sort(epochs) == np.arange(20)).all()
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert all(tuple(epoch) != tuple(range(20)) for epoch in epochs)
+
+
+def test_the_seed_gives_the_order():
+    def first_epochs(seed):
+        return take(train_iterator(stream(50), LENGTH, batch_size=50, seed=seed), 3)
+
+    assert (first_epochs(1) == first_epochs(1)).all()
+    orders = [tuple(epoch) for seed in (0, 1, 2, 2**40) for epoch in first_epochs(seed)]
+    assert len(set(orders)) == 12  # neighbouring seeds share no epoch either
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_the_order_does_not_depend_on_the_processes(processes):
+    whole = take(train_iterator(stream(30), LENGTH, batch_size=8, seed=3), 10)
+    shares = [
+        take(
+            train_iterator(
+                stream(30),
+                LENGTH,
+                batch_size=8,
+                seed=3,
+                process_index=index,
+                process_count=processes,
+            ),
+            10,
+        )
+        for index in range(processes)
+    ]
+    assert all(share.shape == (10, 8 // processes) for share in shares)
+    assert (np.concatenate(shares, axis=1) == whole).all()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7])
+def test_a_restored_iterator_continues(taken):
+    def fresh(**arguments):
+        return train_iterator(stream(30), LENGTH, batch_size=8, seed=3, **arguments)
+
+    iterator = fresh()
+    take(iterator, taken)
+    state = json.loads(json.dumps(iterator.get_state()))
+    assert state == {"sequences": 8 * taken}
+    expected = take(iterator, 9)
+    used = fresh()
+    take(used, 3)
+    for other in (fresh(), used):
+        other.set_state(state)
+        assert other.get_state() == state
+        assert (take(other, 9) == expected).all()
+    second = fresh(process_index=1, process_count=2)
+    second.set_state(state)
+    assert (take(second, 9) == expected[:, 4:]).all()
+    assert second.get_state() == {"sequences": 8 * (taken + 9)}
+
+
+def test_another_batch_size_continues_at_the_same_sequence():
+    small = train_iterator(stream(30), LENGTH, batch_size=4, seed=3)
+    take(small, 6)
+    large = train_iterator(stream(30), LENGTH, batch_size=8, seed=3)
+    large.set_state(small.get_state())
+    assert (take(large, 5).ravel() == take(small, 10).ravel()).all()
+
+
+def test_a_corpus_smaller_than_the_batch():
+    iterator = train_iterator(stream(3), LENGTH, batch_size=8, seed=0)
+    rows = take(iterator, 3).reshape(8, 3)
+    assert (np.sort(rows) == np.arange(3)).all()
+
+
+def test_documents_of_a_row_are_numbered():
+    tokens = np.array([7, 0, 7, 7, 0, 7, 7, 0])
+    batch = next(train_iterator(tokens, 8, batch_size=2, seed=0, segments_eot=0))
+    assert batch.context["segments"].tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]] * 2
+    (batch,) = eval_batches(tokens, 8, batch_size=1, segments_eot=0)
+    assert batch.context["segments"].tolist() == [[0, 0, 1, 1, 1, 2, 2, 2]]
+
+
+def test_too_short_to_train_on():
+    with pytest.raises(UserError, match="has 3 tokens, fewer than one sequence of 4"):
+        train_iterator(stream(0, 3), LENGTH, batch_size=1, seed=0)
+
+
+def test_processes_must_divide_the_batch():
+    message = "batch of 6 sequences cannot be shared by 4 processes"
+    with pytest.raises(UserError, match=message):
+        train_iterator(stream(9), LENGTH, batch_size=6, seed=0, process_count=4)
+    with pytest.raises(UserError, match=message):
+        next(eval_batches(stream(9), LENGTH, batch_size=6, process_count=4))
+
+
+def test_closing_ends_the_threads():
+    iterator = train_iterator(stream(9), LENGTH, batch_size=2, seed=0)
+    next(iterator)
+    iterator.close()
+
+
+@pytest.mark.parametrize("sequences", [0, 1, 3, 4, 5, 8])
+@pytest.mark.parametrize("remainder", [0, 1, 3])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_evaluation_covers_everything_once(sequences, remainder, processes):
+    tokens = stream(sequences, remainder)
+    if not len(tokens):
+        return
+    shares = [
+        list(
+            eval_batches(tokens, LENGTH, batch_size=4, process_index=index, process_count=processes)
+        )
+        for index in range(processes)
+    ]
+    seen = []
+    for parts in zip(*shares, strict=True):
+        rows = np.concatenate([part.tokens for part in parts])
+        weight = np.concatenate([part.weight for part in parts])
+        assert len(rows) == 4 and rows.dtype == np.int32 and set(weight) <= {0.0, 1.0}
+        assert (rows[weight == 0] == 0).all()
+        seen.append(rows[weight == 1].ravel())
+    assert np.concatenate(seen).tolist() == tokens.tolist()
+    last = shares[0][-1]
+    assert last.tokens.shape == (4 // processes, remainder or LENGTH)
+    assert not remainder or last.weight.tolist() == [1] + [0] * (4 // processes - 1)
+
+
+def test_nothing_to_evaluate():
+    with pytest.raises(UserError, match="empty"):
+        next(eval_batches(stream(0), LENGTH, batch_size=1))
+
+
+def test_the_size_is_what_evaluation_goes_through():
+    tokens = stream(5, 3)
+    assert split_size(tokens, LENGTH) == (5, 3, 23)
+    batches = eval_batches(tokens, LENGTH, batch_size=2)
+    counted = [int(b.weight.sum()) * b.tokens.shape[1] for b in batches]
+    assert counted == [8, 8, 4, 3] and sum(counted) == split_size(tokens, LENGTH).tokens
+
+
+def test_batches_own_their_memory():
+    """A consumer may keep or change a batch without changing the stream or another batch."""
+    tokens = stream(6)
+    iterator = train_iterator(tokens, LENGTH, batch_size=3, seed=0)
+    kept = [next(iterator).tokens for _ in range(2)]
+    for batch in itertools.chain(kept, (b.tokens for b in eval_batches(tokens, 4, batch_size=2))):
+        assert not np.shares_memory(batch, tokens)

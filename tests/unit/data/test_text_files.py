@@ -1,0 +1,167 @@
+"""Text files, JSON lines and the corpus that ships with the package."""
+
+import gzip
+import json
+
+import pytest
+
+from md4_jax.data import SOURCES
+from md4_jax.data.files import TextFiles
+from md4_jax.data.shakespeare import Shakespeare
+from md4_jax.data.splits import SPLITS, bounds
+from md4_jax.protocols import UserError
+
+
+def read(source) -> list[list[str]]:
+    return [list(source.documents(split)) for split in SPLITS]
+
+
+def write_lines(path, texts, key="text"):
+    lines = "".join(json.dumps({key: text}) + "\n" for text in texts)
+    raw = lines.encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return str(path)
+
+
+def test_the_registry():
+    assert set(SOURCES) == {"text8", "text", "tfds", "shakespeare"}
+    for source in SOURCES.values():
+        assert all(callable(getattr(source, name)) for name in ("documents", "fingerprint"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_documents_are_split_in_order(tmp_path, name):
+    texts = [f"döc {i}\n" for i in range(100)]
+    train, validation, test = read(TextFiles(write_lines(tmp_path / name, texts)))
+    assert (len(train), len(validation), len(test)) == (90, 5, 5)
+    assert train + validation + test == texts
+
+
+def test_amounts_may_be_counts(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", map(str, range(100)))
+    train, validation, test = read(TextFiles(path, validation=7, test=30))
+    assert (train[-1], validation[0], test[0], test[-1]) == ("62", "63", "70", "99")
+    train, validation, test = read(TextFiles(path, validation=0, test=0.001))
+    assert (len(train), len(validation), len(test)) == (99, 0, 1)
+
+
+def test_another_text_key_and_blank_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n" + "".join(f'{{"body": "{i}"}}\n\n' for i in range(20)))
+    train, validation, test = read(TextFiles(str(path), text_key="body"))
+    assert train + validation + test == [str(i) for i in range(20)]
+
+
+def test_few_documents_are_split_by_characters(tmp_path):
+    (tmp_path / "b.txt").write_text("é" * 100)
+    (tmp_path / "a.txt").write_text("x" * 100)
+    train, validation, test = read(TextFiles(str(tmp_path), validation=0.05, test=20))
+    assert train == ["x" * 100, "é" * 70]
+    assert validation == ["é" * 10] and test == ["é" * 20]
+
+
+def test_patterns(tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    for name in ("a.txt", "deep/b.txt", "deep/er/c.txt", "deep/er/d.md"):
+        (tmp_path / name).write_text(name[-5] * 100)
+
+    def letters(path):
+        return "".join(doc[0] for doc in TextFiles(path, validation=0, test=0).documents("train"))
+
+    assert letters(str(tmp_path / "*.txt")) == "a"
+    assert letters(str(tmp_path / "**" / "*.txt")) == "abc"
+    assert letters(str(tmp_path / "deep")) == "bc/"
+    assert letters((str(tmp_path / "a.txt"), str(tmp_path / "deep" / "b*"))) == "ab"
+
+
+def test_nothing_matches(tmp_path):
+    for pattern in (str(tmp_path / "none"), str(tmp_path / "*.txt")):
+        with pytest.raises(UserError, match=r"data\.path: no file matches") as caught:
+            TextFiles(pattern).documents("train")
+        assert pattern in str(caught.value)
+
+
+def test_malformed_lines_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": broken}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: not JSON"):
+        read(TextFiles(str(path)))
+    path.write_text('{"title": "a", "body": "b"}\n')
+    with pytest.raises(UserError, match=r"line 1: no key 'text' \(data\.text_key\); .*body, title"):
+        read(TextFiles(str(path)))
+    path.write_text("[1]\n")
+    with pytest.raises(UserError, match="line 1: not a JSON object but a list"):
+        read(TextFiles(str(path)))
+    path.write_text('{"text": 3}\n')
+    with pytest.raises(UserError, match="line 1: 'text' holds no text but a int"):
+        read(TextFiles(str(path)))
+
+
+def test_undecodable_bytes_are_named(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc\xffdef")
+    with pytest.raises(UserError, match=r"a\.txt is not UTF-8.*b'\\xff' at offset 3"):
+        read(TextFiles(str(path)))
+    lines = tmp_path / "b.jsonl"
+    lines.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    with pytest.raises(UserError, match=r"offset 24"):
+        read(TextFiles(str(lines)))
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a\\ud83d b\\ud83d\\ude42"}\n' * 20)
+    assert read(TextFiles(str(path)))[0][0] == "a\N{REPLACEMENT CHARACTER} b🙂"
+
+
+def test_a_damaged_gzip_file(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"hello" * 100)[:20])
+    with pytest.raises(UserError, match=r"a\.txt\.gz cannot be read"):
+        read(TextFiles(str(path)))
+
+
+def test_nothing_left_to_train_on(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", map(str, range(30)))
+    with pytest.raises(UserError, match=r"validation takes 2 and test 100000 of 30 documents"):
+        TextFiles(path, test=100_000).documents("train")
+    with pytest.raises(UserError, match=r"data\.test is -1"):
+        TextFiles(path, test=-1).documents("train")
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match="of 0 characters"):
+        TextFiles(str(tmp_path / "empty.txt")).documents("train")
+
+
+def test_an_unknown_split(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ["a"])
+    with pytest.raises(UserError, match="unknown split 'valid'; there are train, validation, test"):
+        TextFiles(path).documents("valid")
+
+
+def test_the_fingerprint_follows_files_and_arguments(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", map(str, range(30)))
+    before = TextFiles(path).fingerprint()
+    assert TextFiles(path).fingerprint() == before
+    assert TextFiles(path, test=7).fingerprint() != before
+    write_lines(tmp_path / "a.jsonl", map(str, range(31)))
+    assert TextFiles(path).fingerprint() != before
+
+
+def test_bounds_cover_everything_once():
+    for total in (20, 33, 1000):
+        ranges = [bounds(total, s, validation=0.05, test=0.1, unit="documents") for s in SPLITS]
+        assert [i for start, stop in ranges for i in range(start, stop)] == list(range(total))
+
+
+def test_shakespeare_ships_with_the_package():
+    parts = ["".join(documents) for documents in read(Shakespeare())]
+    assert [len(part) for part in parts] == [1_003_854, 55_770, 55_770]
+    assert parts[0].startswith("First Citizen:")
+    assert Shakespeare().fingerprint() == Shakespeare().fingerprint()
+
+
+def test_real_openwebtext(shared):
+    path = shared("openwebtext/openwebtext-900.jsonl")
+    train, validation, test = read(TextFiles(str(path), validation=50, test=100))
+    assert (len(train), len(validation), len(test)) == (750, 50, 100)
+    assert train[0].startswith("A magazine supplement")

@@ -1,0 +1,216 @@
+"""Tokenizers: round trips, known ids, what they refuse, and that they can be stored."""
+
+import builtins
+import json
+
+import numpy as np
+import pytest
+
+from md4_jax.data import TOKENIZERS, tokenizers
+from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols, from_json
+from md4_jax.protocols import UserError
+
+UNICODE = "naïve façade\n日本語 🙂 tab\there  two spaces, it's 42% "
+
+
+@pytest.fixture
+def tiny_bpe(tmp_path):
+    """A directory with a byte-level BPE of three merges in Hugging Face's file names."""
+    from tokenizers import pre_tokenizers
+
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries = [*symbols, "he", "ll", "hell", "<|endoftext|>"]
+    vocabulary = {entry: index for index, entry in enumerate(entries)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\n")
+    return tmp_path
+
+
+def samples(tiny_bpe):
+    """Each tokenizer with a text that it can encode."""
+    return [
+        (Text8Symbols(), "the quick brown fox"),
+        (Characters(alphabet="zaß🙂 "), "a ß🙂z"),
+        (Bytes(), UNICODE),
+        (BytePairs(path=str(tiny_bpe)), UNICODE + "hello"),
+    ]
+
+
+def test_every_registered_tokenizer_has_a_sample(tiny_bpe):
+    assert set(TOKENIZERS.values()) == {type(t) for t, _ in samples(tiny_bpe)}
+    assert [(name, kind.name) for name, kind in TOKENIZERS.items() if name != kind.name] == []
+
+
+def test_decode_inverts_encode(tiny_bpe):
+    for tokenizer, text in samples(tiny_bpe):
+        ids = tokenizer.encode(text)
+        assert np.issubdtype(ids.dtype, np.unsignedinteger)
+        assert ids.min() >= 0 and ids.max() < tokenizer.vocab_size
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids.tolist()) == text
+
+
+def test_characters_are_tokens_where_they_say_so(tiny_bpe):
+    for tokenizer, text in samples(tiny_bpe):
+        assert tokenizer.is_character == (len(tokenizer.encode(text)) == len(text))
+
+
+def test_a_batch_is_encoded_like_its_texts(tiny_bpe):
+    for tokenizer, text in samples(tiny_bpe):
+        texts = [text, "", text[:5], text[3:]]
+        batch = tokenizer.encode_batch(texts)
+        assert [ids.tolist() for ids in batch] == [tokenizer.encode(t).tolist() for t in texts]
+        assert tokenizer.encode_batch([]) == []
+
+
+def test_the_stored_tokenizer_is_the_same(tiny_bpe):
+    for tokenizer, text in samples(tiny_bpe):
+        stored = tokenizer.to_json()
+        again = from_json(stored)
+        assert type(again) is type(tokenizer)
+        assert again.to_json() == stored
+        assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
+        assert (again.vocab_size, again.eot_id) == (tokenizer.vocab_size, tokenizer.eot_id)
+
+
+def test_a_stored_bpe_needs_no_files(tiny_bpe):
+    stored = BytePairs(path=str(tiny_bpe)).to_json()
+    for file in tiny_bpe.glob("*.*"):
+        file.unlink()
+    assert from_json(stored).decode(from_json(stored).encode("hello")) == "hello"
+
+
+def test_the_mask_is_shown(tiny_bpe):
+    for tokenizer, text in samples(tiny_bpe):
+        ids = tokenizer.encode(text).astype(int)
+        mask = tokenizer.vocab_size
+        assert tokenizer.decode([mask, *ids, mask, mask]) == f"_{text}__"
+        assert tokenizer.decode([mask, *ids], mask="▒") == f"▒{text}"
+        assert tokenizer.decode([]) == ""
+        for wrong in (-1, mask + 1):
+            with pytest.raises(UserError, match=rf"{wrong}.*0\.\.{mask - 1} and the mask {mask}"):
+                tokenizer.decode([wrong])
+
+
+def test_text8_symbols():
+    tokenizer = Text8Symbols()
+    assert tokenizer.vocab_size == 27 and tokenizer.eot_id is None
+    assert tokenizer.encode(" az").tolist() == [0, 1, 26]
+    with pytest.raises(UserError, match="'B' at byte offset 2"):
+        tokenizer.encode("a Bc")
+    with pytest.raises(UserError, match="'ß' at byte offset 3"):
+        tokenizer.encode("gro" + "ß")
+
+
+def test_characters_learn_their_alphabet():
+    tokenizer = Characters().fit(iter(["hello", "wörld🙂"]))
+    assert tokenizer.alphabet == "".join(sorted(set("hellowörld🙂")))
+    assert tokenizer.vocab_size == len(tokenizer.alphabet)
+    assert tokenizer.decode(tokenizer.encode("ööh🙂")) == "ööh🙂"
+
+
+def test_a_given_alphabet_is_kept_in_its_order():
+    tokenizer = Characters(alphabet="cab").fit(["xyz"])
+    assert tokenizer.encode("abc").tolist() == [1, 2, 0]
+
+
+def test_characters_refuse_what_they_do_not_know():
+    with pytest.raises(UserError, match=r"'é' at offset 3 .*alphabet of 3.*tokenizer\.alphabet"):
+        Characters(alphabet="abc").encode("abcé")
+    for use in (lambda t: t.encode("a"), lambda t: t.vocab_size, lambda t: t.decode([0])):
+        with pytest.raises(UserError, match="no alphabet yet"):
+            use(Characters())
+    with pytest.raises(UserError, match="twice"):
+        Characters(alphabet="aa")
+    with pytest.raises(UserError, match="no characters"):
+        Characters().fit([""])
+
+
+def test_bytes_have_an_end_of_text():
+    tokenizer = Bytes()
+    assert (tokenizer.vocab_size, tokenizer.eot_id) == (257, 256)
+    assert tokenizer.encode("é").tolist() == [0xC3, 0xA9]
+    assert tokenizer.decode([104, 256, 105, 256]) == "h<|endoftext|>i<|endoftext|>"
+    assert tokenizer.decode([0xC3, 104]) == "\N{REPLACEMENT CHARACTER}h"
+
+
+def test_bpe_merges_and_ends(tiny_bpe):
+    tokenizer = BytePairs(path=str(tiny_bpe))
+    assert tokenizer.vocab_size == 260 and tokenizer.eot_id == 259
+    assert len(tokenizer.encode("hello")) == 2
+    (tiny_bpe / "vocab.json").rename(tiny_bpe / "encoder.json")
+    (tiny_bpe / "merges.txt").rename(tiny_bpe / "vocab.bpe")
+    assert BytePairs(path=str(tiny_bpe)).to_json() == tokenizer.to_json()
+
+
+def test_bpe_from_a_tokenizer_json(tiny_bpe, tmp_path):
+    tokenizer = BytePairs(path=str(tiny_bpe))
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.loads(tokenizer.to_json())["definition"])
+    for path in (folder, folder / "tokenizer.json"):
+        assert BytePairs(path=str(path)).to_json() == tokenizer.to_json()
+
+
+def test_bpe_says_what_it_needs(tiny_bpe, tmp_path):
+    with pytest.raises(UserError, match=r"either tokenizer\.path or tokenizer\.hub"):
+        BytePairs()
+    with pytest.raises(UserError, match=r"either tokenizer\.path or tokenizer\.hub"):
+        BytePairs(path="a", hub="b")
+    with pytest.raises(UserError, match=r"nowhere; .*encoder\.json and vocab\.bpe.*merges\.txt"):
+        BytePairs(path=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"no entry '</s>': set tokenizer\.eot"):
+        BytePairs(path=str(tiny_bpe), eot="</s>")
+    assert BytePairs(path=str(tiny_bpe), eot=None).eot_id is None
+    (tiny_bpe / "bad.json").write_text("{}")
+    with pytest.raises(UserError, match=r"bad\.json is not a tokenizer\.json"):
+        BytePairs(path=str(tiny_bpe / "bad.json"))
+    (tiny_bpe / "vocab.json").write_text("[")
+    with pytest.raises(UserError, match=r"vocab\.json and .*merges\.txt are no BPE vocabulary"):
+        BytePairs(path=str(tiny_bpe))
+
+
+def test_an_unreachable_hub(monkeypatch):
+    import tokenizers as library
+
+    class Offline:
+        @staticmethod
+        def from_pretrained(name):
+            raise OSError(f"no route to {name}")
+
+    monkeypatch.setattr(library, "Tokenizer", Offline)
+    with pytest.raises(UserError, match=r"'gpt2'.*no route to gpt2.*set tokenizer\.path"):
+        BytePairs(hub="gpt2")
+
+
+def test_a_missing_tokenizers_package(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args):
+        if name == "tokenizers":
+            raise ImportError(name)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match="pip install tokenizers"):
+        BytePairs(hub="gpt2")
+
+
+def test_gpt2(shared):
+    folder = shared("gpt2_bpe")
+    tokenizer = BytePairs(path=str(folder))
+    assert (tokenizer.vocab_size, tokenizer.eot_id) == (50257, 50256)
+    assert tokenizer.encode("Hello world").tolist() == [15496, 995]
+    assert tokenizer.encode("Hello world").dtype == np.uint16
+    assert tokenizer.decode(tokenizer.encode(UNICODE)) == UNICODE
+    assert tokenizer.decode([15496, 50256]) == "Hello<|endoftext|>"
+
+
+def test_a_long_text_is_cut_without_changing_its_tokens(shared, monkeypatch):
+    tokenizer = BytePairs(path=str(shared("gpt2_bpe")))
+    text = shared("wikitext2/wiki.test.raw").read_text()[:100_000]
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr(tokenizers, "PIECE_CHARACTERS", 1000)
+    assert len(list(tokenizers._pieces(text))) > 50
+    assert tokenizer.encode(text).tolist() == whole.tolist()
+    assert tokenizer.encode_batch([text])[0].tolist() == whole.tolist()
