@@ -282,6 +282,23 @@ def eval_batch_size(built: Experiment) -> int:
     return built.eval.batch_size or built.train.batch_size
 
 
+def data_sizes(built: Experiment, source: Any) -> dict[str, loader.SplitSize]:
+    """Tokenises every split that the run will need; UserError now for one that is too short."""
+    splits = ["train", *(["validation"] if built.eval.every else []), built.eval.split]
+    sizes = {
+        split: loader.split_size(stream(source, built.tokenizer, split), built.data.length)
+        for split in dict.fromkeys(splits)
+    }
+    for split, size in sizes.items():
+        if size.tokens == 0 or (split == "train" and size.sequences == 0):
+            raise UserError(
+                f"the {split} split has {size.tokens} tokens, fewer than "
+                f"{'one sequence of' if split == 'train' else 'needed with'} "
+                f"data.length={built.data.length}: take a larger corpus or lower data.length"
+            )
+    return sizes
+
+
 def train_batches(built: Experiment, source: Any) -> TrainIterator:
     """This process's rows of the endless shuffled training batches."""
     return train_iterator(

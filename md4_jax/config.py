@@ -99,7 +99,7 @@ def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 def unknown(what: str, name: str, known: list[str]) -> UserError:
     """The error for a name that is not known: lists the known ones, suggests the nearest."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return UserError(f"unknown {what} {name!r}{hint} Known: {', '.join(sorted(known))}")
 
 

@@ -46,8 +46,9 @@ def run(arguments: list[str]) -> int:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         flags.workdir = f"runs/{Path(flags.config).stem}-{now}"
     workdir = Path(flags.workdir).absolute()
-    given = [a for a in arguments if not a.startswith("--workdir")]
-    command = "python -m md4_jax.main " + shlex.join([*given, f"--workdir={workdir}"])
+    words = [f"--config={flags.config}", f"--workdir={workdir}", f"--mode={flags.mode}"]
+    words += [f"--config.{key}={value}" for key, value in assignments.items()]
+    command = "python -m md4_jax.main " + shlex.join(words)
     return modes.MODES[flags.mode](asked, workdir, command)
 
 

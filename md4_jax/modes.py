@@ -26,12 +26,13 @@ def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     if kept is not None:
         config.check_same(kept, asked, workdir)
     exp, source = _experiment(asked, workdir)
+    sizes = build.data_sizes(exp, source)
     if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
-        config.store(workdir, asked)
-        (workdir / build.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
+        _open_workdir(exp, asked, workdir)
     for warning in source.warnings:
         _say(f"warning: {warning}")
+    for split, size in sizes.items():
+        _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} sequences")
     step, signalled = train(exp, source, workdir)
     if signalled is not None:
         name = signal.Signals(signalled).name
@@ -70,6 +71,16 @@ def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
 
 
 MODES = {"train": train_mode, "eval": eval_mode, "sample": sample_mode}
+
+
+def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Path) -> None:
+    """Makes the directory of the run and what describes it; UserError if that is not possible."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        config.store(workdir, asked)
+        (workdir / build.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
+    except OSError as error:
+        raise UserError(f"--workdir {workdir} cannot be written: {error.strerror}") from error
 
 
 def _say(text: str) -> None:

@@ -97,7 +97,7 @@ def make_train_step(
         grads, metrics = accumulate(
             jax.grad(loss, has_aux=True), options.microbatches, state.params, (batch, u, keys)
         )
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
         new = _apply(optimizer, state, grads, options.ema)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)

@@ -63,6 +63,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
     def evaluate_if_due() -> None:
         every = exp.eval.every
         if every and step and step % every == 0 and not writer.has(step, "eval_nats_per_token"):
+            log.flush()
             batches = build.eval_batches(exp, source, "validation")
             result = evaluator(state.ema, batches, exp.eval.limit)
             log.evaluation(step, result, report.line(result))
@@ -74,8 +75,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
 
     try:
         last = step >= exp.train.num_steps
-        if not last:
-            evaluate_if_due()
+        evaluate_if_due()  # a kill after the save may have come before it
         while not last:
             batch = to_global(next(data), exp.mesh)
             with jax.set_mesh(exp.mesh):

@@ -203,11 +203,11 @@ class BytePairs(_Common):
 
     path        a directory with encoder.json and vocab.bpe, or vocab.json and
                 merges.txt, or tokenizer.json; or a tokenizer.json itself
-    hub         instead: a name on the Hugging Face hub, such as 'gpt2'
-    definition  instead: the contents of a tokenizer.json, as a run keeps it
+    hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
+    definition  before either: the contents of a tokenizer.json, as a run keeps it
     eot         the entry that ends a text; None for a vocabulary without one
 
-    Raises UserError when there is not exactly one of the three, or it cannot be
+    Raises UserError when there is none of the three, or it cannot be
     read, or has no such entry.
     """
 
@@ -221,7 +221,7 @@ class BytePairs(_Common):
     is_character = False
 
     def __post_init__(self):
-        if [self.path, self.hub, self.definition].count(None) != 2:
+        if self.path is None and self.hub is None and self.definition is None:
             raise UserError("the tokenizer 'bpe' needs either tokenizer.path or tokenizer.hub")
         if self.eot is not None and self.eot_id is None:
             raise UserError(
@@ -266,7 +266,7 @@ class BytePairs(_Common):
 
         if self.definition is not None:
             return bpe_files.from_definition(self.definition)
-        return bpe_files.from_hub(self.hub) if self.hub else bpe_files.from_path(self.path)
+        return bpe_files.from_path(self.path) if self.path else bpe_files.from_hub(self.hub)
 
 
 def _pieces(text: str) -> Iterator[str]:

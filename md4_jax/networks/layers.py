@@ -60,6 +60,32 @@ class Attention(nn.Module):
         return dense(size, "out", self.dtype, zeros=True)(mixed_BxLxD)
 
 
+class LocalMixing(nn.Module):
+    """x + a depthwise convolution of x over `width` neighbours (cf. Primer, arXiv:2109.08668).
+
+    Attention takes long to learn to look next door; this looks there from the
+    start. Neighbours of another segment count as zero.
+    """
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x_BxLxD: Array, segments: Array | None) -> Array:
+        init = nn.initializers.normal(self.width**-0.5)
+        scale_WxD = self.param("scale", init, (self.width, x_BxLxD.shape[-1]))
+        reach = self.width // 2
+        padded = jnp.pad(x_BxLxD, ((0, 0), (reach, reach), (0, 0)))
+        length, mixed = x_BxLxD.shape[1], x_BxLxD
+        for tap in range(self.width):
+            neighbour = padded[:, tap : tap + length]
+            if segments is not None:
+                around = jnp.pad(segments, ((0, 0), (reach, reach)), constant_values=-1)
+                same = around[:, tap : tap + length] == segments
+                neighbour = jnp.where(same[..., None], neighbour, 0)
+            mixed = mixed + neighbour * scale_WxD[tap].astype(x_BxLxD.dtype)
+        return mixed
+
+
 class FeedForward(nn.Module):
     """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202)."""
 
@@ -80,6 +106,7 @@ class Block(nn.Module):
     heads: int
     hidden: int
     qk_norm: bool
+    local_width: int
     dtype: jnp.dtype
 
     @nn.compact
@@ -90,7 +117,13 @@ class Block(nn.Module):
         if condition_BxD is not None:
             six = modulation(6, x_BxLxD.shape[-1], condition_BxD, self.dtype)
             first, second = six[:3], six[3:]
-        x_BxLxD = residual(x_BxLxD, lambda y: attention(y, segments), first, "attention_norm")
+
+        def mix(y_BxLxD: Array) -> Array:
+            if self.local_width:
+                y_BxLxD = LocalMixing(self.local_width, name="local_mixing")(y_BxLxD, segments)
+            return attention(y_BxLxD, segments)
+
+        x_BxLxD = residual(x_BxLxD, mix, first, "attention_norm")
         x_BxLxD = residual(x_BxLxD, feed_forward, second, "feed_forward_norm")
         return constrain(x_BxLxD, BATCH_AXES, None, None), None
 

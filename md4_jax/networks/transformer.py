@@ -32,6 +32,7 @@ class Transformer:
     hidden: int = 0
     time_conditioning: bool = True
     qk_norm: bool = False
+    local_width: int = 0
     scan_blocks: bool = True
     remat: bool = False
     dtype: str = "float32"
@@ -94,7 +95,7 @@ class TransformerModule(nn.Module):
         )
         hidden = o.hidden or -(-8 * o.size // (3 * 64)) * 64
         block = nn.remat(Block, prevent_cse=not o.scan_blocks) if o.remat else Block
-        arguments = (o.heads, hidden, o.qk_norm, self.compute_dtype)
+        arguments = (o.heads, hidden, o.qk_norm, o.local_width, self.compute_dtype)
         if o.scan_blocks:
             self.blocks = nn.scan(
                 block,

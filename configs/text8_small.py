@@ -1,0 +1,18 @@
+"""text8 at a size for two CPU cores and ten minutes of training.
+
+    python -m md4_jax.main --config configs/text8_small.py --config.data.path=FILE
+"""
+
+from configs import base, quickstart
+
+
+def get_config():
+    config = quickstart.get_config()
+    config.data = base.get_config().data
+    config.tokenizer = dict(name="text8")
+    config.train.update(num_steps=6000, seconds=600.0, ema=0.995)
+    config.optim.warmup_steps = 100
+    config.eval.update(every=2000, draws=2, limit=256)
+    config.checkpoint.every = 2000
+    config.log.every = 100
+    return config
