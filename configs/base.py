@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
                 schedule=dict(name="linear"),
             ),
             objective=dict(
-                # md4 | md4_discrete(timesteps, reconstruction) | any_order(weight_power)
+                # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked)
                 name="md4",
             ),
             network=dict(
@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
                 hidden=0,  # width of the gated feed-forward layer; 0: 8/3 of size
                 time_conditioning=True,  # feed t by adaLN-zero; False: time-free
                 qk_norm=False,  # normalise queries and keys
+                local_width=0,  # neighbours of a depthwise convolution before attention; 0: none
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
                 remat=False,  # recompute blocks in the backward pass to save memory
                 dtype="float32",  # of the computation: float32 | bfloat16

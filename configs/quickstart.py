@@ -7,21 +7,22 @@ def get_config():
     config = base.get_config()
     config.data = dict(name="shakespeare", length=256, separate_documents=False)
     config.tokenizer = dict(name="characters")
-    # Trained with every masked token weighing the same, which learns faster than the
-    # bound's weights in a short run; what is reported is the bound.
-    config.objective = dict(name="any_order", weight_power=0.0)
-    config.network.update(size=128, depth=4, heads=4, time_conditioning=False, scan_blocks=False)
+    # Every masked token weighs the same and sequences with hardly a token visible are left
+    # out: learns faster than the bound does in a short run. What is reported is the bound (eval.objective).
+    config.objective = dict(name="any_order", weight_power=0.0, max_masked=0.8)
+    config.network.update(size=128, depth=4, heads=4, time_conditioning=False, qk_norm=True)
+    config.network.update(local_width=5, scan_blocks=False)
     config.optim = dict(
         name="muon",
         learning_rate=0.02,
-        adam_learning_rate=0.01,
+        adam_learning_rate=0.02,
         decay="cosine",
         warmup_steps=50,
         final_fraction=0.0,
         clip=1.0,
     )
-    config.train.update(num_steps=1500, batch_size=4, ema=0.99, seconds=290.0)
-    config.eval.update(every=500, draws=4, limit=64, ngram_order=5, batch_size=16)
-    config.checkpoint.every = 500
+    config.train.update(num_steps=2400, batch_size=4, ema=0.99, seconds=290.0)
+    config.eval.update(every=600, draws=4, limit=64, ngram_order=5, batch_size=16)
+    config.checkpoint.every = 600
     config.log.every = 50
     return config

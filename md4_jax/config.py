@@ -27,6 +27,8 @@ def load(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise UserError(f"--config {path}: there is no such file")
+    if file.suffix != ".py":
+        raise UserError(f"--config {path}: a config is a Python file with a get_config()")
     roots = [str(file.resolve().parent.parent), str(PACKAGE_ROOT)]
     spec = importlib.util.spec_from_file_location("md4_jax_config_file", file)
     module = importlib.util.module_from_spec(spec)

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import errno
 import logging
 import shlex
 import sys
@@ -49,11 +50,33 @@ def run(arguments: list[str]) -> int:
     words = [f"--config={flags.config}", f"--workdir={workdir}", f"--mode={flags.mode}"]
     words += [f"--config.{key}={value}" for key, value in assignments.items()]
     command = "python -m md4_jax.main " + shlex.join(words)
-    return modes.MODES[flags.mode](asked, workdir, command)
+    try:
+        return modes.MODES[flags.mode](asked, workdir, command)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{error.strerror} while writing to {workdir}: free some, then start the same "
+            "command again, which resumes from the last whole checkpoint"
+        ) from error
+
+
+def _hush() -> None:
+    """Silences libraries; what goes wrong with a run, the run says itself."""
+    for name in ("absl", "asyncio"):  # Orbax logs pages of tracebacks and then raises besides
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # A read that fails closes Orbax's event loop, of which TensorStore's threads then complain.
+    others = sys.unraisablehook
+
+    def hook(event) -> None:
+        if "Event loop is closed" not in str(event.exc_value):
+            others(event)
+
+    sys.unraisablehook = hook
 
 
 def main() -> None:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # notices of libraries, not of a run
+    _hush()
     try:
         sys.exit(run(sys.argv[1:]))
     except UserError as error:

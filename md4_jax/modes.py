@@ -27,6 +27,7 @@ def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
         config.check_same(kept, asked, workdir)
     exp, source = _experiment(asked, workdir)
     sizes = build.data_sizes(exp, source)
+    abstract_state(exp)  # refuses sizes that the mesh does not divide before anything is written
     if jax.process_index() == 0:
         _open_workdir(exp, asked, workdir)
     for warning in source.warnings:

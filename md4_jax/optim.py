@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from md4_jax.protocols import Array, Params, UserError
+from md4_jax.protocols import Params, UserError
 from md4_jax.sharding import path_name
 
 DECAYED = re.compile(r"kernel$")
@@ -128,10 +127,3 @@ def hidden_matrices(params: Params) -> Params:
 
 def _by_path(params: Params, choose: Callable) -> Params:
     return jax.tree_util.tree_map_with_path(lambda path, _: choose(path_name(path)), params)
-
-
-def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
-    """Moving average with decay min(decay, (1 + step) / (10 + step)): short runs can use it."""
-    step = step.astype(jnp.float32)
-    rate = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
-    return jax.tree.map(lambda old, new: old + rate * (new - old), ema, params)

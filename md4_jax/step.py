@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.optim import ema_update
 from md4_jax.protocols import Array, Batch, Denoiser, Network, Objective, Params, UserError
 from md4_jax.sharding import BATCH_AXES, constrain
 
@@ -145,6 +144,13 @@ def _apply(
     params = optax.apply_updates(state.params, updates)
     ema = ema_update(state.ema, params, state.step, decay)
     return state._replace(params=params, ema=ema, opt_state=opt_state)
+
+
+def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
+    """Moving average with decay min(decay, (1 + step) / (10 + step)): short runs can use it."""
+    step = step.astype(jnp.float32)
+    rate = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda old, new: old + rate * (new - old), ema, params)
 
 
 def make_eval_step(

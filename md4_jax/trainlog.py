@@ -42,7 +42,7 @@ class TrainLog:
 
     def state(self) -> dict:
         """The window so far, as JSON: call `flush` first."""
-        return {"sums": self._sums, "count": self._count}
+        return {"sums": dict(self._sums), "count": self._count}  # saved while the run goes on
 
     def set_state(self, state: dict) -> None:
         self._sums, self._count = dict(state["sums"]), state["count"]

@@ -24,23 +24,28 @@ class AnyOrder:
 
     weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled
     to cost the same if every token does; 0 is the plain masked language model.
-    Those are training-only losses. Nats per sequence.
+    max_masked below 1 leaves out the masks of more than that share of the tokens,
+    from which there is least to learn. Both make a training-only loss. Nats per
+    sequence.
     """
 
     weight_power: float = 1.0
+    max_masked: float = 1.0
 
     def __post_init__(self):
+        if not 0 < self.max_masked <= 1:
+            raise UserError(f"objective.max_masked must lie in (0, 1], not {self.max_masked}")
         if not 0 <= self.weight_power <= 1:
             raise UserError(f"objective.weight_power must lie in [0, 1], not {self.weight_power}")
 
     def is_bound(self, process: Masking) -> bool:
-        return self.weight_power == 1.0
+        return self.weight_power == 1.0 and self.max_masked == 1.0
 
     def __call__(
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        length = batch.tokens.shape[1]
-        count = jnp.clip(jnp.floor(u * length).astype(jnp.int32) + 1, 1, length)
+        most = self._most(batch.tokens.shape[1])
+        count = jnp.clip(jnp.floor(u * most).astype(jnp.int32) + 1, 1, most)
         z, one_minus_alpha = process.mask_exactly(keys, batch.tokens, count)
         t = process.schedule.inverse(one_minus_alpha)
         return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
@@ -54,6 +59,10 @@ class AnyOrder:
         return self._weight(z.shape[1], count) * nats
 
     def _weight(self, length: int, count: Array) -> Array:
-        shares = np.arange(1, length + 1) / length
+        shares = np.arange(1, self._most(length) + 1) / length
         scale = 1.0 / np.mean(shares ** (1.0 - self.weight_power))
         return scale * (length / count) ** self.weight_power
+
+    def _most(self, length: int) -> int:
+        """The largest number of masks that is drawn, at least 1."""
+        return max(1, round(self.max_masked * length))
