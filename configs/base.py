@@ -50,6 +50,7 @@ def get_config() -> ConfigDict:
                 final_fraction=0.0,  # of the peak, at the last step
                 b1=0.9,
                 b2=0.999,
+                eps=1e-8,  # added to the root of the second moment
                 weight_decay=0.0,  # on matrices of linear layers alone
                 clip=1.0,  # global norm of the gradient of nats per token; 0: none
             ),

@@ -21,8 +21,8 @@ def get_config():
         final_fraction=0.0,
         clip=1.0,
     )
-    config.train.update(num_steps=2400, batch_size=4, ema=0.99, seconds=290.0)
-    config.eval.update(every=600, draws=4, limit=64, ngram_order=5, batch_size=16)
-    config.checkpoint.every = 600
+    config.train.update(num_steps=2000, batch_size=4, ema=0.99, seconds=290.0)
+    config.eval.update(every=500, draws=4, limit=64, ngram_order=5, batch_size=16)
+    config.checkpoint.every = 500
     config.log.every = 50
     return config

@@ -1,6 +1,6 @@
 """text8 at a size for two CPU cores and ten minutes of training.
 
-    python -m md4_jax.main --config configs/text8_small.py --config.data.path=FILE
+python -m md4_jax.main --config configs/text8_small.py --config.data.path=FILE
 """
 
 from configs import base, quickstart

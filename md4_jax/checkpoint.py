@@ -59,6 +59,10 @@ class Checkpoints:
         )
         self._guard(lambda: self._manager.save(step, args=items))
 
+    def check(self) -> None:
+        """UserError if a save in the background has failed meanwhile."""
+        self._guard(lambda: None)
+
     def wait(self) -> None:
         """Blocks until what was started is on disk; UserError if it failed."""
         self._guard(self._manager.wait_until_finished)

@@ -3,7 +3,6 @@
 import argparse
 import datetime
 import errno
-import logging
 import shlex
 import sys
 from pathlib import Path
@@ -61,26 +60,15 @@ def run(arguments: list[str]) -> int:
         ) from error
 
 
-def _hush() -> None:
-    """Silences libraries; what goes wrong with a run, the run says itself."""
-    for name in ("absl", "asyncio"):  # Orbax logs pages of tracebacks and then raises besides
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    # A read that fails closes Orbax's event loop, of which TensorStore's threads then complain.
-    others = sys.unraisablehook
-
-    def hook(event) -> None:
-        if "Event loop is closed" not in str(event.exc_value):
-            others(event)
-
-    sys.unraisablehook = hook
-
-
 def main() -> None:
-    _hush()
+    modes.hush()
     try:
         sys.exit(run(sys.argv[1:]))
     except UserError as error:
         sys.exit(modes.complain(error))
+    except KeyboardInterrupt:  # outside of the training loop, which has its own way
+        print("interrupted; the same command goes on from what is saved", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

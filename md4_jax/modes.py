@@ -1,5 +1,6 @@
 """What each --mode does, from a checked config to the last line printed."""
 
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -122,6 +123,11 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
     result = build.evaluator(exp)(params, build.eval_batches(exp, source, exp.eval.split))
     result = {"step": step, "split": exp.eval.split, **result}
     _say(report.line(result))
+    if jax.process_index() == 0:
+        try:
+            report.keep(workdir, result)
+        except OSError as error:  # somebody else's run may be evaluated without write access
+            _say(f"warning: the result is not kept in {workdir}: {error.strerror}")
     levels: list[float] = []
     if exp.eval.ngram_order and jax.process_index() == 0:
         levels = ngrams.ladder(
@@ -155,3 +161,17 @@ def complain(error: UserError) -> int:
     """Prints a user's mistake without a traceback; returns the exit code 2."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     return 2
+
+
+def hush() -> None:
+    """Silences libraries; what goes wrong with a run, the run says itself."""
+    for name in ("absl", "asyncio"):  # Orbax logs pages of tracebacks and then raises besides
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # A read that fails closes Orbax's event loop, of which TensorStore's threads then complain.
+    others = sys.unraisablehook
+
+    def hook(event) -> None:
+        if "Event loop is closed" not in str(event.exc_value):
+            others(event)
+
+    sys.unraisablehook = hook

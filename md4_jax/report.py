@@ -14,6 +14,7 @@ from md4_jax.metrics import read_rows
 from md4_jax.protocols import Params
 
 METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 
 
 def start(built: Any, params: Params, workdir: Path, step: int) -> str:
@@ -63,6 +64,12 @@ def picture(workdir: Path, levels: list[float]) -> Path:
     path = workdir / "figures" / "loss.png"
     figures.loss_curve(read_rows(workdir / METRICS), path, levels)
     return path
+
+
+def keep(workdir: Path, result: dict[str, Any]) -> None:
+    """Adds a result on a whole split to evaluations.jsonl, with the commit that measured it."""
+    with (workdir / EVALUATIONS).open("a") as file:
+        file.write(as_json({**result, "commit": commit()}) + "\n")
 
 
 def as_json(numbers: dict[str, Any]) -> str:

@@ -83,6 +83,8 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
             step += 1
             log.add(step, metrics)
             progress.advance()
+            if step % exp.log.every == 0:
+                checkpoints.check()
             last = step >= exp.train.num_steps or should_stop()
             if last or step % exp.checkpoint.every == 0:
                 log.flush()
@@ -90,6 +92,11 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
             if stop.signal is None:
                 evaluate_if_due()
         checkpoints.wait()
+        if step < exp.train.num_steps and stop.signal is None:
+            progress.say(
+                f"stopped at step {step} of {exp.train.num_steps}: the budget of "
+                f"train.seconds={exp.train.seconds:g} is spent; the same command goes on"
+            )
     except UserError as error:
         raise UserError(f"stopped after step {step}: {error}") from error
     finally:

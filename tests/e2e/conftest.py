@@ -1,0 +1,215 @@
+"""The program as its users start it: in a process of its own, or here where that adds nothing."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from md4_jax import build, config, main, train
+from md4_jax.checkpoint import Checkpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Ended(NamedTuple):
+    """What a run left: exit code, standard output and standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("e2e")
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    """The config file of the tests."""
+    return Path(__file__).with_name("tiny.py")
+
+
+@pytest.fixture(scope="session")
+def environment(scratch) -> dict[str, str]:
+    """Of the program's processes: one CPU device, caches shared between them."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    return kept | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "MD4_JAX_CACHE": str(scratch / "cache"),
+        "JAX_COMPILATION_CACHE_DIR": str(scratch / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def caches(scratch):
+    """The same for runs in this process, undone after each file of tests."""
+    keys = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {key: getattr(jax.config, key) for key in keys}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MD4_JAX_CACHE", str(scratch / "cache"))
+        patch.chdir(ROOT)
+        jax.config.update("jax_compilation_cache_dir", str(scratch / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        compilation_cache.reset_cache()
+        yield
+    for key, value in before.items():
+        jax.config.update(key, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def start(environment):
+    """Starts `python WORDS`; whatever still runs at the end of the tests is killed."""
+    started = []
+
+    def start(*words, **variables) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            cwd=ROOT,
+            env=environment | {k: str(v) for k, v in variables.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def program(start):
+    """`python -m md4_jax.main ARGUMENTS` in a process of its own, to its end."""
+
+    def program(*arguments, **variables) -> Ended:
+        process = start("-m", "md4_jax.main", *arguments, **variables)
+        out, err = process.communicate(timeout=300)
+        return Ended(process.returncode, out, err)
+
+    return program
+
+
+@pytest.fixture(scope="session")
+def run():
+    """The same in this process."""
+
+    def run(*arguments) -> Ended:
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            patch.setattr(sys, "argv", ["md4_jax", *map(str, arguments)])
+            patch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which main replaces
+            main.main()
+        return Ended(ended.value.code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def refused(run):
+    """Runs what must fail as a user's mistake: exit code 2, one error, no traceback."""
+
+    def refused(*arguments) -> str:
+        ended = run(*arguments)
+        assert ended.code == 2, ended
+        assert "Traceback" not in ended.err
+        assert ended.err.count("error: ") == 1
+        return ended.err
+
+    return refused
+
+
+@pytest.fixture(scope="session")
+def trained(run, tiny, scratch) -> Path:
+    """The workdir of a whole run of the tiny config in this process; not to be changed."""
+    workdir = scratch / "trained"
+    ended = run("--config", tiny, "--workdir", workdir)
+    assert ended.code == 0, ended
+    return workdir
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Path:
+    """A copy of that workdir, to be changed."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def arrays():
+    """{path: array} of the newest checkpoint of a workdir: all of the state."""
+
+    def arrays(workdir: Path) -> dict[str, np.ndarray]:
+        asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
+        exp = build.experiment(asked, build.stored_tokenizer(workdir))
+        checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint, read_only=True)
+        state, _ = checkpoints.restore(train.abstract_state(exp))
+        checkpoints.close()
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        }
+
+    return arrays
+
+
+@pytest.fixture(scope="session")
+def rows():
+    """The lines of metrics.jsonl, in order, without what depends on the clock."""
+
+    def rows(workdir: Path) -> list[dict]:
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in found]
+
+    return rows
+
+
+@pytest.fixture(scope="session")
+def same_run(arrays, rows):
+    """Asserts that two workdirs ended alike: every array bit for bit and every row."""
+
+    def same_run(workdir: Path, reference: Path) -> None:
+        assert rows(workdir) == rows(reference)
+        found, expected = arrays(workdir), arrays(reference)
+        assert found.keys() == expected.keys()
+        different = [k for k in found if found[k].tobytes() != expected[k].tobytes()]
+        assert not different
+
+    return same_run
+
+
+@pytest.fixture(scope="session")
+def snapshot():
+    """{file: hash} of all that a directory holds, to see that nothing changed."""
+
+    def snapshot(directory: Path) -> dict[str, str]:
+        return {
+            str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in sorted(directory.rglob("*"))
+            if file.is_file()
+        }
+
+    return snapshot

@@ -1,0 +1,91 @@
+"""Runs the program in this process, several times or until it is killed in a chosen place.
+
+driver.py runs ARGUMENTS [-- ARGUMENTS ...]
+    each run in turn; every save also notes in WORKDIR/shards.json how arrays are split
+driver.py kill-in-evaluation STEP ARGUMENTS
+driver.py kill-in-save STEP ARGUMENTS
+    SIGKILL in the middle of the evaluation or of the save of that step
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+
+from md4_jax import main
+from md4_jax.checkpoint import Checkpoints
+from md4_jax.trainlog import TrainLog
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note_shards() -> None:
+    save = Checkpoints.save
+
+    def noting(self, step, state, host):
+        found = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): {
+                "shape": leaf.shape,
+                "shard": leaf.addressable_shards[0].data.shape,
+                "devices": len(leaf.addressable_shards),
+            }
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        }
+        (self.directory.parent / "shards.json").write_text(json.dumps(found))
+        save(self, step, state, host)
+
+    Checkpoints.save = noting
+
+
+def kill_in_evaluation(fatal: int) -> None:
+    """The result is computed and nothing of it is written; what was being saved is on disk."""
+    save, evaluation, used = Checkpoints.save, TrainLog.evaluation, []
+
+    def noting(self, step, state, host):
+        used.append(self)
+        save(self, step, state, host)
+
+    def dying(self, step, result, text):
+        if step == fatal:
+            used[-1].wait()
+            die()
+        evaluation(self, step, result, text)
+
+    Checkpoints.save, TrainLog.evaluation = noting, dying
+
+
+def kill_in_save(fatal: int) -> None:
+    """The temporary directory of the checkpoint is there and its final name is not."""
+    save = Checkpoints.save
+
+    def watch(directory: Path) -> None:
+        while not any(directory.glob(f"{fatal}.*")):
+            time.sleep(0.0005)
+        die()
+
+    def watched(self, step, state, host):
+        if step == fatal:
+            threading.Thread(target=watch, args=(self.directory,), daemon=True).start()
+        save(self, step, state, host)
+
+    Checkpoints.save = watched
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    if what == "runs":
+        note_shards()
+        groups = itertools.groupby(rest, lambda word: word == "--")
+        for arguments in [list(words) for is_dashes, words in groups if not is_dashes]:
+            assert main.run(arguments) == 0
+    else:
+        {"kill-in-evaluation": kill_in_evaluation, "kill-in-save": kill_in_save}[what](int(rest[0]))
+        sys.exit(main.run(rest[1:]))

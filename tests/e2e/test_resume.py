@@ -1,0 +1,169 @@
+"""A run that is killed, and started again with the same command, ends as if nothing had been."""
+
+import random
+import re
+import shlex
+import signal
+
+import pytest
+
+from md4_jax.metrics import NullWriter, Progress
+from md4_jax.trainlog import TrainLog
+
+
+@pytest.fixture(scope="module")
+def reference(program, tiny, scratch):
+    """The workdir of a run that nobody interrupted."""
+    workdir = scratch / "uninterrupted"
+    ended = program("--config", tiny, "--workdir", workdir)
+    assert ended.code == 0, ended
+    return workdir
+
+
+def stop_at(process, step: int, number: signal.Signals):
+    """Sends the signal once a line of that step or a later one is out; (code, out, err)."""
+    before = []
+    for line in process.stderr:
+        before.append(line)
+        match = re.match(r"step (\d+)/", line)
+        if match and int(match[1]) >= step:
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, "".join(before) + err
+
+
+def saved(workdir) -> list[int]:
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def test_a_run_here_equals_one_in_its_own_process(trained, reference, same_run):
+    same_run(trained, reference)
+
+
+def test_the_rows_of_an_uninterrupted_run(reference, rows):
+    found = rows(reference)
+    assert [r["step"] for r in found if "grad_norm" in r] == list(range(3, 31, 3))
+    assert [r["step"] for r in found if "eval_nats_per_token" in r] == [10, 20, 30]
+    assert saved(reference) == [21, 28, 30]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_a_random_step(seed, tiny, tmp_path, start, program, reference, same_run):
+    step = random.Random(seed).randint(1, 24)
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
+    code, _, err = stop_at(start("-m", "md4_jax.main", *arguments), step, signal.SIGKILL)
+    assert code == -signal.SIGKILL, err
+    assert "step 30/30" not in err
+    ended = program(*arguments)
+    assert ended.code == 0, ended
+    same_run(tmp_path / "run", reference)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_run):
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
+    for step in (9, 18, 27):
+        code, _, err = stop_at(start("-m", "md4_jax.main", *arguments), step, signal.SIGKILL)
+        assert code == -signal.SIGKILL, err
+    assert program(*arguments).code == 0
+    same_run(tmp_path / "run", reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_names_the_command_that_resumes(
+    number, tiny, tmp_path, start, program, reference, same_run
+):
+    workdir = tmp_path / "a run"  # a space, for the shell's sake
+    process = start("-m", "md4_jax.main", "--config", tiny, "--workdir", workdir)
+    code, out, err = stop_at(process, 8, number)
+    assert code == 128 + number, err
+    assert "Traceback" not in err
+    message, command = out.strip().splitlines()[-2:]
+    step = int(re.match(rf"{number.name}: step (\d+) is saved in ", message)[1])
+    assert saved(workdir)[-1] == step < 30
+    python, dash, module, *arguments = shlex.split(command)
+    assert (python, dash, module) == ("python", "-m", "md4_jax.main")
+    ended = program(*arguments)
+    assert ended.code == 0, ended
+    assert f"resuming from step {step}\n" in ended.out
+    same_run(workdir, reference)
+
+
+@pytest.mark.slow
+def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, reference, same_run):
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
+    process = start("-m", "md4_jax.main", *arguments)
+    next(line for line in process.stdout if line.startswith("evaluating step 30"))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "interrupted" in err
+    assert program(*arguments).code == 0
+    same_run(tmp_path / "run", reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [20, 30])
+def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference, same_run):
+    driver = tiny.with_name("driver.py")
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
+    process = start(driver, "kill-in-evaluation", step, *arguments)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, err
+    assert program(*arguments).code == 0
+    same_run(tmp_path / "run", reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [7, 30])
+def test_killed_in_a_save(step, tiny, tmp_path, start, program, reference, same_run):
+    driver = tiny.with_name("driver.py")
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
+    process = start(driver, "kill-in-save", step, *arguments)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, err
+    assert step not in saved(tmp_path / "run")
+    assert program(*arguments).code == 0
+    same_run(tmp_path / "run", reference)
+    assert saved(tmp_path / "run") == saved(reference)
+
+
+def test_a_finished_run_started_again_changes_nothing(copy, run, tiny, rows):
+    before = rows(copy)
+    ended = run("--config", tiny, "--workdir", copy)
+    assert ended.code == 0
+    assert "trained to step 30" in ended.out
+    assert rows(copy) == before
+
+
+def test_what_decides_how_often_may_change(copy, run, tiny, rows):
+    ended = run(
+        *("--config", tiny, "--workdir", copy, "--config.log.every=5", "--config.eval.every=0"),
+        *("--config.checkpoint.every=4", "--config.sample.num=1"),
+    )
+    assert ended.code == 0, ended
+    steps = [row["step"] for row in rows(copy)]
+    assert steps == sorted(steps)
+
+
+def test_what_a_checkpoint_keeps_of_the_log_is_of_its_step():
+    """Saving goes on while the next steps run; they must not reach what is being saved."""
+    log = TrainLog(
+        NullWriter(),
+        Progress(10, 0, enabled=False),
+        every=10,
+        batch_shape=(1, 1),
+        is_bound=True,
+        learning_rate=lambda step: 0.0,
+        max_skipped_in_a_row=3,
+    )
+    metrics = {"nats": 1.0, "grad_norm": 1.0, "skipped": 0, "skipped_in_a_row": 0}
+    log.add(1, metrics)
+    log.flush()
+    kept = log.state()
+    log.add(2, metrics)
+    log.flush()
+    assert kept == {"sums": {"nats": 1.0, "grad_norm": 1.0}, "count": 1}

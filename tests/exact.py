@@ -1,0 +1,157 @@
+"""Problems so small that every sequence, mask pattern and state can be enumerated.
+
+The numbers of the identities (M05 and so on) belong to these instances:
+V symbols 0..V-1, the mask is V, sequences in lexicographic order, nats.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.protocols import Batch, Denoiser
+
+# All calls have this many rows, so that operations are compiled once and not once a test.
+CHUNK = 1024
+
+P_V3L1 = np.array([0.5, 0.3, 0.2])
+P_V3L2 = np.array([[0.20, 0.05, 0.10], [0.02, 0.25, 0.08], [0.15, 0.05, 0.10]])
+P_V2L3 = np.array([0.20, 0.05, 0.08, 0.12, 0.03, 0.22, 0.10, 0.20]).reshape(2, 2, 2)
+
+
+def sequences(symbols: int, length: int) -> np.ndarray:
+    """All sequences, int32 [symbols^L, L]; with V + 1 symbols all noised states."""
+    return np.array(list(itertools.product(range(symbols), repeat=length)), np.int32)
+
+
+def patterns(length: int) -> np.ndarray:
+    """All mask patterns, bool [2^L, L]."""
+    return sequences(2, length).astype(bool)
+
+
+def batch_of(tokens, **context) -> Batch:
+    tokens = np.asarray(tokens, np.int32)
+    return Batch(tokens, np.ones(len(tokens), np.float32), context)
+
+
+def keys_for(seed: int, count: int):
+    return jax.random.split(jax.random.key(seed), count)
+
+
+def table_logits(vocab: int, length: int) -> np.ndarray:
+    """[(V+1)^L, L, V]: sin(1 + 2.1 code(z) + 3.7 n + 5.3 k), a wrong but positive denoiser."""
+    code = np.arange((vocab + 1) ** length)[:, None, None]
+    position, symbol = np.arange(length)[:, None], np.arange(vocab)
+    return np.sin(1.0 + 2.1 * code + 3.7 * position + 5.3 * symbol)
+
+
+def perfect_logits(p: np.ndarray) -> np.ndarray:
+    """[(V+1)^L, L, V]: log P(x_n = k | the unmasked tokens); nonsense where nothing is masked."""
+    vocab, length = p.shape[0], p.ndim
+    x = sequences(vocab, length)
+    out = np.tile(3.0 * np.arange(vocab), ((vocab + 1) ** length, length, 1))
+    for row, z in enumerate(sequences(vocab + 1, length)):
+        agrees = ((z == vocab) | (x == z)).all(axis=1) * p.ravel()
+        for n in np.flatnonzero(z == vocab):
+            mass = np.array([agrees[x[:, n] == k].sum() for k in range(vocab)])
+            out[row, n] = np.log(mass / mass.sum())
+    return out
+
+
+def denoiser_of(logits: np.ndarray, *, time: float = 0.0) -> Denoiser:
+    """The denoiser of a table over noised states; with `time` it depends on t as well."""
+    _, length, vocab = logits.shape
+    digits = (vocab + 1) ** np.arange(length)[::-1]
+
+    def features(z, t, **context):
+        drift = jnp.cos(3.0 * t[:, None, None] + jnp.arange(vocab))
+        return jnp.asarray(logits)[jnp.sum(z * digits, axis=1)] + time * drift
+
+    return Denoiser(features, lambda h: h)
+
+
+def quadrature(low: float = 0.0, high: float = 1.0, nodes: int = 40, power: int = 1):
+    """Gauss-Legendre (points, weights); power > 1 removes a singularity at `low`."""
+    v, w = np.polynomial.legendre.leggauss(nodes)
+    v, w = 0.5 * (v + 1.0), 0.5 * w
+    return low + (high - low) * v**power, w * (high - low) * power * v ** (power - 1)
+
+
+def over_patterns(given_z: Callable, mask_id: int, x: np.ndarray, t, masks=None) -> np.ndarray:
+    """given_z(batch, z, t) for x [X, L], t [N] and every mask pattern: float64 [X, N, M]."""
+    masks = patterns(x.shape[1]) if masks is None else masks
+    t = np.asarray(t)
+    shape = (len(x), len(t), len(masks), x.shape[1])
+    tokens = np.broadcast_to(x[:, None, None, :], shape).reshape(-1, x.shape[1])
+    z = np.where(masks, mask_id, x[:, None, None, :])
+    z = np.broadcast_to(z, shape).reshape(-1, x.shape[1]).astype(np.int32)
+    times = np.broadcast_to(t[None, :, None], shape[:3]).ravel()
+    rows = np.arange(-(-len(z) // CHUNK) * CHUNK) % len(z)
+    values = [
+        given_z(batch_of(tokens[part]), jnp.asarray(z[part]), jnp.asarray(times[part]))
+        for part in rows.reshape(-1, CHUNK)
+    ]
+    return np.concatenate(values)[: len(z)].astype(np.float64).reshape(shape[:3])
+
+
+def expected(given_z: Callable, mask_id: int, x: np.ndarray, t, masked_probability) -> np.ndarray:
+    """The mean over masks that hide each token with that probability [N]: [X, N]."""
+    u = np.asarray(masked_probability, np.float64)[:, None, None]
+    weight = np.where(patterns(x.shape[1]), u, 1.0 - u).prod(axis=-1)
+    return (over_patterns(given_z, mask_id, x, t) * weight).sum(axis=-1)
+
+
+def bind(objective, denoiser: Denoiser, process) -> Callable:
+    """given_z with its denoiser and process: (batch, z, t) -> nats [B]."""
+    return lambda batch, z, t: objective.given_z(denoiser, process, batch, z, t)
+
+
+def continuous(denoiser: Denoiser, process, x: np.ndarray, **rule) -> np.ndarray:
+    """MD4's integral over t by quadrature, [X]."""
+    given_z = bind(OBJECTIVES["md4"](), denoiser, process)
+    t, weight = quadrature(**rule)
+    masked = process.schedule.one_minus_alpha(jnp.asarray(t))
+    return expected(given_z, process.mask_id, x, t, masked) @ weight
+
+
+def discrete(objective, denoiser: Denoiser, process, x: np.ndarray) -> np.ndarray:
+    """The T-step bound by enumeration of steps and masks, [X]."""
+    steps = np.arange(objective.first_step, objective.timesteps + 1)
+    given_z = bind(objective, denoiser, process)
+    masked = objective.masked_probability(process, jnp.asarray(steps))
+    return expected(given_z, process.mask_id, x, steps, masked).mean(axis=1)
+
+
+def any_order(denoiser: Denoiser, process, x: np.ndarray, objective=None, nodes=20) -> np.ndarray:
+    """The exact-k bound by enumeration of k and patterns, t from Beta(k, L - k + 1): [X]."""
+    given_z = bind(objective or OBJECTIVES["any_order"](), denoiser, process)
+    length, total = x.shape[1], np.zeros(len(x))
+    u, weight = quadrature(nodes=nodes)
+    t = process.schedule.inverse(jnp.asarray(u))
+    for k in range(1, length + 1):
+        masks = patterns(length)[patterns(length).sum(axis=1) == k]
+        law = weight * stats.beta.pdf(u, k, length - k + 1)
+        values = over_patterns(given_z, process.mask_id, x, t, masks)
+        total += (values.mean(axis=2) @ law) / length
+    return total
+
+
+def ancestral_law(denoiser: Denoiser, process, grid: np.ndarray, length: int) -> np.ndarray:
+    """The exact law of ancestral sampling over all (V+1)^L states, enumerated step by step."""
+    z = sequences(process.mask_id + 1, length)
+    law = np.zeros(len(z))
+    law[-1] = 1.0
+    masked = (z == process.mask_id)[:, :, None]
+    stay = np.eye(process.mask_id + 1)[z]
+    for s, t in zip(grid[-2::-1], grid[:0:-1], strict=True):
+        mu = np.asarray(jax.nn.softmax(denoiser(z, jnp.full(len(z), t))), np.float64)
+        reveal = float(process.reveal_probability(jnp.asarray(s), jnp.asarray(t)))
+        move = np.concatenate([reveal * mu, np.full((*mu.shape[:2], 1), 1.0 - reveal)], axis=-1)
+        kernel = np.where(masked, move, stay)
+        chosen = [kernel[:, n][:, z[:, n]] for n in range(length)]
+        law = law @ np.prod(chosen, axis=0)
+    return law

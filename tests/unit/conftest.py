@@ -1,0 +1,13 @@
+"""What the unit tests share: hundreds of small programs, so compiling is what takes time."""
+
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="package")
+def compile_quickly():
+    """XLA's expensive passes are left out; they change no result beyond rounding."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,0 +1,177 @@
+"""Reading config files, overrides from the command line, and comparing with a run's own."""
+
+import json
+
+import pytest
+
+from md4_jax import config
+from md4_jax.build import keeps
+from md4_jax.protocols import UserError
+
+
+def sample_config():
+    return {
+        "train": {"batch_size": 4, "ema": 0.9, "num_steps": 10, "seconds": 0.0},
+        "objective": {"name": "md4_discrete", "timesteps": 8, "reconstruction": "model"},
+        "eval": {"objective": {"name": "any_order", "weight_power": 1.0}, "every": 0},
+        "data": {"name": "text8", "path": None, "separate_documents": False},
+    }
+
+
+def overridden(**assignments):
+    changed = sample_config()
+    config.override(changed, {k.replace("__", "."): v for k, v in assignments.items()}, keeps)
+    return changed
+
+
+@pytest.mark.parametrize(
+    "text, current, value",
+    [
+        ("8", 4, 8),
+        ("1e-3", 0.9, 1e-3),
+        ("true", False, True),
+        ("False", True, False),
+        ("None", None, None),
+        ("7", None, 7),
+        ("a/b.txt", None, "a/b.txt"),
+        ("7", "seven", "7"),
+        ("None", "text", "None"),
+        ("(1, 2)", None, (1, 2)),
+    ],
+)
+def test_a_text_becomes_the_type_of_its_key(text, current, value):
+    parsed = config.parse(text, current)
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_an_override_sets_one_key():
+    changed = overridden(train__batch_size="64", eval__objective__weight_power="0.5")
+    expected = sample_config()
+    expected["train"]["batch_size"] = 64
+    expected["eval"]["objective"]["weight_power"] = 0.5
+    assert changed == expected
+
+
+def test_a_new_name_drops_the_arguments_that_it_does_not_take():
+    assert overridden(objective__name="md4")["objective"] == {"name": "md4"}
+    # Whatever the order on the command line, its own arguments are set after it.
+    changed = overridden(objective__weight_power="0.0", objective__name="any_order")
+    assert changed["objective"] == {"name": "any_order", "weight_power": 0.0}
+    assert overridden(objective__name="md4_discrete") == sample_config()
+    changed = overridden(eval__objective__name="md4")
+    assert changed["eval"] == {"objective": {"name": "md4"}, "every": 0}
+
+
+@pytest.mark.parametrize(
+    "key, words",
+    [
+        ("trian__batch_size", r"unknown config section 'trian'; did you mean 'train'\?"),
+        ("train__batch_size__more", "unknown config section 'train.batch_size'"),
+        ("eval__objectve__name", r"did you mean 'eval.objective'\?"),
+        ("seed", "unknown config section 'seed'"),
+    ],
+)
+def test_an_unknown_section_is_refused_and_the_nearest_named(key, words):
+    with pytest.raises(UserError, match=words):
+        overridden(**{key: "1"})
+
+
+def test_unknown_names_list_the_known_ones():
+    error = config.unknown("schedule", "cosin", ["linear", "cosine"])
+    assert "did you mean 'cosine'?" in str(error) and "cosine, linear" in str(error)
+    assert "did you mean" not in str(config.unknown("schedule", "xyz", ["linear"]))
+
+
+def test_flatten_and_sections():
+    flat = dict(config.flatten({"a": {"b": (1, 2), "c": {"d": 3}}, "e": 4}))
+    assert flat == {"a.b": [1, 2], "a.c.d": 3, "e": 4}
+    assert config.sections(sample_config()) == [
+        "train", "objective", "eval", "eval.objective", "data"
+    ]  # fmt: skip
+
+
+def test_the_same_config_may_go_on_and_so_may_one_that_differs_in_free_sections(tmp_path):
+    old, new = sample_config(), sample_config()
+    config.check_same(old, new, tmp_path)
+    new["eval"]["every"] = 7
+    new["train"]["seconds"] = 60.0
+    new["mesh"] = {"data": 8}
+    new["sample"], new["checkpoint"], new["log"] = {"num": 1}, {"every": 1}, {"every": 1}
+    config.check_same(old, new, tmp_path)
+
+
+def test_every_key_that_differs_is_listed(tmp_path):
+    old, new = sample_config(), sample_config()
+    new["train"] |= {"batch_size": 8, "microbatches": 2}
+    del new["objective"]["timesteps"]
+    with pytest.raises(UserError) as caught:
+        config.check_same(old, new, tmp_path)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(str(tmp_path)) and "choose another --workdir" in lines[-1]
+    assert [line.strip() for line in lines[1:-1]] == [
+        "objective.timesteps: only in the workdir",
+        "train.batch_size: 4 in the workdir, 8 asked for",
+        "train.microbatches: only in what is asked for",
+    ]
+
+
+def test_a_stored_config_comes_back(tmp_path):
+    assert config.stored(tmp_path) is None
+    config.store(tmp_path, sample_config())
+    assert config.stored(tmp_path) == sample_config()
+    content = json.loads((tmp_path / config.FILE).read_text())
+    assert content["package"] == "md4_jax" and content["version"] and content["commit"]
+    assert [path.name for path in tmp_path.iterdir()] == [config.FILE]
+
+
+def test_a_tuple_is_the_same_config_after_it_was_stored(tmp_path):
+    config.store(tmp_path, {"data": {"fields": (1, 2)}})
+    config.check_same(config.stored(tmp_path), {"data": {"fields": (1, 2)}}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("{", "is not readable JSON"),
+        ("[]", "was not written by md4_jax"),
+        ('{"package": "other"}', "was not written by md4_jax"),
+    ],
+)
+def test_a_directory_of_somebody_else(content, words, tmp_path):
+    (tmp_path / config.FILE).write_text(content)
+    with pytest.raises(UserError, match=words):
+        config.stored(tmp_path)
+
+
+def test_checkpoints_without_a_config(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds checkpoints but no config.json"):
+        config.stored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("def get_config(:", "SyntaxError"),
+        ("x = 1", "AttributeError"),
+        ("def get_config():\n    return {}", "must return an ml_collections.ConfigDict"),
+        ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_config_file_that_cannot_be_made(content, words, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(content)
+    with pytest.raises(UserError, match=words):
+        config.load(str(path))
+
+
+def test_a_config_file_of_the_user(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from configs import base\n\n\ndef get_config():\n"
+        "    config = base.get_config()\n    config.train.batch_size = 3\n    return config\n"
+    )
+    loaded = config.load(str(path))
+    assert type(loaded) is dict and loaded["train"]["batch_size"] == 3
+    with pytest.raises(UserError, match="there is no such file"):
+        config.load(str(tmp_path / "none.py"))

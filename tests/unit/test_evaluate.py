@@ -1,0 +1,120 @@
+"""The evaluator over batches, and samples in batches of one shape and as files."""
+
+import json
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.evaluate import EvalOptions, Evaluator
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Batch, Network, UserError
+from md4_jax.sample import SampleOptions, draw_samples, make_sampler, write_samples
+from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.grids import cosine
+from md4_jax.samplers.loop import sample
+from md4_jax.sharding import MeshOptions, make_mesh
+
+MESH = make_mesh(MeshOptions(data=1))
+
+
+def batch(first_tokens, weight):
+    tokens = np.repeat(np.asarray(first_tokens, np.int32)[:, None], 2, axis=1)
+    return Batch(tokens, np.asarray(weight, np.float32), {})
+
+
+def evaluator(draws=2):
+    """nats of a sequence: its first token, plus the number of its batch, plus the draw."""
+
+    def step(params, batch, index):
+        nats = batch.tokens[:, 0] + 10.0 * index + params
+        return nats + jnp.arange(draws, dtype=jnp.float32)[:, None]
+
+    return Evaluator(step, MESH, draws, characters=False)
+
+
+def test_all_batches_are_pooled_without_padding():
+    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1]), batch([5, 99], [1, 0])])
+    # Draws average to + 0.5: 1.5, 3.5 and, in the second batch, 15.5; two tokens each.
+    assert result["sequences"] == 3 and result["draws"] == 2 and result["tokens"] == 6
+    assert result["nats_per_token"] == pytest.approx(20.5 / 6)
+
+
+def test_a_limit_is_rounded_up_to_whole_batches():
+    batches = [batch([1, 1], [1, 1])] * 5
+    for limit, sequences in ((1, 2), (2, 2), (3, 4), (0, 10), (99, 10)):
+        assert evaluator()(jnp.float32(0.0), batches, limit)["sequences"] == sequences
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(draws=0), "eval.draws must be at least 1, not 0"),
+        (dict(limit=-1), "eval.limit must not be negative, not -1"),
+        (dict(split="dev"), "train, validation or test, not 'dev'"),
+    ],
+)
+def test_impossible_eval_options(options, words):
+    with pytest.raises(UserError, match=words):
+        EvalOptions(**options)
+
+
+NETWORK = Network(
+    lambda key: {}, lambda params: exact.denoiser_of(exact.table_logits(3, 2)), time_free=True
+)
+PARAMS = {"network": {}, "process": Masking(3)}
+SAMPLER = make_sampler(NETWORK, sample, cosine(4), 2, MESH)
+
+
+def test_a_sample_depends_on_the_seed_and_its_number_alone():
+    def drawn(**options):
+        return draw_samples(SAMPLER, PARAMS, Ancestral(), SampleOptions(**options), MESH)
+
+    whole, evaluations = drawn(num=7, batch_size=7)
+    assert whole.shape == (7, 2) and evaluations == 4 and (whole < 3).all()
+    np.testing.assert_array_equal(drawn(num=7, batch_size=3)[0], whole)
+    np.testing.assert_array_equal(drawn(num=2, batch_size=7)[0], whole[:2])
+    assert (drawn(num=7, batch_size=7, seed=1)[0] != whole).any()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(num=0), "sample.num must be at least 1, not 0"),
+        (dict(length=-1), "sample.length must not be negative, not -1"),
+    ],
+)
+def test_impossible_sample_options(options, words):
+    with pytest.raises(UserError, match=words):
+        SampleOptions(**options)
+
+
+def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tmp_path):
+    tokens = np.array([[0, 1], [2, 2]])
+    paths = [
+        write_samples(tmp_path / "samples", 12, ["ab", "ü\nc"], tokens, {"seed": 3})
+        for _ in range(3)
+    ]
+    assert [path.name for path in paths] == [
+        "step_00000012.txt", "step_00000012-2.txt", "step_00000012-3.txt"
+    ]  # fmt: skip
+    assert paths[0].read_text(encoding="utf-8").splitlines() == [
+        "--- sample 0 ---", "ab", "", "--- sample 1 ---", "ü", "c"
+    ]  # fmt: skip
+    lines = paths[1].with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["text"] for row in rows] == ["ab", "ü\nc"]
+    assert rows[1] == {"sample": 1, "step": 12, "seed": 3, "text": "ü\nc", "tokens": [2, 2]}
+
+
+def test_the_compiled_sampler_is_made_once_for_all_settings():
+    from md4_jax.samplers.transforms import Transform
+
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(4))
+    before = SAMPLER._cache_size()
+    with jax.set_mesh(MESH):
+        for temperature in (0.3, 0.7, 0.9):
+            SAMPLER(PARAMS, Ancestral(Transform(temperature, 0.5)), keys)
+    assert SAMPLER._cache_size() == before + 1

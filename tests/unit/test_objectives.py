@@ -1,0 +1,168 @@
+"""What holds for every objective of the registry."""
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.md4 import DiscreteMD4
+from md4_jax.objectives.token_nats import token_nats
+from md4_jax.processes import PROCESSES
+from md4_jax.protocols import Denoiser, UserError
+
+CASES = {name: make() for name, make in OBJECTIVES.items()} | {
+    "four steps": DiscreteMD4(4),
+    "four steps, uniform decoder": DiscreteMD4(4, "uniform"),
+    "masked language model": AnyOrder(weight_power=0.0),
+    "few masks": AnyOrder(max_masked=0.4),
+}
+every_objective = pytest.mark.parametrize("objective", CASES.values(), ids=CASES)
+every_process = pytest.mark.parametrize("make_process", PROCESSES.values(), ids=PROCESSES)
+ROWS = 12
+TABLE = exact.denoiser_of(exact.table_logits(2, 3), time=0.5)
+TOKENS = np.tile(exact.sequences(2, 3), (2, 1))[:ROWS]
+U = (0.37 + np.arange(ROWS) / ROWS).astype(np.float32) % 1.0
+KEYS = exact.keys_for(3, ROWS)
+
+
+@every_objective
+@every_process
+def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process):
+    process = make_process(vocab_size=2)
+    call = jax.jit(lambda b, u, k: objective(TABLE, process, b, u, k))
+    nats, extra = call(exact.batch_of(TOKENS), U, KEYS)
+    assert nats.shape == (ROWS,) and nats.dtype == jnp.float32
+    assert jnp.isfinite(nats).all() and (nats >= 0).all()
+    assert all(value.shape == (ROWS,) for value in extra.values())
+    plain, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    np.testing.assert_allclose(nats, plain, rtol=1e-5)
+    assert isinstance(objective.is_bound(process), bool)
+
+
+@every_objective
+@every_process
+def test_a_row_does_not_depend_on_its_neighbours(objective, make_process):
+    process = make_process(vocab_size=2)
+    whole, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    rows = np.array([7, 2, 9])
+    part, _ = objective(
+        TABLE, process, exact.batch_of(TOKENS[rows]), jnp.asarray(U[rows]), KEYS[rows]
+    )
+    np.testing.assert_array_equal(part, whole[rows])
+
+
+@every_objective
+@pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
+def test_the_ends_of_the_unit_interval_are_finite(objective, u):
+    for make_process in PROCESSES.values():
+        batch = exact.batch_of(TOKENS)
+        times = jnp.full(ROWS, u, jnp.float32)
+        nats, _ = objective(TABLE, make_process(vocab_size=2), batch, times, KEYS)
+        assert jnp.isfinite(nats).all()
+
+
+@every_objective
+def test_the_context_reaches_the_denoiser_by_name(objective):
+    seen = {}
+
+    def features(z, t, **context):
+        seen.update(context)
+        return jnp.zeros((*z.shape, 2))
+
+    segments = np.zeros((ROWS, 3), np.int32)
+    process = PROCESSES["masking"](vocab_size=2)
+    batch = exact.batch_of(TOKENS, segments=segments)
+    objective(Denoiser(features, lambda h: h), process, batch, jnp.asarray(U), KEYS)
+    assert list(seen) == ["segments"] and seen["segments"] is segments
+
+
+@every_objective
+def test_the_gradient_of_the_logits_is_finite_and_not_zero(objective):
+    process = PROCESSES["masking"](vocab_size=2)
+
+    def loss(table):
+        denoiser = Denoiser(lambda z, t: jnp.broadcast_to(table, (*z.shape, 2)), lambda h: h)
+        return objective(denoiser, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)[0].sum()
+
+    gradient = jax.grad(loss)(jnp.asarray([0.3, -0.2]))
+    assert jnp.isfinite(gradient).all() and jnp.abs(gradient).min() > 1e-3
+
+
+def test_which_objectives_are_bounds():
+    process = PROCESSES["masking"](vocab_size=2)
+    assert {name for name, objective in CASES.items() if not objective.is_bound(process)} == {
+        "masked language model",
+        "few masks",
+    }
+
+
+def test_any_order_masks_as_many_tokens_as_u_says():
+    """Length 3: u in thirds masks 1, 2 and 3 tokens, so that a stratified u is stratified in k."""
+    process = PROCESSES["masking"](vocab_size=2)
+    u = jnp.asarray([0.0, 0.33, 0.34, 0.66, 0.67, 0.999])
+    _, extra = AnyOrder()(TABLE, process, exact.batch_of(TOKENS[:6]), u, KEYS[:6])
+    np.testing.assert_allclose(extra["masked"] * 3, [1, 1, 2, 2, 3, 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("share, most", [(0.7, 2), (0.4, 1), (0.01, 1), (1.0, 3)])
+def test_any_order_can_leave_out_the_masks_of_most_tokens(share, most):
+    """The largest u masks that share; the mean over the counts costs L log V all the same."""
+    process, objective = PROCESSES["masking"](vocab_size=2), AnyOrder(0.5, max_masked=share)
+    u = jnp.linspace(0.0, 0.9999, ROWS)
+    uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
+    nats, extra = objective(uniform, process, exact.batch_of(TOKENS), u, KEYS)
+    np.testing.assert_allclose(extra["masked"].max() * 3, most, rtol=1e-6)
+    np.testing.assert_allclose(nats.mean(), 3 * np.log(2.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
+def test_any_order_weights_cost_the_same_when_every_token_does(power):
+    """Uniform logits cost log V a token: the mean over k is L log V for every weighting."""
+    uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
+    x, process = exact.sequences(2, 3)[:1], PROCESSES["masking"](vocab_size=2)
+    value = exact.any_order(uniform, process, x, AnyOrder(weight_power=power))
+    np.testing.assert_allclose(value, 3 * np.log(2.0), rtol=1e-6)
+
+
+def test_the_plain_masked_language_model_weighs_every_masked_token_alike():
+    uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
+    process, x = PROCESSES["masking"](vocab_size=2), np.zeros((3, 3), np.int32)
+    z = jnp.asarray([[2, 0, 0], [2, 2, 0], [2, 2, 2]])
+    nats = AnyOrder(0.0).given_z(uniform, process, exact.batch_of(x), z, jnp.zeros(3))
+    np.testing.assert_allclose(nats / nats[0], [1, 2, 3], rtol=1e-6)
+
+
+def test_unmasked_tokens_cost_nothing_and_masked_ones_their_cross_entropy():
+    logits = np.log(np.array([0.25, 0.75]))
+    denoiser = Denoiser(
+        lambda z, t: jnp.broadcast_to(jnp.asarray(logits), (*z.shape, 2)), lambda h: h
+    )
+    process, x = PROCESSES["masking"](vocab_size=2), np.array([[0, 1, 1]])
+    z = jnp.asarray([[2, 1, 2]])
+    nats = AnyOrder().given_z(denoiser, process, exact.batch_of(x), z, jnp.zeros(1))
+    np.testing.assert_allclose(nats, 1.5 * (np.log(4.0) + np.log(4 / 3)), rtol=1e-6)
+
+
+def test_logits_are_reduced_in_float32():
+    logits = jnp.asarray([[12.0, 12.0625, 11.9375]], jnp.bfloat16)
+    nats = token_nats(logits, jnp.asarray([2]))
+    wide = np.asarray(logits, np.float64)[0]
+    assert nats.dtype == jnp.float32
+    np.testing.assert_allclose(nats, np.log(np.exp(wide).sum()) - wide[2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: DiscreteMD4(0), "timesteps must be at least 1, not 0"),
+        (lambda: DiscreteMD4(2, "none"), "'model' or 'uniform', not 'none'"),
+        (lambda: AnyOrder(max_masked=0.0), r"max_masked must lie in \(0, 1\], not 0.0"),
+        (lambda: AnyOrder(1.5), r"weight_power must lie in \[0, 1\], not 1.5"),
+    ],
+)
+def test_impossible_objectives_are_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        make()

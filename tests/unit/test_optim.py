@@ -1,0 +1,154 @@
+"""Optimizers: rates at key steps, which leaves decay or are orthogonalised, the clip."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.networks.transformer import Transformer
+from md4_jax.optim import (
+    OPTIMIZERS,
+    AdamW,
+    LearningRate,
+    Muon,
+    clipping,
+    decay_mask,
+    hidden_matrices,
+)
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import UserError
+from md4_jax.sharding import path_name
+
+every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def parameters(**options):
+    network = Transformer(5, size=16, depth=2, heads=2, hidden=24, **options).build()
+    return {"network": jax.jit(network.init)(jax.random.key(0)), "process": Masking(5)}
+
+
+SCANNED, UNROLLED = parameters(), parameters(scan_blocks=False, qk_norm=True)
+
+
+def names(tree, chosen) -> set[str]:
+    """The paths at which the tree holds a chosen value."""
+    flat = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: not isinstance(x, dict))
+    return {path_name(path) for path, leaf in flat if chosen(leaf)}
+
+
+def noise(params, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
+
+
+@pytest.mark.parametrize("decay, middle, last", [
+    ("cosine", 0.55, 0.1), ("linear", 0.55, 0.1), ("constant", 1.0, 1.0)
+])  # fmt: skip
+def test_learning_rate_at_key_steps(decay, middle, last):
+    """10 steps of warm-up counted from one, the peak, half way (cosine of pi/2), the end."""
+    rate = LearningRate(decay=decay, warmup_steps=10, final_fraction=0.1).schedule(2.0, 110)
+    np.testing.assert_allclose(rate(0), 0.2, rtol=1e-6)
+    np.testing.assert_allclose(rate(4), 1.0, rtol=1e-6)
+    np.testing.assert_allclose([rate(9), rate(10)], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(rate(60), 2.0 * middle, rtol=1e-5)
+    np.testing.assert_allclose(rate(110), 2.0 * last, rtol=1e-5)
+    np.testing.assert_allclose(rate(500), 2.0 * last, rtol=1e-5)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_without_warm_up_the_first_step_is_at_the_peak(warmup):
+    rate = LearningRate(warmup_steps=warmup).schedule(2.0, 10)
+    np.testing.assert_allclose(rate(0), 2.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(decay="stairs"), "cosine, linear, constant, not 'stairs'"),
+        (dict(warmup_steps=11), "optim.warmup_steps=11 .* train.num_steps=10"),
+    ],
+)
+def test_impossible_rates_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        LearningRate(**options).schedule(1.0, 10)
+
+
+@every_optimizer
+def test_an_update_is_finite_keeps_dtypes_and_goes_downhill(make):
+    """Also over the process, which has no leaves."""
+    optimizer, rate = make(warmup_steps=0).build(10)
+    grads = noise(SCANNED)
+    updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(SCANNED), SCANNED)
+    assert float(rate(0)) > 0
+    slope = 0.0
+    for grad, update in zip(*map(jax.tree.leaves, (grads, updates)), strict=True):
+        assert update.shape == grad.shape and update.dtype == grad.dtype
+        assert jnp.isfinite(update).all() and jnp.abs(update).max() > 0
+        slope += float(jnp.sum(grad * update))
+    assert slope < 0
+
+
+def test_decay_is_on_the_matrices_of_linear_layers_alone():
+    decayed = names(decay_mask(UNROLLED), lambda leaf: leaf is True)
+    assert all(name.endswith("kernel") for name in decayed)
+    assert "network/head/kernel" in decayed
+    assert "network/blocks_1/feed_forward/down/kernel" in decayed
+    everything = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(UNROLLED)}
+    assert {name.rsplit("/", 1)[1] for name in everything - decayed} == {
+        "bias", "scale", "embedding"
+    }  # fmt: skip
+    zero = jax.tree.map(jnp.zeros_like, UNROLLED)
+    optimizer, _ = AdamW(weight_decay=0.1, learning_rate=0.5, warmup_steps=0).build(10)
+    ones = jax.tree.map(jnp.ones_like, UNROLLED)
+    updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(ones), ones)
+    np.testing.assert_allclose(updates["network"]["head"]["kernel"], -0.05, rtol=1e-6)
+    assert (updates["network"]["embedding"] == 0).all()
+
+
+@pytest.mark.parametrize("params", [SCANNED, UNROLLED])
+def test_muon_orthogonalises_the_matrices_of_the_blocks_and_nothing_else(params):
+    optimizer, _ = Muon(learning_rate=1.0, adam_learning_rate=1e-3, warmup_steps=0).build(10)
+    updates, _ = jax.jit(optimizer.update)(noise(params), optimizer.init(params), params)
+    hidden = 0
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        name = path_name(path)
+        if "/blocks" in name and name.endswith("kernel"):
+            hidden += 1
+            values = np.linalg.svd(np.asarray(update), compute_uv=False)
+            assert values.max() < 2.5 * values.min(), name
+        else:  # the first step of Adam is the sign of the gradient, 1 + 9/19 of it with Nesterov
+            np.testing.assert_allclose(np.abs(update), 28 / 19 * 1e-3, rtol=1e-2, err_msg=name)
+    assert hidden == 8 * (1 if params is SCANNED else 2)
+
+
+def test_muon_labels():
+    chosen = names(hidden_matrices(UNROLLED), lambda leaf: isinstance(leaf, tuple))
+    assert "network/blocks_0/attention/query/kernel" in chosen
+    assert not any("head" in name or "embedding" in name or "time" in name for name in chosen)
+
+
+def test_the_clip_is_by_global_norm_and_zero_is_none():
+    grads = {"a": jnp.full(9, 1.0), "b": jnp.full(16, 1.0)}
+    clipped, _ = clipping(1.0).update(grads, clipping(1.0).init(grads))
+    np.testing.assert_allclose(clipped["a"], 0.2, rtol=1e-6)
+    for norm in (0.0, 6.0):
+        kept, _ = clipping(norm).update(grads, clipping(norm).init(grads))
+        np.testing.assert_allclose(kept["b"], 1.0)
+
+
+@pytest.mark.slow
+@every_optimizer
+def test_a_clip_below_the_noise_changes_the_step_of_a_later_gradient(make):
+    """The clip stands before the moments: a spike counts no more than any other step."""
+    small, spike = noise(SCANNED), jax.tree.map(lambda x: 1e4 * x, noise(SCANNED, seed=1))
+
+    def second(clip):
+        optimizer, _ = make(warmup_steps=0, clip=clip).build(10)
+        update = jax.jit(optimizer.update)
+        _, state = update(spike, optimizer.init(SCANNED), SCANNED)
+        return update(small, state, SCANNED)[0]
+
+    def embedding(updates):
+        return np.abs(updates["network"]["embedding"]).mean()
+
+    assert np.abs(embedding(second(1.0)) - embedding(second(0.0))) > 1e-5

@@ -1,0 +1,231 @@
+"""Grids, token transforms, the ancestral law by enumeration, and the loop for every sampler."""
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import UserError
+from md4_jax.samplers import GRIDS, SAMPLERS
+from md4_jax.samplers.grids import cosine, uniform
+from md4_jax.samplers.loop import sample
+from md4_jax.samplers.transforms import Transform, check_transform, draw_token
+from md4_jax.schedules import Cosine, Geometric
+
+every_sampler = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+every_grid = pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+TABLE = exact.denoiser_of(exact.table_logits(3, 2), time=0.3)
+PERFECT = exact.denoiser_of(exact.perfect_logits(exact.P_V3L2))
+
+
+def run(make, process, grid, keys, denoiser=TABLE):
+    def call(keys):
+        return sample(denoiser, process, make(), grid=jnp.asarray(grid), keys=keys, length=2)
+
+    return jax.jit(call)(keys)
+
+
+@every_grid
+@pytest.mark.parametrize("steps", [1, 3, 1000])
+def test_a_grid_runs_from_exactly_zero_to_exactly_one(grid, steps):
+    t = grid(steps)
+    assert t.shape == (steps + 1,) and t.dtype == np.float32
+    assert t[0] == 0.0 and t[-1] == 1.0 and (np.diff(t) > 0).all()
+
+
+def test_m13_the_cosine_grid_is_the_cosine_schedule():
+    t = cosine(4)
+    np.testing.assert_allclose(
+        t, [0.0, 0.38268343237, 0.70710678119, 0.92387953251, 1.0], rtol=1e-7
+    )
+    expected = [1.0, 0.45880389985, 0.23463313527, 0.076120467489]
+    for grid, process in ((t, Masking(3)), (uniform(4), Masking(3, Cosine()))):
+        reveal = process.reveal_probability(jnp.asarray(grid[:-1]), jnp.asarray(grid[1:]))
+        np.testing.assert_allclose(reveal, expected, rtol=2e-6)
+
+
+@every_sampler
+@every_grid
+def test_the_loop_leaves_no_mask_and_counts_evaluations(make, grid):
+    z, evaluations = run(make, Masking(3), grid(3), exact.keys_for(1, 8))
+    assert z.shape == (8, 2) and z.dtype == jnp.int32
+    assert ((z >= 0) & (z < 3)).all() and evaluations == 3
+    again, _ = run(make, Masking(3), grid(3), exact.keys_for(1, 8))
+    np.testing.assert_array_equal(again, z)
+    assert len(np.unique(run(make, Masking(3), grid(3), exact.keys_for(1, 64))[0], axis=0)) > 3
+
+
+@every_sampler
+def test_masks_that_a_schedule_leaves_are_filled_and_counted(make):
+    """alpha_0 = exp(-2): every position has a fair chance of being left."""
+    z, evaluations = run(make, Masking(3, Geometric(2.0, 9.0)), uniform(3), exact.keys_for(1, 8))
+    assert ((z >= 0) & (z < 3)).all() and evaluations == 4
+
+
+@every_sampler
+def test_a_sample_does_not_depend_on_its_neighbours(make):
+    keys = exact.keys_for(2, 8)
+    whole, _ = run(make, Masking(3), cosine(4), keys)
+    part, _ = run(make, Masking(3), cosine(4), keys[5:7])
+    np.testing.assert_array_equal(part, whole[5:7])
+
+
+@every_sampler
+def test_a_step_never_touches_what_is_unmasked(make):
+    process, z = Masking(3), jnp.asarray(exact.sequences(4, 2))
+    for seed in range(5):
+        keys = exact.keys_for(seed, len(z))
+        after = make()(TABLE, process, z, jnp.float32(0.2), jnp.float32(0.9), keys)
+        assert ((after == z) | (z == 3)).all()
+        done = make().finish(TABLE, process, z, keys)
+        assert ((done == z) | (z == 3)).all() and (done < 3).all()
+
+
+@every_sampler
+def test_steps_and_draws_differ(make):
+    """The loop folds the step into the key: otherwise one draw would decide all steps."""
+    reveal_at = []
+
+    class Recorder:
+        def __call__(self, denoiser, process, z, s, t, keys):
+            reveal_at.append(jax.vmap(lambda key: jax.random.uniform(key))(keys))
+            return make()(denoiser, process, z, s, t, keys)
+
+        finish = staticmethod(lambda denoiser, process, z, keys: z)
+
+    with jax.disable_jit():
+        sample(TABLE, Masking(3), Recorder(), grid=cosine(3), keys=exact.keys_for(0, 2), length=2)
+    assert len(np.unique(np.concatenate(reveal_at))) == 6
+
+
+def law_of(steps: int, denoiser=PERFECT) -> np.ndarray:
+    law = exact.ancestral_law(denoiser, Masking(3), uniform(steps).astype(np.float64), 2)
+    masked = (exact.sequences(4, 2) == 3).any(axis=1)
+    np.testing.assert_allclose(law[masked], 0.0, atol=1e-15)
+    return law[~masked].reshape(3, 3)
+
+
+@pytest.mark.parametrize(
+    "steps, distance, divergence",
+    [
+        (1, 0.255, 0.19439063428),
+        (2, 0.1275, 0.058531691713),
+        (4, 0.06375, 0.017974783175),
+        (8, 0.031875, 0.0052901613469),
+        (32, 0.00796875, 0.00039436037913),
+    ],
+)
+def test_m15_the_law_of_the_ancestral_sampler(steps, distance, divergence, x64):
+    p, law = exact.P_V3L2, law_of(steps)
+    np.testing.assert_allclose(0.5 * np.abs(p - law).sum(), distance, rtol=1e-6)
+    np.testing.assert_allclose((p * np.log(p / law)).sum(), divergence, rtol=1e-5)
+
+
+def test_m16_many_steps_reach_the_law_of_any_order(x64):
+    """Distance 2.6e-4 at 400 steps from p(0,0) and p(1,2) of the one-at-a-time sampler."""
+    table = exact.denoiser_of(exact.table_logits(3, 2))
+    coarse, fine = law_of(200, table), law_of(400, table)
+    limit = {(0, 0): 0.09552560043, (1, 2): 0.090936707774}
+    for x, expected in limit.items():
+        np.testing.assert_allclose(2.0 * fine[x] - coarse[x], expected, rtol=1e-6)
+        assert abs(fine[x] - expected) <= 0.00025971285746
+        assert abs(coarse[x] - expected) <= 0.0005194257149
+
+
+def test_m16_the_bound_is_above_the_model_that_is_sampled(x64):
+    """-log p_theta(x) <= bound(x) for every x, p_theta being the sampler's law at many steps."""
+    table = exact.denoiser_of(exact.table_logits(3, 2))
+    bound = exact.any_order(table, Masking(3), exact.sequences(3, 2))
+    limit = 2.0 * law_of(200, table) - law_of(100, table)
+    assert (-np.log(limit).ravel() <= bound + 1e-6).all()
+
+
+LOGITS = jnp.log(jnp.asarray([0.05, 0.4, 0.15, 0.3, 0.1]))
+
+
+def kept(**settings) -> list[int]:
+    return np.flatnonzero(np.isfinite(Transform(**settings)(LOGITS))).tolist()
+
+
+@pytest.mark.parametrize(
+    "top_p, symbols",
+    [
+        (1e-9, [1]),
+        (0.399, [1]),
+        (0.401, [1, 3]),
+        (0.699, [1, 3]),
+        (0.701, [1, 2, 3]),
+        (0.849, [1, 2, 3]),
+        (0.96, [0, 1, 2, 3, 4]),
+        (1.0, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, symbols):
+    assert kept(top_p=top_p) == symbols
+
+
+@pytest.mark.parametrize(
+    "top_k, symbols",
+    [(0, [0, 1, 2, 3, 4]), (1, [1]), (2, [1, 3]), (5, [0, 1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])],
+)
+def test_top_k(top_k, symbols):
+    assert kept(top_k=top_k) == symbols
+
+
+def test_temperature_and_top_k_come_before_the_nucleus():
+    """p^2 gives 0.16, 0.09 and 0.0225 of 0.285: two symbols reach 0.85 instead of three."""
+    assert kept(temperature=0.5, top_p=0.85) == [1, 3]
+    # Of the two best, 0.4 / 0.7 = 0.571 is enough for 0.57.
+    assert kept(top_k=2, top_p=0.57) == [1]
+
+
+def test_kept_logits_are_only_divided_by_the_temperature():
+    np.testing.assert_allclose(Transform(0.5)(LOGITS), 2.0 * LOGITS, rtol=1e-6)
+    out = Transform(0.5, top_p=0.85, top_k=4)(LOGITS)
+    np.testing.assert_allclose(
+        out[jnp.asarray([1, 3])], 2.0 * LOGITS[jnp.asarray([1, 3])], rtol=1e-6
+    )
+
+
+def test_ties_at_the_edge_of_the_nucleus_are_kept_together():
+    out = Transform(top_p=0.3)(jnp.zeros((2, 4)))
+    assert jnp.isfinite(out).all()
+    assert jnp.isfinite(Transform(top_k=2)(jnp.zeros(4))).all()
+
+
+def test_temperature_zero_is_the_most_likely_symbol():
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(64, 9, 5)), jnp.float32)
+    tokens = draw_token(exact.keys_for(0, 64), Transform(temperature=0.0)(logits))
+    np.testing.assert_array_equal(tokens, logits.argmax(axis=-1))
+    assert tokens.dtype == jnp.int32
+
+
+def test_settings_are_traced_and_do_not_recompile():
+    count = 0
+
+    @jax.jit
+    def apply(transform, logits):
+        nonlocal count
+        count += 1
+        return transform(logits)
+
+    for temperature, top_p in ((1.0, 1.0), (0.5, 0.9), (0.0, 0.3)):
+        out = apply(Transform(temperature, top_p), LOGITS)
+        np.testing.assert_allclose(out, Transform(temperature, top_p)(LOGITS), rtol=1e-6)
+    assert count == 1
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ((-0.1, 0, 1.0), "temperature must not be negative, not -0.1"),
+        ((1.0, -1, 1.0), "top_k must not be negative, not -1"),
+        ((1.0, 0, 0.0), r"top_p must lie in \(0, 1\], not 0.0"),
+        ((1.0, 0, 1.1), r"top_p must lie in \(0, 1\], not 1.1"),
+    ],
+)
+def test_settings_that_make_no_distribution(settings, words):
+    with pytest.raises(UserError, match=words):
+        check_transform(*settings)

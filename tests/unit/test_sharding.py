@@ -1,0 +1,131 @@
+"""The table from parameter path to sharding, on meshes of devices that need not be there."""
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.networks import NETWORKS
+from md4_jax.optim import OPTIMIZERS
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import UserError
+from md4_jax.sharding import (
+    AXES,
+    MeshOptions,
+    any_process,
+    batch_shards,
+    constrain,
+    make_mesh,
+    path_name,
+    shardings_of,
+    spec_for,
+    table,
+    to_global,
+    to_host,
+)
+from md4_jax.step import init_state
+
+MESH = AbstractMesh((2, 4, 2), AXES)
+ONE = make_mesh(MeshOptions(data=1))
+
+
+@pytest.mark.parametrize(
+    "name, shape, spec",
+    [
+        ("network/blocks/attention/query/kernel", (3, 8, 8), P(None, "fsdp", "tensor")),
+        ("network/blocks_1/attention/query/kernel", (8, 8), P("fsdp", "tensor")),
+        ("network/blocks_1/attention/out/kernel", (8, 8), P("tensor", "fsdp")),
+        ("network/blocks_1/feed_forward/up/kernel", (8, 8), P("fsdp", "tensor")),
+        ("network/blocks_1/feed_forward/down/kernel", (8, 8), P("tensor", "fsdp")),
+        ("network/embedding", (128, 8), P("tensor", "fsdp")),
+        ("network/head/kernel", (8, 128), P("fsdp", "tensor")),
+        ("network/head/bias", (128,), P("tensor")),
+        ("network/time/time_in/bias", (7,), P(None)),
+        ("network/final_norm/scale", (7,), P(None)),
+        ("step", (), P()),
+        ("opt_state/1/0/mu/network/embedding", (128, 8), P("tensor", "fsdp")),
+    ],
+)
+def test_the_table(name, shape, spec):
+    assert spec_for(name, shape, MESH) == spec
+
+
+def test_an_unknown_path_is_refused():
+    with pytest.raises(UserError, match=r"no sharding rule matches network/new \(4, 4\)"):
+        spec_for("network/new", (4, 4), MESH)
+
+
+def test_an_uneven_split_is_refused_with_its_numbers():
+    with pytest.raises(UserError, match=r"head/kernel has a dimension of 6, which mesh.fsdp=4"):
+        spec_for("network/head/kernel", (6, 128), MESH)
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("options", [{}, dict(scan_blocks=False, qk_norm=True)])
+def test_every_array_of_a_state_has_a_place(network, optimizer, options):
+    """The copies of a parameter in the optimizer and the average lie as the parameter does."""
+    net = network(vocab_size=5, size=16, depth=2, heads=2, hidden=24, **options).build()
+    transformation, _ = optimizer(warmup_steps=0).build(10)
+    state = jax.eval_shape(lambda: init_state(jax.random.key(0), net, Masking(5), transformation))
+    parameters = {
+        path_name(p): spec_for(path_name(p), leaf.shape, MESH)
+        for p, leaf in jax.tree_util.tree_leaves_with_path(state.params)
+    }
+    copies = 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        spec = spec_for(path_name(path), leaf.shape, MESH)
+        for name, expected in parameters.items():
+            if path_name(path).endswith(name) and leaf.shape:
+                copies += 1
+                assert spec == expected
+    assert copies >= 3 * len(parameters)
+    assert any("tensor" in spec for spec in parameters.values())
+
+
+def test_a_mesh_has_all_axes_and_counts_its_batch_shards():
+    assert ONE.axis_names == ("data", "fsdp", "tensor") and ONE.size == 1
+    assert batch_shards(ONE) == 1 and batch_shards(MESH) == 8
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (MeshOptions(fsdp=0), "mesh.fsdp must be at least 1, not 0"),
+        (MeshOptions(tensor=64), "data=1 x fsdp=1 x tensor=64 needs 64 devices, but there are"),
+        (MeshOptions(data=50, fsdp=2), "data=50 x fsdp=2 x tensor=1 needs 100 devices"),
+    ],
+)
+def test_too_few_devices(options, words):
+    with pytest.raises(UserError, match=words):
+        make_mesh(options, jax.devices()[:1])
+
+
+def test_rows_of_the_host_become_one_array_and_come_back():
+    batch = exact.batch_of(np.arange(12).reshape(4, 3), segments=np.zeros((4, 3), np.int32))
+    placed = to_global(batch, ONE)
+    assert isinstance(placed.tokens, jax.Array) and placed.tokens.sharding.mesh == ONE
+    np.testing.assert_array_equal(to_host(placed).tokens, batch.tokens)
+
+
+def test_constrain_is_the_identity_without_a_mesh_and_pins_with_one():
+    x = jnp.ones((4, 2))
+    assert constrain(x, "data", None) is x
+    with jax.set_mesh(ONE):
+        out = jax.jit(lambda x: constrain(x, ("data", "fsdp"), None))(x)
+    np.testing.assert_array_equal(out, x)
+
+
+def test_one_process_asks_nobody():
+    assert any_process(True, now=False) and not any_process(False, now=True)
+
+
+def test_the_printed_table_names_every_parameter():
+    params = {"network": {"embedding": jnp.zeros((128, 8))}}
+    text = table(params, MESH)
+    assert "network/embedding" in text and "(128, 8)" in text
+    assert "0.000 MiB" in text  # 4 KiB over eight devices
+    assert jax.tree.leaves(shardings_of(params, ONE))[0].mesh == ONE

@@ -1,0 +1,228 @@
+"""The step: draws, microbatches, non-finite losses, the moving average and the eval step."""
+
+import dataclasses
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Denoiser, Network, UserError
+from md4_jax.step import (
+    TrainOptions,
+    accumulate,
+    draws,
+    ema_update,
+    init_state,
+    make_eval_step,
+    make_train_step,
+)
+
+BATCH = 8
+OPTIONS = TrainOptions(batch_size=BATCH, ema=0.5, seed=3)
+WEIGHTS = Network(
+    lambda key: {"w": jnp.zeros(BATCH)}, lambda params: Denoiser(None, lambda h: params["w"]), True
+)
+ROWS = exact.batch_of(np.arange(BATCH)[:, None])  # the token of a row is its number
+BAD = exact.batch_of(np.arange(BATCH)[:, None] + np.array([0] * 7 + [100])[:, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """Row b costs (its draws) x w_b, so that the gradient of w holds each row's draws."""
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        noise = jax.vmap(jax.random.uniform)(keys)
+        row = batch.tokens[:, 0] % 100
+        nats = (u + noise) * denoiser.unembed(None)[row % BATCH]
+        return jnp.where(batch.tokens[:, 0] >= 100, jnp.nan, nats), {"u": u}
+
+
+def one_step(microbatches=1, batch=ROWS, state=None, optimizer=None, **changes):
+    options = dataclasses.replace(OPTIONS, microbatches=microbatches, **changes)
+    optimizer = optimizer or optax.sgd(1.0, momentum=0.9)
+    state = state or init_state(jax.random.key(0), WEIGHTS, Masking(4), optimizer)
+    step = jax.jit(make_train_step(WEIGHTS, Fingerprint(), optimizer, options))
+    return step(state, batch)
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_microbatches_change_no_draw(microbatches):
+    whole, metrics = one_step()
+    parts, same = one_step(microbatches)
+    w = np.asarray(whole.params["network"]["w"])
+    np.testing.assert_array_equal(parts.params["network"]["w"], w)
+    assert len(np.unique(w)) == BATCH and (w < 0).all()
+    np.testing.assert_allclose(same["u"], metrics["u"], rtol=1e-6)
+
+
+def test_microbatches_of_a_network_average_to_its_gradient():
+    network = Transformer(5, size=8, depth=1, heads=2, hidden=8, scan_blocks=False).build()
+    optimizer, x = optax.sgd(0.1), np.random.default_rng(0).integers(0, 5, (BATCH, 6))
+    first = jax.jit(lambda: init_state(jax.random.key(0), network, Masking(5), optimizer))()
+
+    def two_steps(microbatches):
+        options = dataclasses.replace(OPTIONS, microbatches=microbatches)
+        step = jax.jit(make_train_step(network, OBJECTIVES["any_order"](), optimizer, options))
+        state, _ = step(first, exact.batch_of(x))
+        state, metrics = step(state, exact.batch_of(x))
+        return state.params, state.ema, metrics
+
+    def close(a, b):
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-4)
+
+    whole = two_steps(1)
+    jax.tree.map(close, two_steps(4), whole)
+    assert float(whole[2]["grad_norm"]) > 1e-3 and "masked" in whole[2]
+
+
+def test_a_microbatch_holds_every_mth_row():
+    """So its strata are spread as the batch's are, and a device keeps its rows."""
+
+    def grad(params, rows):
+        return {"range": rows.max() - rows.min(), "mean": params * rows.mean()}
+
+    out = accumulate(grad, 4, jnp.float32(2.0), (jnp.arange(16.0),))
+    np.testing.assert_allclose(out["range"], 12.0)
+    np.testing.assert_allclose(out["mean"], 15.0)
+
+
+def test_the_gradient_is_that_of_nats_per_token():
+    """tokens [B, 1] and [B, 5] with the same nats: a fifth of the gradient."""
+    state, _ = one_step()
+    longer, metrics = one_step(batch=exact.batch_of(np.repeat(ROWS.tokens, 5, axis=1)))
+    w = state.params["network"]["w"]
+    np.testing.assert_allclose(longer.params["network"]["w"], w / 5, rtol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(w) / 5, rtol=1e-6)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_non_finite_loss_changes_nothing_and_is_counted():
+    before, _ = one_step()
+    state, metrics = one_step(batch=BAD, state=before)
+    assert_same(
+        (state.params, state.ema, state.opt_state), (before.params, before.ema, before.opt_state)
+    )
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (2, 1, 1)
+    assert jnp.isnan(metrics["nats"]) and int(metrics["skipped"]) == 1
+    state, _ = one_step(batch=BAD, state=state, microbatches=4)
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (3, 2, 2)
+    assert_same(state.params, before.params)
+    state, metrics = one_step(state=state)
+    assert (int(state.skipped), int(state.skipped_in_a_row)) == (2, 0)
+    assert int(metrics["skipped_in_a_row"]) == 0
+    assert (state.params["network"]["w"] != before.params["network"]["w"]).all()
+
+
+def test_a_finite_loss_with_a_non_finite_gradient_is_skipped():
+    class Root:
+        def __call__(self, denoiser, process, batch, u, keys):
+            return jnp.sqrt(denoiser.unembed(None)), {}  # w = 0: value 0, slope infinite
+
+    optimizer = optax.sgd(1.0)
+    state = init_state(jax.random.key(0), WEIGHTS, Masking(4), optimizer)
+    step = jax.jit(make_train_step(WEIGHTS, Root(), optimizer, OPTIONS))
+    state, metrics = step(state, ROWS)
+    assert float(metrics["nats"]) == 0.0 and int(state.skipped) == 1
+    assert (state.params["network"]["w"] == 0).all()
+
+
+def test_a_resumed_step_is_the_same_step():
+    """Draws follow state.step, so two steps are two steps whoever makes them."""
+    first, _ = one_step()
+    second, _ = one_step(state=first)
+    assert (
+        second.params["network"]["w"] - first.params["network"]["w"]
+        != first.params["network"]["w"] * 1.9
+    ).any()
+    copied, _ = one_step(state=jax.tree.map(jnp.array, first))
+    assert_same(copied, second)
+
+
+@pytest.mark.parametrize("step, weight", [(0, 0.9), (8, 0.5), (100, 9 / 110), (10**6, 1e-4)])
+def test_the_moving_average_warms_up(step, weight):
+    """decay = min(0.9999, (1 + step) / (10 + step))."""
+    out = ema_update({"w": jnp.float32(1.0)}, {"w": jnp.float32(2.0)}, jnp.int32(step), 0.9999)
+    np.testing.assert_allclose(out["w"], 1.0 + weight, rtol=1e-6)
+
+
+def test_the_moving_average_follows_the_new_parameters():
+    state, _ = one_step()
+    np.testing.assert_allclose(
+        state.ema["network"]["w"], 0.9 * state.params["network"]["w"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("size", [1, 7, 49, 64])
+def test_draws_are_stratified_over_the_global_batch(size):
+    u, keys = draws(0, jnp.int32(5), size)
+    assert u.shape == keys.shape == (size,) and ((u >= 0) & (u < 1)).all()
+    assert sorted(np.floor(np.asarray(u) * size - float(u.min()) * size + 0.5)) == list(range(size))
+
+
+def test_draws_follow_seed_step_and_row():
+    data = lambda keys: np.asarray(jax.random.key_data(keys))  # noqa: E731
+    u, keys = draws(0, jnp.int32(5), 8)
+    assert len(np.unique(data(keys), axis=0)) == 8
+    np.testing.assert_array_equal(data(draws(0, jnp.int32(5), 16)[1])[:8], data(keys))
+    np.testing.assert_array_equal(draws(0, jnp.int32(5), 8)[0], u)
+    for other in (draws(1, jnp.int32(5), 8), draws(0, jnp.int32(6), 8)):
+        assert other[0][0] != u[0]
+        assert len(np.unique(np.concatenate([data(other[1]), data(keys)]), axis=0)) == 16
+
+
+class Echo:
+    """Returns what it is given in the place of nats."""
+
+    def __init__(self, what):
+        self._what = what
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        return self._what(batch, u, keys), {}
+
+
+def evaluated(what, draws_per_sequence, index=0, seed=0):
+    step = make_eval_step(WEIGHTS, Echo(what), draws_per_sequence, seed)
+    params = {"network": {"w": jnp.zeros(BATCH)}, "process": Masking(4)}
+    return np.asarray(jax.jit(step)(params, ROWS, jnp.int32(index)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_eval_draws_are_spread_within_a_sequence_and_over_the_batch(count):
+    u = evaluated(lambda batch, u, keys: u, count)
+    assert u.shape == (count, BATCH) and ((u >= 0) & (u < 1)).all()
+    gaps = np.diff(np.sort(u.ravel()))
+    np.testing.assert_allclose(gaps, 1 / (count * BATCH), atol=1e-6)
+    own = np.diff(np.sort(u, axis=0), axis=0)
+    np.testing.assert_allclose(own, 1 / count, atol=1e-6)
+
+
+def test_eval_draws_have_keys_of_their_own_and_repeat():
+    def noise(batch, u, keys):
+        return jax.vmap(jax.random.uniform)(keys)
+
+    found = np.stack([evaluated(noise, 3, index) for index in range(3)])
+    assert len(np.unique(found)) == found.size
+    np.testing.assert_array_equal(evaluated(noise, 3, 1), found[1])
+    assert not np.isin(evaluated(noise, 3, seed=1), found).any()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(batch_size=0), "train.batch_size must be at least 1, not 0"),
+        (dict(microbatches=0), "train.microbatches must be at least 1, not 0"),
+        (dict(ema=1.0), r"train.ema must lie in \[0, 1\), not 1.0"),
+    ],
+)
+def test_impossible_options_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        TrainOptions(**options)

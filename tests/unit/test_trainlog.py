@@ -1,0 +1,153 @@
+"""Windows of steps: means, restarts, skipped steps and names."""
+
+import math
+
+import numpy as np
+import pytest
+
+from md4_jax.protocols import UserError
+from md4_jax.trainlog import TrainLog
+
+
+class Paper:
+    """A writer and a progress line that keep what they are given."""
+
+    def __init__(self):
+        self.rows, self.lines = [], []
+
+    def write(self, step, numbers):
+        self.rows.append({"step": step} | dict(numbers))
+
+    def show(self, step, text, steps_per_second):
+        self.lines.append(text)
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+def new_log(paper, *, is_bound=True, every=4):
+    return TrainLog(
+        paper,
+        paper,
+        every=every,
+        batch_shape=(8, 16),
+        is_bound=is_bound,
+        learning_rate=lambda step: 0.1 * (step + 1),
+        max_skipped_in_a_row=3,
+    )
+
+
+def metrics(step, streak=0, skipped=0):
+    nats = np.float32(np.nan if streak else 16.0 * math.log(2.0) * step)
+    return {
+        "nats": nats,
+        "grad_norm": np.float32(step),
+        "masked": np.float32(0.5),
+        "skipped": np.int32(skipped),
+        "skipped_in_a_row": np.int32(streak),
+    }
+
+
+def run(log, steps):
+    for step in steps:
+        log.add(step, metrics(step))
+    log.flush()
+
+
+def timeless(rows):
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+
+
+def test_a_row_is_the_mean_of_its_window():
+    paper = Paper()
+    run(new_log(paper), range(1, 9))
+    first, second = paper.rows
+    assert [first["step"], second["step"]] == [4, 8]
+    assert first["train_bits_per_token"] == pytest.approx(2.5, rel=1e-6)
+    assert second["train_bits_per_token"] == pytest.approx(6.5, rel=1e-6)
+    assert second["grad_norm"] == 6.5 and second["masked"] == 0.5
+    # The rate that step 8 was made with, which is that of seven updates done.
+    assert second["learning_rate"] == pytest.approx(0.8) and second["skipped"] == 0
+    assert second["tokens_per_second"] > 0
+    assert "bound 6.500 bits/token" in paper.lines[-1]
+
+
+def test_a_step_is_read_one_step_late():
+    paper = Paper()
+    log = new_log(paper)
+    for step in range(1, 5):
+        log.add(step, metrics(step))
+    assert paper.rows == []
+    log.flush()
+    assert len(paper.rows) == 1
+    log.flush()
+    assert len(paper.rows) == 1
+
+
+@pytest.mark.parametrize("cut", [3, 4, 6])
+def test_an_interrupted_window_comes_out_the_same(cut):
+    whole, before, after = Paper(), Paper(), Paper()
+    run(new_log(whole), range(1, 9))
+    log = new_log(before)
+    run(log, range(1, cut + 1))
+    resumed = new_log(after)
+    resumed.set_state(log.state())
+    run(resumed, range(cut + 1, 9))
+    assert timeless(before.rows + after.rows) == timeless(whole.rows)
+
+
+def test_a_saved_state_is_not_the_log_itself():
+    log = new_log(Paper())
+    run(log, [1])
+    saved = log.state()
+    copy = {"sums": dict(saved["sums"]), "count": saved["count"]}
+    run(log, [2])
+    assert saved == copy
+
+
+def test_a_loss_that_is_no_bound_has_another_name():
+    paper = Paper()
+    run(new_log(paper, is_bound=False), range(1, 5))
+    assert paper.rows[0]["train_loss_bits"] == pytest.approx(2.5, rel=1e-6)
+    assert "train_bits_per_token" not in paper.rows[0]
+    assert paper.lines[0].startswith("training loss")
+
+
+def test_skipped_steps_are_told_and_left_out_of_the_mean():
+    paper = Paper()
+    log = new_log(paper)
+    log.add(1, metrics(1))
+    log.add(2, metrics(2, streak=1, skipped=1))
+    log.add(3, metrics(3, skipped=1))
+    log.add(4, metrics(4, skipped=1))
+    log.flush()
+    assert paper.lines[0] == "step 2 skipped: non-finite loss or gradient"
+    assert paper.rows[0]["train_bits_per_token"] == pytest.approx(8 / 3, rel=1e-6)
+    assert paper.rows[0]["skipped"] == 1 and "1 skipped" in paper.lines[1]
+
+
+def test_a_window_without_a_good_step_is_written_as_not_a_number():
+    paper = Paper()
+    log = new_log(paper, every=2)
+    log.add(1, metrics(1, streak=1, skipped=1))
+    log.add(2, metrics(2, streak=2, skipped=2))
+    log.flush()
+    assert math.isnan(paper.rows[0]["train_bits_per_token"])
+
+
+def test_too_many_skipped_steps_stop_the_run():
+    log = new_log(Paper())
+    for streak in (1, 2, 3):
+        log.add(streak, metrics(streak, streak=streak, skipped=streak))
+    with pytest.raises(UserError, match=r"3 steps in a row .*max_skipped_in_a_row=3"):
+        log.flush()
+
+
+def test_a_held_out_result_is_written_under_names_of_its_own():
+    paper = Paper()
+    log = new_log(paper)
+    log.add(1, metrics(1))
+    log.evaluation(4, {"bits_per_token": 2.25, "sequences": 9}, "<= 2.25")
+    assert paper.rows == [{"step": 4, "eval_bits_per_token": 2.25, "eval_sequences": 9}]
+    run(log, range(2, 5))
+    assert "(held out 2.250)" in paper.lines[-1]
