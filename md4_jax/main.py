@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from md4_jax import build, modes
+from md4_jax import modes, sections
 from md4_jax.protocols import UserError
 
 USAGE = (
@@ -39,7 +39,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def run(arguments: list[str]) -> int:
     """Runs a mode; returns the exit code."""
     flags, assignments = parse(arguments)
-    asked = build.load_config(flags.config, assignments)
+    asked = sections.load_config(flags.config, assignments)
     if flags.workdir is None:
         if flags.mode != "train":
             raise UserError(f"--mode {flags.mode} needs the --workdir of a run")

@@ -20,7 +20,7 @@ SHAPES = ("cosine", "linear", "constant")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to the peak, then `decay` to final_fraction of it at the last step."""
+    """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates."""
 
     decay: str = "cosine"
     warmup_steps: int = 2000
@@ -33,7 +33,8 @@ class LearningRate:
         if not 0 <= self.warmup_steps <= num_steps:
             raise UserError(
                 f"optim.warmup_steps={self.warmup_steps} must lie between 0 and "
-                f"train.num_steps={num_steps}"
+                f"train.num_steps={num_steps}; a short run needs a short warm-up too: "
+                f"--config.optim.warmup_steps={num_steps // 10}"
             )
         rest = max(1, num_steps - self.warmup_steps)
         final = peak * self.final_fraction
@@ -78,7 +79,7 @@ class Muon(LearningRate):
     """Muon (Jordan et al. 2024, optax.contrib) on the blocks' matrices, Adam on the rest.
 
     learning_rate is Muon's, adam_learning_rate that of embedding, head and gains;
-    both follow the same warm-up and decay.
+    both follow the same warm-up and decay, and both have Nesterov momentum.
     """
 
     learning_rate: float = 0.02

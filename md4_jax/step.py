@@ -43,6 +43,8 @@ class TrainOptions:
         for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        if self.seconds < 0:
+            raise UserError(f"train.seconds must not be negative, not {self.seconds}")
         if not 0 <= self.ema < 1:
             raise UserError(f"train.ema must lie in [0, 1), not {self.ema}")
 

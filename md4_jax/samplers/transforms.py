@@ -35,7 +35,7 @@ class Transform:
         return jax.lax.cond(jnp.asarray(self.top_p) < 1.0, self._nucleus, lambda x: x, logits)
 
     def _nucleus(self, logits: Array) -> Array:
-        """The smallest set of most likely symbols whose probability reaches top_p."""
+        """The most likely symbols whose probability reaches top_p, ties at the edge included."""
         ordered = -jnp.sort(-logits, axis=-1)
         probability = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(probability, axis=-1) - probability

@@ -11,7 +11,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 import md4_jax
-from md4_jax import build
+from md4_jax import build, sections
 from md4_jax.data.loader import split_size
 
 
@@ -40,7 +40,7 @@ def test_config_json(trained):
     assert stored["version"] == md4_jax.__version__
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", stored["commit"])
     assert set(stored["config"]) >= {"data", "network", "train", "mesh", "sample"}
-    build.check_keys(stored["config"])
+    sections.check_keys(stored["config"])
 
 
 def test_metrics_are_finite_numbers(trained, rows):
@@ -120,7 +120,7 @@ def test_eval_changes_nothing(copy, run, tiny, snapshot):
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, trained):
     """One sequence of what is left over included; the draws differ, so the values nearly agree."""
-    config = build.load_config(str(tiny), {})
+    config = sections.load_config(str(tiny), {})
     tokenizer, source = build.tokenizer_and_source(config, trained)
     size = split_size(build.stream(source, tokenizer, split), 16)
     assert size.remainder

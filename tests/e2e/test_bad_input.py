@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from md4_jax import build
+from md4_jax import sections
 from md4_jax.data import text8
 from md4_jax.data.tokenizers import Bytes
 
@@ -282,10 +282,10 @@ def test_ids_outside_of_the_vocabulary(tiny, tmp_path, refused, monkeypatch):
 
 def test_every_registry_has_a_row():
     named = {assignment[0].split("=")[0] for assignment, _ in CONFIG}
-    registries = set(build.REGISTRIES) - {"process.schedule.base"}  # inside another schedule
+    registries = set(sections.REGISTRIES) - {"process.schedule.base"}  # inside another schedule
     assert {f"{registry}.name" for registry in registries} <= named
 
 
 def test_the_stored_config_is_what_was_asked(trained, tiny):
     stored = json.loads((Path(trained) / "config.json").read_text())
-    assert stored["config"] == build.load_config(str(tiny), {})
+    assert stored["config"] == sections.load_config(str(tiny), {})

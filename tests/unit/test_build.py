@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from md4_jax import build
+from md4_jax import build, sections
 from md4_jax.config import PACKAGE_ROOT, flatten, load
 from md4_jax.protocols import UserError
 
@@ -38,7 +38,7 @@ DROP = object()
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_config_builds(path: Path):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
-    config = build.load_config(str(path), {"mesh.data": "1"})
+    config = sections.load_config(str(path), {"mesh.data": "1"})
     built = build.experiment(config, TOKENIZER)
     assert built.network.time_free == (not config["network"]["time_conditioning"])
     assert built.process.vocab_size == 27 and built.grid.shape == (built.sample.steps + 1,)
@@ -51,61 +51,63 @@ def test_a_config_builds(path: Path):
 def test_a_config_is_short_and_has_constructors_for_its_data(path: Path):
     if path.stem != "base":
         assert len(path.read_text().splitlines()) <= 40
-    config = build.load_config(str(path), {})
-    assert set(config["data"]) <= {"name", *build.arguments_of("data", config["data"]["name"])}
+    config = sections.load_config(str(path), {})
+    assert set(config["data"]) <= {"name", *sections.arguments_of("data", config["data"]["name"])}
     assert set(config["tokenizer"]) <= {
-        "name", *build.arguments_of("tokenizer", config["tokenizer"]["name"])
+        "name", *sections.arguments_of("tokenizer", config["tokenizer"]["name"])
     }  # fmt: skip
 
 
 def test_the_base_config_spells_every_key_of_its_constructors():
     """Those that an objective, tokenizer or schedule takes are in comments beside its name."""
     optional = {"tokenizer", "objective", "process.schedule", "eval.objective"}
-    paths = {path for path in [*build.REGISTRIES, *build.CLASSES] if "base" not in path}
+    paths = {path for path in [*sections.REGISTRIES, *sections.CLASSES] if "base" not in path}
     for path in sorted(paths - optional):
         section = BASE
         for part in path.split("."):
             section = section[part]
-        known = set(build.arguments_of(path, section.get("name")))
-        nested = {p.removeprefix(path + ".") for p in build.REGISTRIES if p.startswith(path + ".")}
+        known = set(sections.arguments_of(path, section.get("name")))
+        nested = {
+            p.removeprefix(path + ".") for p in sections.REGISTRIES if p.startswith(path + ".")
+        }
         assert known - nested == set(section) - nested - {"name"}, path
 
 
 def test_the_base_config_has_the_defaults_of_the_constructors():
     """Where they differ it is on purpose: sizes of a run and not of the code."""
     differing = {"train.num_steps", "checkpoint.every", "eval.every", "eval.limit"}
-    for path, classes in build.CLASSES.items():
+    for path, classes in sections.CLASSES.items():
         for cls in classes:
             for field in cls.__dataclass_fields__.values():
                 if field.name in BASE[path] and f"{path}.{field.name}" not in differing:
                     assert BASE[path][field.name] == field.default, f"{path}.{field.name}"
 
 
-@pytest.mark.parametrize("section", sorted({*build.REGISTRIES, *build.CLASSES}))
+@pytest.mark.parametrize("section", sorted({*sections.REGISTRIES, *sections.CLASSES}))
 def test_an_unknown_key_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="linear", bad=1)))
     else:
         config = changed(**{section.replace(".", "__") + "__bad": 1})
     with pytest.raises(UserError, match=rf"unknown key in {section} 'bad'.* Known: "):
-        build.check_keys(config)
+        sections.check_keys(config)
 
 
-@pytest.mark.parametrize("section", sorted(build.REGISTRIES))
+@pytest.mark.parametrize("section", sorted(sections.REGISTRIES))
 def test_an_unknown_name_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="nothing")))
     else:
         config = changed(**{section.replace(".", "__") + "__name": "nothing"})
-    known = ", ".join(sorted(build.REGISTRIES[section]))
+    known = ", ".join(sorted(sections.REGISTRIES[section]))
     with pytest.raises(UserError, match=f"unknown {section}.name 'nothing'.*Known: {known}"):
-        build.check_keys(config)
+        sections.check_keys(config)
 
 
 @pytest.mark.parametrize("key", [key for key, _ in flatten(BASE) if not key.endswith("name")])
 def test_a_wrong_type_is_refused_for_every_key(key):
     with pytest.raises(UserError, match=f"{key} must be "):
-        build.check_keys(changed(**{key.replace(".", "__"): {"a": 1}}))
+        sections.check_keys(changed(**{key.replace(".", "__"): {"a": 1}}))
 
 
 @pytest.mark.parametrize(
@@ -125,22 +127,22 @@ def test_a_wrong_type_is_refused_for_every_key(key):
 )
 def test_a_wrong_value(key, value, words):
     with pytest.raises(UserError, match=words):
-        build.check_keys(changed(**{key: value}))
+        sections.check_keys(changed(**{key: value}))
 
 
 def test_whole_numbers_are_numbers_and_none_is_allowed_where_it_is_the_default():
-    build.check_keys(changed(optim__clip=1, data__path="somewhere"))
-    build.check_keys(changed(data__path=None))
+    sections.check_keys(changed(optim__clip=1, data__path="somewhere"))
+    sections.check_keys(changed(data__path=None))
 
 
 def test_a_missing_argument_is_named():
     with pytest.raises(UserError, match=r"data.path is needed by data.name='text'"):
-        build.make("data", {"name": "text", "length": 8})
+        sections.make("data", {"name": "text", "length": 8})
 
 
 def test_nested_sections_are_made_first():
     section = dict(name="masking", schedule=dict(name="clipped", base=dict(name="cosine"), eps=0.1))
-    process = build.make("process", section, vocab_size=4)
+    process = sections.make("process", section, vocab_size=4)
     assert type(process.schedule.base).__name__ == "Cosine" and process.schedule.eps == 0.1
     assert float(process.schedule.alpha(1.0)) == pytest.approx(0.1)
 
@@ -168,7 +170,7 @@ def test_nested_sections_are_made_first():
 )  # fmt: skip
 def test_sections_that_do_not_go_together(values, words):
     config = changed(**values)
-    build.check_keys(config)
+    sections.check_keys(config)
     with pytest.raises(UserError, match=words):
         build.experiment(config, TOKENIZER)
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from md4_jax import config
-from md4_jax.build import keeps
 from md4_jax.protocols import UserError
+from md4_jax.sections import keeps
 
 
 def sample_config():
