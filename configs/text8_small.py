@@ -10,7 +10,8 @@ def get_config():
     config = quickstart.get_config()
     config.data = base.get_config().data
     config.tokenizer = dict(name="text8")
-    config.train.update(num_steps=6000, seconds=600.0, ema=0.995)
+    config.network.depth = 4
+    config.train.update(num_steps=5800, seconds=600.0, ema=0.995)
     config.optim.warmup_steps = 100
     config.eval.update(every=2000, draws=2, limit=256)
     config.checkpoint.every = 2000
