@@ -52,6 +52,8 @@ def get_config() -> ConfigDict:
                 b2=0.999,
                 eps=1e-8,  # added to the root of the second moment
                 weight_decay=0.0,  # on matrices of linear layers alone
+                process_learning_rate=1e-2,  # of what the forward process learns (GenMD4's w)
+                process_weight_decay=0.0,
                 clip=1.0,  # global norm of the gradient of nats per token; 0: none
             ),
             train=dict(

@@ -21,7 +21,7 @@ from md4_jax.protocols import Batch, Network, Objective, UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS
 from md4_jax.samplers.transforms import Transform, check_transform
-from md4_jax.sections import DataOptions, fields, make
+from md4_jax.sections import REGISTRIES, DataOptions, fields, make
 from md4_jax.sharding import MeshOptions, batch_shards, make_mesh
 from md4_jax.step import TrainOptions, make_eval_step
 
@@ -121,6 +121,7 @@ def validate(built: Experiment) -> None:
             f"eval.batch_size={eval_batch_size(built)} must be divisible by the {shards} batch "
             f"shards of the mesh {mesh} (data x fsdp x tensor)"
         )
+    _check_fit(built)
     if not built.eval_objective.is_bound(built.process):
         raise UserError(
             f"eval.objective.name={built.config['eval']['objective']['name']!r} is not a bound of "
@@ -132,6 +133,27 @@ def validate(built: Experiment) -> None:
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{built.config['tokenizer']['name']!r} has none"
         )
+
+
+def _check_fit(built: Experiment) -> None:
+    """UserError for an objective or a sampler that is not defined for the process."""
+    names = {cls: name for name, cls in REGISTRIES["process"].items()}
+    chosen = built.config["process"]["name"]
+    for key, user in (
+        ("objective.name", built.objective),
+        ("eval.objective.name", built.eval_objective),
+        ("sample.name", built.sampler_step),
+    ):
+        section = built.config["eval"] if key.startswith("eval.") else built.config
+        name = section[key.split(".")[-2]]["name"]
+        if not isinstance(built.process, user.processes):
+            fits = " or ".join(repr(names[cls]) for cls in user.processes)
+            raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
+        if getattr(user, "needs_time", False) and built.network.time_free:
+            raise UserError(
+                f"{key}={name!r} needs network.time_conditioning=True: with a schedule that "
+                "depends on the symbol the optimal denoiser depends on t"
+            )
 
 
 def eval_batch_size(built: Experiment) -> int:

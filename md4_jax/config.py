@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import functools
 import importlib.util
 import json
 import os
@@ -165,6 +166,7 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: Path) ->
         )
 
 
+@functools.cache  # what the run started from, also if the checkout moves on meanwhile
 def commit() -> str:
     """The commit of the checkout that the package runs from, '+' if it has changes."""
     git = ["git", "-C", str(PACKAGE_ROOT)]

@@ -43,6 +43,7 @@ def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     result, levels = _evaluate(exp, source, workdir)
     _sample(exp, workdir)
     if jax.process_index() == 0:
+        report.keep(workdir, result)
         picture = report.picture(workdir, levels)
         _say(
             f"\ntrained to step {step}; {exp.eval.split}: {report.line(result)}\n"
@@ -123,11 +124,9 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
     result = build.evaluator(exp)(params, build.eval_batches(exp, source, exp.eval.split))
     result = {"step": step, "split": exp.eval.split, **result}
     _say(report.line(result))
-    if jax.process_index() == 0:
-        try:
-            report.keep(workdir, result)
-        except OSError as error:  # somebody else's run may be evaluated without write access
-            _say(f"warning: the result is not kept in {workdir}: {error.strerror}")
+    told = report.learned(params["process"], exp.tokenizer)
+    if told:
+        _say(told)
     levels: list[float] = []
     if exp.eval.ngram_order and jax.process_index() == 0:
         levels = ngrams.ladder(

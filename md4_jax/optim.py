@@ -20,11 +20,16 @@ SHAPES = ("cosine", "linear", "constant")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates."""
+    """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates.
+
+    What a forward process learns has a rate and a weight decay of its own.
+    """
 
     decay: str = "cosine"
     warmup_steps: int = 2000
     final_fraction: float = 0.0
+    process_learning_rate: float = 1e-2
+    process_weight_decay: float = 0.0
 
     def schedule(self, peak: float, num_steps: int) -> optax.Schedule:
         """The learning rate as a function of the number of updates done."""
@@ -49,6 +54,17 @@ class LearningRate:
         )
         return optax.join_schedules([warmup, after], [self.warmup_steps])
 
+    def chain(
+        self, network: optax.GradientTransformation, clip: float, num_steps: int
+    ) -> optax.GradientTransformation:
+        """The clip over everything, `network` for its parameters, Adam for those of the process."""
+        process = optax.adamw(
+            self.schedule(self.process_learning_rate, num_steps),
+            weight_decay=self.process_weight_decay,
+        )
+        parts = optax.partition({"network": network, "process": process}, by_part)
+        return optax.chain(clipping(clip), parts)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW(LearningRate):
@@ -71,7 +87,7 @@ class AdamW(LearningRate):
             weight_decay=self.weight_decay,
             mask=decay_mask,
         )
-        return optax.chain(clipping(self.clip), adamw), rate
+        return self.chain(adamw, self.clip, num_steps), rate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +117,7 @@ class Muon(LearningRate):
             adam_learning_rate=self.schedule(self.adam_learning_rate, num_steps),
             muon_weight_dimension_numbers=hidden_matrices,
         )
-        return optax.chain(clipping(self.clip), muon), rate
+        return self.chain(muon, self.clip, num_steps), rate
 
 
 OPTIMIZERS = {
@@ -113,6 +129,11 @@ OPTIMIZERS = {
 def clipping(norm: float) -> optax.GradientTransformation:
     """The global-norm clip; 0 means none."""
     return optax.clip_by_global_norm(norm) if norm > 0 else optax.identity()
+
+
+def by_part(params: Params) -> Params:
+    """'process' for what the forward process learns, 'network' for the rest."""
+    return _by_path(params, lambda name: "process" if name.startswith("process") else "network")
 
 
 def decay_mask(params: Params) -> Params:

@@ -5,7 +5,7 @@ Losses are in nats per sequence, unreduced; `metrics.py` alone converts units.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -52,7 +52,11 @@ class Schedule(Protocol):
 
 
 class Process(Protocol):
-    """A forward process q(z_t | x), a pytree: array leaves are learnable."""
+    """A forward process q(z_t | x), a pytree: array leaves are learnable and made by `init`."""
+
+    def init(self) -> "Process":
+        """The process with its leaves, to be called where parameters are made."""
+        ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -62,6 +66,10 @@ class Process(Protocol):
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        ...
+
+    def learned(self) -> dict[str, Array]:
+        """Learned numbers of each symbol, by name, each [V]; empty where nothing is learned."""
         ...
 
     def prior(self, shape: tuple[int, int]) -> Array:
@@ -109,6 +117,10 @@ class Objective(Protocol):
     of microbatches can change a draw.
     """
 
+    # The processes that it is defined for, and whether its optimal denoiser depends on t.
+    processes: ClassVar[tuple[type, ...]]
+    needs_time: ClassVar[bool]
+
     def is_bound(self, process: Any) -> bool: ...
 
     def __call__(
@@ -119,7 +131,9 @@ class Objective(Protocol):
 
 
 class SamplerStep(Protocol):
-    """One reverse step from time t to s < t."""
+    """One reverse step from time t to s < t, for the processes that it is defined for."""
+
+    processes: ClassVar[tuple[type, ...]]
 
     def __call__(
         self, denoiser: Denoiser, process: Any, z: Array, s: Array, t: Array, keys: Array

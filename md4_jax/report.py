@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 import md4_jax
 from md4_jax import figures, sharding
@@ -51,6 +52,22 @@ def line(result: dict[str, Any]) -> str:
     )
 
 
+def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
+    """What the process learned of each symbol: the range, and the symbols at both ends."""
+    lines = []
+    for name, values in process.learned().items():
+        values = np.asarray(values)
+        order = np.argsort(-values, kind="stable")
+        lines.append(
+            f"{name} by symbol: min {values.min():.4f}, mean {values.mean():.4f}, "
+            f"max {values.max():.4f}"
+        )
+        for word, ids in (("largest", order[:most]), ("smallest", order[::-1][:most])):
+            each = ", ".join(f"{tokenizer.decode([i])!r} {values[i]:.3f}" for i in ids)
+            lines.append(f"  {word}: {each}")
+    return "\n".join(lines)
+
+
 def ladder(levels: list[float], result: dict[str, Any]) -> str:
     """n-gram models of the same text beside the model, best last, to judge it by."""
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
@@ -67,7 +84,7 @@ def picture(workdir: Path, levels: list[float]) -> Path:
 
 
 def keep(workdir: Path, result: dict[str, Any]) -> None:
-    """Adds a result on a whole split to evaluations.jsonl, with the commit that measured it."""
+    """Adds the result of a finished training to evaluations.jsonl, with its commit."""
     with (workdir / EVALUATIONS).open("a") as file:
         file.write(as_json({**result, "commit": commit()}) + "\n")
 

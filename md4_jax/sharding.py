@@ -29,7 +29,7 @@ RULES = (
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
-    (r"(scale|bias|ns_coeffs)$", P(None)),
+    (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
 )
 
 

@@ -53,7 +53,7 @@ def init_state(
     key: Array, network: Network, process: Any, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """The state before the first step; the moving average starts at the parameters."""
-    params = {"network": network.init(key), "process": process}
+    params = {"network": network.init(key), "process": process.init()}
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params)
     return TrainState(zero, params, ema, optimizer.init(params), zero, zero)

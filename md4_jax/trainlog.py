@@ -9,7 +9,7 @@ import numpy as np
 from md4_jax.metrics import Progress, Writer, bits
 from md4_jax.protocols import Array, UserError
 
-SUMMED = ("nats", "grad_norm", "masked")
+COUNTERS = ("skipped", "skipped_in_a_row")
 
 
 class TrainLog:
@@ -63,9 +63,8 @@ class TrainLog:
         host = {name: np.asarray(value) for name, value in metrics.items()}
         self._check_finite(step, int(host["skipped_in_a_row"]))
         if host["skipped_in_a_row"] == 0:
-            for name in SUMMED:
-                if name in host:
-                    self._sums[name] = self._sums.get(name, 0.0) + float(host[name])
+            for name in sorted(host.keys() - set(COUNTERS)):
+                self._sums[name] = self._sums.get(name, 0.0) + float(host[name])
             self._count += 1
         if step % self._every == 0:
             self._line(step, int(host["skipped"]))

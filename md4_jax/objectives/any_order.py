@@ -1,6 +1,7 @@
 """The bound of a masked model with an exact number of masks: docs/equations.md, Any order."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +29,9 @@ class AnyOrder:
     from which there is least to learn. Both make a training-only loss. Nats per
     sequence.
     """
+
+    processes: ClassVar[tuple[type, ...]] = (Masking,)
+    needs_time: ClassVar[bool] = False
 
     weight_power: float = 1.0
     max_masked: float = 1.0

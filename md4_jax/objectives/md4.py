@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -23,6 +24,9 @@ class MD4:
     for a schedule that does not (geometric, clipped) the integral is a part of
     it, and is trained on but not reported.
     """
+
+    processes: ClassVar[tuple[type, ...]] = (Masking,)
+    needs_time: ClassVar[bool] = False
 
     def is_bound(self, process: Masking) -> bool:
         return process.is_complete
@@ -58,6 +62,9 @@ class DiscreteMD4:
     The first decodes step 1 with the network (the reference's code), the second
     with the parameter-free decoder of the paper.
     """
+
+    processes: ClassVar[tuple[type, ...]] = (Masking,)
+    needs_time: ClassVar[bool] = False
 
     timesteps: int = 1000
     reconstruction: str = "model"

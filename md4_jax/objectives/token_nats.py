@@ -7,10 +7,20 @@ from md4_jax.protocols import Array, Batch, Denoiser
 
 
 def token_nats(logits: Array, x: Array) -> Array:
-    """-log softmax(logits)[x] in nats, float32: logits [..., V], x [...] -> [...]."""
-    logits = logits.astype(jnp.float32)
+    """-log softmax(logits)[x] in nats, in float32 or wider: logits [..., V], x [...] -> [...]."""
+    logits = widened(logits)
     picked = jnp.take_along_axis(logits, x[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def expected(logits: Array, values: Array) -> Array:
+    """sum_k softmax(logits)_k values_k: logits [..., V], values [V] -> [...]."""
+    return jax.nn.softmax(widened(logits), axis=-1) @ values
+
+
+def widened(logits: Array) -> Array:
+    """At least float32, whatever the network computes in."""
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
 def masked_nats(denoiser: Denoiser, mask_id: int, batch: Batch, z: Array, t: Array) -> Array:

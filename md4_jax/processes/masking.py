@@ -24,6 +24,10 @@ class Masking:
     vocab_size: int
     schedule: Schedule = Linear()
 
+    def init(self) -> "Masking":
+        """Itself: there are no leaves to make."""
+        return self
+
     @property
     def mask_id(self) -> int:
         return self.vocab_size
@@ -40,7 +44,7 @@ class Masking:
 
     def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
         """Masks each token of row b with probability[b], independently."""
-        draws_BxL = _uniforms(keys, x.shape[1])
+        draws_BxL = uniforms(keys, x.shape[1])
         return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
 
     def mask_exactly(self, keys: Array, x: Array, count: Array) -> tuple[Array, Array]:
@@ -50,7 +54,7 @@ class Masking:
         hold the smallest ones and has the law Beta(k, L - k + 1), which is that
         of 1 - alpha given that exactly k tokens are masked (docs/equations.md).
         """
-        draws_BxL = _uniforms(keys, x.shape[1])
+        draws_BxL = uniforms(keys, x.shape[1])
         order_BxL = jnp.argsort(draws_BxL, axis=1)
         rank_BxL = jnp.argsort(order_BxL, axis=1)
         z = jnp.where(rank_BxL < count[:, None], self.mask_id, x)
@@ -62,10 +66,15 @@ class Masking:
         at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
         return (at_t - at_s) / at_t
 
+    def learned(self) -> dict[str, Array]:
+        """Nothing is learned."""
+        return {}
+
     def prior(self, shape: tuple[int, int]) -> Array:
         """All mask, int32 of that shape: exact when alpha_1 = 0."""
         return jnp.full(shape, self.mask_id, jnp.int32)
 
 
-def _uniforms(keys: Array, length: int) -> Array:
+def uniforms(keys: Array, length: int) -> Array:
+    """One uniform a position, float32 [B, length], with one key a row."""
     return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)

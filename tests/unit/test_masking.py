@@ -17,7 +17,7 @@ KEYS = exact.keys_for(0, 6)
 
 @every_process
 def test_corrupt_keeps_shape_and_states_and_rows_apart(make):
-    process = make(vocab_size=8)
+    process = make(vocab_size=8).init()
     t = jnp.linspace(0.1, 0.9, 6)
     z = jax.jit(process.corrupt)(KEYS, X, t)
     assert z.shape == X.shape and z.dtype == jnp.int32
@@ -30,7 +30,7 @@ def test_corrupt_keeps_shape_and_states_and_rows_apart(make):
 
 @every_process
 def test_a_process_is_a_pytree_that_jit_takes(make):
-    process = make(vocab_size=8)
+    process = make(vocab_size=8).init()
     leaves, structure = jax.tree.flatten(process)
     assert jax.tree.unflatten(structure, leaves) == process
     assert jax.jit(lambda p: p.prior((1, 2)))(process).shape == (1, 2)

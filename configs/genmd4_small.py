@@ -1,0 +1,14 @@
+"""GenMD4 at a size for two CPU cores: a schedule learned for each symbol of text8."""
+
+from configs import text8_small
+
+
+def get_config():
+    config = text8_small.get_config()
+    config.process = dict(name="state_dependent", initial_power=1.0)
+    config.objective = dict(name="genmd4", first_time=1e-3)
+    config.eval.objective = dict(name="genmd4", first_time=1e-3)
+    config.network.time_conditioning = True
+    config.optim.process_learning_rate = 1e-2
+    config.train.num_steps = 2500
+    return config

@@ -1,0 +1,76 @@
+"""Masking whose schedule depends on the symbol: docs/equations.md, GenMD4."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.masking import uniforms
+from md4_jax.protocols import Array, UserError
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["raw_power"],
+    meta_fields=["vocab_size", "initial_power"],
+)
+@dataclasses.dataclass(frozen=True)
+class StateDependent:
+    """Symbol k is masked by time t with probability t^{w_k}, w = softplus(raw_power) learned.
+
+    GenMD4 (arXiv:2406.04329, section 6): alpha_{t,k} = 1 - t^{w_k}. A larger w_k keeps
+    the symbol longer, so that it is revealed earlier in generation. raw_power [V]
+    is the one array leaf, made by `init`; initial_power is what every w starts from.
+    """
+
+    vocab_size: int
+    initial_power: float = 1.0
+    raw_power: Array | None = None
+
+    def __post_init__(self):
+        if not self.initial_power > 0:
+            raise UserError(f"process.initial_power must be positive, not {self.initial_power}")
+
+    def init(self) -> "StateDependent":
+        """The same with its leaf: every w at initial_power."""
+        raw = math.log(math.expm1(self.initial_power))
+        return dataclasses.replace(self, raw_power=jnp.full((self.vocab_size,), raw, jnp.float32))
+
+    @property
+    def mask_id(self) -> int:
+        return self.vocab_size
+
+    @property
+    def power(self) -> Array:
+        """w [V] > 0."""
+        return jax.nn.softplus(self.raw_power)
+
+    def log_masked(self, x: Array, t: Array) -> Array:
+        """log P(z_n = m | x_n) = w[x_n] log t: x [B, L], t [B] -> [B, L]."""
+        return self.power[x] * jnp.log(t)[:, None]
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        return jnp.where(
+            uniforms(keys, x.shape[1]) < jnp.exp(self.log_masked(x, t)), self.mask_id, x
+        )
+
+    def log_probability(self, z: Array, x: Array, t: Array) -> Array:
+        """log q(z | x, t) [B], differentiable in w (for REINFORCE)."""
+        log_masked = self.log_masked(x, t)
+        log_clean = jnp.log(-jnp.expm1(jnp.minimum(log_masked, -1e-37)))
+        return jnp.sum(jnp.where(z == self.mask_id, log_masked, log_clean), axis=1)
+
+    def reveal_probability(self, s: Array, t: Array) -> Array:
+        """P(z_s is clean | z_t is the mask, x_0 = k) = 1 - (s/t)^{w_k}, s < t: [V]."""
+        return -jnp.expm1(self.power * jnp.log(s / t))
+
+    def learned(self) -> dict[str, Array]:
+        """{'power': w [V]}: a symbol with a larger w is revealed earlier."""
+        return {"power": self.power}
+
+    def prior(self, shape: tuple[int, int]) -> Array:
+        """All mask, int32 of that shape: alpha_1 = 0 for every symbol."""
+        return jnp.full(shape, self.mask_id, jnp.int32)
