@@ -21,12 +21,13 @@ def get_config() -> ConfigDict:
                 name="text8",  # text8 | characters | bytes | bpe
             ),
             process=dict(
-                name="masking",
+                name="masking",  # masking(schedule) | state_dependent(initial_power)
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) | clipped(eps)
                 schedule=dict(name="linear"),
             ),
             objective=dict(
-                # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked)
+                # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
+                # score_entropy(scaled) | genmd4(first_time), with process state_dependent
                 name="md4",
             ),
             network=dict(

@@ -18,6 +18,14 @@ def expected(logits: Array, values: Array) -> Array:
     return jax.nn.softmax(widened(logits), axis=-1) @ values
 
 
+def score_nats(log_ratio: Array, x: Array) -> Array:
+    """sum_j r_j - 1 - log r_x with r = exp(log_ratio): log_ratio [..., V], x [...] -> [...]."""
+    log_ratio = widened(log_ratio)
+    picked = jnp.take_along_axis(log_ratio, x[..., None], axis=-1)[..., 0]
+    # C - 1 by expm1 of log C: near a normalised score C - 1 is all rounding otherwise.
+    return jnp.expm1(jax.nn.logsumexp(log_ratio, axis=-1)) - picked
+
+
 def widened(logits: Array) -> Array:
     """At least float32, whatever the network computes in."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
