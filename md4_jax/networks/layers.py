@@ -37,6 +37,7 @@ class Attention(nn.Module):
 
     heads: int
     qk_norm: bool
+    zero_output: bool
     dtype: jnp.dtype
 
     @nn.compact
@@ -57,7 +58,7 @@ class Attention(nn.Module):
         )
         mixed = attend(rotate(query), rotate(key), value, segments=segments)
         mixed_BxLxD = mixed.reshape(batch, length, size)
-        return dense(size, "out", self.dtype, zeros=True)(mixed_BxLxD)
+        return dense(size, "out", self.dtype, zeros=self.zero_output)(mixed_BxLxD)
 
 
 class LocalMixing(nn.Module):
@@ -90,6 +91,7 @@ class FeedForward(nn.Module):
     """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202)."""
 
     hidden: int
+    zero_output: bool
     dtype: jnp.dtype
 
     @nn.compact
@@ -97,7 +99,7 @@ class FeedForward(nn.Module):
         gate_BxLxF = nn.silu(dense(self.hidden, "gate", self.dtype)(x_BxLxD))
         hidden_BxLxF = gate_BxLxF * dense(self.hidden, "up", self.dtype)(x_BxLxD)
         hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
-        return dense(x_BxLxD.shape[-1], "down", self.dtype, zeros=True)(hidden_BxLxF)
+        return dense(x_BxLxD.shape[-1], "down", self.dtype, zeros=self.zero_output)(hidden_BxLxF)
 
 
 class Block(nn.Module):
@@ -111,8 +113,10 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None):
-        attention = Attention(self.heads, self.qk_norm, self.dtype, name="attention")
-        feed_forward = FeedForward(self.hidden, self.dtype, name="feed_forward")
+        # A branch starts at zero by its gate or by its output layer: by both, it never starts.
+        zero = condition_BxD is None
+        attention = Attention(self.heads, self.qk_norm, zero, self.dtype, name="attention")
+        feed_forward = FeedForward(self.hidden, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxD is not None:
             six = modulation(6, x_BxLxD.shape[-1], condition_BxD, self.dtype)

@@ -34,8 +34,7 @@ class MD4:
     def __call__(
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        t = jnp.maximum(u, SMALLEST_TIME)
-        z = process.corrupt(keys, batch.tokens, t)
+        z, t = noised(process, batch, u, keys)
         return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
 
     def given_z(
@@ -114,6 +113,12 @@ class DiscreteMD4:
             return jnp.zeros(z.shape[0])
         at_first = self.masked_probability(process, jnp.ones(z.shape[0], jnp.int32))
         return at_first * z.shape[1] * math.log(process.vocab_size)
+
+
+def noised(process: Masking, batch: Batch, u: Array, keys: Array) -> tuple[Array, Array]:
+    """(z_t, t) at t = u, zero excepted."""
+    t = jnp.maximum(u, SMALLEST_TIME)
+    return process.corrupt(keys, batch.tokens, t), t
 
 
 def masked_share(process: Masking, z: Array) -> Array:

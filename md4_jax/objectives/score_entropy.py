@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import SMALLEST_TIME, masked_share
+from md4_jax.objectives.md4 import masked_share, noised
 from md4_jax.objectives.token_nats import score_nats
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Array, Batch, Denoiser
@@ -37,8 +37,7 @@ class ScoreEntropy:
     def __call__(
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        t = jnp.maximum(u, SMALLEST_TIME)
-        z = process.corrupt(keys, batch.tokens, t)
+        z, t = noised(process, batch, u, keys)
         return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
 
     def given_z(

@@ -189,3 +189,30 @@ def test_attention_is_the_softmax_average_of_the_values():
 def test_impossible_sizes_are_refused(options, words):
     with pytest.raises(UserError, match=words):
         Transformer(**(SIZES | options))
+
+
+@every_network
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_every_parameter_learns_from_the_true_initialisation(make, time_conditioning):
+    """Zeros that multiply zeros would never move: after four plain steps every array has."""
+    options = dict(time_conditioning=time_conditioning, qk_norm=True, local_width=3)
+    network = make(**(SIZES | options | dict(scan_blocks=True))).build()
+    start = jax.jit(network.init)(jax.random.key(1))
+    targets = jax.random.randint(jax.random.key(2), Z.shape, 0, 5)
+
+    def loss(params):
+        logits = jax.nn.log_softmax(network.bind(params)(Z, T))
+        return -jnp.mean(jnp.take_along_axis(logits, targets[..., None], axis=-1))
+
+    step = jax.jit(lambda p: jax.tree.map(lambda x, g: x - 0.5 * g, p, jax.grad(loss)(p)))
+    params = start
+    for _ in range(4):
+        params = step(params)
+    still = [
+        jax.tree_util.keystr(path)
+        for (path, old), new in zip(
+            jax.tree_util.tree_leaves_with_path(start), jax.tree.leaves(params), strict=True
+        )
+        if (old == new).all()
+    ]
+    assert still == []
