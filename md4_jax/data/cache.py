@@ -27,21 +27,26 @@ def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises UserError, naming the directory, when the disk is full or the
     directory cannot be written.
     """
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
-        os.close(handle)
-        temporary = pathlib.Path(name)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    os.close(handle)
+    temporary = pathlib.Path(name)
+    try:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        raise UserError(
-            f"cannot write to the cache directory {path.parent}: {error.strerror}. Free some space "
-            "there, or set MD4_JAX_CACHE to a directory with more."
-        ) from error
+        raise _unwritable(path.parent, error) from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def _unwritable(directory: pathlib.Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write to the cache directory {directory}: {error.strerror}. Free some space "
+        "there, or set MD4_JAX_CACHE to a directory with more."
+    )

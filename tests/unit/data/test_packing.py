@@ -129,3 +129,9 @@ def test_segments():
     assert segments(tokens, 9).tolist() == expected
     assert segments(tokens, 9).dtype == np.int32
     assert segments(tokens[1], 9).tolist() == expected[1]
+
+
+def test_a_file_where_the_cache_should_be_is_named(tmp_path):
+    (tmp_path / "taken").write_text("not a directory")
+    with pytest.raises(UserError, match=r"cache directory .*taken.*MD4_JAX_CACHE"):
+        token_stream(Source(), Bytes(), "train", str(tmp_path / "taken" / "below"))
