@@ -1,6 +1,7 @@
 """Checkpoints that are broken on the disk, a full disk, and losses that are not finite."""
 
 import errno
+import gc
 import os
 import re
 import shutil
@@ -19,6 +20,13 @@ from md4_jax.objectives.md4 import MD4
 
 # What TensorStore's threads say after a failed read; main silences it for users.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """What Orbax leaves of a failed read is collected within the test that made it fail."""
+    yield
+    gc.collect()
 
 
 def kinds(checkpoint: Path) -> dict[str, Path]:
