@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -129,9 +130,14 @@ def test_processes_must_divide_the_batch():
 
 
 def test_closing_ends_the_threads():
+    before = set(threading.enumerate())
     iterator = train_iterator(stream(9), LENGTH, batch_size=2, seed=0)
     next(iterator)
+    assert set(threading.enumerate()) - before
     iterator.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive(), thread
 
 
 @pytest.mark.parametrize("sequences", [0, 1, 3, 4, 5, 8])
