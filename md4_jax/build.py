@@ -139,6 +139,7 @@ def _check_fit(built: Experiment) -> None:
     """UserError for an objective or a sampler that is not defined for the process."""
     names = {cls: name for name, cls in REGISTRIES["process"].items()}
     chosen = built.config["process"]["name"]
+    network = built.network
     for key, user in (
         ("objective.name", built.objective),
         ("eval.objective.name", built.eval_objective),
@@ -146,13 +147,27 @@ def _check_fit(built: Experiment) -> None:
     ):
         section = built.config["eval"] if key.startswith("eval.") else built.config
         name = section[key.split(".")[-2]]["name"]
-        if not isinstance(built.process, user.processes):
-            fits = " or ".join(repr(names[cls]) for cls in user.processes)
+        needs = user.needs
+        if not isinstance(built.process, needs.processes):
+            fits = " or ".join(repr(names[cls]) for cls in needs.processes)
             raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
-        if getattr(user, "needs_time", False) and built.network.time_free:
+        if needs.time and network.time_free:
+            raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
+        if needs.causal != network.causal:
             raise UserError(
-                f"{key}={name!r} needs network.time_conditioning=True: with a schedule that "
-                "depends on the symbol the optimal denoiser depends on t"
+                f"{key}={name!r} needs network.causal={needs.causal}: "
+                + (
+                    "it predicts each token from those before it"
+                    if needs.causal
+                    else "it predicts each token from those on both sides"
+                )
+            )
+        allowed = needs.parametrisations
+        if allowed is not None and built.process.parametrisation not in allowed:
+            fits = " or ".join(repr(option) for option in allowed)
+            raise UserError(
+                f"{key}={name!r} needs process.parametrisation={fits}, "
+                f"not {built.process.parametrisation!r}: {needs.why}"
             )
 
 

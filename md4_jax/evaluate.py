@@ -1,5 +1,6 @@
 """The likelihood bound of a whole split, with its standard error."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 
@@ -49,7 +50,7 @@ class Evaluator:
 
     def __init__(
         self,
-        eval_step: Callable[[Params, Batch, Array], Array],
+        eval_step: Callable[[Params, Batch, Array], dict[str, Array]],
         mesh: Mesh,
         draws: int,
         *,
@@ -63,17 +64,24 @@ class Evaluator:
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
         """{'sequences', 'draws', 'nats_per_token', ... each with '_se'} over the batches.
 
+        'diffusion_bits_per_token' and, where the bound has them, those of its other
+        PARTS say what the total consists of.
         limit > 0 stops after that many sequences, rounded up to whole batches.
         """
-        total, seen = Likelihood(), 0
+        totals, seen = collections.defaultdict(Likelihood), 0
         for index, batch in enumerate(batches):
             rows = to_global(batch, self._mesh)
             with jax.set_mesh(self._mesh):
                 nats = self._step(params, rows, jnp.int32(index))
             weight = to_host(rows.weight)
-            total.add(to_host(nats), batch.tokens.shape[1], weight)
+            for name, value in nats.items():
+                totals[name].add(to_host(value), batch.tokens.shape[1], weight)
             seen += int(np.sum(weight))
             if limit and seen >= limit:
                 break
-        result = total.result(characters=self._characters)
-        return {"sequences": result.pop("sequences"), "draws": self._draws, **result}
+        result = totals.pop("nats").result(characters=self._characters)
+        parts = {name: part.result(characters=False) for name, part in totals.items()}
+        bits = {name: part["bits_per_token"] for name, part in parts.items()}
+        bits = {"diffusion": result["bits_per_token"] - sum(bits.values()), **bits}
+        named = {f"{name}_bits_per_token": value for name, value in bits.items()}
+        return {"sequences": result.pop("sequences"), "draws": self._draws, **result, **named}

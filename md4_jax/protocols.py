@@ -5,13 +5,17 @@ Losses are in nats per sequence, unreduced; `metrics.py` alone converts units.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 Array = jax.Array | np.ndarray
 Params = Any
+
+# What a bound may consist of besides the integral or sum over noise levels, by the name under
+# which an objective reports it.
+PARTS = ("reconstruction", "prior")
 
 
 class UserError(Exception):
@@ -72,8 +76,8 @@ class Process(Protocol):
         """Learned numbers of each symbol, by name, each [V]; empty where nothing is learned."""
         ...
 
-    def prior(self, shape: tuple[int, int]) -> Array:
-        """z_1, the state that sampling starts from, int32 of that shape."""
+    def prior(self, keys: Array, length: int) -> Array:
+        """z_1, the state that sampling starts from, int32 [B, length], one key a sequence."""
         ...
 
 
@@ -98,28 +102,47 @@ class Denoiser(NamedTuple):
 class Network(NamedTuple):
     """init(key) -> params; bind(params) -> Denoiser. Nothing else is known of it.
 
-    `time_free` says that the features do not depend on t, which some bounds and
-    samplers can use and others must refuse.
+    `time_free` says that the features do not depend on t, `causal` that those of a
+    position depend on nothing to its right: some bounds and samplers need that, others
+    must refuse it.
     """
 
     init: Callable[[Array], Params]
     bind: Callable[[Params], Denoiser]
     time_free: bool
+    causal: bool = False
+
+
+class Needs(NamedTuple):
+    """What an objective or a sampler can be combined with; `build.validate` refuses the rest.
+
+    processes         the classes of processes that it is defined for
+    time              its optimal denoiser depends on t: a time-free network is refused
+    causal            its network must be causal; where it is False it must not be
+    parametrisations  of the process, what the network's outputs may mean; None: any
+    why               the reason, ends the sentence that refuses time or parametrisation
+    """
+
+    processes: tuple[type, ...]
+    time: bool = False
+    causal: bool = False
+    parametrisations: tuple[str, ...] | None = None
+    why: str = ""
 
 
 class Objective(Protocol):
     """A bound or a loss of one sequence.
 
     `is_bound(process)` is False for a training-only loss, which is then never
-    reported as a likelihood. u [B] are stratified uniforms in [0, 1) over the global
-    batch; the objective makes its own time, step or mask count of them. keys
-    [B] holds one random key a sequence, so that neither the mesh nor the number
-    of microbatches can change a draw.
+    reported as a likelihood. What a bound has besides the integral or sum over noise
+    levels is among the diagnostics too, by its name in PARTS. u [B] are stratified
+    uniforms in [0, 1) over the global batch; the objective makes its own time, step
+    or mask count of them. keys [B] holds one random key a sequence, so that neither
+    the mesh nor the number of microbatches can change a draw.
     """
 
-    # The processes that it is defined for, and whether its optimal denoiser depends on t.
-    processes: ClassVar[tuple[type, ...]]
-    needs_time: ClassVar[bool]
+    @property
+    def needs(self) -> Needs: ...
 
     def is_bound(self, process: Any) -> bool: ...
 
@@ -133,11 +156,16 @@ class Objective(Protocol):
 class SamplerStep(Protocol):
     """One reverse step from time t to s < t, for the processes that it is defined for."""
 
-    processes: ClassVar[tuple[type, ...]]
+    @property
+    def needs(self) -> Needs: ...
 
     def __call__(
         self, denoiser: Denoiser, process: Any, z: Array, s: Array, t: Array, keys: Array
     ) -> Array: ...
+
+    def unfinished(self, process: Any, z: Array) -> Array:
+        """Whether any noise is left at t = 0, a bool []."""
+        ...
 
     def finish(self, denoiser: Denoiser, process: Any, z: Array, keys: Array) -> Array:
         """What is done to noise that is left after the last step."""

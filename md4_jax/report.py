@@ -12,7 +12,7 @@ import md4_jax
 from md4_jax import figures, sharding
 from md4_jax.config import commit
 from md4_jax.metrics import read_rows
-from md4_jax.protocols import Params
+from md4_jax.protocols import PARTS, Params
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
@@ -45,8 +45,10 @@ def line(result: dict[str, Any]) -> str:
     """'2.345 +- 0.012 bits/token, ...' for a person."""
     unit = "character" if "bits_per_character" in result else "token"
     value, error = result[f"bits_per_{unit}"], result[f"bits_per_{unit}_se"]
+    parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
+    other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
     return (
-        f"<= {value:.4f} +- {error:.4f} bits/{unit}, "
+        f"<= {value:.4f} +- {error:.4f} bits/{unit}{f' (of it {other})' if other else ''}, "
         f"perplexity <= {result['perplexity']:.2f} +- {result['perplexity_se']:.2f} "
         f"({result['sequences']} sequences, {result['draws']} draws each)"
     )

@@ -108,6 +108,32 @@ class Geometric:
 
 
 @dataclasses.dataclass(frozen=True)
+class LogLinear:
+    """alpha_t = 1 - (1 - eps) t: sigma_bar_t = -log1p(-(1 - eps) t) (SEDD, RADD, MDLM).
+
+    It stops at alpha_1 = eps, so that sigma = -alpha' / alpha stays finite.
+    """
+
+    eps: float = 1e-3
+
+    def __post_init__(self):
+        if not 0 < self.eps < 1:
+            raise UserError(f"process.schedule.eps must lie in (0, 1), not {self.eps}")
+
+    def alpha(self, t: Array) -> Array:
+        return 1.0 - (1.0 - self.eps) * t
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return (1.0 - self.eps) * t
+
+    def dalpha(self, t: Array) -> Array:
+        return -(1.0 - self.eps) * jnp.ones_like(t)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return jnp.clip(one_minus_alpha / (1.0 - self.eps), 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Clipped:
     """alpha = (1 - 2 eps) base.alpha + eps: the range [eps, 1 - eps] of MD4's reference code.
 
@@ -140,6 +166,7 @@ SCHEDULES = {
     "polynomial": Polynomial,
     "cosine": Cosine,
     "geometric": Geometric,
+    "log_linear": LogLinear,
     "clipped": Clipped,
 }
 

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.protocols import Array, Batch, Denoiser, Network, Objective, Params, UserError
+from md4_jax.protocols import (
+    PARTS,
+    Array,
+    Batch,
+    Denoiser,
+    Network,
+    Objective,
+    Params,
+    UserError,
+)
 from md4_jax.sharding import BATCH_AXES, constrain
 
 
@@ -157,22 +166,23 @@ def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params
 
 def make_eval_step(
     network: Network, objective: Objective, draws_per_sequence: int, seed: int
-) -> Callable[[Params, Batch, Array], Array]:
-    """(params, global batch, batch index) -> nats [draws, B], unreduced.
+) -> Callable[[Params, Batch, Array], dict[str, Array]]:
+    """(params, global batch, batch index) -> {'nats': [draws, B], and each of PARTS}, unreduced.
 
     Draw d of row b has u = (u_0 + (b / B + d) / draws) mod 1: the draws of a
     sequence are spread over [0, 1), and so are those of a batch.
     """
 
-    def eval_step(params: Params, batch: Batch, index: Array) -> Array:
+    def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:
         denoiser: Denoiser = network.bind(params["network"])
         size = batch.tokens.shape[0]
         u, _ = draws(seed, index, size)
 
-        def one(draw: Array) -> Array:
+        def one(draw: Array) -> dict[str, Array]:
             _, keys = draws(seed, index * draws_per_sequence + draw, size)
             shifted = (u[0] + (jnp.arange(size) / size + draw) / draws_per_sequence) % 1.0
-            return objective(denoiser, params["process"], batch, shifted, keys)[0]
+            nats, extra = objective(denoiser, params["process"], batch, shifted, keys)
+            return {"nats": nats} | {name: extra[name] for name in PARTS if name in extra}
 
         return jax.lax.map(one, jnp.arange(draws_per_sequence))
 

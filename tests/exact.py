@@ -13,7 +13,11 @@ import numpy as np
 from scipy import stats
 
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.processes import PROCESSES
+from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Batch, Denoiser
+from md4_jax.samplers import SAMPLERS
+from md4_jax.schedules import LogLinear
 
 # All calls have this many rows, so that operations are compiled once and not once a test.
 CHUNK = 1024
@@ -21,6 +25,26 @@ CHUNK = 1024
 P_V3L1 = np.array([0.5, 0.3, 0.2])
 P_V3L2 = np.array([[0.20, 0.05, 0.10], [0.02, 0.25, 0.08], [0.15, 0.05, 0.10]])
 P_V2L3 = np.array([0.20, 0.05, 0.08, 0.12, 0.03, 0.22, 0.10, 0.20]).reshape(2, 2, 2)
+
+
+# Every process of the registry, and those whose parametrisation changes what is computed.
+PROCESS_CASES = dict(PROCESSES) | {
+    "uniform, mixture": lambda vocab_size: Uniform(vocab_size, parametrisation="mixture"),
+    "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),
+}
+
+
+def fits(user, process) -> bool:
+    """Whether an objective or a sampler can be combined with a process."""
+    allowed = user.needs.parametrisations
+    return isinstance(process, user.needs.processes) and (
+        allowed is None or process.parametrisation in allowed
+    )
+
+
+def samplers_for(process) -> dict:
+    """The samplers of the registry, by name, that can be combined with a process."""
+    return {name: make for name, make in SAMPLERS.items() if fits(make(), process)}
 
 
 def sequences(symbols: int, length: int) -> np.ndarray:

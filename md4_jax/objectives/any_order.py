@@ -9,7 +9,7 @@ import numpy as np
 from md4_jax.objectives.md4 import masked_share
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Batch, Denoiser, UserError
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,7 @@ class AnyOrder:
     sequence.
     """
 
-    processes: ClassVar[tuple[type, ...]] = (Masking,)
-    needs_time: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs((Masking,))
 
     weight_power: float = 1.0
     max_masked: float = 1.0

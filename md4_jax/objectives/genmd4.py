@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.md4 import masked_share
 from md4_jax.objectives.token_nats import expected, token_nats
 from md4_jax.processes.state_dependent import StateDependent
-from md4_jax.protocols import Array, Batch, Denoiser, UserError
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,11 @@ class GenMD4:
     (f_1 - f_2) (grad log q_1 - grad log q_2) / 2 (identity G05).
     """
 
-    processes: ClassVar[tuple[type, ...]] = (StateDependent,)
-    needs_time: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs(
+        (StateDependent,),
+        time=True,
+        why="with a schedule that depends on the symbol the optimal denoiser depends on t",
+    )
 
     first_time: float = 1e-3
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Batch, Denoiser, UserError
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 # The smallest time of a draw: u = 0 stands for the float32 cell [0, 2^-23), where the
 # weight 1/t and an empty mask would make inf * 0. No part of the integral is left out.
@@ -25,8 +25,7 @@ class MD4:
     it, and is trained on but not reported.
     """
 
-    processes: ClassVar[tuple[type, ...]] = (Masking,)
-    needs_time: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs((Masking,))
 
     def is_bound(self, process: Masking) -> bool:
         return process.is_complete
@@ -62,8 +61,7 @@ class DiscreteMD4:
     with the parameter-free decoder of the paper.
     """
 
-    processes: ClassVar[tuple[type, ...]] = (Masking,)
-    needs_time: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs((Masking,))
 
     timesteps: int = 1000
     reconstruction: str = "model"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.md4 import masked_share, noised
 from md4_jax.objectives.token_nats import score_nats
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Batch, Denoiser
+from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,7 @@ class ScoreEntropy:
     sequence for schedules from alpha = 1 to 0; there the prior's term is zero.
     """
 
-    processes: ClassVar[tuple[type, ...]] = (Masking,)
-    needs_time: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs((Masking,))
 
     scaled: bool = True
 

@@ -2,8 +2,10 @@
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.processes.uniform import Uniform
 
 PROCESSES = {
     "masking": Masking,
     "state_dependent": StateDependent,
+    "uniform": Uniform,
 }

@@ -70,9 +70,9 @@ class Masking:
         """Nothing is learned."""
         return {}
 
-    def prior(self, shape: tuple[int, int]) -> Array:
-        """All mask, int32 of that shape: exact when alpha_1 = 0."""
-        return jnp.full(shape, self.mask_id, jnp.int32)
+    def prior(self, keys: Array, length: int) -> Array:
+        """All mask, int32 [B, length]: exact when alpha_1 = 0."""
+        return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
 
 
 def uniforms(keys: Array, length: int) -> Array:

@@ -71,6 +71,6 @@ class StateDependent:
         """{'power': w [V]}: a symbol with a larger w is revealed earlier."""
         return {"power": self.power}
 
-    def prior(self, shape: tuple[int, int]) -> Array:
-        """All mask, int32 of that shape: alpha_1 = 0 for every symbol."""
-        return jnp.full(shape, self.mask_id, jnp.int32)
+    def prior(self, keys: Array, length: int) -> Array:
+        """All mask, int32 [B, length]: alpha_1 = 0 for every symbol."""
+        return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)

@@ -21,8 +21,8 @@ def sample(
 
     keys [B]: one random key a sequence, so that a sample does not depend on its
     neighbours in a batch. Returns (tokens int32 [B, L], number of network
-    evaluations): T, and one more if masks were left at t(0) (a schedule that does
-    not reach alpha_0 = 1), which the step's `finish` then fills.
+    evaluations): T, and one more if noise was left at t(0) (a schedule that does
+    not reach alpha_0 = 1), which the step's `finish` then removes.
     """
     steps = grid.shape[0] - 1
 
@@ -33,9 +33,9 @@ def sample(
         s, t = grid[index - 1], grid[index]
         return step(denoiser, process, z, s, t, fold(index)), None
 
-    z = process.prior((keys.shape[0], length))
+    z = process.prior(fold(jnp.int32(steps + 1)), length)
     z, _ = jax.lax.scan(body, z, jnp.arange(steps, 0, -1))
-    left = jnp.any(z == process.mask_id)
+    left = step.unfinished(process, z)
     z = jax.lax.cond(
         left, lambda z: step.finish(denoiser, process, z, fold(jnp.int32(0))), lambda z: z, z
     )

@@ -22,7 +22,7 @@ EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 def words(objective: str) -> list[str]:
     """The overrides that make an objective the one that trains and is reported."""
     fits = {cls: name for name, cls in PROCESSES.items()}
-    process = fits[OBJECTIVES[objective].processes[0]]
+    process = fits[OBJECTIVES[objective]().needs.processes[0]]
     chosen = (f"objective.name={objective}", f"eval.objective.name={objective}")
     return [f"--config.{word}" for word in (*chosen, f"process.name={process}", *SHORT)]
 

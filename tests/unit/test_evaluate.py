@@ -30,7 +30,8 @@ def evaluator(draws=2):
 
     def step(params, batch, index):
         nats = batch.tokens[:, 0] + 10.0 * index + params
-        return nats + jnp.arange(draws, dtype=jnp.float32)[:, None]
+        nats = nats + jnp.arange(draws, dtype=jnp.float32)[:, None]
+        return {"nats": nats, "prior": jnp.full_like(nats, 0.5)}
 
     return Evaluator(step, MESH, draws, characters=False)
 
@@ -40,6 +41,9 @@ def test_all_batches_are_pooled_without_padding():
     # Draws average to + 0.5: 1.5, 3.5 and, in the second batch, 15.5; two tokens each.
     assert result["sequences"] == 3 and result["draws"] == 2 and result["tokens"] == 6
     assert result["nats_per_token"] == pytest.approx(20.5 / 6)
+    assert result["prior_bits_per_token"] == pytest.approx(0.25 / np.log(2))
+    assert result["diffusion_bits_per_token"] == pytest.approx((20.5 / 6 - 0.25) / np.log(2))
+    assert "reconstruction_bits_per_token" not in result
 
 
 def test_a_limit_is_rounded_up_to_whole_batches():

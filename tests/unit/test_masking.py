@@ -6,40 +6,41 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax.processes import PROCESSES
 from md4_jax.processes.masking import Masking
 from md4_jax.schedules import Cosine, Linear, Polynomial
 
-every_process = pytest.mark.parametrize("make", PROCESSES.values(), ids=PROCESSES)
+every_process = pytest.mark.parametrize(
+    "make", exact.PROCESS_CASES.values(), ids=exact.PROCESS_CASES
+)
 X = np.tile(np.arange(8, dtype=np.int32), (6, 1))
 KEYS = exact.keys_for(0, 6)
 
 
 @every_process
 def test_corrupt_keeps_shape_and_states_and_rows_apart(make):
-    process = make(vocab_size=8).init()
+    process = make(8).init()
     t = jnp.linspace(0.1, 0.9, 6)
     z = jax.jit(process.corrupt)(KEYS, X, t)
     assert z.shape == X.shape and z.dtype == jnp.int32
     assert ((z >= 0) & (z <= 8)).all()
     rows = np.array([4, 1])
     np.testing.assert_array_equal(process.corrupt(KEYS[rows], X[rows], t[rows]), z[rows])
-    prior = process.prior((6, 8))
+    prior = process.prior(exact.keys_for(0, 6), 8)
     assert prior.shape == (6, 8) and prior.dtype == jnp.int32
 
 
 @every_process
 def test_a_process_is_a_pytree_that_jit_takes(make):
-    process = make(vocab_size=8).init()
+    process = make(8).init()
     leaves, structure = jax.tree.flatten(process)
     assert jax.tree.unflatten(structure, leaves) == process
-    assert jax.jit(lambda p: p.prior((1, 2)))(process).shape == (1, 2)
+    assert jax.jit(lambda p: p.prior(exact.keys_for(0, 1), 2))(process).shape == (1, 2)
 
 
 def test_masking_has_nothing_to_learn_and_starts_from_the_mask():
     process = Masking(5)
     assert jax.tree.leaves(process) == [] and process.mask_id == 5
-    assert (process.prior((2, 3)) == 5).all()
+    assert (process.prior(exact.keys_for(0, 2), 3) == 5).all()
 
 
 def test_nothing_is_masked_at_zero_and_everything_at_one():

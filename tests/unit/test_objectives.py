@@ -23,8 +23,8 @@ every_objective = pytest.mark.parametrize("objective", CASES.values(), ids=CASES
 FITTING = {
     f"{name}, {process}": (objective, lambda vocab_size, make=make: make(vocab_size).init())
     for name, objective in CASES.items()
-    for process, make in PROCESSES.items()
-    if isinstance(make(vocab_size=2), objective.processes)
+    for process, make in exact.PROCESS_CASES.items()
+    if exact.fits(objective, make(2))
 }
 every_pair = pytest.mark.parametrize("objective, make_process", FITTING.values(), ids=FITTING)
 ROWS = 12

@@ -192,7 +192,7 @@ class Echo:
 def evaluated(what, draws_per_sequence, index=0, seed=0):
     step = make_eval_step(WEIGHTS, Echo(what), draws_per_sequence, seed)
     params = {"network": {"w": jnp.zeros(BATCH)}, "process": Masking(4)}
-    return np.asarray(jax.jit(step)(params, ROWS, jnp.int32(index)))
+    return np.asarray(jax.jit(step)(params, ROWS, jnp.int32(index))["nats"])
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])

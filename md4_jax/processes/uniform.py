@@ -1,0 +1,182 @@
+"""Uniform noise: a token becomes any symbol: docs/equations.md, Uniform noise."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.masking import uniforms
+from md4_jax.protocols import Array, Schedule, UserError
+from md4_jax.schedules import Linear, covers_unit_interval
+
+PARAMETRISATIONS = ("joint", "mixture", "score")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["vocab_size", "schedule", "parametrisation"],
+)
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Each token is redrawn uniformly over the V symbols with probability 1 - alpha_t.
+
+    q(z_n = j | x_n) = alpha_t [j = x_n] + (1 - alpha_t) / V: D3PM-uniform
+    (arXiv:2107.03006), SEDD-uniform (arXiv:2310.16834), UDLM (arXiv:2412.10193),
+    Duo. There is no mask and no array leaf. parametrisation names what the
+    network's outputs [..., V] at z are, for bounds and samplers alike:
+
+    joint    logits of mu, plugged into p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x); the
+             best mu is then the law of x_n given all other tokens but not z_n itself
+    mixture  logits of mu in sum_x q(z_s | z_t, x) mu(x); the best mu is the posterior of x_n
+    score    log of the concrete score s_y ~ p_t(z with y at n) / p_t(z); its entry at z_n is 0
+    """
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+    parametrisation: str = "joint"
+
+    def __post_init__(self):
+        if self.parametrisation not in PARAMETRISATIONS:
+            raise UserError(
+                f"process.parametrisation must be one of {', '.join(PARAMETRISATIONS)}, "
+                f"not {self.parametrisation!r}"
+            )
+        if self.parametrisation == "score" and self.reaches_one:
+            raise UserError(
+                "process.parametrisation='score' with uniform noise needs a schedule that "
+                "stops before alpha = 0, where its weight sigma has no limit: "
+                "process.schedule.name=log_linear or geometric"
+            )
+
+    def init(self) -> "Uniform":
+        """Itself: there are no leaves to make."""
+        return self
+
+    @property
+    def mask_id(self) -> None:
+        """There is no mask."""
+        return None
+
+    @property
+    def reaches_one(self) -> bool:
+        """Whether nothing is left of x at t = 1."""
+        with jax.ensure_compile_time_eval():
+            return bool(self.schedule.alpha(jnp.float32(1.0)) <= jnp.finfo(jnp.float32).tiny)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether t in [0, 1] spans the noise from none to all."""
+        with jax.ensure_compile_time_eval():
+            return covers_unit_interval(self.schedule)
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        redrawn = uniforms(when, x.shape[1]) < self.schedule.one_minus_alpha(t)[:, None]
+        return jnp.where(redrawn, self.prior(what, x.shape[1]), x)
+
+    def ratio(self, t: Array) -> Array:
+        """rho = q(a given other symbol | x) / q(x | x), without cancellation, like t."""
+        noise = self.schedule.one_minus_alpha(t)
+        return noise / (noise + self.vocab_size * self.schedule.alpha(t))
+
+    def prior(self, keys: Array, length: int) -> Array:
+        """Uniform symbols, int32 [B, length]."""
+        draw = functools.partial(
+            jax.random.randint, shape=(length,), minval=0, maxval=self.vocab_size
+        )
+        return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
+
+    def prior_nats(self) -> Array:
+        """KL(q(z_1 | x) || uniform) of one token, in nats []; 0 when alpha_1 = 0."""
+        one = jnp.float32(1.0)
+        alpha, noise = self.schedule.alpha(one), self.schedule.one_minus_alpha(one)
+        stay = alpha + noise / self.vocab_size
+        moved = (self.vocab_size - 1) * noise / self.vocab_size
+        return stay * jnp.log(self.vocab_size * stay) + _times_log(moved, noise)
+
+    def reconstruction_nats(self) -> Array:
+        """-E log p(x | z_0) of one token with the network-free p prop q(z_0 | x), in nats []."""
+        zero = jnp.float32(0.0)
+        moved = self.schedule.one_minus_alpha(zero) * (self.vocab_size - 1) / self.vocab_size
+        each = moved / max(1, self.vocab_size - 1)
+        return -(1.0 - moved) * jnp.log1p(-moved) - _times_log(moved, each)
+
+    def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
+        """log s [B, L, V] of the network's outputs, at least float32; 0 at z itself.
+
+        joint    s_y = xbar_y / xbar_z, xbar = V alpha mu + 1 - alpha
+        mixture  s_y = 1 - mu_z + rho mu_z + V alpha / (1 - alpha) mu_y
+        """
+        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        log_score = outputs
+        if self.parametrisation != "score":
+            log_mu = jax.nn.log_softmax(outputs, axis=-1)
+            log_score = self._of_mean(log_mu, z, t)
+        if self.parametrisation == "joint":
+            return log_score - _picked(log_score, z)
+        return jnp.where(jnp.arange(self.vocab_size) == z[..., None], 0.0, log_score)
+
+    def _of_mean(self, log_mu: Array, z: Array, t: Array) -> Array:
+        """log s of the mixture; of the joint form, up to what makes it 0 at z."""
+        alpha, noise = (f(t)[:, None, None] for f in self._levels())
+        log_signal = jnp.log(self.vocab_size * alpha)
+        if self.parametrisation == "joint":
+            return jnp.logaddexp(log_signal + log_mu, jnp.log(noise))
+        at_z = jnp.exp(_picked(log_mu, z))
+        rest = 1.0 - at_z + self.ratio(t)[:, None, None] * at_z
+        return jnp.logaddexp(log_signal - jnp.log(noise) + log_mu, jnp.log(rest))
+
+    def _levels(self):
+        return self.schedule.alpha, self.schedule.one_minus_alpha
+
+    def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
+        """log p(z_s | z_t = z) [B, L, V] for s < t, each [B]; normalised by whoever draws.
+
+        With Q the step from s to t,
+
+        joint    Q(z_s -> z) sum_x q(z_s | x) mu(x)
+        mixture  Q(z_s -> z) sum_x q(z_s | x) mu(x) / q(z | x)
+        score    SEDD's analytic (Tweedie) step, negative entries cut off
+        """
+        return self._reverse(outputs, z, t, *(f(s) for f in self._levels()))
+
+    def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
+        """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
+        return self._reverse(outputs, z, t, jnp.ones_like(t), jnp.zeros_like(t))
+
+    def _reverse(self, outputs, z, t, alpha_s, noise_s) -> Array:
+        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        alpha_t, noise_t = (f(t)[:, None, None] for f in self._levels())
+        alpha_s, noise_s = alpha_s[:, None, None], noise_s[:, None, None]
+        kept = alpha_t / alpha_s  # alpha of the step from s to t
+        here = jnp.arange(self.vocab_size) == z[..., None]
+        moved = (1.0 - kept) / self.vocab_size
+        log_step = jnp.log(jnp.where(here, kept + moved, moved))
+        if self.parametrisation == "score":
+            score = jnp.exp(self.log_score(outputs, z, t))
+            mean = jnp.mean(score, axis=-1, keepdims=True)
+            back = jnp.maximum(score - (1.0 - kept) * mean, 0.0)
+            return jnp.log(back) + log_step
+        log_weight = jax.nn.log_softmax(outputs, axis=-1)
+        if self.parametrisation == "mixture":
+            each = noise_t / self.vocab_size
+            log_weight = log_weight - jnp.log(jnp.where(here, alpha_t + each, each))
+        total = jax.nn.logsumexp(log_weight, axis=-1, keepdims=True)
+        log_noise = jnp.log(noise_s / self.vocab_size) + total
+        return jnp.logaddexp(jnp.log(alpha_s) + log_weight, log_noise) + log_step
+
+    def learned(self) -> dict[str, Array]:
+        """Nothing is learned."""
+        return {}
+
+
+def _picked(values: Array, z: Array) -> Array:
+    return jnp.take_along_axis(values, z[..., None], axis=-1)
+
+
+def _times_log(weight: Array, value: Array) -> Array:
+    """weight log value, 0 where weight is 0."""
+    return jnp.where(weight > 0, weight * jnp.log(jnp.where(weight > 0, value, 1.0)), 0.0)
