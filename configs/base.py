@@ -101,5 +101,11 @@ def get_config() -> ConfigDict:
             log=dict(
                 every=100,  # steps between lines of metrics
             ),
+            bench=dict(
+                parts="train,eval,sample,data",  # what --mode bench times
+                windows=5,  # repetitions, of which the median is reported
+                seconds=2.0,  # least length of one
+                random_tokens=0,  # 0: the tokenizer's; else random tokens of so many symbols
+            ),
         )
     )

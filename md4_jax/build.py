@@ -21,7 +21,7 @@ from md4_jax.protocols import Batch, Network, Objective, UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS
 from md4_jax.samplers.transforms import Transform, check_transform
-from md4_jax.sections import REGISTRIES, DataOptions, fields, make
+from md4_jax.sections import REGISTRIES, BenchOptions, DataOptions, fields, make
 from md4_jax.sharding import MeshOptions, batch_shards, make_mesh
 from md4_jax.step import TrainOptions, make_eval_step
 
@@ -48,6 +48,7 @@ class Experiment(NamedTuple):
     sample: SampleOptions
     checkpoint: CheckpointOptions
     log: LogOptions
+    bench: BenchOptions
 
 
 def tokenizer_and_source(config: Mapping[str, Any], workdir: Path | None) -> tuple[Any, Any]:
@@ -100,6 +101,7 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
         sample=sample,
         checkpoint=fields(CheckpointOptions, config["checkpoint"]),
         log=fields(LogOptions, config["log"]),
+        bench=fields(BenchOptions, config["bench"]),
     )
     validate(built)
     return built
@@ -163,12 +165,28 @@ def _check_fit(built: Experiment) -> None:
                 )
             )
         allowed = needs.parametrisations
-        if allowed is not None and built.process.parametrisation not in allowed:
+        # A process without one leaves nothing to choose.
+        own = getattr(built.process, "parametrisation", None)
+        if None not in (allowed, own) and own not in allowed:
             fits = " or ".join(repr(option) for option in allowed)
             raise UserError(
                 f"{key}={name!r} needs process.parametrisation={fits}, "
-                f"not {built.process.parametrisation!r}: {needs.why}"
+                f"not {own!r}: {needs.why}"
             )
+    _check_steps(built)
+
+
+def _check_steps(built: Experiment) -> None:
+    """UserError where the process has its own steps, and an objective or the sampler others."""
+    for objective in (built.objective, built.eval_objective):
+        if hasattr(objective, "check"):
+            objective.check(built.process)
+    own, sample = getattr(built.process, "timesteps", None), built.sample
+    if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
+        raise UserError(
+            f"sample.steps={sample.steps} and sample.grid={sample.grid!r} must be {own} and "
+            f"'uniform': the process has process.timesteps={own} steps and a matrix for each"
+        )
 
 
 def eval_batch_size(built: Experiment) -> int:

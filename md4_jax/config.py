@@ -4,6 +4,7 @@ import ast
 import difflib
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import subprocess
@@ -20,12 +21,17 @@ from md4_jax.protocols import UserError
 PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
 FILE = "config.json"
 # What may differ when a run is continued: it decides where and how often, never what is learned.
-FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "train.seconds")
+FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "train.seconds")
 
 
 def load(path: str) -> dict[str, Any]:
-    """The dict of a config file's get_config(); UserError when it cannot be made."""
-    file = Path(path)
+    """The dict of get_config() of FILE, or of get_config(ARG) for FILE:ARG.
+
+    UserError when it cannot be made; an unknown ARG lists the known ones, where the file has
+    them as the keys of its one dict of that kind, FAMILIES.
+    """
+    name, _, argument = path.partition(":")
+    file = Path(name)
     if not file.is_file():
         raise UserError(f"--config {path}: there is no such file")
     if file.suffix != ".py":
@@ -36,7 +42,9 @@ def load(path: str) -> dict[str, Any]:
     sys.path[:0] = roots
     try:
         spec.loader.exec_module(module)
-        config = module.get_config()
+        config = module.get_config(*_arguments(path, module, argument))
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
     finally:
@@ -44,6 +52,18 @@ def load(path: str) -> dict[str, Any]:
     if not isinstance(config, ConfigDict):
         raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
     return config.to_dict()
+
+
+def _arguments(path: str, module: Any, argument: str) -> list[str]:
+    """What get_config is called with; UserError if that is not what it takes."""
+    takes = bool(inspect.signature(module.get_config).parameters)
+    known = list(getattr(module, "FAMILIES", ()))
+    if takes != bool(argument):
+        wants = f"needs one of {', '.join(known)}: FILE:NAME" if takes else "takes no :ARGUMENT"
+        raise UserError(f"--config {path}: its get_config {wants}")
+    if known and argument not in known:
+        raise unknown(f"name in --config {path}:", argument, known)
+    return [argument] if takes else []
 
 
 def override(

@@ -41,12 +41,13 @@ def run(arguments: list[str]) -> int:
     flags, assignments = parse(arguments)
     asked = sections.load_config(flags.config, assignments)
     if flags.workdir is None:
-        if flags.mode != "train":
+        if flags.mode in modes.OF_A_RUN:
             raise UserError(f"--mode {flags.mode} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        flags.workdir = f"runs/{Path(flags.config).stem}-{now}"
+        flags.workdir = f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}"
     workdir = Path(flags.workdir).absolute()
-    words = [f"--config={flags.config}", f"--workdir={workdir}", f"--mode={flags.mode}"]
+    words = [f"--config={flags.config}", f"--mode={flags.mode}"]
+    words += [f"--workdir={workdir}"] if flags.mode in ("train", *modes.OF_A_RUN) else []
     words += [f"--config.{key}={value}" for key, value in assignments.items()]
     command = "python -m md4_jax.main " + shlex.join(words)
     try:

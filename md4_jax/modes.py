@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from md4_jax import build, config, report
+from md4_jax.bench import RandomTokens, bench, table
 from md4_jax.build import Experiment
 from md4_jax.checkpoint import Checkpoints
 from md4_jax.data import ngrams
@@ -73,7 +74,23 @@ def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
-MODES = {"train": train_mode, "eval": eval_mode, "sample": sample_mode}
+def bench_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+    """Prints a table of times and, as the last line, the numbers in JSON; writes nothing."""
+    del workdir
+    size = asked["bench"]["random_tokens"]
+    if size:
+        exp, source = build.experiment(asked, RandomTokens(size)), None
+    else:
+        exp, source = _experiment(asked, None)
+    result = bench(exp, source)
+    _say(f"{command}\n{table(result)}")
+    _say(report.as_json({"commit": config.commit(), **result}))
+    return 0
+
+
+MODES = {"train": train_mode, "eval": eval_mode, "sample": sample_mode, "bench": bench_mode}
+# Those that need the directory of a run.
+OF_A_RUN = ("eval", "sample")
 
 
 def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Path) -> None:
@@ -100,7 +117,7 @@ def _same(asked: dict[str, Any], workdir: Path) -> dict[str, Any]:
     return asked
 
 
-def _experiment(asked: dict[str, Any], workdir: Path) -> tuple[Experiment, Any]:
+def _experiment(asked: dict[str, Any], workdir: Path | None) -> tuple[Experiment, Any]:
     tokenizer, source = build.tokenizer_and_source(asked, workdir)
     return build.experiment(asked, tokenizer), source
 

@@ -38,6 +38,39 @@ class DataOptions:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 
 
+BENCH_PARTS = ("train", "eval", "sample", "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions:
+    """The `bench` section.
+
+    parts       what is timed: train, eval, sample, data
+    windows     repetitions; the table has their median, minimum and maximum
+    seconds     least length of a window
+    random_tokens  0: the tokenizer of the config, which may need its data; else random tokens of
+                that many symbols, and no data
+    """
+
+    parts: str = "train,eval,sample,data"
+    windows: int = 5
+    seconds: float = 2.0
+    random_tokens: int = 0
+
+    def __post_init__(self):
+        for part in self.chosen:
+            if part not in BENCH_PARTS:
+                raise UserError(f"bench.parts has {part!r}; the parts are {', '.join(BENCH_PARTS)}")
+        if self.windows < 1:
+            raise UserError(f"bench.windows must be at least 1, not {self.windows}")
+        if self.random_tokens and "data" in self.chosen:
+            raise UserError("bench.random_tokens has no data to time: leave data out of bench.parts")
+
+    @property
+    def chosen(self) -> list[str]:
+        return [part.strip() for part in self.parts.split(",") if part.strip()]
+
+
 # A section is `name` and arguments of its registry's entry, or fields of one class.
 REGISTRIES = {
     "data": SOURCES,
@@ -59,6 +92,7 @@ CLASSES = {
     "sample": (SampleOptions, Transform),
     "checkpoint": (CheckpointOptions,),
     "log": (LogOptions,),
+    "bench": (BenchOptions,),
 }
 # Arguments that build supplies itself, or that a nested section makes.
 SUPPLIED = ("vocab_size", "transform", "schedule", "base", "objective")

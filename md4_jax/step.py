@@ -69,17 +69,29 @@ def init_state(
 
 
 def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
-    """(u [B], keys [B]) of a step: they follow (seed, step, row of the global batch) alone.
-
-    u_b = (u_0 + b / B) mod 1 with one shared offset u_0.
-    """
+    """(u [B], keys [B]) of a step: they follow (seed, step, row of the global batch) alone."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     offset = jax.random.uniform(jax.random.fold_in(key, 0))
-    u = (offset + jnp.arange(batch_size) / batch_size) % 1.0
+    u = strata(offset, batch_size)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(
         jax.random.fold_in(key, 1), jnp.arange(batch_size)
     )
     return u, keys
+
+
+def strata(offset: Array, count: int) -> Array:
+    """count numbers in [0, 1), each uniform when the offset [] is, spread as evenly as can be.
+
+    For an even count neighbours are mirror images, u_{2j} = (offset + 2j / count) mod 1 and
+    u_{2j+1} = 1 - u_{2j}: the mean of what is linear in u has no noise, and of what is smooth
+    hardly any. So the masks of every even number of neighbours add up to half of their
+    tokens. For an odd count u_j = (offset + j / count) mod 1.
+    """
+    if count % 2:
+        return (offset + jnp.arange(count) / count) % 1.0
+    below_one = 1.0 - 2.0**-24
+    half = jnp.minimum((offset + jnp.arange(count // 2) / (count // 2)) % 1.0, below_one)
+    return jnp.stack([half, below_one - half], axis=1).reshape(count)
 
 
 def make_train_step(
@@ -169,8 +181,8 @@ def make_eval_step(
 ) -> Callable[[Params, Batch, Array], dict[str, Array]]:
     """(params, global batch, batch index) -> {'nats': [draws, B], and each of PARTS}, unreduced.
 
-    Draw d of row b has u = (u_0 + (b / B + d) / draws) mod 1: the draws of a
-    sequence are spread over [0, 1), and so are those of a batch.
+    The draws of a sequence are `strata` with an offset of its own, and these offsets
+    are strata over the batch.
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:
@@ -180,8 +192,8 @@ def make_eval_step(
 
         def one(draw: Array) -> dict[str, Array]:
             _, keys = draws(seed, index * draws_per_sequence + draw, size)
-            shifted = (u[0] + (jnp.arange(size) / size + draw) / draws_per_sequence) % 1.0
-            nats, extra = objective(denoiser, params["process"], batch, shifted, keys)
+            own = jax.vmap(strata, (0, None))(u, draws_per_sequence)[:, draw]
+            nats, extra = objective(denoiser, params["process"], batch, own, keys)
             return {"nats": nats} | {name: extra[name] for name in PARTS if name in extra}
 
         return jax.lax.map(one, jnp.arange(draws_per_sequence))

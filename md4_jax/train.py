@@ -136,9 +136,14 @@ def first_state(exp: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, 
     found = checkpoints.restore(template)
     if found is not None:
         return found
-    shardings = jax.tree.map(lambda s: s.sharding, template)
+    return fresh_state(exp), None
+
+
+def fresh_state(exp: Experiment) -> TrainState:
+    """The state before the first step, made in place on the mesh."""
+    shardings = jax.tree.map(lambda s: s.sharding, abstract_state(exp))
     with jax.set_mesh(exp.mesh):
-        return jax.jit(lambda: _init(exp), out_shardings=shardings)(), None
+        return jax.jit(lambda: _init(exp), out_shardings=shardings)()
 
 
 def _init(exp: Experiment) -> TrainState:

@@ -63,7 +63,7 @@ def test_m14_what_was_masked_has_a_law_that_does_not_depend_on_time(t):
 def test_the_offsets_of_the_strata_are_uniform_over_steps():
     """2,000 steps: u_0 by Kolmogorov-Smirnov p > 1e-4, each row's u as well."""
     u = jax.jit(jax.vmap(lambda step: draws(7, step, 4)[0]))(jnp.arange(2000))
-    assert ((np.sort(np.floor(np.asarray(u) * 4), axis=1)) == np.arange(4)).all()
+    assert (np.sort(np.floor(np.asarray(u)[:, ::2] * 2), axis=1) == np.arange(2)).all()
     for row in np.asarray(u).T:
         assert stats.kstest(row, "uniform").pvalue > 1e-4
 

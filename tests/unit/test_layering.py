@@ -41,7 +41,8 @@ ALLOWED = {
         "sharding", "step",
     },
     "train": {"build", "checkpoint", "metrics", "report", "sharding", "step", "trainlog"},
-    "modes": {"build", "checkpoint", "config", "data", "report", "sample", "samplers", "train"},
+    "bench": {"build", "sample", "samplers", "sections", "sharding", "step", "train"},
+    "modes": {"bench", "build", "checkpoint", "config", "data", "report", "sample", "samplers", "train"},
     "main": {"modes", "sections"},
 }  # fmt: skip
 

@@ -1,0 +1,229 @@
+"""How fast a config runs on this machine: each part's time beside the machine's own matrix rate."""
+
+import dataclasses
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax import build
+from md4_jax.build import Experiment
+from md4_jax.protocols import Batch
+from md4_jax.sample import make_sampler
+from md4_jax.samplers.loop import sample
+from md4_jax.sections import BENCH_PARTS
+from md4_jax.sharding import to_global
+from md4_jax.step import make_eval_step, make_train_step
+from md4_jax.train import fresh_state
+
+MATRIX = {"cpu": 2048}  # the side of the square product that gives the machine's rate
+OTHER_MATRIX = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTokens:
+    """A tokenizer that stands for any of its size, where only speed is asked for."""
+
+    vocab_size: int
+    eot_id: int = 0
+    is_character: bool = False
+
+
+class Part(NamedTuple):
+    """One timed program.
+
+    call     runs it once and returns arrays to wait for
+    tokens   that it processes in a call
+    flops    by the compiler's count, in which the body of a loop counts once: multiplied here
+             by the draws of an evaluation, not by the layers of scanned blocks or by
+             microbatches; 0 for a sampler, which is all loop, and where nothing is compiled
+    model    by the formula: 6 N per trained token and 12 L D per token and block for attention
+             (a third of both for a forward pass), N the parameters of linear layers
+    compile  seconds
+    temporary, arguments  bytes of one device
+    """
+
+    call: Callable[[], Any]
+    tokens: int
+    flops: float = 0.0
+    model: float = 0.0
+    compile: float = 0.0
+    temporary: int = 0
+    arguments: int = 0
+
+
+def bench(exp: Experiment, source: Any) -> dict[str, Any]:
+    """Times the chosen parts; {part: {...}} of numbers for a JSON line and for `table`."""
+    options = exp.bench
+    out: dict[str, Any] = {"device": jax.devices()[0].device_kind, "devices": exp.mesh.size}
+    for name in options.chosen:
+        part = MAKERS[name](exp, source)
+        rows, rates = [], []
+        jax.block_until_ready(part.call())
+        square = matrix_product(exp)
+        for _ in range(options.windows):
+            rates.append(square.flops / window(square.call, 0.3))
+            rows.append(window(part.call, options.seconds))
+        out[name] = _numbers(part, rows, rates)
+    return out
+
+
+def window(call: Callable[[], Any], seconds: float) -> float:
+    """Seconds a call, over as many calls as fill that time."""
+    count, began = 0, time.perf_counter()
+    while True:
+        done = call()
+        count += 1
+        if time.perf_counter() - began >= seconds:
+            jax.block_until_ready(done)
+            return (time.perf_counter() - began) / count
+        if count % 4 == 0:
+            jax.block_until_ready(done)
+
+
+def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, float]:
+    typical, rate = statistics.median(rows), statistics.median(rates)
+    numbers = {
+        "seconds": typical,
+        "seconds_min": min(rows),
+        "seconds_max": max(rows),
+        "tokens_per_second": part.tokens / typical,
+        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    if part.model:
+        numbers |= {
+            "matrix_gflops": rate / 1e9,
+            "compiler_gflop": part.flops / 1e9,
+            "model_gflop": part.model / 1e9,
+            "compiler_utilisation": part.flops / typical / rate,
+            "model_utilisation": part.model / typical / rate,
+            "compile_seconds": part.compile,
+            "temporary_mib": part.temporary / 2**20,
+            "arguments_mib": part.arguments / 2**20,
+        }
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        numbers["peak_device_gib"] = stats["peak_bytes_in_use"] / 2**30
+    return numbers
+
+
+def matrix_product(exp: Experiment) -> Part:
+    """The square product in the network's dtype whose rate the utilisation is a share of."""
+    side = MATRIX.get(jax.default_backend(), OTHER_MATRIX)
+    dtype = jnp.dtype(exp.config["network"]["dtype"])
+    a = jax.random.normal(jax.random.key(0), (side, side), dtype)
+    product = jax.jit(lambda a: a @ a)
+    jax.block_until_ready(product(a))
+    return Part(lambda: product(a), side, flops=2.0 * side**3 * exp.mesh.size)
+
+
+def _compiled(fn: Callable, *arguments: Any, donate: tuple[int, ...] = ()):
+    began = time.perf_counter()
+    compiled = jax.jit(fn, donate_argnums=donate).lower(*arguments).compile()
+    spent = time.perf_counter() - began
+    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
+    facts = dict(
+        flops=float(cost["flops"]),
+        compile=spent,
+        temporary=memory.temp_size_in_bytes,
+        arguments=memory.argument_size_in_bytes,
+    )
+    return compiled, facts
+
+
+def _batch(exp: Experiment, size: int) -> Batch:
+    generator = np.random.default_rng(0)
+    shape = (size, exp.data.length)
+    tokens = generator.integers(0, exp.tokenizer.vocab_size, shape, dtype=np.int32)
+    return to_global(Batch(tokens, np.ones(size, np.float32), {}), exp.mesh)
+
+
+def _forward_flops(exp: Experiment, params: Any) -> float:
+    """Of one token through the network once: 2 N + 4 L D for each block."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    matrices = sum(x.size for path, x in leaves if path[-1].key == "kernel")
+    options = exp.config["network"]
+    return 2.0 * matrices + 4.0 * exp.data.length * options["size"] * options["depth"]
+
+
+def _train(exp: Experiment, source: Any) -> Part:
+    del source
+    with jax.set_mesh(exp.mesh):
+        state = fresh_state(exp)
+        batch = _batch(exp, exp.train.batch_size)
+        step = make_train_step(exp.network, exp.objective, exp.optimizer, exp.train)
+        compiled, facts = _compiled(step, state, batch, donate=(0,))
+    held = [state]
+    tokens = batch.tokens.size
+    model = 3.0 * tokens * _forward_flops(exp, state.params["network"])
+
+    def call():
+        held[0], metrics = compiled(held[0], batch)
+        return metrics
+
+    return Part(call, tokens, model=model, **facts)
+
+
+def _eval(exp: Experiment, source: Any) -> Part:
+    del source
+    params = fresh_state(exp).ema
+    batch = _batch(exp, build.eval_batch_size(exp))
+    step = make_eval_step(exp.network, exp.eval_objective, exp.eval.draws, exp.eval.seed)
+    with jax.set_mesh(exp.mesh):
+        compiled, facts = _compiled(step, params, batch, jnp.int32(0))
+    facts["flops"] *= exp.eval.draws
+    tokens = batch.tokens.size * exp.eval.draws
+    model = tokens * _forward_flops(exp, params["network"])
+    return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
+
+
+def _sample(exp: Experiment, source: Any) -> Part:
+    del source
+    params, options = fresh_state(exp).ema, exp.sample
+    length = options.length or exp.data.length
+    sampler = make_sampler(exp.network, sample, exp.grid, length, exp.mesh)
+    keys = jax.random.split(jax.random.key(0), options.batch_size)
+    with jax.set_mesh(exp.mesh):
+        compiled, facts = _compiled(sampler, params, exp.sampler_step, keys)
+    facts["flops"] = 0.0
+    tokens = options.batch_size * length
+    model = options.steps * tokens * _forward_flops(exp, params["network"])
+    return Part(lambda: compiled(params, exp.sampler_step, keys), tokens, model=model, **facts)
+
+
+def _data(exp: Experiment, source: Any) -> Part:
+    batches: Iterator[Batch] = build.train_batches(exp, source)
+    return Part(lambda: next(batches), exp.train.batch_size * exp.data.length)
+
+
+MAKERS = {"train": _train, "eval": _eval, "sample": _sample, "data": _data}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The numbers as a markdown table."""
+    head = (
+        "| part | s (min-max) | tokens/s | GFLOP (formula; compiler) | "
+        "of the matrix rate (formula; compiler) | compile s | peak RSS GiB |"
+    )
+    lines = [head, "|---" * 7 + "|"]
+    for name in BENCH_PARTS:
+        if name not in result:
+            continue
+        n = result[name]
+        work = share = compiled = ""
+        if "model_gflop" in n:
+            work = f"{n['model_gflop']:.1f}; {n['compiler_gflop'] or math.nan:.1f}"
+            share = f"{n['model_utilisation']:.0%}; {n['compiler_utilisation'] or math.nan:.0%}"
+            compiled = f"{n['compile_seconds']:.1f}"
+        times = f"{n['seconds']:.4g} ({n['seconds_min']:.4g}-{n['seconds_max']:.4g})"
+        lines.append(
+            f"| {name} | {times} | {n['tokens_per_second']:,.0f} | {work} | {share} | "
+            f"{compiled} | {n['peak_rss_gib']:.2f} |"
+        )
+    return "\n".join(lines)
