@@ -88,11 +88,13 @@ class Denoiser(NamedTuple):
     unembed(h [..., D]) -> float32 logits [..., V] over the clean symbols
 
     They are apart because a masked loss needs the vocabulary only where a token
-    is masked, and a sampler only where one is about to be revealed.
+    is masked, and a sampler only where one is about to be revealed. groups is the number
+    of parts that a batch is split into over devices: what is gathered stays within a part.
     """
 
     features: Callable[..., Array]
     unembed: Callable[[Array], Array]
+    groups: int = 1
 
     def __call__(self, z: Array, t: Array, **context: Array) -> Array:
         """Logits [B, L, V]."""

@@ -71,6 +71,12 @@ def batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def batch_groups() -> int:
+    """How many pieces a batch is split into on the mesh in use; 1 where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
 def path_name(path: tuple) -> str:
     """'network/blocks/attention/query/kernel' for a path of jax.tree_util."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

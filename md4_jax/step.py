@@ -145,9 +145,13 @@ def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
         return grad(params, *rows)
 
     def split(x: Array) -> Array:
-        # Every m-th row, so that each device's rows stay with it and the strata stay spread.
-        parts = x.reshape(x.shape[0] // microbatches, microbatches, *x.shape[1:])
-        return constrain(jnp.swapaxes(parts, 0, 1), None, BATCH_AXES)
+        # Every m-th pair of rows, so that each device's rows stay with it, the strata stay
+        # spread and mirror images together.
+        rows = x.shape[0] // microbatches
+        pair = 2 if rows % 2 == 0 else 1
+        parts = x.reshape(rows // pair, microbatches, pair, *x.shape[1:])
+        parts = jnp.swapaxes(parts, 0, 1).reshape(microbatches, rows, *x.shape[1:])
+        return constrain(parts, None, BATCH_AXES)
 
     def body(total, microbatch):
         part = grad(params, *microbatch)

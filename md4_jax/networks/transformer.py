@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation
 from md4_jax.protocols import Array, Denoiser, Network, UserError
-from md4_jax.sharding import BATCH_AXES, constrain
+from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
 
 # Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
 ROW_MULTIPLE = 128
@@ -63,7 +63,7 @@ class Transformer:
             def unembed(h):
                 return module.apply(variables, h, method="unembed")
 
-            return Denoiser(features, unembed)
+            return Denoiser(features, unembed, batch_groups())
 
         return Network(init, bind, time_free=not self.time_conditioning)
 

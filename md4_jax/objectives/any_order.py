@@ -58,7 +58,10 @@ class AnyOrder:
     ) -> Array:
         """The term of this mask pattern: its mean over k and patterns is the bound [B]."""
         count = jnp.sum(z == process.mask_id, axis=1)
-        nats = masked_nats(denoiser, process.mask_id, batch, z, t)
+        # Mirrored pairs of u add up to half of the masks, an odd row may have them all.
+        odd = len(z) // denoiser.groups % 2 / (len(z) // denoiser.groups)
+        share = (0.5 + 0.5 * odd) * self.max_masked + 1.0 / z.shape[1]
+        nats = masked_nats(denoiser, process.mask_id, batch, z, t, share=share)
         return self._weight(z.shape[1], count) * nats
 
     def _weight(self, length: int, count: Array) -> Array:

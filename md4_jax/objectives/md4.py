@@ -42,7 +42,8 @@ class MD4:
         """The integrand at (z, t): its mean over t ~ U(0, 1), z ~ q(. | x, t) is the bound [B]."""
         schedule = process.schedule
         weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
-        return weight * masked_nats(denoiser, process.mask_id, batch, z, t)
+        share = process.largest_share(len(z) // denoiser.groups, z.shape[1])
+        return weight * masked_nats(denoiser, process.mask_id, batch, z, t, share=share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,9 @@ class DiscreteMD4:
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        nats = masked_nats(denoiser, process.mask_id, batch, z, step / self.timesteps)
+        share = process.largest_share(len(z) // denoiser.groups, z.shape[1]) + 1 / self.timesteps
+        t = step / self.timesteps
+        nats = masked_nats(denoiser, process.mask_id, batch, z, t, share=share)
         return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, z)
 
     def _uniform_reconstruction(self, process: Masking, z: Array) -> Array:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import at_positions
 from md4_jax.protocols import Array, Batch, Denoiser
 
 
@@ -26,16 +27,127 @@ def score_nats(log_ratio: Array, x: Array) -> Array:
     return jnp.expm1(jax.nn.logsumexp(log_ratio, axis=-1)) - picked
 
 
+def excess_squares(log_ratio: Array) -> Array:
+    """sum_y (c_y^2 + 2 c_y) with c = exp(log_ratio) - 1: log_ratio [..., V] -> [...]."""
+    return jnp.sum(jnp.expm1(2.0 * widened(log_ratio)), axis=-1)
+
+
+def ratio_error(
+    log_ratio: Array, scale: Array, x: Array, *, at_x: Array, elsewhere: Array
+) -> Array:
+    """sum_y (scale exp(log_ratio_y) - target_y)^2, target at_x at y = x and elsewhere otherwise.
+
+    log_ratio [..., V], x and the others [...] or broadcast to it -> [...].
+    """
+    found = scale[..., None] * jnp.exp(widened(log_ratio))
+    here = jnp.arange(log_ratio.shape[-1]) == x[..., None]
+    return jnp.sum((found - jnp.where(here, at_x[..., None], elsewhere[..., None])) ** 2, axis=-1)
+
+
 def widened(logits: Array) -> Array:
     """At least float32, whatever the network computes in."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def masked_nats(denoiser: Denoiser, mask_id: int, batch: Batch, z: Array, t: Array) -> Array:
+def masked_nats(
+    denoiser: Denoiser, mask_id: int, batch: Batch, z: Array, t: Array, *, share: float = 1.0
+) -> Array:
     """The sum over masked positions of -log mu(z, t)[x], nats per sequence [B].
 
-    Unmasked positions are copied by the denoiser and cost nothing.
+    Unmasked positions are copied by the denoiser and cost nothing: share is the part of
+    the positions that the head is computed for, unless more are masked (`head.at_positions`).
     """
-    logits_BxLxV = denoiser(z, t, **batch.context)
-    nats_BxL = token_nats(logits_BxLxV, batch.tokens)
-    return jnp.sum(jnp.where(z == mask_id, nats_BxL, 0.0), axis=1)
+    rows = (batch.tokens,)
+    masked = z == mask_id
+    nats_BxL = at_positions(
+        denoiser, batch, z, t, masked, reduce=token_nats, rows=rows, share=share
+    )
+    return jnp.sum(nats_BxL, axis=1)
+
+
+def divergence_nats(log_p: Array, log_q: Array) -> Array:
+    """KL(q || p) in nats of logits over the states: each [..., S] -> [...].
+
+    sum_y q (exp(d) - 1 - d), d = log p - log q: the terms are not negative, and an error
+    that all of log p have in common does not change the sum, so that a small divergence
+    (that of one step in a thousand) keeps its digits in float32. Entries may be -inf.
+    """
+    log_p = jax.nn.log_softmax(widened(log_p), axis=-1)
+    log_q = jax.nn.log_softmax(widened(log_q), axis=-1)
+    possible = log_q > -jnp.inf
+    d = jnp.where(possible, log_p, 0.0) - jnp.where(possible, log_q, 0.0)
+    close = possible & (jnp.abs(d) < 1.0)
+    small = jnp.where(close, d, 0.0)
+    q = jnp.exp(log_q)
+    apart = jnp.exp(log_p) - q - q * jnp.where(close, 0.0, d)
+    return jnp.sum(jnp.where(close, q * (jnp.expm1(small) - small), apart), axis=-1)
+
+
+def rate_excess(rate: Array, log_score: Array, ratio: Array) -> Array:
+    """sum_y rate_y (s_y - r_y), s = exp(log_score), r = ratio: each [..., S] -> [...]."""
+    return jnp.sum(rate * _excess(log_score, ratio)[0], axis=-1)
+
+
+def rate_divergence(rate: Array, log_score: Array, ratio: Array) -> Array:
+    """sum_y rate_y (s_y - r_y - r_y log(s_y / r_y)) >= 0: each [..., S] -> [...].
+
+    The rate at which two jump processes with the rates `rate s` and `rate r` part, in
+    nats; r may be 0, where the term is s.
+    """
+    excess, d = _excess(log_score, ratio)
+    return jnp.sum(rate * (excess - ratio * d), axis=-1)
+
+
+def _excess(log_score: Array, ratio: Array) -> tuple[Array, Array]:
+    """(s - r, log(s / r)) by entry, with digits where the two are close; (s, 0) where r is 0."""
+    log_score, possible = widened(log_score), ratio > 0
+    d = jnp.where(possible, log_score - jnp.log(jnp.where(possible, ratio, 1.0)), 0.0)
+    close = possible & (jnp.abs(d) < 1.0)
+    near = ratio * jnp.expm1(jnp.where(close, d, 0.0))
+    return jnp.where(close, near, jnp.exp(log_score) - ratio), d
+
+
+def uniform_score_nats(log_score: Array, z: Array, x: Array, log_rho: Array) -> Array:
+    """(1/V) sum_{y != z} r_y g(log s_y - log r_y), g(d) = exp(d) - 1 - d: the score entropy of
+    a token on uniform noise, r_y = q(y | x) / q(z | x).
+
+    r_y is rho where z = x, else 1 and, at y = x, 1 / rho. log_score [..., V], the others
+    [...] -> [...]. The terms are not negative and nothing large is subtracted.
+    """
+    log_score = widened(log_score)
+    kept, log_r = z == x, jnp.where(z == x, log_rho, 0.0)
+    d = log_score - log_r[..., None]
+    apart = jnp.where(_other(z, x, d.shape[-1]), jnp.expm1(d) - d, 0.0)
+    jump = jnp.take_along_axis(log_score, x[..., None], axis=-1)[..., 0] + log_rho
+    at_x = jnp.exp(-log_rho) * (jnp.expm1(jump) - jump)
+    total = jnp.exp(log_r) * jnp.sum(apart, axis=-1) + jnp.where(kept, 0.0, at_x)
+    return total / log_score.shape[-1]
+
+
+def two_and_others(logits: Array, z: Array, x: Array) -> tuple[Array, Array, Array]:
+    """softmax(logits) at z, at x and summed over all other symbols: [..., V], [...] -> [...]."""
+    logits = widened(logits)
+    total = jax.nn.logsumexp(logits, axis=-1)
+
+    def at(symbol: Array) -> Array:
+        return jnp.exp(jnp.take_along_axis(logits, symbol[..., None], axis=-1)[..., 0] - total)
+
+    mu = jnp.where(_other(z, x, logits.shape[-1]), jnp.exp(logits - total[..., None]), 0.0)
+    return at(z), at(x), jnp.sum(mu, axis=-1)
+
+
+def others_log1p(logits: Array, scale: Array, z: Array, x: Array) -> Array:
+    """sum over y other than z and x of log(1 + scale mu_y), mu the softmax: [..., V] -> [...]."""
+    logits = widened(logits)
+    # Kept from zero, where its logarithm would have no gradient.
+    scale = jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)
+    shift = jax.nn.logsumexp(logits, axis=-1) - jnp.log(scale)
+    logs = jnp.where(
+        _other(z, x, logits.shape[-1]), jax.nn.softplus(logits - shift[..., None]), 0.0
+    )
+    return jnp.sum(logs, axis=-1)
+
+
+def _other(z: Array, x: Array, size: int) -> Array:
+    symbols = jnp.arange(size)
+    return (symbols != z[..., None]) & (symbols != x[..., None])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,19 @@ class Masking:
         """Masks each token of row b with probability[b], independently."""
         draws_BxL = uniforms(keys, x.shape[1])
         return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
+
+    def largest_share(self, rows: int, length: int) -> float:
+        """Part of the tokens of `rows` sequences that is hardly ever exceeded by their masks.
+
+        For times in mirrored pairs (t, 1 - t): the largest mean of a pair, and five standard
+        deviations of the binomial noise. An odd row has no mirror image and may be all masks.
+        """
+        with jax.ensure_compile_time_eval():
+            t = jnp.linspace(0.0, 1.0, 1025)
+            noise = self.schedule.one_minus_alpha(t)
+            pair = float(jnp.max(0.5 * (noise + noise[::-1])))
+        odd = rows % 2 / rows
+        return pair * (1.0 - odd) + odd + 2.5 / math.sqrt(rows * length)
 
     def mask_exactly(self, keys: Array, x: Array, count: Array) -> tuple[Array, Array]:
         """Masks a uniformly drawn set of count[b] positions; returns (z, 1 - alpha).

@@ -82,15 +82,17 @@ def test_microbatches_of_a_network_average_to_its_gradient():
     assert float(whole[2]["grad_norm"]) > 1e-3 and "masked" in whole[2]
 
 
-def test_a_microbatch_holds_every_mth_row():
-    """So its strata are spread as the batch's are, and a device keeps its rows."""
+def test_a_microbatch_holds_every_mth_pair_of_rows():
+    """So its strata are spread as the batch's are, and mirror images stay together."""
 
     def grad(params, rows):
         return {"range": rows.max() - rows.min(), "mean": params * rows.mean()}
 
     out = accumulate(grad, 4, jnp.float32(2.0), (jnp.arange(16.0),))
-    np.testing.assert_allclose(out["range"], 12.0)
+    np.testing.assert_allclose(out["range"], 9.0)  # rows 0, 1, 8 and 9 of the first
     np.testing.assert_allclose(out["mean"], 15.0)
+    odd = accumulate(grad, 4, jnp.float32(2.0), (jnp.arange(12.0),))
+    np.testing.assert_allclose(odd["range"], 8.0)  # rows 0, 4 and 8
 
 
 def test_the_gradient_is_that_of_nats_per_token():

@@ -1,0 +1,86 @@
+"""The vocabulary head only at the positions that count, a chunk of logits at a time."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Batch, Denoiser
+
+# Logits of one device that are alive at once: 64 MiB of float32. More are made chunk by chunk,
+# and again in the backward pass.
+CHUNK = 2**24
+# Below this vocabulary the head is too small a part of a step for gathering to pay.
+LEAST_VOCABULARY = 1024
+
+
+def at_positions(
+    denoiser: Denoiser,
+    batch: Batch,
+    z: Array,
+    t: Array,
+    chosen: Array,
+    *,
+    reduce: Callable[..., Array],
+    rows: tuple[Array, ...],
+    share: float = 1.0,
+) -> Array:
+    """reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
+
+    chosen bool [B, L]; each of rows is [B, L] and reaches reduce as [...] beside logits
+    [..., V]. share is the part of the positions that room is made for: the head then
+    costs that part of what it would. If more are chosen, in any of the parts that the batch
+    is split into, all positions are computed, in the same program: no token is dropped.
+    """
+    h_BxLxD = denoiser.features(z, t, **batch.context)
+    vocabulary = jax.eval_shape(denoiser.unembed, h_BxLxD[0, 0]).shape[-1]
+    h, chosen_GxN, *rows_GxN = (_grouped(x, denoiser.groups) for x in (h_BxLxD, chosen, *rows))
+    count = chosen_GxN.shape[1]
+    room = min(count, math.ceil(share * count))
+
+    def at(h: Array, rows: list[Array]) -> Array:
+        return _chunked(denoiser.unembed, reduce, vocabulary, h, rows)
+
+    def everywhere() -> Array:
+        return jnp.where(chosen_GxN, at(h, rows_GxN), 0.0)
+
+    def gathered() -> Array:
+        order_GxC = jnp.argsort(jnp.logical_not(chosen_GxN), axis=1, stable=True)[:, :room]
+        picked = [jnp.take_along_axis(x, order_GxC, axis=1) for x in (chosen_GxN, *rows_GxN)]
+        found = at(jnp.take_along_axis(h, order_GxC[..., None], axis=1), picked[1:])
+        found = jnp.where(picked[0], found, 0.0)
+        group = jnp.arange(len(order_GxC))[:, None]
+        return jnp.zeros(chosen_GxN.shape, found.dtype).at[group, order_GxC].set(found)
+
+    if room == count or vocabulary < LEAST_VOCABULARY:
+        return everywhere().reshape(chosen.shape)
+    fits = jnp.max(jnp.sum(chosen_GxN, axis=1)) <= room
+    return jax.lax.cond(fits, gathered, everywhere).reshape(chosen.shape)
+
+
+def _grouped(x: Array, groups: int) -> Array:
+    """[B, L, ...] -> [G, B / G * L, ...]: what lies on one device stays together."""
+    return x.reshape(groups, x.shape[0] // groups * x.shape[1], *x.shape[2:])
+
+
+def _chunked(unembed: Callable, reduce: Callable, vocabulary: int, h: Array, rows: Any) -> Array:
+    """reduce(unembed(h), *rows), [G, N], with no more than about CHUNK logits at a time."""
+    groups, count = h.shape[:2]
+    chunks = -(-count * vocabulary // CHUNK)
+    if chunks == 1:
+        return reduce(unembed(h), *rows)
+    size = -(-count // chunks)
+
+    def split(x: Array) -> Array:
+        padding = [(0, 0), (0, chunks * size - count), *[(0, 0)] * (x.ndim - 2)]
+        parts = jnp.pad(x, padding).reshape(groups, chunks, size, *x.shape[2:])
+        return jnp.moveaxis(parts, 1, 0)
+
+    @jax.checkpoint
+    def one(part: tuple[Array, list[Array]]) -> Array:
+        return reduce(unembed(part[0]), *part[1])
+
+    out = jax.lax.map(one, (split(h), [split(x) for x in rows]))
+    return jnp.moveaxis(out, 0, 1).reshape(groups, chunks * size)[:, :count]

@@ -1,0 +1,125 @@
+"""The vocabulary head at chosen positions alone: same values and gradients as everywhere."""
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.objectives import head
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.head import at_positions
+from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.token_nats import token_nats
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Denoiser
+from md4_jax.schedules import Cosine, Polynomial
+
+B, L, D, V = 4, 8, 6, 1100
+KEY = jax.random.key(0)
+PARAMS = {
+    "embedding": jax.random.normal(KEY, (V + 1, D)),
+    "head": 0.3 * jax.random.normal(jax.random.fold_in(KEY, 1), (D, V)),
+}
+X = np.random.default_rng(0).integers(0, V, (B, L)).astype(np.int32)
+CHOSEN = np.random.default_rng(1).random((B, L)) < 0.5
+Z = np.where(CHOSEN, V, X)
+
+
+def denoiser_of(params, groups=1, seen=None) -> Denoiser:
+    def unembed(h):
+        if seen is not None:
+            seen.append(h.shape)
+        return h @ params["head"]
+
+    return Denoiser(lambda z, t, **context: jnp.tanh(params["embedding"][z]), unembed, groups)
+
+
+def nats(params, groups=1, seen=None, **options):
+    denoiser = denoiser_of(params, groups, seen)
+    arguments = denoiser, exact.batch_of(X), Z, jnp.zeros(B), jnp.asarray(CHOSEN)
+    return at_positions(*arguments, reduce=token_nats, rows=(jnp.asarray(X),), **options)
+
+
+def plainly(params):
+    return jnp.where(CHOSEN, token_nats(denoiser_of(params)(Z, jnp.zeros(B)), X), 0.0)
+
+
+def both(function, weight=None):
+    """Values, and the gradient of their sum weighted by row."""
+    weight = jnp.arange(1.0, B + 1)[:, None]
+
+    def loss(params):
+        values = function(params)
+        return jnp.sum(weight * values), values
+
+    (_, values), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS)
+    return values, gradient
+
+
+@pytest.mark.parametrize("chunk", [2**24, 3000])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("share", [1.0, 0.8, 0.1])
+def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, monkeypatch):
+    """With room for all that are masked, with too little (0.1), in chunks of two rows or whole."""
+    monkeypatch.setattr(head, "CHUNK", chunk)
+    values, gradient = both(lambda params: nats(params, groups, share=share))
+    expected, its_gradient = both(plainly)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    for name in PARAMS:
+        np.testing.assert_allclose(gradient[name], its_gradient[name], rtol=1e-4, atol=1e-6)
+    assert (np.asarray(values)[~CHOSEN] == 0).all() and (np.asarray(values)[CHOSEN] > 0).all()
+
+
+def test_the_head_sees_the_share_alone():
+    seen = []
+    jax.eval_shape(lambda params: nats(params, 2, seen, share=0.6), PARAMS)
+    shapes = {shape[:-1] for shape in seen if len(shape) == 3}
+    assert shapes == {(2, 10), (2, 16)}  # ceil(0.6 * 16), and the fallback
+
+
+def test_a_small_vocabulary_is_not_gathered(monkeypatch):
+    monkeypatch.setattr(head, "LEAST_VOCABULARY", V + 1)
+    seen = []
+    jax.eval_shape(lambda params: nats(params, 1, seen, share=0.5), PARAMS)
+    assert {shape[:-1] for shape in seen if len(shape) == 3} == {(1, 32)}
+
+
+def test_no_array_of_all_logits_is_alive(monkeypatch):
+    """The compiled gradient's temporary memory is less than one float32 [B, L, V]."""
+    monkeypatch.setattr(head, "CHUNK", 4000)
+    grad = jax.jit(jax.grad(lambda params: jnp.sum(nats(params, share=0.6))))
+    memory = grad.lower(PARAMS).compile().memory_analysis()
+    plain = jax.jit(jax.grad(lambda params: jnp.sum(plainly(params))))
+    assert memory.temp_size_in_bytes < B * L * V * 4
+    assert plain.lower(PARAMS).compile().memory_analysis().temp_size_in_bytes > B * L * V * 4
+
+
+@pytest.mark.parametrize("objective", [AnyOrder(), AnyOrder(0.0, 0.6), MD4()])
+@pytest.mark.parametrize("schedule", [None, Cosine(), Polynomial(2.0)])
+def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypatch):
+    process = Masking(V, *([schedule] if schedule else []))
+    u = np.array([0.2, 0.8, 0.45, 0.55], np.float32)
+    arguments = process, exact.batch_of(X), jnp.asarray(u), exact.keys_for(3, B)
+    gathered, _ = objective(denoiser_of(PARAMS), *arguments)
+    monkeypatch.setattr(head, "LEAST_VOCABULARY", V + 1)
+    np.testing.assert_allclose(gathered, objective(denoiser_of(PARAMS), *arguments)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "schedule, most", [(None, 0.611), (Cosine(), 0.818), (Polynomial(2.0), 0.611)]
+)
+def test_the_share_of_masks_is_hardly_ever_exceeded(schedule, most):
+    """2,000 batches of 8 x 64 with mirrored times: none is above the share."""
+    process = Masking(5, *([schedule] if schedule else []))
+    share = process.largest_share(8, 64)
+    x = np.zeros((8, 64), np.int32)
+
+    def one(key):
+        half = jax.random.uniform(key, (4,))
+        t = jnp.stack([half, 1.0 - half], axis=1).reshape(8)
+        return jnp.mean(process.corrupt(jax.random.split(key, 8), x, t) == 5)
+
+    shares = jax.lax.map(one, jax.random.split(KEY, 2000))
+    assert shares.max() < share <= most
+    assert process.largest_share(1, 64) >= 1.0
