@@ -21,13 +21,24 @@ def get_config() -> ConfigDict:
                 name="text8",  # text8 | characters | bytes | bpe
             ),
             process=dict(
-                name="masking",  # masking(schedule) | state_dependent(initial_power)
-                # linear | polynomial(power) | cosine | geometric(minimum, maximum) | clipped(eps)
+                # masking(schedule) | state_dependent(initial_power) |
+                # uniform(schedule, parametrisation) |
+                # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
+                # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
+                name="masking",
+                # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
+                # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
-                # score_entropy(scaled) | genmd4(first_time), with process state_dependent
+                # t_dce(drawn_constant) | lambda_dce | along_order(order) |
+                # autoregressive, with network.causal=True and sample.name="left_to_right" |
+                # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
+                # uniform_elbo | cross_entropy, with process uniform |
+                # concrete_score(form, time), with process uniform |
+                # ctmc(passes, first_time), with process rates |
+                # d3pm(timesteps, cross_entropy), with process masking, uniform or transition
                 name="md4",
             ),
             network=dict(
@@ -42,6 +53,9 @@ def get_config() -> ConfigDict:
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
                 remat=False,  # recompute blocks in the backward pass to save memory
                 dtype="float32",  # of the computation: float32 | bfloat16
+                causal=False,  # a position sees nothing to its right
+                # categorical | truncated_logistic: a location and a scale, for ordered symbols
+                output="categorical",
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
@@ -83,6 +97,7 @@ def get_config() -> ConfigDict:
                 objective=dict(name="any_order"),
             ),
             sample=dict(
+                # ancestral | metropolis(proposals, level) | left_to_right, for causal networks
                 name="ancestral",
                 num=4,  # sequences
                 steps=256,  # reverse steps

@@ -193,7 +193,8 @@ def _sample(exp: Experiment, source: Any) -> Part:
         compiled, facts = _compiled(sampler, params, exp.sampler_step, keys)
     facts["flops"] = 0.0
     tokens = options.batch_size * length
-    model = options.steps * tokens * _forward_flops(exp, params["network"])
+    used = exp.sampler_step.evaluations(options.steps, length)
+    model = used * tokens * _forward_flops(exp, params["network"])
     return Part(lambda: compiled(params, exp.sampler_step, keys), tokens, model=model, **facts)
 
 

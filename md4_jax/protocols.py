@@ -165,6 +165,10 @@ class SamplerStep(Protocol):
         self, denoiser: Denoiser, process: Any, z: Array, s: Array, t: Array, keys: Array
     ) -> Array: ...
 
+    def evaluations(self, steps: int, length: int) -> int:
+        """How often the network is called over a grid of so many steps, `finish` excepted."""
+        ...
+
     def unfinished(self, process: Any, z: Array) -> Array:
         """Whether any noise is left at t = 0, a bool []."""
         ...

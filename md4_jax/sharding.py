@@ -28,6 +28,7 @@ RULES = (
     (r"embedding$", P("tensor", "fsdp")),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
+    (r"head/location_scale/kernel$", P("fsdp", None)),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
 )

@@ -14,6 +14,8 @@ from scipy import stats
 
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.processes import PROCESSES
+from md4_jax.processes.rates import Rates
+from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Batch, Denoiser
 from md4_jax.samplers import SAMPLERS
@@ -29,6 +31,16 @@ P_V2L3 = np.array([0.20, 0.05, 0.08, 0.12, 0.03, 0.22, 0.10, 0.20]).reshape(2, 2
 
 # Every process of the registry, and those whose parametrisation changes what is computed.
 PROCESS_CASES = dict(PROCESSES) | {
+    "transition": lambda vocab_size: Transition(vocab_size, timesteps=5, beta_end=9.0),
+    "transition, mixture": lambda vocab_size: Transition(
+        vocab_size, timesteps=5, kernel="uniform", parametrisation="mixture"
+    ),
+    "transition, absorbing": lambda vocab_size: Transition(
+        vocab_size, timesteps=5, kernel="absorbing"
+    ),
+    "rates, absorbing": lambda vocab_size: Rates(vocab_size, kernel="absorbing"),
+    "rates, gaussian": lambda vocab_size: Rates(vocab_size, kernel="gaussian"),
+    "rates, mixture": lambda vocab_size: Rates(vocab_size, parametrisation="mixture"),
     "uniform, mixture": lambda vocab_size: Uniform(vocab_size, parametrisation="mixture"),
     "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),
 }
@@ -36,15 +48,17 @@ PROCESS_CASES = dict(PROCESSES) | {
 
 def fits(user, process) -> bool:
     """Whether an objective or a sampler can be combined with a process."""
-    allowed = user.needs.parametrisations
-    return isinstance(process, user.needs.processes) and (
-        allowed is None or process.parametrisation in allowed
-    )
+    allowed, own = user.needs.parametrisations, getattr(process, "parametrisation", None)
+    return isinstance(process, user.needs.processes) and (None in (allowed, own) or own in allowed)
 
 
 def samplers_for(process) -> dict:
-    """The samplers of the registry, by name, that can be combined with a process."""
-    return {name: make for name, make in SAMPLERS.items() if fits(make(), process)}
+    """The samplers of the registry, by name, that go with a process and any denoiser."""
+    return {
+        name: make
+        for name, make in SAMPLERS.items()
+        if fits(make(), process) and not make().needs.causal
+    }
 
 
 def sequences(symbols: int, length: int) -> np.ndarray:
@@ -177,5 +191,86 @@ def ancestral_law(denoiser: Denoiser, process, grid: np.ndarray, length: int) ->
         move = np.concatenate([reveal * mu, np.full((*mu.shape[:2], 1), 1.0 - reveal)], axis=-1)
         kernel = np.where(masked, move, stay)
         chosen = [kernel[:, n][:, z[:, n]] for n in range(length)]
+        law = law @ np.prod(chosen, axis=0)
+    return law
+
+
+def noise_law(process, x: np.ndarray, t) -> np.ndarray:
+    """q(z | x, t) of uniform noise over all V^L states: x [X, L], t [N] -> float64 [X, N, Z]."""
+    t = jnp.asarray(t)
+    alpha, noise = (
+        np.asarray(f(t), np.float64)[None, :, None, None]
+        for f in (process.schedule.alpha, process.schedule.one_minus_alpha)
+    )
+    z = sequences(process.vocab_size, x.shape[1])
+    same = x[:, None, None] == z[None, None]
+    return (alpha * same + noise / process.vocab_size).prod(axis=-1)
+
+
+def over_states(given_z: Callable, vocab: int, x: np.ndarray, t) -> np.ndarray:
+    """given_z(batch, z, t) for x [X, L], t [N] and every z of V^L: float64 [X, N, Z]."""
+    z, t = sequences(vocab, x.shape[1]), np.asarray(t)
+    shape = (len(x), len(t), len(z))
+    which, when, what = (axis.ravel() for axis in np.indices(shape))
+    rows = np.arange(-(-len(which) // CHUNK) * CHUNK) % len(which)
+    values = [
+        given_z(batch_of(x[which[part]]), jnp.asarray(z[what[part]]), jnp.asarray(t[when[part]]))
+        for part in rows.reshape(-1, CHUNK)
+    ]
+    return np.concatenate(values)[: len(which)].astype(np.float64).reshape(shape)
+
+
+def uniform_integral(objective, denoiser: Denoiser, process, x: np.ndarray, **rule) -> np.ndarray:
+    """The mean of given_z over t ~ U(0, 1) and z by quadrature and enumeration, [X]."""
+    t, weight = quadrature(**({"nodes": 60, "power": 3} | rule))
+    values = over_states(bind(objective, denoiser, process), process.vocab_size, x, t)
+    return (values * noise_law(process, x, t)).sum(axis=2) @ weight
+
+
+def uniform_outputs(process, p: np.ndarray) -> Denoiser:
+    """What is exact for data p with the process's parametrisation: see `Uniform`."""
+    vocab, x = p.shape[0], sequences(p.shape[0], p.ndim)
+    picks, parametrisation = np.eye(vocab)[x], process.parametrisation
+
+    def features(z, t, **context):
+        alpha, noise = process.schedule.alpha(t), process.schedule.one_minus_alpha(t)
+        alpha, each = alpha[:, None, None], noise[:, None, None] / vocab
+        law = each + alpha * (jnp.asarray(x)[None] == z[:, None])
+        whole = p.ravel() * jnp.prod(law, axis=-1)
+        if parametrisation == "mixture":
+            return jnp.log(jnp.einsum("bx,xlk->blk", whole, picks))
+        others = jnp.einsum("bxl,xlk->blk", whole[..., None] / law, picks)
+        if parametrisation == "joint":
+            return jnp.log(others)
+        moved = alpha * others + each * jnp.sum(others, axis=-1, keepdims=True)
+        return jnp.log(moved) - jnp.log(jnp.sum(whole, axis=-1))[:, None, None]
+
+    return Denoiser(features, lambda h: h)
+
+
+def uniform_marginals(p: np.ndarray, noise_s: float, noise_t: float) -> np.ndarray:
+    """p(z_s^n = y | z_t) of data p by Bayes over all z_s, at two levels of 1 - alpha: [Z, L, V]."""
+    vocab, length = p.shape[0], p.ndim
+    z = sequences(vocab, length)
+    same = z[:, None] == z[None]
+
+    def kernel(noise):
+        return ((1.0 - noise) * same + noise / vocab).prod(axis=-1)
+
+    joint = (p.ravel() @ kernel(noise_s))[:, None] * kernel((noise_t - noise_s) / (1.0 - noise_s))
+    posterior = joint / joint.sum(axis=0)
+    return np.einsum("sz,sny->zny", posterior, np.eye(vocab)[z])
+
+
+def uniform_law(p: np.ndarray, noises) -> np.ndarray:
+    """The law over V^L of steps down these levels of 1 - alpha, from uniform symbols: [Z].
+
+    Each step draws all positions from their exact marginals, independently.
+    """
+    z = sequences(p.shape[0], p.ndim)
+    law = np.full(len(z), 1.0 / len(z))
+    for noise_t, noise_s in itertools.pairwise(noises):
+        marginals = uniform_marginals(p, noise_s, noise_t)
+        chosen = [marginals[:, n][:, z[:, n]] for n in range(p.ndim)]
         law = law @ np.prod(chosen, axis=0)
     return law

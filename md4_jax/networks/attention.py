@@ -12,16 +12,19 @@ def attend(
     value_BxLxHxDh: Array,
     *,
     segments: Array | None = None,
+    causal: bool = False,
 ) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v, bidirectional -> [B, L, H, Dh].
+    """softmax(q k^T / sqrt(Dh)) v -> [B, L, H, Dh].
 
-    segments int32 [B, L]: a token attends only to tokens of its own segment. The
-    softmax is float32 whatever the inputs are.
+    segments int32 [B, L]: a token attends only to tokens of its own segment. causal: only to
+    itself and to those on its left. The softmax is float32 whatever the inputs are.
     """
     mask = None
     if segments is not None:
         mask = (segments[:, :, None] == segments[:, None, :])[:, None]
-    return jax.nn.dot_product_attention(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask=mask)
+    return jax.nn.dot_product_attention(
+        query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask=mask, is_causal=causal
+    )
 
 
 def rotate(x_BxLxHxDh: Array, *, base: float = 10_000.0) -> Array:

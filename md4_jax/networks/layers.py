@@ -33,10 +33,11 @@ class Normalize(nn.Module):
 
 
 class Attention(nn.Module):
-    """Bidirectional self-attention with rotary positions; optional query-key normalisation."""
+    """Self-attention with rotary positions; optional query-key normalisation."""
 
     heads: int
     qk_norm: bool
+    causal: bool
     zero_output: bool
     dtype: jnp.dtype
 
@@ -56,7 +57,7 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        mixed = attend(rotate(query), rotate(key), value, segments=segments)
+        mixed = attend(rotate(query), rotate(key), value, segments=segments, causal=self.causal)
         mixed_BxLxD = mixed.reshape(batch, length, size)
         return dense(size, "out", self.dtype, zeros=self.zero_output)(mixed_BxLxD)
 
@@ -65,22 +66,25 @@ class LocalMixing(nn.Module):
     """x + a depthwise convolution of x over `width` neighbours (cf. Primer, arXiv:2109.08668).
 
     Attention takes long to learn to look next door; this looks there from the
-    start. Neighbours of another segment count as zero.
+    start. The window is centred, or where causal ends at the position itself. Neighbours of
+    another segment count as zero.
     """
 
     width: int
+    causal: bool
 
     @nn.compact
     def __call__(self, x_BxLxD: Array, segments: Array | None) -> Array:
         init = nn.initializers.normal(self.width**-0.5)
         scale_WxD = self.param("scale", init, (self.width, x_BxLxD.shape[-1]))
-        reach = self.width // 2
-        padded = jnp.pad(x_BxLxD, ((0, 0), (reach, reach), (0, 0)))
+        before = self.width - 1 if self.causal else self.width // 2
+        after = 0 if self.causal else self.width // 2
+        padded = jnp.pad(x_BxLxD, ((0, 0), (before, after), (0, 0)))
         length, mixed = x_BxLxD.shape[1], x_BxLxD
         for tap in range(self.width):
             neighbour = padded[:, tap : tap + length]
             if segments is not None:
-                around = jnp.pad(segments, ((0, 0), (reach, reach)), constant_values=-1)
+                around = jnp.pad(segments, ((0, 0), (before, after)), constant_values=-1)
                 same = around[:, tap : tap + length] == segments
                 neighbour = jnp.where(same[..., None], neighbour, 0)
             mixed = mixed + neighbour * scale_WxD[tap].astype(x_BxLxD.dtype)
@@ -109,13 +113,16 @@ class Block(nn.Module):
     hidden: int
     qk_norm: bool
     local_width: int
+    causal: bool
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None):
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
         zero = condition_BxD is None
-        attention = Attention(self.heads, self.qk_norm, zero, self.dtype, name="attention")
+        attention = Attention(
+            self.heads, self.qk_norm, self.causal, zero, self.dtype, name="attention"
+        )
         feed_forward = FeedForward(self.hidden, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxD is not None:
@@ -124,7 +131,8 @@ class Block(nn.Module):
 
         def mix(y_BxLxD: Array) -> Array:
             if self.local_width:
-                y_BxLxD = LocalMixing(self.local_width, name="local_mixing")(y_BxLxD, segments)
+                mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
+                y_BxLxD = mixing(y_BxLxD, segments)
             return attention(y_BxLxD, segments)
 
         x_BxLxD = residual(x_BxLxD, mix, first, "attention_norm")

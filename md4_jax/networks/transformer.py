@@ -1,4 +1,4 @@
-"""The bidirectional transformer that MD4 trains, with or without time."""
+"""The transformer: bidirectional as MD4 trains it or causal, with or without time."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation
+from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array, Denoiser, Network, UserError
 from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
 
@@ -22,7 +23,9 @@ class Transformer:
     8/3 D rounded up to a multiple of 64). time_conditioning feeds t by adaLN-zero;
     without it the network is time-free. scan_blocks compiles one block for all
     depths (compile time does not grow); unrolled blocks are faster on CPU.
-    remat recomputes each block in the backward pass to save memory.
+    remat recomputes each block in the backward pass to save memory. causal lets a
+    position see nothing to its right. output is what the head says of a token: a number for each
+    symbol (categorical), or for ordered symbols a location and a scale (truncated_logistic).
     """
 
     vocab_size: int
@@ -36,6 +39,8 @@ class Transformer:
     scan_blocks: bool = True
     remat: bool = False
     dtype: str = "float32"
+    causal: bool = False
+    output: str = "categorical"
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -45,6 +50,20 @@ class Transformer:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"network.dtype must be float32 or bfloat16, not {self.dtype!r}")
+        if self.output not in ("categorical", "truncated_logistic"):
+            raise UserError(
+                f"network.output must be categorical or truncated_logistic, not {self.output!r}"
+            )
+        if self.is_ordinal and self.vocab_size < 2:
+            raise UserError(
+                "network.output=truncated_logistic needs two symbols at least, "
+                f"not a vocabulary of {self.vocab_size}"
+            )
+
+    @property
+    def is_ordinal(self) -> bool:
+        """Whether the symbols are taken as ordered."""
+        return self.output == "truncated_logistic"
 
     def build(self) -> Network:
         """init and bind of the linen module, with the padded vocabulary rows cut off."""
@@ -65,7 +84,7 @@ class Transformer:
 
             return Denoiser(features, unembed, batch_groups())
 
-        return Network(init, bind, time_free=not self.time_conditioning)
+        return Network(init, bind, time_free=not self.time_conditioning, causal=self.causal)
 
 
 def rounded(rows: int) -> int:
@@ -87,15 +106,18 @@ class TransformerModule(nn.Module):
             self.time = TimeEmbedding(o.size, self.compute_dtype)
             self.final_modulation = FinalModulation(o.size, self.compute_dtype)
         self.final_norm = Normalize(gain=not o.time_conditioning)
-        self.head = nn.Dense(
-            rounded(o.vocab_size),
-            kernel_init=nn.initializers.zeros,
-            dtype=self.compute_dtype,
-            use_bias=True,
-        )
+        if o.is_ordinal:
+            self.head = TruncatedLogistic(o.vocab_size)
+        else:
+            self.head = nn.Dense(
+                rounded(o.vocab_size),
+                kernel_init=nn.initializers.zeros,
+                dtype=self.compute_dtype,
+                use_bias=True,
+            )
         hidden = o.hidden or -(-8 * o.size // (3 * 64)) * 64
         block = nn.remat(Block, prevent_cse=not o.scan_blocks) if o.remat else Block
-        arguments = (o.heads, hidden, o.qk_norm, o.local_width, self.compute_dtype)
+        arguments = (o.heads, hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype)
         if o.scan_blocks:
             self.blocks = nn.scan(
                 block,

@@ -1,14 +1,30 @@
 """Bounds and losses by their name in a config."""
 
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
+from md4_jax.objectives.concrete_score import ConcreteScore
+from md4_jax.objectives.cross_entropy import CrossEntropy
+from md4_jax.objectives.ctmc import CTMC
+from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
+from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
+from md4_jax.objectives.uniform_elbo import UniformELBO
 
 OBJECTIVES = {
     "md4": MD4,
     "md4_discrete": DiscreteMD4,
     "any_order": AnyOrder,
+    "t_dce": TDCE,
+    "lambda_dce": LambdaDCE,
+    "along_order": AlongOrder,
+    "autoregressive": Autoregressive,
     "genmd4": GenMD4,
+    "concrete_score": ConcreteScore,
     "score_entropy": ScoreEntropy,
+    "uniform_elbo": UniformELBO,
+    "cross_entropy": CrossEntropy,
+    "d3pm": D3PM,
+    "ctmc": CTMC,
 }

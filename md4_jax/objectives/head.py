@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Batch, Denoiser
+from md4_jax.protocols import Array, Denoiser
 
 # Logits of one device that are alive at once: 64 MiB of float32. More are made chunk by chunk,
 # and again in the backward pass.
@@ -18,9 +18,7 @@ LEAST_VOCABULARY = 1024
 
 def at_positions(
     denoiser: Denoiser,
-    batch: Batch,
-    z: Array,
-    t: Array,
+    h_BxLxD: Array,
     chosen: Array,
     *,
     reduce: Callable[..., Array],
@@ -29,12 +27,11 @@ def at_positions(
 ) -> Array:
     """reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
 
-    chosen bool [B, L]; each of rows is [B, L] and reaches reduce as [...] beside logits
+    h are the denoiser's features, chosen bool [B, L]; each of rows is [B, L] and reaches reduce as [...] beside logits
     [..., V]. share is the part of the positions that room is made for: the head then
     costs that part of what it would. If more are chosen, in any of the parts that the batch
     is split into, all positions are computed, in the same program: no token is dropped.
     """
-    h_BxLxD = denoiser.features(z, t, **batch.context)
     vocabulary = jax.eval_shape(denoiser.unembed, h_BxLxD[0, 0]).shape[-1]
     h, chosen_GxN, *rows_GxN = (_grouped(x, denoiser.groups) for x in (h_BxLxD, chosen, *rows))
     count = chosen_GxN.shape[1]

@@ -1,4 +1,4 @@
-"""SEDD's denoising score entropy on the masking process: docs/equations.md, Score entropy."""
+"""SEDD's denoising score entropy, masking and uniform noise: docs/equations.md, Score entropy."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,16 +6,18 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.md4 import masked_share, noised
-from md4_jax.objectives.token_nats import score_nats
+from md4_jax.objectives.token_nats import score_nats, uniform_score_nats
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreEntropy:
-    """The denoising score entropy with absorption (SEDD, arXiv:2310.16834, eq. 9).
+    """The denoising score entropy (SEDD, arXiv:2310.16834, eq. 9), sigma = -alpha' / alpha.
 
-    Per masked token, with k = alpha / (1 - alpha), s the concrete score and C = sum_j s_j / k,
+    Masking: per masked token, with k = alpha / (1 - alpha), s the concrete score and
+    C = sum_j s_j / k,
 
         sigma ( sum_j s_j - k log s_x + k (log k - 1) ) = sigma k ( C - 1 - log(s_x / k) ),
 
@@ -24,28 +26,45 @@ class ScoreEntropy:
     log(s / k) + log V, so that zero outputs are the uniform score (SEDD's scaling by
     expm1(sigma_bar) and V); not scaled: they are log s. A bound in nats per
     sequence for schedules from alpha = 1 to 0; there the prior's term is zero.
+
+    Uniform noise: per token, with r_y = q(y | x) / q(z | x) and s the process's `log_score` of
+    the outputs, in any of its parametrisations (S04),
+
+        (sigma / V) sum_{y != z} ( s_y - r_y log s_y + r_y (log r_y - 1) )
+            = (sigma / V) sum_{y != z} r_y g(log s_y - log r_y),   g(d) = exp(d) - 1 - d.
+
+    A bound for every schedule: the prior's KL and a network-free decoder of x from z_0 are
+    added, 0 where alpha_1 = 0 and alpha_0 = 1. scaled has no meaning there.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((Masking, Uniform))
 
     scaled: bool = True
 
-    def is_bound(self, process: Masking) -> bool:
-        return process.is_complete
+    def is_bound(self, process: Masking | Uniform) -> bool:
+        return isinstance(process, Uniform) or process.is_complete
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
-        return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
+        nats = self.given_z(denoiser, process, batch, z, t)
+        if isinstance(process, Uniform):
+            return with_ends(nats, process, batch)
+        return nats, {"masked": masked_share(process, z)}
 
     def given_z(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The integrand at (z, t): its mean over t ~ U(0, 1), z ~ q(. | x, t) is the bound [B]."""
+        """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""
+        outputs = denoiser(z, t, **batch.context)
+        if isinstance(process, Uniform):
+            log_score = process.log_score(outputs, z, t)
+            log_rho = -jnp.log1p(process.odds(t))[:, None]
+            nats_BxL = uniform_score_nats(log_score, z, batch.tokens, log_rho)
+            return rate(process, t) * jnp.sum(nats_BxL, axis=1)
         schedule = process.schedule
-        log_ratio = denoiser(z, t, **batch.context) - self._shift(process, t)[:, None, None]
-        nats_BxL = score_nats(log_ratio, batch.tokens)
+        nats_BxL = score_nats(outputs - self._shift(process, t)[:, None, None], batch.tokens)
         weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
         return weight * jnp.sum(jnp.where(z == process.mask_id, nats_BxL, 0.0), axis=1)
 
@@ -54,5 +73,20 @@ class ScoreEntropy:
         if self.scaled:
             return jnp.full(t.shape, jnp.log(process.vocab_size))
         # log k, with alpha kept from zero, where s is zero as well.
-        alpha = jnp.maximum(process.schedule.alpha(t), jnp.finfo(jnp.float32).tiny)
+        alpha = jnp.maximum(process.schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
         return jnp.log(alpha) - jnp.log(process.schedule.one_minus_alpha(t))
+
+
+def rate(process: Uniform, t: Array) -> Array:
+    """sigma = -alpha' / alpha, like t; 0 where alpha is too small to have digits."""
+    alpha = process.schedule.alpha(t)
+    return -process.schedule.dalpha(t) / jnp.maximum(alpha, float(jnp.finfo(jnp.float32).tiny))
+
+
+def with_ends(nats: Array, process: Uniform, batch: Batch) -> tuple[Array, dict[str, Array]]:
+    """(integrand + prior + reconstruction, these two by name), nats per sequence, each [B]."""
+    size, length = batch.tokens.shape
+    prior = jnp.full(size, length * process.prior_nats())
+    reconstruction = jnp.full(size, length * process.reconstruction_nats())
+    parts = {"prior": prior, "reconstruction": reconstruction}
+    return nats + prior + reconstruction, parts

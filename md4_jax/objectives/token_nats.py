@@ -57,11 +57,9 @@ def masked_nats(
     Unmasked positions are copied by the denoiser and cost nothing: share is the part of
     the positions that the head is computed for, unless more are masked (`head.at_positions`).
     """
-    rows = (batch.tokens,)
-    masked = z == mask_id
-    nats_BxL = at_positions(
-        denoiser, batch, z, t, masked, reduce=token_nats, rows=rows, share=share
-    )
+    h_BxLxD = denoiser.features(z, t, **batch.context)
+    rows, masked = (batch.tokens,), z == mask_id
+    nats_BxL = at_positions(denoiser, h_BxLxD, masked, reduce=token_nats, rows=rows, share=share)
     return jnp.sum(nats_BxL, axis=1)
 
 
@@ -116,11 +114,13 @@ def uniform_score_nats(log_score: Array, z: Array, x: Array, log_rho: Array) -> 
     """
     log_score = widened(log_score)
     kept, log_r = z == x, jnp.where(z == x, log_rho, 0.0)
-    d = log_score - log_r[..., None]
-    apart = jnp.where(_other(z, x, d.shape[-1]), jnp.expm1(d) - d, 0.0)
+    d, r = log_score - log_r[..., None], jnp.exp(log_r)[..., None]
+    # s - r, by whichever of two ways neither cancels nor overflows.
+    excess = jnp.where(d < 1.0, r * jnp.expm1(jnp.minimum(d, 1.0)), jnp.exp(log_score) - r)
+    apart = jnp.where(_other(z, x, d.shape[-1]), excess - r * d, 0.0)
     jump = jnp.take_along_axis(log_score, x[..., None], axis=-1)[..., 0] + log_rho
     at_x = jnp.exp(-log_rho) * (jnp.expm1(jump) - jump)
-    total = jnp.exp(log_r) * jnp.sum(apart, axis=-1) + jnp.where(kept, 0.0, at_x)
+    total = jnp.sum(apart, axis=-1) + jnp.where(kept, 0.0, at_x)
     return total / log_score.shape[-1]
 
 
@@ -140,7 +140,7 @@ def others_log1p(logits: Array, scale: Array, z: Array, x: Array) -> Array:
     """sum over y other than z and x of log(1 + scale mu_y), mu the softmax: [..., V] -> [...]."""
     logits = widened(logits)
     # Kept from zero, where its logarithm would have no gradient.
-    scale = jnp.maximum(scale, jnp.finfo(jnp.float32).tiny)
+    scale = jnp.maximum(scale, float(jnp.finfo(jnp.float32).tiny))
     shift = jax.nn.logsumexp(logits, axis=-1) - jnp.log(scale)
     logs = jnp.where(
         _other(z, x, logits.shape[-1]), jax.nn.softplus(logits - shift[..., None]), 0.0

@@ -1,11 +1,15 @@
 """Forward processes q(z_t | x) by their name in a config."""
 
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 
 PROCESSES = {
     "masking": Masking,
     "state_dependent": StateDependent,
     "uniform": Uniform,
+    "transition": Transition,
+    "rates": Rates,
 }

@@ -82,6 +82,10 @@ class Uniform:
         noise = self.schedule.one_minus_alpha(t)
         return noise / (noise + self.vocab_size * self.schedule.alpha(t))
 
+    def odds(self, t: Array) -> Array:
+        """1 / rho - 1 = V alpha / (1 - alpha), like t: -log1p of it is an exact log rho."""
+        return self.vocab_size * self.schedule.alpha(t) / self.schedule.one_minus_alpha(t)
+
     def prior(self, keys: Array, length: int) -> Array:
         """Uniform symbols, int32 [B, length]."""
         draw = functools.partial(
@@ -90,18 +94,22 @@ class Uniform:
         return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
 
     def prior_nats(self) -> Array:
-        """KL(q(z_1 | x) || uniform) of one token, in nats []; 0 when alpha_1 = 0."""
-        one = jnp.float32(1.0)
-        alpha, noise = self.schedule.alpha(one), self.schedule.one_minus_alpha(one)
-        stay = alpha + noise / self.vocab_size
-        moved = (self.vocab_size - 1) * noise / self.vocab_size
-        return stay * jnp.log(self.vocab_size * stay) + _times_log(moved, noise)
+        """KL(q(z_1 | x) || uniform) of one token, in nats []; 0 when alpha_1 = 0.
+
+        (1/V) sum_j h(V q_j) with h(1 + d) = (1 + d) log(1 + d) - d, which is d^2 / 2 for a
+        small alpha_1: the plain sum of q log q would lose it.
+        """
+        alpha = self.schedule.alpha(jnp.ones(()))
+        others = self.vocab_size - 1
+        return (_excess(others * alpha) + others * _excess(-alpha)) / self.vocab_size
 
     def reconstruction_nats(self) -> Array:
-        """-E log p(x | z_0) of one token with the network-free p prop q(z_0 | x), in nats []."""
-        zero = jnp.float32(0.0)
-        moved = self.schedule.one_minus_alpha(zero) * (self.vocab_size - 1) / self.vocab_size
-        each = moved / max(1, self.vocab_size - 1)
+        """-E log p(x | z_0) of one token with the network-free p prop q(z_0 | x), in nats [].
+
+        0 when alpha_0 = 1. It is the entropy of q(z_0 | x).
+        """
+        each = self.schedule.one_minus_alpha(jnp.zeros(())) / self.vocab_size
+        moved = (self.vocab_size - 1) * each
         return -(1.0 - moved) * jnp.log1p(-moved) - _times_log(moved, each)
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
@@ -122,12 +130,14 @@ class Uniform:
     def _of_mean(self, log_mu: Array, z: Array, t: Array) -> Array:
         """log s of the mixture; of the joint form, up to what makes it 0 at z."""
         alpha, noise = (f(t)[:, None, None] for f in self._levels())
-        log_signal = jnp.log(self.vocab_size * alpha)
+        log_signal = jnp.log(self.vocab_size * alpha) - jnp.log(noise)
         if self.parametrisation == "joint":
-            return jnp.logaddexp(log_signal + log_mu, jnp.log(noise))
-        at_z = jnp.exp(_picked(log_mu, z))
-        rest = 1.0 - at_z + self.ratio(t)[:, None, None] * at_z
-        return jnp.logaddexp(log_signal - jnp.log(noise) + log_mu, jnp.log(rest))
+            return jnp.logaddexp(log_signal + log_mu, 0.0)
+        # 1 - mu_z from the others: where mu_z is nearly 1 the subtraction has no digits left.
+        others = jnp.where(jnp.arange(self.vocab_size) == z[..., None], -jnp.inf, log_mu)
+        moved = jax.nn.logsumexp(others, axis=-1, keepdims=True)
+        stayed = _picked(log_mu, z) - jnp.log1p(self.odds(t))[:, None, None]
+        return jnp.logaddexp(log_signal + log_mu, jnp.logaddexp(moved, stayed))
 
     def _levels(self):
         return self.schedule.alpha, self.schedule.one_minus_alpha
@@ -151,14 +161,16 @@ class Uniform:
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         alpha_t, noise_t = (f(t)[:, None, None] for f in self._levels())
         alpha_s, noise_s = alpha_s[:, None, None], noise_s[:, None, None]
-        kept = alpha_t / alpha_s  # alpha of the step from s to t
+        # alpha of the step from s to t, and what it is short of 1: a difference of small numbers.
+        kept = alpha_t / alpha_s
+        lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
         here = jnp.arange(self.vocab_size) == z[..., None]
-        moved = (1.0 - kept) / self.vocab_size
+        moved = lost / self.vocab_size
         log_step = jnp.log(jnp.where(here, kept + moved, moved))
         if self.parametrisation == "score":
             score = jnp.exp(self.log_score(outputs, z, t))
             mean = jnp.mean(score, axis=-1, keepdims=True)
-            back = jnp.maximum(score - (1.0 - kept) * mean, 0.0)
+            back = jnp.maximum(score - lost * mean, 0.0)
             return jnp.log(back) + log_step
         log_weight = jax.nn.log_softmax(outputs, axis=-1)
         if self.parametrisation == "mixture":
@@ -175,6 +187,12 @@ class Uniform:
 
 def _picked(values: Array, z: Array) -> Array:
     return jnp.take_along_axis(values, z[..., None], axis=-1)
+
+
+def _excess(d: Array) -> Array:
+    """(1 + d) log(1 + d) - d for d >= -1."""
+    inside = d > -1.0
+    return jnp.where(inside, (1.0 + d) * jnp.log1p(jnp.where(inside, d, 0.0)), 0.0) - d
 
 
 def _times_log(weight: Array, value: Array) -> Array:

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.masking import Masking, uniforms
+from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.transforms import Transform, draw_token
@@ -28,7 +30,7 @@ class Ancestral:
     from the process's `reverse_logits`.
     """
 
-    needs: ClassVar[Needs] = Needs((*MASKED, Uniform))
+    needs: ClassVar[Needs] = Needs((*MASKED, Uniform, Transition, Rates))
 
     transform: Transform = Transform()
 
@@ -47,10 +49,16 @@ class Ancestral:
         revealed = (z == process.mask_id) & (uniforms(reveal_keys, z.shape[1]) < chance)
         return jnp.where(revealed, tokens, z)
 
+    def evaluations(self, steps: int, length: int) -> int:
+        """One network evaluation a step."""
+        return steps
+
     def unfinished(self, process: Any, z: Array) -> Array:
         """Whether a mask is left, or the schedule keeps other noise at t = 0."""
         if isinstance(process, MASKED):
             return jnp.any(z == process.mask_id)
+        if isinstance(process, Transition):
+            return jnp.zeros((), bool)  # its step 0 has no noise
         return process.schedule.one_minus_alpha(jnp.float32(0.0)) > 0.0
 
     def finish(self, denoiser: Denoiser, process: Any, z: Array, keys: Array) -> Array:

@@ -21,8 +21,8 @@ def sample(
 
     keys [B]: one random key a sequence, so that a sample does not depend on its
     neighbours in a batch. Returns (tokens int32 [B, L], number of network
-    evaluations): T, and one more if noise was left at t(0) (a schedule that does
-    not reach alpha_0 = 1), which the step's `finish` then removes.
+    evaluations): what the step says for T steps, and one more if noise was left at t(0) (a
+    schedule that does not reach alpha_0 = 1), which the step's `finish` then removes.
     """
     steps = grid.shape[0] - 1
 
@@ -39,4 +39,4 @@ def sample(
     z = jax.lax.cond(
         left, lambda z: step.finish(denoiser, process, z, fold(jnp.int32(0))), lambda z: z, z
     )
-    return z, steps + left.astype(jnp.int32)
+    return z, step.evaluations(steps, length) + left.astype(jnp.int32)

@@ -37,8 +37,10 @@ def denoiser_of(params, groups=1, seen=None) -> Denoiser:
 
 def nats(params, groups=1, seen=None, **options):
     denoiser = denoiser_of(params, groups, seen)
-    arguments = denoiser, exact.batch_of(X), Z, jnp.zeros(B), jnp.asarray(CHOSEN)
-    return at_positions(*arguments, reduce=token_nats, rows=(jnp.asarray(X),), **options)
+    h = denoiser.features(Z, jnp.zeros(B))
+    return at_positions(
+        denoiser, h, jnp.asarray(CHOSEN), reduce=token_nats, rows=(jnp.asarray(X),), **options
+    )
 
 
 def plainly(params):

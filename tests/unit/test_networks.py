@@ -6,11 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from md4_jax.networks import NETWORKS
 from md4_jax.networks.attention import attend, rotate
+from md4_jax.networks.layers import LocalMixing
+from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
+from md4_jax.sharding import MeshOptions, make_mesh, shardings_of
 
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
 Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])
@@ -179,11 +183,151 @@ def test_attention_is_the_softmax_average_of_the_values():
         np.testing.assert_allclose(out[0, :, head], expected, atol=1e-5)
 
 
+CAUSAL = {
+    "plain": dict(causal=True),
+    "unrolled, recomputed": dict(causal=True, scan_blocks=False, remat=True),
+    "local, time-free": dict(causal=True, local_width=4, time_conditioning=False, qk_norm=True),
+    "local, unrolled": dict(causal=True, local_width=3, scan_blocks=False),
+    "not causal": dict(local_width=3, scan_blocks=False),
+}
+
+
+@pytest.mark.parametrize("options", CAUSAL.values(), ids=CAUSAL)
+def test_a_causal_network_sees_nothing_to_the_right(options):
+    """Each position in turn changes: no feature before it does, its own and later ones do."""
+    network, params = built(**options)
+    assert network.causal == options.get("causal", False)
+    z = np.tile(np.asarray(Z[:1]), (7, 1))
+    for position in range(6):
+        z[position, position] = (z[position, position] + 1) % 6
+    call = jax.jit(lambda s: network.bind(params).features(z, jnp.full(7, 0.3), segments=s))
+    for document in (np.zeros(6, int), np.array([0, 0, 1, 1, 1, 2])):
+        out = np.asarray(call(jnp.tile(document, (7, 1))))
+        for position in range(6):
+            seen = document == document[position]
+            if network.causal:
+                seen &= np.arange(6) >= position
+            moved = np.abs(out[position] - out[6]).max(axis=1)
+            assert (moved[seen] > 1e-5).all() and (moved[~seen] < 1e-6).all(), position
+
+
+@pytest.mark.parametrize("causal, taps", [(False, [-1, 0, 1]), (True, [-2, -1, 0])])
+def test_local_mixing_looks_at_its_window(causal, taps):
+    """x plus one number a tap times the neighbour there, zero beyond the ends."""
+    x = np.arange(1.0, 6.0, dtype=np.float32)[None, :, None]
+    scale = np.array([[100.0], [10.0], [1.0]], np.float32)
+    out = LocalMixing(3, causal).apply({"params": {"scale": scale}}, x, None)
+    padded = {n: float(n + 1) for n in range(5)}
+    expected = [
+        padded[n] + sum(w * padded.get(n + d, 0.0) for w, d in zip((100, 10, 1), taps, strict=True))
+        for n in range(5)
+    ]
+    np.testing.assert_allclose(out[0, :, 0], expected)
+
+
+def test_causal_attention_averages_over_itself_and_the_left():
+    rng = np.random.default_rng(3)
+    query, key, value = (rng.normal(size=(1, 4, 1, 3)).astype(np.float32) for _ in range(3))
+    out = attend(*map(jnp.asarray, (query, key, value)), causal=True)
+    for n in range(4):
+        score = np.exp(key[0, : n + 1, 0] @ query[0, n, 0] / np.sqrt(3.0))
+        np.testing.assert_allclose(
+            out[0, n, 0], score / score.sum() @ value[0, : n + 1, 0], atol=1e-5
+        )
+
+
+ORDINAL = dict(vocab_size=9, output="truncated_logistic")
+
+
+@pytest.mark.parametrize("symbols", [2, 9, 256])
+def test_a_truncated_logistic_is_the_mass_of_its_bins(symbols, x64):
+    """Against the normalised integral of the density over each bin, by 400 points a bin."""
+    places = np.linspace(-1.0, 1.0, symbols)
+    width = 2.0 / (symbols - 1)
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    for location, log_scale in [(0.0, 0.0), (0.3, -2.0), (-1.4, -1.0), (0.9, 3.0)]:
+        x = (places[:, None] + 0.5 * width * nodes - location) / np.exp(log_scale)
+        mass = (0.25 / np.cosh(0.5 * x) ** 2) @ weights
+        arguments = jnp.array([location]), jnp.array([log_scale])
+        found = np.exp(np.asarray(log_masses(*arguments, symbols)))
+        np.testing.assert_allclose(found, mass / mass.sum(), rtol=1e-9)
+
+
+def test_a_truncated_logistic_sums_to_one_and_peaks_at_its_location():
+    """256 symbols in float32, from one symbol's width to nearly uniform."""
+    location = jnp.linspace(-1.0, 1.0, 256)[:, None]
+    for log_scale in (-12.0, -5.0, -2.0, 0.0, 12.0):
+        logits = log_masses(location, jnp.full_like(location, log_scale), 256)
+        assert logits.dtype == jnp.float32 and jnp.isfinite(logits).all()
+        np.testing.assert_allclose(jnp.exp(logits).sum(axis=-1), 1.0, rtol=1e-5)
+        if log_scale < 1.0:
+            assert (np.abs(logits.argmax(axis=-1) - np.arange(256)) <= 2).all()
+        else:
+            np.testing.assert_allclose(jnp.exp(logits), 1 / 256, rtol=1e-3)
+    # The narrowest is one symbol.
+    narrow = log_masses(location, jnp.full_like(location, -12.0), 256)
+    np.testing.assert_allclose(jnp.exp(jnp.diagonal(narrow)), 1.0, rtol=1e-5)
+
+
+def test_a_truncated_logistic_has_finite_gradients_at_every_scale():
+    """The cost of a symbol, raw log-scales from -1e4 to 1e4, locations far outside too."""
+    network, params = built(**ORDINAL)
+    raw = np.concatenate([np.linspace(-1e4, 1e4, 20), np.linspace(-30.0, 30.0, 40)])
+    pairs = np.stack(np.meshgrid([-50.0, -1.0, 0.0, 1.0, 50.0], raw), axis=-1).reshape(-1, 2)
+
+    def cost(bias):
+        head = {"location_scale": params["head"]["location_scale"] | {"bias": bias}}
+        return -network.bind(params | {"head": head}).unembed(jnp.zeros(16))[7]
+
+    values, slopes = jax.jit(jax.vmap(jax.value_and_grad(cost)))(jnp.asarray(pairs, jnp.float32))
+    assert jnp.isfinite(values).all() and jnp.isfinite(slopes).all()
+    # There is a way back from a scale that is far too small.
+    small = (pairs[:, 1] >= -30.0) & (pairs[:, 1] <= 0.0)
+    assert (np.abs(slopes[small]).max(axis=1) > 1e-6).all()
+
+
+def test_an_ordinal_head_starts_broad_and_in_float32():
+    """Within a factor of two of uniform; parameters of two outputs; float32 from bfloat16."""
+    network = Transformer(**(SIZES | ORDINAL | dict(dtype="bfloat16"))).build()
+    params = jax.jit(network.init)(jax.random.key(0))
+    assert params["head"]["location_scale"]["kernel"].shape == (16, 2)
+    out = logits(network, params)
+    assert out.shape == (3, 6, 9) and out.dtype == jnp.float32
+    assert np.abs(out - np.log(1 / 9)).max() < np.log(2.0)
+    # The head's own product is not rounded to bfloat16, whose steps near 1 are 1 / 128.
+    head = {"kernel": np.eye(16, 2, dtype="f4"), "bias": np.array([0.003, -4.0], "f4")}
+    h = jnp.zeros((1, 16), jnp.bfloat16).at[0, 0].set(1.0)
+    rounded = network.bind(params | {"head": {"location_scale": head}}).unembed(h)
+    exact = log_masses(jnp.array([[1.003]]), 12.0 * jnp.tanh(jnp.array([[-4.0 / 12.0]])), 9)
+    np.testing.assert_allclose(rounded, exact, rtol=1e-5)
+
+
+def test_an_ordinal_head_is_laid_out_and_learns():
+    """A row of the sharding table has it; ten plain steps bring a symbol's cost down."""
+    network = Transformer(**(SIZES | ORDINAL)).build()
+    params = jax.jit(network.init)(jax.random.key(0))
+    specs = shardings_of({"network": params}, make_mesh(MeshOptions(data=1)))
+    assert specs["network"]["head"]["location_scale"]["kernel"].spec == P("fsdp", None)
+    x = jnp.full(Z.shape, 7)
+
+    def loss(params):
+        out = network.bind(params)(Z, T)
+        return -jnp.mean(jnp.take_along_axis(out, x[..., None], axis=-1))
+
+    step = jax.jit(lambda p: jax.tree.map(lambda x, g: x - 0.3 * g, p, jax.grad(loss)(p)))
+    start = float(loss(params))
+    for _ in range(10):
+        params = step(params)
+    assert float(loss(params)) < start - 0.3
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
         (dict(size=20, heads=4), "network.size=20 must be a multiple of twice network.heads=4"),
         (dict(dtype="float16"), "float32 or bfloat16, not 'float16'"),
+        (dict(output="normal"), "categorical or truncated_logistic, not 'normal'"),
+        (dict(output="truncated_logistic", vocab_size=1), "two symbols at least"),
     ],
 )
 def test_impossible_sizes_are_refused(options, words):

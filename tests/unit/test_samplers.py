@@ -94,6 +94,7 @@ def test_steps_and_draws_differ(make):
             reveal_at.append(jax.vmap(lambda key: jax.random.uniform(key))(keys))
             return make()(denoiser, process, z, s, t, keys)
 
+        evaluations = staticmethod(lambda steps, length: steps)
         unfinished = staticmethod(lambda process, z: jnp.any(z == process.mask_id))
         finish = staticmethod(lambda denoiser, process, z, keys: z)
 

@@ -1,0 +1,17 @@
+"""The autoregressive baseline of text8_small.py: same network, data and budget, left to right.
+
+python -m md4_jax.main --config configs/ar_text8_small.py --config.data.path=FILE
+"""
+
+from configs import text8_small
+
+
+def get_config():
+    config = text8_small.get_config()
+    config.objective = dict(name="autoregressive")
+    config.eval.objective = dict(name="autoregressive")
+    config.network.causal = True
+    config.sample.name = "left_to_right"
+    # The number is exact: a second draw would be the same.
+    config.eval.draws = 1
+    return config

@@ -1,0 +1,39 @@
+"""Every family with the network, recipe and data of text8_small.py: configs/families.py:NAME."""
+
+from configs import text8_small
+
+SCORE = dict(name="uniform", schedule=dict(name="log_linear", eps=1e-3), parametrisation="score")
+PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint")
+MIXTURE = dict(name="uniform", schedule=dict(name="linear"), parametrisation="mixture")
+MASKS = dict(name="masking", schedule=dict(name="linear"))
+FREE = dict(time_conditioning=False)
+GAUSS = dict(name="transition", kernel="gaussian", timesteps=256, parametrisation="joint")
+# name: (process, objective, reported bound, changes of the network, changes of sample)
+FAMILIES = dict(
+    md4=(MASKS, "md4", "any_order", {}, {}),
+    any_order=(MASKS, "any_order", "any_order", FREE, {}),
+    radd_t_dce=(MASKS, "t_dce", "any_order", FREE, {}),
+    radd_lambda_dce=(MASKS, "lambda_dce", "any_order", FREE, {}),
+    sedd_absorb=(MASKS, "score_entropy", "score_entropy", {}, {}),
+    d3pm_absorb=(MASKS, "d3pm", "any_order", {}, {}),
+    genmd4=(dict(name="state_dependent", initial_power=2.0), "genmd4", "genmd4", {}, {}),
+    sedd_uniform=(SCORE, "score_entropy", "score_entropy", {}, {}),
+    concrete_score=(SCORE, "concrete_score", "score_entropy", {}, {}),
+    udlm=(PLUG_IN, "uniform_elbo", "uniform_elbo", {}, {}),
+    d3pm_uniform=(PLUG_IN, "d3pm", "d3pm", {}, {}),
+    uniform_ce=(MIXTURE, "cross_entropy", "uniform_elbo", {}, {}),
+    d3pm_gauss=(GAUSS, "d3pm", "d3pm", {}, dict(grid="uniform")),
+    tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),
+    tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "ctmc", {}, {}),
+    ar=(MASKS, "autoregressive", "autoregressive", dict(causal=True), dict(name="left_to_right")),
+)
+
+
+def get_config(name):
+    config = text8_small.get_config()
+    process, objective, bound, network, sample = FAMILIES[name]
+    config.process, config.objective = process, dict(name=objective)
+    config.eval.objective = dict(name=bound)
+    config.network.update({"time_conditioning": True, **network})
+    config.sample.update(dict(steps=256, **sample))
+    return config

@@ -1,0 +1,106 @@
+"""Exact likelihoods, one token after another: docs/equations.md, Autoregressive."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.objectives.head import at_positions
+from md4_jax.objectives.token_nats import token_nats
+from md4_jax.processes.masking import Masking, uniforms
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Autoregressive:
+    """-log p(x) = sum_n -log p(x_n | x_{<n}) of a causal network, left to right, in nats [B].
+
+    The network reads [m, x_0, ..., x_{L-2}] at time 0: the mask is the symbol that a sequence
+    begins with, and position n predicts x_n. The number is exact: u and keys are unused, and the
+    process gives only the mask. The context is passed on as it is. With `segments` of packed
+    documents the first token of a document sees the token before it, the end of text of
+    the document before, and nothing else; at the start of the sequence, the mask.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,), causal=True)
+
+    def is_bound(self, process: Masking) -> bool:
+        return True
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        begin = jnp.full((len(batch.tokens), 1), process.mask_id, jnp.int32)
+        z = jnp.concatenate([begin, batch.tokens[:, :-1]], axis=1)
+        return self.given_z(denoiser, process, batch, z, jnp.zeros(len(z))), {}
+
+    def given_z(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """The sum over all positions of -log p(x_n | z) [B], whatever the network reads."""
+        h_BxLxD, every = denoiser.features(z, t, **batch.context), jnp.ones(z.shape, bool)
+        rows = (batch.tokens,)
+        return jnp.sum(at_positions(denoiser, h_BxLxD, every, reduce=token_nats, rows=rows), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class AlongOrder:
+    """-log p(x) of the masked model that reveals one token at a time along an order, in nats [B].
+
+        sum_l -log mu_{pi(l)}(z with x at pi(0), ..., pi(l - 1) and m elsewhere)[x_{pi(l)}]
+
+    order 'left_to_right' and 'right_to_left' fix pi, and the number is exact: that model's
+    likelihood. 'random' draws pi uniformly from the sequence's key; the mean over pi is the
+    any-order bound (RADD, arXiv:2406.03736, Theorem 2; identity M06), and the mean of
+    exp(-nats) is the law of sampling one token at a time (M16). A time-conditioned
+    denoiser gets the t at which 1 - alpha_t is the share of masks. u is unused.
+
+    It takes L calls of the network for a sequence, so it is for evaluation and small L; where
+    it trains, each call is made again in the backward pass. UserError for another order.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+
+    order: str = "random"
+
+    def __post_init__(self):
+        if self.order not in ("random", "left_to_right", "right_to_left"):
+            raise UserError(
+                "objective.order must be 'random', 'left_to_right' or 'right_to_left', "
+                f"not {self.order!r}"
+            )
+
+    def is_bound(self, process: Masking) -> bool:
+        return True
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        size, length = batch.tokens.shape
+        places = jnp.arange(length)
+        if self.order == "random":
+            order_BxL = jnp.argsort(uniforms(keys, length), axis=1)
+        else:
+            places = places if self.order == "left_to_right" else places[::-1]
+            order_BxL = jnp.broadcast_to(places, (size, length))
+        return self.given_order(denoiser, process, batch, order_BxL), {}
+
+    def given_order(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, order_BxL: Array
+    ) -> Array:
+        """The sum along pi [B]; order_BxL[b, l] is the position that is revealed l-th."""
+        length = order_BxL.shape[1]
+        rank_BxL = jnp.argsort(order_BxL, axis=1)
+
+        @jax.checkpoint
+        def one(step: Array) -> Array:
+            z = jnp.where(rank_BxL < step, batch.tokens, process.mask_id)
+            t = jnp.broadcast_to(process.schedule.inverse((length - step) / length), len(z))
+            h_BxLxD = denoiser.features(z, t, **batch.context)
+            here = jax.lax.dynamic_slice_in_dim(order_BxL, step, 1, axis=1)
+            h_Bx1xD = jnp.take_along_axis(h_BxLxD, here[..., None], axis=1)
+            x_Bx1 = jnp.take_along_axis(batch.tokens, here, axis=1)
+            return token_nats(denoiser.unembed(h_Bx1xD), x_Bx1)[:, 0]
+
+        return jnp.sum(jax.lax.map(one, jnp.arange(length)), axis=0)

@@ -1,0 +1,131 @@
+"""Concrete score matching on uniform noise: docs/equations.md, Concrete score."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.objectives.token_nats import excess_squares, ratio_error
+from md4_jax.processes.neighbours import (
+    SMALLEST_TIME,
+    degree,
+    log_ratios,
+    moved,
+    random_move,
+)
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
+
+FORMS = ("matching", "denoising")
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcreteScore:
+    """Squared errors of the concrete score c = s - 1, s_y = p_t(z with y at n) / p_t(z).
+
+    The neighbours N(z) of a sequence differ from it in one token: |N| = L (V - 1), and z is a
+    neighbour of each of them. rho(t) = q(a given other symbol | x) / q(x | x).
+
+    matching   E_{z ~ p_t}[ sum_{i in N(z)} (c_i^2 + 2 c_i) - 2 |N| c(z')_z ], z' uniform in N(z):
+               J of arXiv:2211.00802, the squared error less sum_z p_t(z) |c_p(z)|^2, which no
+               network changes (identity C01), so that the loss may be negative
+    denoising  (rho^2 / V) E_q sum_n sum_{y != z_n} (s_y - r_y)^2, r_y = q(y | x_n) / q(z_n | x_n);
+               E[r | z] = s, so that it has the same minimiser, for one network evaluation
+
+    time: one noise level in [0, 1]; 0 with 'matching' is the paper's model of clean data, for
+    data in which every sequence occurs: c grows without limit on those that do not. None:
+    t ~ U(0, 1), and J is weighted by rho^2 too. A ratio reaches 1 / rho, so rho^2 keeps each term
+    of order one; without it the mean over t hangs on the draws nearest to 0. Training only: a
+    squared error of ratios bounds no likelihood. Units of the squares, summed over a sequence.
+    UserError for another form, a time outside [0, 1], or 'denoising' without noise.
+    """
+
+    form: str = "matching"
+    time: float | None = None
+
+    def __post_init__(self):
+        if self.form not in FORMS:
+            raise UserError(f"objective.form must be one of {', '.join(FORMS)}, not {self.form!r}")
+        if self.time is not None and not 0 <= self.time <= 1:
+            raise UserError(f"objective.time must lie in [0, 1], not {self.time}")
+        if self.form == "denoising" and self.time == 0:
+            raise UserError(
+                "objective.time must be above 0 with objective.form='denoising', which needs "
+                f"noise, not {self.time}; objective.form='matching' needs none"
+            )
+
+    @property
+    def needs(self) -> Needs:
+        """Uniform noise, ratios that exist at t = 0 as well, and the time unless it is fixed."""
+        return Needs(
+            (Uniform,),
+            time=self.time is None,
+            parametrisations=("joint", "score"),
+            why="the ratios depend on the noise level, and a mixture's have no value without noise",
+        )
+
+    def is_bound(self, process: Uniform) -> bool:
+        return False
+
+    def __call__(
+        self, denoiser: Denoiser, process: Uniform, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        one_level = self.time is not None
+        t = jnp.full_like(u, self.time) if one_level else jnp.maximum(u, SMALLEST_TIME)
+        noise_keys, move_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        z = process.corrupt(noise_keys, batch.tokens, t)
+        extra = {"noised": jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}
+        if self.form == "denoising":
+            return self.given_z(denoiser, process, batch, z, t), extra
+        move = random_move(move_keys, z, process.vocab_size)
+        loss = self.given_move(denoiser, process, batch, z, t, move)
+        return loss if one_level else process.ratio(t) ** 2 * loss, extra
+
+    def given_z(
+        self, denoiser: Denoiser, process: Uniform, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """The denoising form at (z, t) [B]."""
+        log_score = log_ratios(process, denoiser(z, t, **batch.context), z, t)
+        rho = process.ratio(t)[:, None]
+        # rho r, which is rho at z itself, where s = r = 1: that entry adds nothing.
+        stayed = z == batch.tokens
+        at_x, elsewhere = jnp.where(stayed, rho, 1.0), jnp.where(stayed, rho**2, rho)
+        error_BxL = ratio_error(log_score, rho, batch.tokens, at_x=at_x, elsewhere=elsewhere)
+        return jnp.sum(error_BxL, axis=1) / process.vocab_size
+
+    def given_move(
+        self,
+        denoiser: Denoiser,
+        process: Uniform,
+        batch: Batch,
+        z: Array,
+        t: Array,
+        move: tuple[Array, Array],
+    ) -> Array:
+        """J's sample at z and the neighbour with symbol move[1] at position move[0], no weight [B].
+
+        Both go through the network in one call, interleaved, so that each device keeps its
+        rows; of the neighbour's scores only the way back to z is needed.
+        """
+        size, length = z.shape
+        both = jnp.stack([z, moved(z, *move)], axis=1).reshape(2 * size, length)
+        context = {name: jnp.repeat(value, 2, axis=0) for name, value in batch.context.items()}
+        h = denoiser.features(both, jnp.repeat(t, 2), **context)
+        h_Bx2xLxD = h.reshape(size, 2, *h.shape[1:])
+        log_score = log_ratios(process, denoiser.unembed(h_Bx2xLxD[:, 0]), z, t)
+        where, symbol = (a[:, None] for a in move)
+        h_Bx1xD = jnp.take_along_axis(h_Bx2xLxD[:, 1], where[..., None], axis=1)
+        log_moved = log_ratios(process, denoiser.unembed(h_Bx1xD), symbol, t)
+        here = jnp.take_along_axis(z, where, axis=1)
+        log_back = jnp.take_along_axis(log_moved, here[..., None], axis=-1)[:, 0, 0]
+        own = jnp.sum(excess_squares(log_score), axis=1)
+        return sampled_objective(own, log_back, degree(length, process.vocab_size))
+
+
+def sampled_objective(own: Array, log_back: Array, inverse_degree: int | Array) -> Array:
+    """own - 2 |N^-1(z)| c(z')_z, whose mean over z ~ p and z' is J (arXiv:2211.00802) on any graph.
+
+    own = sum_{i in N(z)} (c(z)_i^2 + 2 c(z)_i); z' is drawn uniformly from N^-1(z), those that
+    have z as a neighbour, and log_back = log s(z')_z. All broadcast to one shape.
+    """
+    return own - 2.0 * inverse_degree * jnp.expm1(log_back)

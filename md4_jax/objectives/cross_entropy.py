@@ -1,0 +1,43 @@
+"""Plain cross-entropy under noise, for training alone: docs/equations.md, Uniform noise."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from md4_jax.objectives.md4 import noised
+from md4_jax.objectives.token_nats import token_nats
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array, Batch, Denoiser, Needs
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """E_{t ~ U(0, 1)} E_q[ sum_n -log mu_n(z_t, t)[x_n] ], every position alike (D3PM's auxiliary
+    term, arXiv:2107.03006, eq. 5, by itself).
+
+    Its optimum is the posterior of x_n given all of z_t, z_n included, which only the mixture
+    form turns into the right score and step. A training-only loss in nats per
+    sequence: the noised tokens that are still right are counted too, so it is no bound.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        (Uniform,),
+        parametrisations=("mixture",),
+        why="cross-entropy learns the posterior of x_n given all of z, which the plug-in form "
+        "does not want",
+    )
+
+    def is_bound(self, process: Any) -> bool:
+        return False
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        z, t = noised(process, batch, u, keys)
+        changed = jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)
+        return self.given_z(denoiser, process, batch, z, t), {"changed": changed}
+
+    def given_z(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
+        """The cost of each sequence at (z, t) [B]."""
+        return jnp.sum(token_nats(denoiser(z, t, **batch.context), batch.tokens), axis=1)

@@ -1,0 +1,141 @@
+"""The bound of the continuous-time framework: docs/equations.md, Rates."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.objectives.md4 import SMALLEST_TIME
+from md4_jax.objectives.token_nats import rate_divergence, rate_excess
+from md4_jax.processes.rates import Rates
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
+
+PASSES = ("one_weighted", "one", "two")
+
+
+@dataclasses.dataclass(frozen=True)
+class CTMC:
+    """tauLDR's bound (arXiv:2205.14987, section 3.2) with the constant that makes it one.
+
+    With the model's reverse rates beta R[y, z_n] s_y, those given x beta R[y, z_n] r_y,
+    r_y = q(y | x_n) / q(z_n | x_n), and Z(z) the total rate of leaving z,
+
+        L(x) = int_{t_1}^1 beta ( E_{z ~ q_t} sum_{n, y} R[y, z_n] (s_y - r_y)
+                   - E_{z ~ q_t} Z(z) E_{z' = z after one jump} log(s / r)(z' -> z) ) dt
+               + reconstruction at t_1 + KL(q(z_1 | x) || pi).
+
+    The terms in r hold no parameter; in the mean they are the constant between L_CT and the
+    denoising score entropy (identity S09). Here they stand beside the term that they
+    compensate, so that each draw vanishes with beta as t -> 1. passes:
+
+    two           the line above: the network at z and at z', in one call
+    one           the network at z' alone; the second term is its mean over all z that can have
+                  jumped to z'. z' has the law psi of a chain after a forced jump, where the first
+                  term asks for q_t (section 3.3): an approximation, for training only
+    one_weighted  the same, the first term times q_t(z') / psi(z') = 1 / N(z') (identity T10),
+                  so exact: psi > 0 wherever the integrand is not zero
+
+    t_1 = first_time. The mixture's rates grow as 1/t unless the network's output is sharp at
+    t -> 0, so they need t_1 > 0; joint takes 0 too. Nats per sequence. Not a bound: 'one'.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        (Rates,), time=True, why="the optimal denoiser depends on how much noise there is"
+    )
+
+    passes: str = "one_weighted"
+    first_time: float = 1e-5
+
+    def __post_init__(self):
+        if self.passes not in PASSES:
+            raise UserError(
+                f"objective.passes must be one of {', '.join(PASSES)}, not {self.passes!r}"
+            )
+        if not 0 <= self.first_time < 1:
+            raise UserError(f"objective.first_time must lie in [0, 1), not {self.first_time}")
+
+    def is_bound(self, process: Rates) -> bool:
+        return self.passes != "one"
+
+    def __call__(
+        self, denoiser: Denoiser, process: Rates, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        t = self.first_time + (1.0 - self.first_time) * u
+        # Rounding of t to 1 would make beta infinite; one cell of float32 is left at each end.
+        t = jnp.clip(t, SMALLEST_TIME, 1.0 - SMALLEST_TIME)
+        noise, more = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        z = process.corrupt(noise, batch.tokens, t)
+        jumped = process.jump(more, z)
+        if self.passes == "two":
+            nats = self.given_pair(denoiser, process, batch, z, t, jumped=jumped)
+        else:
+            nats = self.given_z(denoiser, process, batch, jumped, t)
+            # Where all is masked no jump exists, and psi has no mass to give.
+            nats = jnp.where(jnp.any(jumped != z, axis=1), nats, 0.0)
+        extra = self.ends(process, batch.tokens)
+        changed = jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)
+        return nats + sum(extra.values()), {**extra, "changed": changed}
+
+    def ends(self, process: Rates, x: Array) -> dict[str, Array]:
+        """The terms of both ends of time, {"reconstruction": [B], "prior": [B]}."""
+        reconstruction = process.reconstruction_nats(self.first_time)
+        each = {"reconstruction": reconstruction, "prior": process.prior_nats()}
+        return {name: jnp.sum(nats[x], axis=1) for name, nats in each.items()}
+
+    def given_pair(
+        self, denoiser: Denoiser, process: Rates, batch: Batch, z: Array, t: Array, *, jumped: Array
+    ) -> Array:
+        """The integrand of two passes at z ~ q_t and `jumped`, z after one jump: [B]."""
+        size, length = z.shape
+        # Interleaved, so that each device keeps its rows.
+        both_BxLx2 = jnp.stack([z, jumped], axis=1).reshape(2 * size, length)
+        twice = {name: jnp.repeat(c, 2, axis=0) for name, c in batch.context.items()}
+        h = denoiser.features(both_BxLx2, jnp.repeat(t, 2), **twice)
+        h_Bx2xLxD = h.reshape(size, 2, length, -1)
+        log_score = process.log_score(denoiser.unembed(h_Bx2xLxD[:, 0]), z, t)
+        ratio = process.ratio(z, batch.tokens, t)
+        leaving = rate_excess(process.backward_rates(z), log_score, ratio)
+        # After the jump only the position that jumped matters, so only it is unembedded.
+        position = jnp.argmax(z != jumped, axis=1)[:, None]
+        h_there, z_there, back, x = (
+            jnp.take_along_axis(a, position[..., None] if a.ndim == 3 else position, axis=1)
+            for a in (h_Bx2xLxD[:, 1], jumped, z, batch.tokens)
+        )
+        log_score = process.log_score(denoiser.unembed(h_there), z_there, t)
+        log_ratio = jnp.log(process.ratio(z_there, x, t))
+        returning = jnp.take_along_axis(log_score - log_ratio, back[..., None], axis=-1)
+        total = jnp.sum(process.exit_rate(z), axis=1)
+        nats = jnp.sum(leaving, axis=1) - total * returning[:, 0, 0]
+        return (1.0 - self.first_time) * process.beta(t) * nats
+
+    def given_z(
+        self, denoiser: Denoiser, process: Rates, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """The integrand of one pass at z ~ psi, what a chain at time t jumped to: [B].
+
+        Its mean over psi, which lacks the mass of states without a jump, is the bound.
+        """
+        log_score = process.log_score(denoiser(z, t, **batch.context), z, t)
+        ratio, rates = process.ratio(z, batch.tokens, t), process.backward_rates(z)
+        many = predecessors(process, ratio, z)
+        share = jnp.where(many > 0, 1.0 / jnp.where(many > 0, many, 1.0), 0.0)
+        nats = share * jnp.sum(rate_divergence(rates, log_score, ratio), axis=1)
+        if self.passes == "one":
+            excess = jnp.sum(rate_excess(rates, log_score, ratio), axis=1)
+            nats += (1.0 - share) * excess
+        return (1.0 - self.first_time) * process.beta(t) * nats
+
+
+def predecessors(process: Rates, ratio: Array, z: Array) -> Array:
+    """N(z) = psi(z | x) / q_t(z | x), the weight of all that can have jumped to z: [B].
+
+    N = sum_{n, y} R[y, z_n] / Z(z with y at n) r_y (arXiv:2205.14987, section 3.3).
+    """
+    each = process.exit_rate(z)
+    states = jnp.arange(ratio.shape[-1])
+    others = (jnp.sum(each, axis=1, keepdims=True) - each)[..., None]
+    total = others + process.exit_rate(states)
+    # Where Z is zero the rate R[y, z_n] is zero as well.
+    chance = process.backward_rates(z) / jnp.where(total > 0, total, 1.0)
+    return jnp.sum(chance * ratio, axis=(1, 2))

@@ -1,0 +1,180 @@
+"""D3PM's bound of a model with T steps: docs/equations.md, D3PM."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.objectives.md4 import DiscreteMD4
+from md4_jax.objectives.token_nats import divergence_nats, token_nats
+from md4_jax.processes.masking import Masking
+from md4_jax.processes.transition import Transition
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule, UserError
+
+DEFAULT_TIMESTEPS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class D3PM:
+    """The bound of T steps, z_i at t = i / T (arXiv:2107.03006, eq. 1, 4 and 5).
+
+    L(x) = KL(q(z_T | x) || prior) + sum_{i=2}^T E KL(q(z_{i-1} | z_i, x) || p(z_{i-1} | z_i))
+           - E log p(x | z_1)  [ + cross_entropy sum_{i=1}^T E[ -log mu(x | z_i) ] ]
+
+    alpha is pinned to 1 at i = 0, so q(z_0 | z_1, x) is x itself and the last term of the
+    first line is the sum's i = 1. One i a sequence, times T; the prior's term is exact. With
+    masks it is MD4's bound with T steps (identity D02), whose alpha is pinned to 0 at i = T.
+    p is the process's `reverse_logits`, joint or mixture. Nats per sequence.
+
+    timesteps      T; None: that of the process `transition`, which a number must agree with,
+                   and 1000 for the others
+    cross_entropy  D3PM's lambda, beside each step's term as in its code, so not divided by T.
+                   Above 0 it is a training-only loss. What it learns is the posterior of x,
+                   which on a uniform kernel only the mixture form turns into the right step
+                   (D04): joint is refused there. D3PM's recipe for the gaussian kernel, joint
+                   with 0.001, is allowed, and so are masks, where the two forms are the same.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        (Masking, Uniform, Transition),
+        parametrisations=("joint", "mixture"),
+        why="a step of T has to be a distribution for every output of the network",
+    )
+
+    timesteps: int | None = None
+    cross_entropy: float = 0.0
+
+    def __post_init__(self):
+        if self.timesteps is not None and self.timesteps < 1:
+            raise UserError(f"objective.timesteps must be at least 1, not {self.timesteps}")
+        if self.cross_entropy < 0:
+            raise UserError(
+                f"objective.cross_entropy must not be negative, not {self.cross_entropy}"
+            )
+
+    def is_bound(self, process: Any) -> bool:
+        return self.cross_entropy == 0.0
+
+    def check(self, process: Any) -> None:
+        """UserError for a process that has other steps, or whose form has another optimum."""
+        own = process.timesteps if isinstance(process, Transition) else None
+        if own is not None and self.timesteps not in (None, own):
+            raise UserError(
+                f"objective.timesteps={self.timesteps} must be process.timesteps={own}: the "
+                "process has a matrix for each of its steps (None takes it from there)"
+            )
+        uniform = isinstance(process, Uniform) or (
+            isinstance(process, Transition) and process.kernel == "uniform"
+        )
+        if self.cross_entropy > 0 and uniform and process.parametrisation == "joint":
+            raise UserError(
+                f"objective.cross_entropy={self.cross_entropy} with uniform noise needs "
+                "process.parametrisation='mixture', not 'joint': the cross-entropy learns the "
+                "posterior of x, for which the joint form takes wrong steps"
+            )
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        last = self.steps(process)
+        step = jnp.clip(jnp.floor(u * last).astype(jnp.int32) + 1, 1, last)
+        z = self.corrupt(process, batch.tokens, step, keys)
+        prior = self.prior(process, batch.tokens)
+        return self.given_z(denoiser, process, batch, z, step) + prior, {"prior": prior}
+
+    def steps(self, process: Any) -> int:
+        """T with this process."""
+        self.check(process)
+        if isinstance(process, Transition):
+            return process.timesteps
+        return DEFAULT_TIMESTEPS if self.timesteps is None else self.timesteps
+
+    def corrupt(self, process: Any, x: Array, step: Array, keys: Array) -> Array:
+        """z_i ~ q(. | x), i = step [B], int32 [B, L]."""
+        last = self.steps(process)
+        if isinstance(process, Masking):
+            chance = DiscreteMD4(last).masked_probability(process, step)
+            return process.mask_each(keys, x, chance)
+        return process.corrupt(keys, x, step / last)
+
+    def prior(self, process: Any, x: Array) -> Array:
+        """KL(q(z_T | x) || prior), nats per sequence [B]; 0 with masks."""
+        if isinstance(process, Transition):
+            return jnp.sum(process.prior_nats(x), axis=1)
+        nats = process.prior_nats() if isinstance(process, Uniform) else 0.0
+        return jnp.full(x.shape[0], x.shape[1] * nats)
+
+    def given_z(
+        self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, step: Array
+    ) -> Array:
+        """The term of that step times T, without the prior [B]."""
+        last = self.steps(process)
+        t = step / last
+        outputs = denoiser(z, t, **batch.context)
+        if isinstance(process, Masking):
+            known = Denoiser(lambda z, t, **context: outputs, lambda h: h)
+            nats = DiscreteMD4(last).given_z(known, process, batch, z, step)
+        else:
+            p, q = _laws(process, outputs, batch.tokens, z, (step - 1) / last, t)
+            nats = last * jnp.sum(divergence_nats(p, q), axis=1)
+        if self.cross_entropy == 0.0:
+            return nats
+        extra = token_nats(outputs, batch.tokens)
+        if process.mask_id is not None:
+            extra = jnp.where(z == process.mask_id, extra, 0.0)
+        return nats + self.cross_entropy * last * jnp.sum(extra, axis=1)
+
+    def all_steps(self, denoiser: Denoiser, process: Any, batch: Batch, keys: Array) -> Array:
+        """The whole sum over i, one z_i for each, and the prior: T network evaluations [B]."""
+        last = self.steps(process)
+
+        def term(i: Array) -> Array:
+            step = jnp.full(batch.tokens.shape[0], i)
+            each = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
+            z = self.corrupt(process, batch.tokens, step, each)
+            return self.given_z(denoiser, process, batch, z, step) / last
+
+        terms_TxB = jax.lax.map(term, jnp.arange(1, last + 1))
+        return jnp.sum(terms_TxB, axis=0) + self.prior(process, batch.tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FromClean:
+    """A schedule with alpha pinned to 1 at t = 0: the last step of the model leaves no noise."""
+
+    base: Schedule
+
+    def alpha(self, t: Array) -> Array:
+        return jnp.where(t <= 0, 1.0, self.base.alpha(t))
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return jnp.where(t <= 0, 0.0, self.base.one_minus_alpha(t))
+
+
+def _laws(
+    process: Uniform | Transition, outputs: Array, x: Array, z: Array, s: Array, t: Array
+) -> tuple[Array, Array]:
+    """Logits of (p(z_s | z_t = z), q(z_s | z_t = z, x)), each [B, L, states]."""
+    if isinstance(process, Transition):
+        return process.reverse_logits(outputs, z, s, t), process.posterior_logits(x, z, t)
+    pinned = dataclasses.replace(process, schedule=_FromClean(process.schedule))
+    return pinned.reverse_logits(outputs, z, s, t), _posterior_logits(pinned, x, z, s, t)
+
+
+def _posterior_logits(process: Uniform, x: Array, z: Array, s: Array, t: Array) -> Array:
+    """log q(z_s | z_t = z, x) up to a constant: three values, at z, at x and elsewhere."""
+    (alpha_s, alpha_t), (noise_s, noise_t) = (
+        (level(s), level(t)) for level in (process.schedule.alpha, process.schedule.one_minus_alpha)
+    )
+    kept = alpha_t / alpha_s
+    # 1 - kept, as a difference of small numbers.
+    lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
+    moved, each = lost / process.vocab_size, noise_s / process.vocab_size
+
+    def logs(at: Array, here: Array, elsewhere: Array) -> Array:
+        found = jnp.arange(process.vocab_size) == at[..., None]
+        return jnp.where(found, jnp.log(here)[:, None, None], jnp.log(elsewhere)[:, None, None])
+
+    return logs(z, kept + moved, moved) + logs(x, alpha_s + each, each)

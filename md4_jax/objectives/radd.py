@@ -1,0 +1,113 @@
+"""RADD's losses for a masked model without time: docs/equations.md, RADD."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, masked_share, noised
+from md4_jax.objectives.token_nats import masked_nats
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Array, Batch, Denoiser, Needs
+
+
+@dataclasses.dataclass(frozen=True)
+class TDCE:
+    """The t-denoising cross-entropy (RADD, arXiv:2406.03736; identity S03), k = alpha/(1 - alpha).
+
+    int_0^1 sigma E_q[ sum_{z_n = m} -k log(k c_n(z)[x_n]) ] dt
+        = L_DSE - L (H_b(alpha_1) - H_b(alpha_0))
+
+    with sigma = -alpha' / alpha, c the denoiser's distribution, H_b the binary entropy in nats and
+    L_DSE the score entropy's integral, which is MD4's. The part -sigma k log k of a masked token
+    has no parameter, and its draws add a variance of their own, infinite for most schedules.
+    So the objective adds the offset L (H_b(alpha_1) - H_b(alpha_0)) and replaces that part by its
+    exact mean: the two cancel, and a draw is MD4's. drawn_constant keeps the part as it is
+    drawn, beside the offset: the same mean and gradients. `given_z` is the integrand itself.
+
+    A bound in nats per sequence for schedules from alpha = 1 to 0, where the offset is 0; for
+    others the prior's term is missing, and it is a training-only loss.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+
+    drawn_constant: bool = False
+
+    def is_bound(self, process: Masking) -> bool:
+        return process.is_complete
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        z, t = noised(process, batch, u, keys)
+        nats = MD4().given_z(denoiser, process, batch, z, t)
+        if self.drawn_constant:
+            nats = nats + constant(process, z, t) + z.shape[1] * offset(process)
+        return nats, {"masked": masked_share(process, z)}
+
+    def given_z(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """RADD's integrand at (z, t) [B], without the offset; it may be negative."""
+        return MD4().given_z(denoiser, process, batch, z, t) + constant(process, z, t)
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaDCE:
+    """The lambda-denoising cross-entropy (RADD, arXiv:2406.03736; identity M06):
+
+        L(x) = int_0^1 (1 / lambda) E[ sum over masked tokens of -log c_n(z)[x_n] ] dlambda,
+
+    each token masked with probability lambda, independently. It is MD4's bound with
+    lambda = 1 - alpha_t, for every schedule: where the schedule has no t, a time-conditioned
+    denoiser is given the nearest one, and the bound is complete all the same. Nats per
+    sequence. `any_order` has the same mean and no noise in the number of masks.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+
+    def is_bound(self, process: Masking) -> bool:
+        return True
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        masked = jnp.maximum(u, SMALLEST_TIME)
+        z = process.mask_each(keys, batch.tokens, masked)
+        nats = self.given_z(denoiser, process, batch, z, masked)
+        return nats, {"masked": masked_share(process, z)}
+
+    def given_z(
+        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, masked: Array
+    ) -> Array:
+        """The integrand at z and lambda = masked [B]."""
+        rows, length = len(z) // denoiser.groups, z.shape[1]
+        # Mirrored pairs of lambda add up to 1, an odd row may be all masks; five standard errors.
+        share = 0.5 + 0.5 * (rows % 2 / rows) + 2.5 / math.sqrt(rows * length)
+        t = process.schedule.inverse(masked)
+        return masked_nats(denoiser, process.mask_id, batch, z, t, share=share) / masked
+
+
+def constant(process: Masking, z: Array, t: Array) -> Array:
+    """-sigma k log k for each masked token of z at t, nats per sequence [B]."""
+    schedule = process.schedule
+    noise = schedule.one_minus_alpha(t)
+    # sigma k = -alpha' / (1 - alpha); alpha is kept from 0, where log k has no value.
+    alpha = jnp.maximum(schedule.alpha(t), jnp.finfo(jnp.float32).tiny)
+    log_k = jnp.log(alpha) - jnp.log(noise)
+    return schedule.dalpha(t) / noise * log_k * jnp.sum(z == process.mask_id, axis=1)
+
+
+def offset(process: Masking) -> Array:
+    """H_b(alpha_1) - H_b(alpha_0) of one token, in nats []; 0 for schedules from 1 to 0."""
+    start, end = jnp.zeros(()), jnp.ones(())
+    return _entropy(process, end) - _entropy(process, start)
+
+
+def _entropy(process: Masking, t: Array) -> Array:
+    """The binary entropy of alpha_t."""
+    return sum(
+        jnp.where(p > 0, -p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)
+        for p in (process.schedule.alpha(t), process.schedule.one_minus_alpha(t))
+    )

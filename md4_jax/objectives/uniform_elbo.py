@@ -1,0 +1,81 @@
+"""The bound on uniform noise of a denoiser that names x: docs/equations.md, Uniform noise."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from md4_jax.objectives.md4 import noised
+from md4_jax.objectives.score_entropy import rate, with_ends
+from md4_jax.objectives.token_nats import others_log1p, two_and_others
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array, Batch, Denoiser, Needs
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformELBO:
+    """The continuous-time bound on uniform noise (UDLM, arXiv:2412.10193; Duo, arXiv:2506.10892).
+
+    It equals `score_entropy` for mu, the softmax of the outputs. With rho = q(another symbol
+    | x) / q(x | x) and 1 + odds = 1 / rho, the score is s_y = a (1 + b mu_y) for y != z,
+
+    joint    b = odds,         a = 1 / (1 + odds mu_z)
+    mixture  b = odds / rest,  a = rest = 1 - (1 - rho) mu_z,
+
+    and with g(log v) = v - 1 - log v, r = rho at z = x and 1 otherwise, the token costs
+
+        (sigma / V) ( r sum_{y != z, x} g(log s_y - log r) + [z != x] g(log s_x + log rho) / rho ),
+
+    for which the vocabulary is reduced three times (the normaliser, the mass and the
+    logarithms of y other than z and x) and no score [B, L, V] is made. Nats per sequence, prior
+    and reconstruction included, for every schedule. Joint is UDLM's and Duo's form.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        (Uniform,),
+        parametrisations=("joint", "mixture"),
+        why="its outputs must be a distribution over x; score_entropy takes a score",
+    )
+
+    def is_bound(self, process: Uniform) -> bool:
+        return True
+
+    def __call__(
+        self, denoiser: Denoiser, process: Uniform, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        z, t = noised(process, batch, u, keys)
+        return with_ends(self.given_z(denoiser, process, batch, z, t), process, batch)
+
+    def given_z(
+        self, denoiser: Denoiser, process: Uniform, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""
+        outputs = denoiser(z, t, **batch.context)
+        nats_BxL = _token_nats(process, outputs, z, batch.tokens, process.odds(t)[:, None])
+        return rate(process, t) * jnp.sum(nats_BxL, axis=1)
+
+
+def _token_nats(process: Uniform, outputs: Array, z: Array, x: Array, odds: Array) -> Array:
+    """The cost of each token per unit of sigma, [B, L]."""
+    mu_z, mu_x, mu_others = two_and_others(outputs, z, x)
+    kept = z == x
+    left = mu_others + jnp.where(kept, 0.0, mu_x)  # 1 - mu_z, whose digits a subtraction loses
+    rho, stays = 1.0 / (1.0 + odds), odds / (1.0 + odds)
+    log_rho = -jnp.log1p(odds)
+    if process.parametrisation == "joint":
+        b, log_a = odds, -jnp.log1p(odds * mu_z)
+        # s_y / r - 1 = (b mu_y - short) w, and w = a / r.
+        short = jnp.where(kept, -stays * left, odds * mu_z)
+    else:
+        rest = left + rho * mu_z
+        b, log_a = odds / rest, jnp.log(rest)
+        short = jnp.where(kept, -stays * left, stays * mu_z) / rest
+    count = process.vocab_size - jnp.where(kept, 1, 2)
+    far = log_a - jnp.where(kept, log_rho, 0.0)
+    log_w = jnp.where(short > -0.5, -jnp.log1p(jnp.maximum(short, -0.5)), far)
+    excess = jnp.exp(log_a) * (b * mu_others - count * short)
+    logs = others_log1p(outputs, b, z, x) + count * log_w
+    log_v = log_a + jnp.log1p(b * mu_x) + log_rho
+    jump = jnp.exp(-log_rho) * (jnp.expm1(log_v) - log_v)
+    total = excess - jnp.where(kept, rho, 1.0) * logs + jnp.where(kept, 0.0, jump)
+    return total / process.vocab_size

@@ -1,0 +1,38 @@
+"""The Hamming-1 graph on sequences: neighbours differ in one token (docs/equations.md)."""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array
+
+# The smallest time at which ratios are asked for: one float32 cell from clean data, where the
+# noise that a softmax is mixed with changes a ratio by 2^-24 of it and its logarithm is finite.
+SMALLEST_TIME = 2.0**-24
+
+
+def degree(length: int, vocab_size: int) -> int:
+    """|N(z)| = L (V - 1), the same for every sequence."""
+    return length * (vocab_size - 1)
+
+
+def log_ratios(process: Uniform, outputs: Array, z: Array, t: Array) -> Array:
+    """log p_t(z with y at n) / p_t(z) [B, L, V] of the network's outputs, also at t = 0."""
+    return process.log_score(outputs, z, jnp.maximum(t, SMALLEST_TIME))
+
+
+def random_move(keys: Array, z: Array, vocab_size: int) -> tuple[Array, Array]:
+    """(position, symbol), each int32 [B]: a uniformly drawn neighbour of each row of z [B, L]."""
+
+    def one(key: Array, row: Array) -> tuple[Array, Array]:
+        where, what = jax.random.split(key)
+        n = jax.random.randint(where, (), 0, row.shape[0])
+        shift = jax.random.randint(what, (), 1, vocab_size)
+        return n, (row[n] + shift) % vocab_size
+
+    return jax.vmap(one)(keys, z)
+
+
+def moved(z: Array, where: Array, symbol: Array) -> Array:
+    """z [B, L] with symbol[b] at position where[b]."""
+    return jnp.where(jnp.arange(z.shape[1]) == where[:, None], symbol[:, None], z)

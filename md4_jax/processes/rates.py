@@ -1,0 +1,280 @@
+"""Noise as a continuous-time Markov chain with any generator: docs/equations.md, Rates."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.processes import kernels
+from md4_jax.protocols import Array, Schedule, UserError
+from md4_jax.schedules import Linear, covers_unit_interval
+
+KERNELS = ("uniform", "absorbing", "gaussian")
+PARAMETRISATIONS = ("joint", "mixture")
+MOST_SYMBOLS = 2048
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=[
+        "vocab_size", "schedule", "kernel", "parametrisation", "rate_width", "stationary_width"
+    ],
+)  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Each token jumps from x to y at the rate beta(t) R[x, y], beta = -alpha' / alpha.
+
+    tauLDR (arXiv:2205.14987): q(z_n | x_n) is row x_n of P_{0,t} = exp(R sigma_bar_t), with
+    sigma_bar = -log alpha. R is scaled so that its slowest mode decays as exp(-sigma_bar), so
+    alpha_t means what it means for masks, and alpha_1 = 0 is the stationary law exactly.
+
+    kernel: uniform, R = 1 1^T / V - I; absorbing, into the mask V; gaussian, between near
+    symbols of ordinal data (`kernels.gaussian`; rate_width in symbols, stationary_width in
+    units of V), an O(V^2) matrix in memory and O(V^3) work a sequence. States: S = V, or V + 1
+    with the mask. parametrisation says what the network's outputs [..., V] at z are, as in
+    `Uniform`, with w = mu for joint and w(x) = mu(x) / q(z_n | x) for mixture (tauLDR):
+
+        s_y = sum_x w(x) q(y | x) / sum_x w(x) q(z_n | x),   rate of z_n -> y: beta R[y, z_n] s_y.
+
+    No array leaves. UserError for more than 2048 symbols, whose matrices do not fit.
+    """
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+    kernel: str = "uniform"
+    parametrisation: str = "joint"
+    rate_width: float = 6.0
+    stationary_width: float = 0.5
+
+    def __post_init__(self):
+        for name, known in (("kernel", KERNELS), ("parametrisation", PARAMETRISATIONS)):
+            if getattr(self, name) not in known:
+                raise UserError(
+                    f"process.{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
+                )
+        if self.vocab_size < 2:
+            raise UserError(f"process.name='rates' needs at least 2 symbols, not {self.vocab_size}")
+        if self.vocab_size > MOST_SYMBOLS:
+            raise UserError(
+                f"process.name='rates' takes at most {MOST_SYMBOLS} symbols: with "
+                f"{self.vocab_size} it needs {self.vocab_size} x {self.vocab_size} matrices, "
+                f"{4e-6 * self.vocab_size**2:.0f} MB for each sequence of a batch. "
+                "process.name='masking' or 'uniform' needs none"
+            )
+        if not self.rate_width >= 0.5:
+            raise UserError(f"process.rate_width must be at least 0.5, not {self.rate_width}")
+        if not self.stationary_width >= 0.2:
+            raise UserError(
+                f"process.stationary_width must be at least 0.2, not {self.stationary_width}"
+            )
+        widths = (self.rate_width, self.stationary_width)
+        if self.kernel != "gaussian" and widths != (Rates.rate_width, Rates.stationary_width):
+            raise UserError(
+                "process.rate_width and process.stationary_width need process.kernel='gaussian', "
+                f"not {self.kernel!r}"
+            )
+        if self.kernel == "absorbing" and not self.reaches_one:
+            raise UserError(
+                "process.kernel='absorbing' needs a schedule that reaches alpha = 0 (linear, "
+                "polynomial, cosine): with another the prior's term is infinite"
+            )
+
+    def init(self) -> "Rates":
+        """Itself: there are no leaves to make."""
+        return self
+
+    @property
+    def parts(self) -> kernels.Kernel:
+        """R and its spectrum, float64, made once."""
+        if self.kernel == "gaussian":
+            return kernels.gaussian(self.vocab_size, self.rate_width, self.stationary_width)
+        return {"uniform": kernels.uniform, "absorbing": kernels.absorbing}[self.kernel](
+            self.vocab_size
+        )
+
+    @property
+    def mask_id(self) -> int | None:
+        """V with the absorbing kernel, else there is no mask."""
+        return self.vocab_size if self.kernel == "absorbing" else None
+
+    @property
+    def reaches_one(self) -> bool:
+        """Whether nothing is left of x at t = 1."""
+        with jax.ensure_compile_time_eval():
+            return bool(self.schedule.alpha(jnp.float32(1.0)) <= jnp.finfo(jnp.float32).tiny)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether t in [0, 1] spans the noise from none to all."""
+        with jax.ensure_compile_time_eval():
+            return covers_unit_interval(self.schedule)
+
+    def sigma_bar(self, t: Array) -> Array:
+        """-log alpha_t, with digits at both ends; at alpha = 0 the log of the smallest float."""
+        alpha, noise = self.schedule.alpha(t), self.schedule.one_minus_alpha(t)
+        early = -jnp.log1p(-jnp.minimum(noise, 0.5))
+        late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
+        return jnp.where(noise < 0.5, early, late)
+
+    def beta(self, t: Array) -> Array:
+        """-alpha'_t / alpha_t, the rate of time."""
+        alpha = self.schedule.alpha(t)
+        return -self.schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+
+    def transition(self, s: Array, t: Array) -> Array:
+        """P_{s,t}[x, y] = q(z_t = y | z_s = x) for s <= t [B]: [B, S, S], 0 below its rounding."""
+        law, noise = self.parts.exponentials(
+            jnp.maximum(self.sigma_bar(t) - self.sigma_bar(s), 0.0)
+        )
+        return jnp.where(law > noise, law, 0.0)
+
+    def marginal(self, t: Array) -> Array:
+        """q(z_t = y | x) for the clean x: [B, V, S], 0 below its rounding."""
+        law, noise = self.parts.exponentials(self.sigma_bar(t))
+        return jnp.where(law > noise, law, 0.0)[:, : self.vocab_size]
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        return _draw(keys, jnp.log(_rows(self.marginal(t), x)))
+
+    def prior(self, keys: Array, length: int) -> Array:
+        """Draws from the stationary law, int32 [B, length]."""
+        log_law = jnp.log(jnp.asarray(self.parts.stationary, jnp.float32))
+        return _draw(keys, jnp.broadcast_to(log_law, (len(keys), length, len(log_law))))
+
+    def _law_at(self, t: float) -> np.ndarray:
+        """q(z_t | x) for a t that is known when the program is compiled, float64 [V, S]."""
+        with jax.ensure_compile_time_eval():
+            alpha = float(self.schedule.alpha(jnp.asarray(t, float)))
+            noise = float(self.schedule.one_minus_alpha(jnp.asarray(t, float)))
+            time = -np.log1p(-noise) if noise < 0.5 else -np.log(max(alpha, 1e-300))
+        return self.parts.exponential(time)[: self.vocab_size]
+
+    def prior_nats(self) -> Array:
+        """KL(q(z_1 | x) || pi) of one token, in nats, for each x: [V]; 0 when alpha_1 = 0."""
+        if self.reaches_one:
+            return jnp.zeros(self.vocab_size)
+        law = self._law_at(1.0)
+        return jnp.asarray(np.sum(_times_log(law, law / self.parts.stationary), axis=1))
+
+    def reconstruction_nats(self, t: float = 0.0) -> Array:
+        """-E log p(x | z_t) of one token with the network-free p prop q(z_t | x), nats [V]."""
+        law = self._law_at(t)
+        total = law.sum(axis=0)
+        decoder = law / np.where(total > 0, total, 1.0)
+        return jnp.asarray(-np.sum(_times_log(law, decoder), axis=1))
+
+    def exit_rate(self, z: Array) -> Array:
+        """Z(z) = sum_{y != z} R[z, y] of each token, without beta: like z."""
+        return jnp.asarray(-np.diagonal(self.parts.generator), _default())[z]
+
+    def forward_rates(self, z: Array) -> Array:
+        """R[z_n, y], without beta, 0 at y = z_n: [B, L, S]."""
+        return jnp.asarray(self._off_diagonal(), _default())[z]
+
+    def backward_rates(self, z: Array) -> Array:
+        """R[y, z_n], without beta, 0 at y = z_n: [B, L, S]."""
+        return jnp.asarray(self._off_diagonal().T, _default())[z]
+
+    def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
+        """beta R[y, z_n] s_y, the model's rates of z_n -> y, 0 at y = z_n: [B, L, S]."""
+        score = jnp.exp(self.log_score(outputs, z, t))
+        return self.beta(t)[:, None, None] * self.backward_rates(z) * score
+
+    def _off_diagonal(self) -> np.ndarray:
+        generator = self.parts.generator
+        return np.where(np.eye(len(generator), dtype=bool), 0.0, generator)
+
+    def jump(self, keys: Array, z: Array) -> Array:
+        """z after one jump of the forward chain [B, L]; z itself where none is possible."""
+        where, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        rates = self.forward_rates(z)
+        position = _draw(where, jnp.log(jnp.sum(rates, axis=-1))[:, None, :])
+        picked = jnp.take_along_axis(rates, position[..., None], axis=1)
+        symbol = _draw(what, jnp.log(picked))
+        moved = jnp.where(jnp.arange(z.shape[1]) == position, symbol, z)
+        return jnp.where(jnp.any(rates > 0, axis=(1, 2))[:, None], moved, z)
+
+    def ratio(self, z: Array, x: Array, t: Array) -> Array:
+        """r_y = q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
+        law = _rows(self._floored(t), x)
+        return law / _picked(law, z)
+
+    def _floored(self, t: Array) -> Array:
+        """`marginal` for quotients: never below its rounding, 0 only where it is 0 for all t."""
+        law, noise = self.parts.exponentials(self.sigma_bar(t))
+        return jnp.maximum(law, noise)[:, : self.vocab_size]
+
+    def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
+        """log s [B, L, S] of the network's outputs, at least float32; 0 at z itself."""
+        law = self._floored(t)
+        total = _mixed(self._log_weight(outputs, z, law), law)
+        log_total = jnp.log(jnp.maximum(total, jnp.finfo(total.dtype).tiny))
+        return log_total - _picked(log_total, z)
+
+    def _log_weight(self, outputs: Array, z: Array, law: Array) -> Array:
+        """log w [B, L, V], up to a constant of each position; finite where outputs are -inf."""
+        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        tiny = jnp.finfo(outputs.dtype).tiny
+        log_weight = jnp.maximum(jax.nn.log_softmax(outputs, axis=-1), jnp.log(tiny))
+        if self.parametrisation == "mixture":
+            at_z = _rows(law.swapaxes(1, 2), z)
+            # A symbol that cannot have become z has no say: tauLDR, eq. 7 leaves it out.
+            log_weight = jnp.where(at_z > 0, log_weight, jnp.log(tiny))
+            log_weight -= jnp.log(jnp.where(at_z > 0, at_z, 1.0))
+        return log_weight
+
+    def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
+        """log of P_{s,t}[z_s, z] sum_x w(x) q(z_s | x) [B, L, S] for s < t, each [B]."""
+        law = self.marginal(s)
+        total = _mixed(self._log_weight(outputs, z, self._floored(t)), law)
+        tiny = jnp.finfo(total.dtype).tiny
+        reachable = jnp.any(law > 0, axis=1)[:, None]
+        log_total = jnp.where(reachable, jnp.log(jnp.maximum(total, tiny)), -jnp.inf)
+        return log_total + jnp.log(_rows(self.transition(s, t).swapaxes(1, 2), z))
+
+    def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
+        """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
+        log_weight = self._log_weight(outputs, z, self._floored(t))
+        return log_weight + jnp.log(_rows(self.marginal(t).swapaxes(1, 2), z))
+
+    def learned(self) -> dict[str, Array]:
+        """Nothing is learned."""
+        return {}
+
+
+def _default() -> np.dtype:
+    """The float of this program, float32 unless x64 is on."""
+    return jax.dtypes.canonicalize_dtype(float)
+
+
+def _rows(matrix: Array, index: Array) -> Array:
+    """Row index[b, n] of matrix[b]: [B, I, J], [B, L] -> [B, L, J]."""
+    return jnp.take_along_axis(matrix, index[..., None], axis=1)
+
+
+def _picked(values: Array, z: Array) -> Array:
+    return jnp.take_along_axis(values, z[..., None], axis=-1)
+
+
+def _mixed(log_weight: Array, law: Array) -> Array:
+    """sum_x w(x) law[x, y], w scaled to a largest entry of 1: [B, L, V], [B, V, S] -> [B, L, S]."""
+    log_weight -= jax.lax.stop_gradient(jnp.max(log_weight, axis=-1, keepdims=True))
+    return jnp.matmul(jnp.exp(log_weight), law, precision=jax.lax.Precision.HIGHEST)
+
+
+def _draw(keys: Array, logits: Array) -> Array:
+    """One symbol a position, int32 [B, L], one key a sequence, with all bits of the noise."""
+
+    def one(key: Array, row: Array) -> Array:
+        return jax.random.categorical(key, row, axis=-1, mode="high")
+
+    return jax.vmap(one)(keys, logits).astype(jnp.int32)
+
+
+def _times_log(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """weight log value, 0 where weight is 0."""
+    return np.where(weight > 0, weight * np.log(np.where(weight > 0, value, 1.0)), 0.0)

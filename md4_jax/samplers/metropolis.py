@@ -1,0 +1,105 @@
+"""Metropolis-Hastings with a model's ratios: docs/equations.md, Concrete score."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.masking import uniforms
+from md4_jax.processes.neighbours import degree, log_ratios, moved, random_move
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers.transforms import Transform, draw_token
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["proposals", "level", "transform"],
+)
+@dataclasses.dataclass(frozen=True)
+class Metropolis:
+    """A chain whose law tends to p_t at t = level: `proposals` proposals a grid step, t unused.
+
+    A proposal z' replaces one token of z, drawn uniformly, by one of the V - 1 others, and is
+    taken with probability min(1, s |N(z)| / |N(z')|), s = p_t(z') / p_t(z) the model's ratio
+    (arXiv:2211.00802; identity C02). Every sequence has |N| = L (V - 1) neighbours, so that
+    here the degrees drop out. The chain starts from the process's prior; T grid steps make
+    T * proposals proposals, each of one network evaluation. How many the law needs is not known
+    beforehand: many times L (V - 1), and more where sequences are far from one another.
+
+    level 0 is the law of clean data (`concrete_score` with time=0); above it the noise that is
+    left after the chain is taken away in one step, p(x | z_level) at each position. Temperature,
+    top-k and top-p act on a distribution over tokens, which no proposal draws from: UserError for
+    other values than 1, 0 and 1, for fewer than one proposal and for a level outside [0, 1].
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        (Uniform,),
+        parametrisations=("joint", "score"),
+        why="a mixture's ratios have no value without noise",
+    )
+
+    proposals: int = 64
+    level: float = 0.0
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.proposals < 1:
+            raise UserError(f"sample.proposals must be at least 1, not {self.proposals}")
+        if not 0 <= self.level <= 1:
+            raise UserError(f"sample.level must lie in [0, 1], not {self.level}")
+        for key, value in dataclasses.asdict(self.transform).items():
+            plain = getattr(Transform(), key)
+            if value != plain:
+                raise UserError(
+                    f"sample.{key} must be {plain} with sample.name='metropolis', which draws no "
+                    f"token from a distribution, not {value}"
+                )
+
+    def __call__(
+        self, denoiser: Denoiser, process: Uniform, z: Array, s: Array, t: Array, keys: Array
+    ) -> Array:
+        def propose(z: Array, index: Array) -> tuple[Array, None]:
+            here = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+            return self.propose(denoiser, process, z, here), None
+
+        return jax.lax.scan(propose, z, jnp.arange(self.proposals))[0]
+
+    def propose(self, denoiser: Denoiser, process: Uniform, z: Array, keys: Array) -> Array:
+        """One proposal for each sequence of z [B, L], taken or not."""
+        times = jnp.full(z.shape[:1], self.level)
+        move_keys, chance_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        where, symbol = random_move(move_keys, z, process.vocab_size)
+        h_BxLxD = denoiser.features(z, times)
+        outputs = denoiser.unembed(jnp.take_along_axis(h_BxLxD, where[:, None, None], axis=1))
+        here = jnp.take_along_axis(z, where[:, None], axis=1)
+        log_score = log_ratios(process, outputs, here, times)[:, 0]
+        ratio = jnp.exp(jnp.take_along_axis(log_score, symbol[:, None], axis=1))
+        neighbours = degree(z.shape[1], process.vocab_size)
+        taken = uniforms(chance_keys, 1) < acceptance(ratio, neighbours, neighbours)
+        return jnp.where(taken, moved(z, where, symbol), z)
+
+    def evaluations(self, steps: int, length: int) -> int:
+        """One network evaluation a proposal."""
+        return steps * self.proposals
+
+    def unfinished(self, process: Uniform, z: Array) -> Array:
+        """Whether the chain's own level has noise."""
+        return process.schedule.one_minus_alpha(jnp.float32(self.level)) > 0.0
+
+    def finish(self, denoiser: Denoiser, process: Uniform, z: Array, keys: Array) -> Array:
+        """The noise of that level is taken away in one step."""
+        times = jnp.full(z.shape[:1], self.level)
+        return draw_token(keys, process.clean_logits(denoiser(z, times), z, times))
+
+
+def acceptance(ratio: Array, degree: Array | int, degree_proposed: Array | int) -> Array:
+    """min(1, ratio |N(x)| / |N(x')|) for ratio = p(x') / p(x) and x' uniform in N(x), on any graph.
+
+    A proposal x -> x' is made with probability 1 / |N(x)| and x' -> x with 1 / |N(x')|; without
+    their ratio the law is another one (identity C02). The graph must be undirected.
+    """
+    return jnp.minimum(1.0, ratio * degree / degree_proposed)
