@@ -4,10 +4,11 @@ from configs import text8_small
 
 SCORE = dict(name="uniform", schedule=dict(name="log_linear", eps=1e-3), parametrisation="score")
 PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint")
-MIXTURE = dict(name="uniform", schedule=dict(name="linear"), parametrisation="mixture")
+GEOMETRIC = dict(name="geometric", minimum=1e-4, maximum=20.0)
+MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
 MASKS = dict(name="masking", schedule=dict(name="linear"))
 FREE = dict(time_conditioning=False)
-GAUSS = dict(name="transition", kernel="gaussian", timesteps=256, parametrisation="joint")
+GAUSS = dict(name="transition", kernel="gaussian", timesteps=256, beta_end=0.08)
 # name: (process, objective, reported bound, changes of the network, changes of sample)
 FAMILIES = dict(
     md4=(MASKS, "md4", "any_order", {}, {}),

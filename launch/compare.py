@@ -2,11 +2,11 @@
 
     python launch/compare.py --steps 800 --seconds 80 -- --config.data.path=text8.first10M
 
-First the step time of each family is measured, one after another; then each is trained twice:
-for the same number of steps, and for the number of steps that fit the same time at its step
-time, so that what else runs on the machine does not change what is compared. Each of the two
-has its own learning-rate schedule. Runs and their logs stay in --workdir, and a comparison
-that was interrupted goes on where it was.
+Each family is trained twice: for the same number of steps, and for the number of steps that fit
+the same time at its step time, so that what else runs on the machine then does not change what
+is compared. The step times are measured one after another in between, on a machine that should
+be quiet. Each run has its own learning-rate schedule. Runs and their logs stay in --workdir, and
+a comparison that was interrupted goes on where it was.
 """
 
 import argparse
@@ -78,6 +78,8 @@ def main() -> None:
     directory = Path(flags.workdir).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     families = flags.families.split(",")
+    for name in families:
+        train(name, flags.steps, directory / f"{name}-steps", flags.extra)
     speed = {name: bench(name, directory, flags.extra) for name in families}
     print(
         f"| family | bound | ms/step | bits, {flags.steps} steps | steps in {flags.seconds:g} s "

@@ -94,7 +94,7 @@ def constant(process: Masking, z: Array, t: Array) -> Array:
     schedule = process.schedule
     noise = schedule.one_minus_alpha(t)
     # sigma k = -alpha' / (1 - alpha); alpha is kept from 0, where log k has no value.
-    alpha = jnp.maximum(schedule.alpha(t), jnp.finfo(jnp.float32).tiny)
+    alpha = jnp.maximum(schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
     log_k = jnp.log(alpha) - jnp.log(noise)
     return schedule.dalpha(t) / noise * log_k * jnp.sum(z == process.mask_id, axis=1)
 

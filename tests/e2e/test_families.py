@@ -62,8 +62,10 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     else:
         assert all(0 < line["train_bits_per_token"] < 16 for line in lines)
     kept = json.loads((workdir / "evaluations.jsonl").read_text())
-    # Six steps away from uniform: near log2 of the vocabulary, and a real number.
-    assert math.isfinite(kept["bits_per_token_se"]) and 3 < kept["bits_per_token"] < 9
+    # Six steps away from uniform: near log2 of the vocabulary, and a real number. A mixture that
+    # is not sharp at t = 0 yet costs more, with log(1/t) (docs/equations.md, Uniform noise).
+    most = 16 if family == "uniform_ce" else 9
+    assert math.isfinite(kept["bits_per_token_se"]) and 3 < kept["bits_per_token"] < most
     used = 16 if family == "ar" else 4
     assert f", {used} network evaluations" in ended.out
     if family == "genmd4":

@@ -1,6 +1,7 @@
 """Exact likelihoods along an order and left to right, and the sampler that has their law."""
 
 import itertools
+import types
 
 import exact
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from md4_jax import build, sections
+from md4_jax.config import PACKAGE_ROOT
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, UserError
@@ -218,3 +221,20 @@ def test_the_objective_scores_what_the_sampler_draws():
     nats, _ = Autoregressive()(causal_of(exact.P_V3L2), *arguments)
     error = float(jnp.std(nats)) / np.sqrt(N)
     assert abs(float(nats.mean()) - 1.9934181681) < 5 * error < 0.03
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"network.causal": "False"}, "objective.name='autoregressive' needs network.causal=True"),
+        ({"objective.name": "any_order"}, "objective.name='any_order' needs network.causal=False"),
+        ({"sample.name": "ancestral"}, "sample.name='ancestral' needs network.causal=False"),
+        ({"eval.objective.name": "along_order"}, "'along_order' needs network.causal=False"),
+    ],
+)
+def test_what_is_causal_goes_with_a_causal_network_alone(change, words):
+    path = str(PACKAGE_ROOT / "configs" / "ar_text8_small.py")
+    config = sections.load_config(path, {"mesh.data": "1", **change})
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+    with pytest.raises(UserError, match=words):
+        build.experiment(config, tokenizer)

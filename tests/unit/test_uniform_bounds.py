@@ -205,3 +205,18 @@ def test_gradients_are_finite_at_the_ends_of_time(objective, parametrisation, u)
             value, gradient = jax.value_and_grad(loss)(jnp.asarray([9.0, -9.0], dtype))
             assert jnp.isfinite(value) and jnp.isfinite(gradient).all()
             assert value.dtype == jnp.float32
+
+
+@pytest.mark.usefixtures("x64")
+@every_bound
+def test_flat_outputs_cost_log_v_a_token_as_joint_and_without_end_as_a_mixture(objective):
+    """A mixture that stays flat at t = 0 costs as log(1/t): each 1e3 adds as much again."""
+    flat = Denoiser(lambda z, t: jnp.zeros((*z.shape, 3)), lambda h: h)
+    joint = bound(objective, flat, Uniform(3, Linear(), "joint"))
+    np.testing.assert_allclose(joint, 2 * np.log(3.0), rtol=1e-9)
+    costs = [
+        bound(objective, flat, Uniform(3, Geometric(first, 20.0), "mixture"), X[:1])[0]
+        for first in (1e-3, 1e-6, 1e-9)
+    ]
+    assert costs[0] > 4 * joint[0]
+    assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0], rel=1e-2)
