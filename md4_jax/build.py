@@ -170,8 +170,7 @@ def _check_fit(built: Experiment) -> None:
         if None not in (allowed, own) and own not in allowed:
             fits = " or ".join(repr(option) for option in allowed)
             raise UserError(
-                f"{key}={name!r} needs process.parametrisation={fits}, "
-                f"not {own!r}: {needs.why}"
+                f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
             )
     _check_steps(built)
 

@@ -64,7 +64,7 @@ class BenchOptions:
         if self.windows < 1:
             raise UserError(f"bench.windows must be at least 1, not {self.windows}")
         if self.random_tokens and "data" in self.chosen:
-            raise UserError("bench.random_tokens has no data to time: leave data out of bench.parts")
+            raise UserError("with bench.random_tokens leave data out of bench.parts: there is none")
 
     @property
     def chosen(self) -> list[str]:

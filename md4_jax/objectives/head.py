@@ -27,10 +27,11 @@ def at_positions(
 ) -> Array:
     """reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
 
-    h are the denoiser's features, chosen bool [B, L]; each of rows is [B, L] and reaches reduce as [...] beside logits
-    [..., V]. share is the part of the positions that room is made for: the head then
-    costs that part of what it would. If more are chosen, in any of the parts that the batch
-    is split into, all positions are computed, in the same program: no token is dropped.
+    h are the denoiser's features, chosen bool [B, L]; each of rows is [B, L] and reaches
+    reduce as [...] beside logits [..., V]. share is the part of the positions that room is
+    made for: the head then costs that part of what it would. If more are chosen, in any of
+    the parts that the batch is split into, all positions are computed, in the same program:
+    no token is dropped.
     """
     vocabulary = jax.eval_shape(denoiser.unembed, h_BxLxD[0, 0]).shape[-1]
     h, chosen_GxN, *rows_GxN = (_grouped(x, denoiser.groups) for x in (h_BxLxD, chosen, *rows))

@@ -112,7 +112,7 @@ class DiscreteMD4:
     def _uniform_reconstruction(self, process: Masking, z: Array) -> Array:
         if self.reconstruction == "model":
             return jnp.zeros(z.shape[0])
-        at_first = self.masked_probability(process, jnp.ones(z.shape[0], jnp.int32))
+        at_first = self.masked_probability(process, jnp.ones(z.shape[0], int))
         return at_first * z.shape[1] * math.log(process.vocab_size)
 
 

@@ -27,7 +27,7 @@ ENTROPY = 1.9934181681  # of P_V3L2
 
 
 def close(actual, expected):
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("bound", [exact.continuous, exact.any_order])

@@ -175,6 +175,14 @@ def test_g06_the_expected_gradient_at_the_perfect_denoiser():
     )
 
 
+def test_g06_the_integral_over_time_is_zero():
+    """To what is left out below t = 1e-8, where each sequence contributes less than 1e-5."""
+    t, weight = exact.quadrature(1e-8, 1.0, nodes=80, power=5)
+    each = [exact.P_V3L2[tuple(x)] * pairs_gradient(t, weight, x=x, denoiser=perfect(W)) for x in X]
+    np.testing.assert_allclose(np.sum(each, axis=0), 0.0, atol=2e-5)
+    assert np.abs(each).max() > 0.01
+
+
 def test_g07_a_larger_power_is_revealed_earlier():
     process = process_of([0.5, 1.0, 2.0])
     chance = process.reveal_probability(jnp.float64(0.5), jnp.float64(1.0))

@@ -42,7 +42,9 @@ ALLOWED = {
     },
     "train": {"build", "checkpoint", "metrics", "report", "sharding", "step", "trainlog"},
     "bench": {"build", "sample", "samplers", "sections", "sharding", "step", "train"},
-    "modes": {"bench", "build", "checkpoint", "config", "data", "report", "sample", "samplers", "train"},
+    "modes": {
+        "bench", "build", "checkpoint", "config", "data", "report", "sample", "samplers", "train",
+    },
     "main": {"modes", "sections"},
 }  # fmt: skip
 
