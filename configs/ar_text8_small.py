@@ -9,7 +9,6 @@ from configs import text8_small
 def get_config():
     config = text8_small.get_config()
     config.objective = dict(name="autoregressive")
-    config.eval.objective = dict(name="autoregressive")
     config.network.causal = True
     config.sample.name = "left_to_right"
     # The number is exact: a second draw would be the same.

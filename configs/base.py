@@ -93,8 +93,9 @@ def get_config() -> ConfigDict:
                 limit=2048,  # sequences of the evaluations while training; 0: all
                 ngram_order=0,  # n-gram models printed beside the result; 0: none
                 seed=0,  # of the noise draws
-                # The bound that is reported; it must be one (docs/equations.md).
-                objective=dict(name="any_order"),
+                # The bound that is reported: auto takes the tightest that the process has, else
+                # one of the objectives; it must be a bound (docs/equations.md).
+                objective=dict(name="auto"),
             ),
             sample=dict(
                 # ancestral | metropolis(proposals, level) | left_to_right, for causal networks

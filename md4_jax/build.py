@@ -83,13 +83,15 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
         raise unknown("sample.grid", sample.grid, list(GRIDS))
     transform = fields(Transform, config["sample"])
     check_transform(transform.temperature, transform.top_k, transform.top_p)
+    process = make("process", config["process"], vocab_size=tokenizer.vocab_size)
+    objective = make("objective", config["objective"])
     built = Experiment(
         config=config,
         tokenizer=tokenizer,
         network=make("network", config["network"], vocab_size=tokenizer.vocab_size).build(),
-        process=make("process", config["process"], vocab_size=tokenizer.vocab_size),
-        objective=make("objective", config["objective"]),
-        eval_objective=make("eval.objective", config["eval"]["objective"]),
+        process=process,
+        objective=objective,
+        eval_objective=_eval_objective(config, objective, process),
         optimizer=optimizer,
         learning_rate=rate,
         sampler_step=make("sample", config["sample"], transform=transform),
@@ -105,6 +107,40 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
     )
     validate(built)
     return built
+
+
+# The bound that `auto` reports for a process: of those that are one, the least noisy.
+BOUNDS = {
+    "masking": "any_order",
+    "state_dependent": "genmd4",
+    "uniform": "uniform_elbo",
+    "transition": "d3pm",
+    "rates": "ctmc",
+}
+
+
+def reported(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section of the bound that is reported, with `auto` resolved."""
+    section, process = config["eval"]["objective"], config["process"]
+    if section["name"] != "auto":
+        return section
+    name = BOUNDS[process["name"]]
+    if config["network"].get("causal"):
+        name = "autoregressive"
+    elif process.get("parametrisation") == "score":
+        name = "score_entropy"
+    return {"name": name}
+
+
+def _eval_objective(config: Mapping[str, Any], objective: Objective, process: Any) -> Objective:
+    """The reported bound: with `auto`, the training objective itself where it is that bound."""
+    section = reported(config)
+    automatic = config["eval"]["objective"]["name"] == "auto"
+    same = section["name"] == config["objective"]["name"]
+    fits = isinstance(process, objective.needs.processes) and objective.is_bound(process)
+    if automatic and same and fits:
+        return objective
+    return make("eval.objective", section)
 
 
 def validate(built: Experiment) -> None:
@@ -126,7 +162,7 @@ def validate(built: Experiment) -> None:
     _check_fit(built)
     if not built.eval_objective.is_bound(built.process):
         raise UserError(
-            f"eval.objective.name={built.config['eval']['objective']['name']!r} is not a bound of "
+            f"eval.objective.name={reported(built.config)['name']!r} is not a bound of "
             f"-log p with this process ({built.process}), so it cannot be reported as a "
             "likelihood; any_order (weight_power=1) is one for every schedule"
         )
@@ -147,8 +183,9 @@ def _check_fit(built: Experiment) -> None:
         ("eval.objective.name", built.eval_objective),
         ("sample.name", built.sampler_step),
     ):
-        section = built.config["eval"] if key.startswith("eval.") else built.config
-        name = section[key.split(".")[-2]]["name"]
+        name = reported(built.config)["name"]
+        if not key.startswith("eval."):
+            name = built.config[key.split(".")[0]]["name"]
         needs = user.needs
         if not isinstance(built.process, needs.processes):
             fits = " or ".join(repr(names[cls]) for cls in needs.processes)

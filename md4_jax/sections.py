@@ -71,6 +71,11 @@ class BenchOptions:
         return [part.strip() for part in self.parts.split(",") if part.strip()]
 
 
+@dataclasses.dataclass(frozen=True)
+class Tightest:
+    """eval.objective.name=auto: the tightest bound that the process and the network allow."""
+
+
 # A section is `name` and arguments of its registry's entry, or fields of one class.
 REGISTRIES = {
     "data": SOURCES,
@@ -81,7 +86,7 @@ REGISTRIES = {
     "objective": OBJECTIVES,
     "network": NETWORKS,
     "optim": OPTIMIZERS,
-    "eval.objective": OBJECTIVES,
+    "eval.objective": {"auto": Tightest, **OBJECTIVES},
     "sample": SAMPLERS,
 }
 CLASSES = {

@@ -56,7 +56,10 @@ CONFIG = [
     (["train.microbatches=3"], ["train.batch_size=8", "train.microbatches=3", "which is 3"]),
     (["mesh.data=64"], ["data=64 x fsdp=1 x tensor=1 needs 64 devices", "there are "]),
     (["mesh.fsdp=0"], ["mesh.fsdp must be at least 1, not 0"]),
-    (["eval.objective.weight_power=0.5"], ["'any_order'", "is not a bound"]),
+    (
+        ["eval.objective.name=any_order", "eval.objective.weight_power=0.5"],
+        ["'any_order'", "is not a bound"],
+    ),
     (["data.separate_documents=True"], ["data.separate_documents=True", "'characters' has none"]),
     # Data.
     (["data.name=text", "data.path=/nowhere/*.txt"], ["data.path", "'/nowhere/*.txt'"]),

@@ -57,6 +57,7 @@ def experiment(family: str):
     config["optim"].update(warmup_steps=20, learning_rate=0.02, adam_learning_rate=0.01)
     if "timesteps" in config["process"]:
         config["process"]["timesteps"] = config["sample"]["steps"] = 64
+        config["process"].update(beta_start=0.05, beta_end=1.0)  # four symbols lie far apart
     tokenizer = types.SimpleNamespace(vocab_size=4, eot_id=None, is_character=True)
     return build.experiment(config, tokenizer)
 

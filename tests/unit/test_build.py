@@ -163,6 +163,21 @@ def test_nested_sections_are_made_first():
          "eval.objective.name='any_order' is not a bound"),
         (dict(eval__objective=dict(name="md4"), process__schedule=dict(name="geometric")),
          "eval.objective.name='md4' is not a bound of -log p with this process"),
+        (dict(objective=dict(name="genmd4")),
+         "objective.name='genmd4' needs process.name='state_dependent', not 'masking'"),
+        (dict(objective=dict(name="genmd4"), process=dict(name="state_dependent"),
+              network__time_conditioning=False),
+         "needs network.time_conditioning=True: with a schedule that depends on the symbol"),
+        (dict(objective=dict(name="cross_entropy"), process=dict(name="uniform")),
+         "objective.name='cross_entropy' needs process.parametrisation='mixture', not 'joint'"),
+        (dict(objective=dict(name="d3pm", cross_entropy=0.1), process=dict(name="uniform")),
+         "mixture"),
+        (dict(objective=dict(name="autoregressive")),
+         "objective.name='autoregressive' needs network.causal=True: it predicts each token from "
+         "those before it"),
+        (dict(network__causal=True), "objective.name='md4' needs network.causal=False"),
+        (dict(objective=dict(name="uniform_elbo"), process=dict(name="uniform"),
+              eval__objective=dict(name="cross_entropy")), "needs process.parametrisation"),
         (dict(data__separate_documents=True), "needs a tokenizer with an end-of-text token"),
         (dict(sample__grid="cosin"), r"unknown sample.grid 'cosin'; did you mean 'cosine'\?"),
         (dict(sample__top_p=0.0), r"sample.top_p must lie in \(0, 1\]"),
@@ -179,6 +194,39 @@ def test_sections_that_do_not_go_together(values, words):
     sections.check_keys(config)
     with pytest.raises(UserError, match=words):
         build.experiment(config, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    "process, objective, bound",
+    [
+        (dict(name="masking"), dict(name="md4"), "AnyOrder()"),
+        (dict(name="masking"), dict(name="any_order", weight_power=0.0), "AnyOrder()"),
+        (dict(name="uniform"), dict(name="d3pm"), "UniformELBO()"),
+        (dict(name="uniform", parametrisation="score", schedule=dict(name="log_linear")),
+         dict(name="concrete_score"), "ScoreEntropy()"),
+        (dict(name="state_dependent"), dict(name="genmd4", first_time=0.1),
+         "GenMD4(first_time=0.1)"),
+        (dict(name="rates"), dict(name="ctmc", passes="two"), "CTMC(passes='two')"),
+        (dict(name="rates"), dict(name="ctmc", passes="one"), "CTMC()"),
+    ],
+)  # fmt: skip
+def test_the_bound_that_auto_reports(process, objective, bound):
+    built = build.experiment(changed(process=process, objective=objective), TOKENIZER)
+    name, arguments = bound.removesuffix(")").split("(")
+    expected = dict(part.split("=") for part in arguments.split(",") if part)
+    assert type(built.eval_objective).__name__ == name
+    for key, value in expected.items():
+        assert repr(getattr(built.eval_objective, key)) == value
+    if name == "AnyOrder":
+        assert built.eval_objective.weight_power == 1.0
+    if bound == "CTMC()":
+        assert built.eval_objective.passes != "one"
+
+
+def test_auto_reports_the_likelihood_of_a_causal_network():
+    values = dict(objective=dict(name="autoregressive"), network__causal=True)
+    built = build.experiment(changed(**values, sample__name="left_to_right"), TOKENIZER)
+    assert type(built.eval_objective).__name__ == "Autoregressive"
 
 
 def test_the_eval_batch_is_that_of_training_unless_it_is_given():

@@ -69,13 +69,23 @@ def test_a_row_does_not_depend_on_its_neighbours(objective, make_process):
 
 
 @every_objective
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
-def test_the_ends_of_the_unit_interval_are_finite(objective, u):
+def test_the_ends_of_the_unit_interval_are_finite(objective, u, dtype):
+    """Losses and gradients, also where the network computes in bfloat16."""
+    u = jnp.full(ROWS, u, jnp.float32)
     for make_process in [make for other, make in FITTING.values() if other is objective]:
-        batch = exact.batch_of(TOKENS)
-        times = jnp.full(ROWS, u, jnp.float32)
-        nats, _ = objective(TABLE, make_process(vocab_size=2), batch, times, KEYS)
-        assert jnp.isfinite(nats).all()
+        process = make_process(vocab_size=2)
+
+        def loss(table, process=process):
+            outputs = table.astype(dtype)
+            denoiser = Denoiser(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 2)), lambda h: h)
+            nats, _ = objective(denoiser, process, exact.batch_of(TOKENS), u, KEYS)
+            return nats.sum(), nats
+
+        (_, nats), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray([0.3, -0.2]))
+        assert nats.dtype == jnp.float32
+        assert jnp.isfinite(nats).all() and jnp.isfinite(gradient).all()
 
 
 @every_pair
