@@ -7,8 +7,8 @@ PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="jo
 GEOMETRIC = dict(name="geometric", minimum=1e-4, maximum=20.0)
 MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
 MASKS = dict(name="masking", schedule=dict(name="linear"))
-FREE = dict(time_conditioning=False)
-GAUSS = dict(name="transition", kernel="gaussian", timesteps=256, beta_end=0.08)
+FREE, GRID = dict(time_conditioning=False), dict(grid="uniform")
+FORMS = dict(concrete_score=dict(form="denoising"))  # learns sooner than the 2022 form
 # name: (process, objective, reported bound, changes of the network, changes of sample)
 FAMILIES = dict(
     md4=(MASKS, "md4", "any_order", {}, {}),
@@ -23,7 +23,7 @@ FAMILIES = dict(
     udlm=(PLUG_IN, "uniform_elbo", "uniform_elbo", {}, {}),
     d3pm_uniform=(PLUG_IN, "d3pm", "d3pm", {}, {}),
     uniform_ce=(MIXTURE, "cross_entropy", "uniform_elbo", {}, {}),
-    d3pm_gauss=(GAUSS, "d3pm", "d3pm", {}, dict(grid="uniform")),
+    d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),
     tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "ctmc", {}, {}),
     ar=(MASKS, "autoregressive", "autoregressive", dict(causal=True), dict(name="left_to_right")),
@@ -33,10 +33,8 @@ FAMILIES = dict(
 def get_config(name):
     config = text8_small.get_config()
     process, objective, bound, network, sample = FAMILIES[name]
-    config.process, config.objective = process, dict(name=objective)
+    config.process, config.objective = process, dict(name=objective, **FORMS.get(objective, {}))
     config.eval.objective = dict(name=bound)
-    if objective == "concrete_score":
-        config.objective.form = "denoising"  # learns sooner than the 2022 form, `matching`
     config.network.update({"time_conditioning": True, **network})
     config.sample.update(dict(steps=256, **sample))
     return config
