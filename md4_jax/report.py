@@ -78,11 +78,13 @@ def ladder(levels: list[float], result: dict[str, Any]) -> str:
     return f"bits per token on the same text:\n{body}"
 
 
-def picture(workdir: Path, levels: list[float]) -> Path:
-    """Draws figures/loss.png anew from metrics.jsonl."""
-    path = workdir / "figures" / "loss.png"
-    figures.loss_curve(read_rows(workdir / METRICS), path, levels)
-    return path
+def picture(workdir: Path, levels: list[float]) -> str:
+    """Draws figures/loss.png anew from metrics.jsonl; its path, or why there is none."""
+    path, log = workdir / "figures" / "loss.png", workdir / METRICS
+    if not log.exists():
+        return "none: nothing was logged, since there were fewer steps than log.every"
+    figures.loss_curve(read_rows(log), path, levels)
+    return str(path)
 
 
 def keep(workdir: Path, result: dict[str, Any]) -> None:

@@ -88,6 +88,14 @@ def test_the_picture(trained):
     assert len({pixels[i * stride : (i + 1) * stride] for i in range(height)}) > 100
 
 
+def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
+    words = ("train.num_steps=2", "optim.warmup_steps=1", "eval.every=0", "network.depth=1")
+    ended = run("--config", tiny, "--workdir", tmp_path, *(f"--config.{w}" for w in words))
+    assert ended.code == 0, ended.err
+    assert "loss curve    none: nothing was logged" in ended.out
+    assert not (tmp_path / "figures").exists()
+
+
 def test_eval_prints_one_json_object(evaluated):
     units = ("nats_per_token", "bits_per_token", "bits_per_character", "perplexity")
     expected = {"step", "split", "sequences", "tokens", "draws"}

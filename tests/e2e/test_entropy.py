@@ -20,9 +20,9 @@ LENGTH, BATCH, STEPS = 12, 64, 800
 CHAIN = np.array(
     [[0.1, 0.7, 0.1, 0.1], [0.05, 0.05, 0.85, 0.05], [0.6, 0.1, 0.1, 0.2], [0.3, 0.1, 0.1, 0.5]]
 )
-# Nats a token that a family may stay above the entropy after so short a training, each about
-# half again what it did; discrete time with 20 steps cannot reach it at all.
-GAPS = {}
+# Nats a token that a family may stay above the entropy after so short a training; at the first
+# run they were between 0.005 and 0.031, uniform_ce last, each +- 0.004 to 0.015.
+GAP = 0.05
 
 
 def stationary() -> np.ndarray:
@@ -90,6 +90,5 @@ def test_the_bound_comes_down_to_the_entropy_and_not_below(family):
             if index < STEPS:
                 tokens = draw(1000 + index, BATCH)
                 state, _ = step(state, Batch(tokens, np.ones(BATCH, np.float32), {}))
-    print(family, gaps)
     (first, _), (middle, _), (last, error) = gaps
-    assert first > middle > last and last < GAPS.get(family, 0.1) + 3 * error, gaps
+    assert first > middle > last and last < GAP + 3 * error, gaps
