@@ -98,7 +98,7 @@ def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
 
 def test_eval_prints_one_json_object(evaluated):
     units = ("nats_per_token", "bits_per_token", "bits_per_character", "perplexity")
-    expected = {"step", "split", "sequences", "tokens", "draws"}
+    expected = {"step", "split", "sequences", "tokens", "draws", "diffusion_bits_per_token"}
     assert set(evaluated) == expected | set(units) | {f"{unit}_se" for unit in units}
     assert (evaluated["step"], evaluated["split"], evaluated["draws"]) == (30, "test", 1)
     nats = evaluated["nats_per_token"]

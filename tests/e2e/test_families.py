@@ -49,7 +49,12 @@ def test_every_objective_is_in_a_family():
     assert used | ELSEWHERE == set(OBJECTIVES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The rest of the families are as much slower as they are many.
+QUICK = ("any_order", "genmd4", "udlm", "ar")
+EACH = [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
+
+
+@pytest.mark.parametrize("family", EACH)
 def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     workdir = tmp_path / "run"
     ended = run(*words(family), "--workdir", workdir)

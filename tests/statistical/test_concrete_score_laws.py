@@ -18,6 +18,8 @@ from md4_jax.samplers.loop import sample
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.schedules import LogLinear
 
+pytestmark = pytest.mark.slow
+
 N, K = 40_000, 4.5
 P, STATES = exact.P_V3L2, exact.sequences(3, 2)
 PROCESS = Uniform(3, LogLinear(), "score")

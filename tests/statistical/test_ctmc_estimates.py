@@ -10,6 +10,8 @@ import pytest
 from md4_jax.objectives.ctmc import CTMC
 from md4_jax.processes.rates import Rates
 
+pytestmark = pytest.mark.slow
+
 N, K = 40_000, 4.0
 X = np.array([[1, 2]])
 TABLE = exact.denoiser_of(exact.table_logits(3, 2), time=0.5)

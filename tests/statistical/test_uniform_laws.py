@@ -17,6 +17,8 @@ from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import sample
 from md4_jax.schedules import Geometric, Linear, LogLinear
 
+pytestmark = pytest.mark.slow
+
 N = 20_000
 P, CODE = exact.P_V3L2, np.array([3, 1])
 every_parametrisation = pytest.mark.parametrize("parametrisation", ["joint", "mixture", "score"])

@@ -13,6 +13,8 @@ from md4_jax.processes.rates import Rates
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.schedules import Cosine, Geometric, Polynomial
 
+pytestmark = pytest.mark.slow
+
 KERNELS = {
     "uniform": dict(),
     "absorbing": dict(kernel="absorbing"),

@@ -17,6 +17,8 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.schedules import Clipped, Cosine, Geometric, Linear
 
+pytestmark = pytest.mark.slow
+
 BETAS = dict(beta_start=0.6, beta_end=0.6)
 
 

@@ -17,6 +17,8 @@ from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.schedules import Cosine, Geometric, LogLinear
 
+pytestmark = pytest.mark.slow
+
 NARROW = {"rate_width": 1.0, "stationary_width": 0.4}
 CASES = {
     "uniform": lambda v, *a, **k: Rates(v, *a, **k),

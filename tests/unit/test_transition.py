@@ -21,6 +21,8 @@ from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import sample
 from md4_jax.schedules import Cosine, Geometric, Linear
 
+pytestmark = pytest.mark.slow
+
 N = 20_000
 EACH = {
     "gaussian": Transition(4, timesteps=5, beta_start=0.3, beta_end=0.9),

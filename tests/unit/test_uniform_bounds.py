@@ -13,6 +13,8 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
 from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 
+pytestmark = pytest.mark.slow
+
 P, X = exact.P_V3L2, exact.sequences(3, 2)
 GPT2 = 50257
 of_mu = pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
