@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import noised
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.uniform import Uniform
@@ -40,4 +41,7 @@ class CrossEntropy:
 
     def given_z(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
         """The cost of each sequence at (z, t) [B]."""
-        return jnp.sum(token_nats(denoiser(z, t, **batch.context), batch.tokens), axis=1)
+        h_BxLxD = denoiser.features(z, t, **batch.context)
+        everywhere, rows = jnp.ones(z.shape, bool), (batch.tokens,)
+        nats_BxL = at_positions(denoiser, h_BxLxD, everywhere, reduce=token_nats, rows=rows)
+        return jnp.sum(nats_BxL, axis=1)

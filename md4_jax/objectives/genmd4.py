@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import masked_share
 from md4_jax.objectives.token_nats import expected, token_nats
 from md4_jax.processes.state_dependent import StateDependent
@@ -80,14 +81,20 @@ class GenMD4:
         self, denoiser: Denoiser, process: StateDependent, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) times the length 1 - t_1 of the interval [B]."""
-        logits_BxLxV = denoiser(z, t, **batch.context)
         power = process.power
-        power_BxL = power[batch.tokens]
-        nats_BxL = token_nats(logits_BxLxV, batch.tokens)
-        mean_BxL = expected(logits_BxLxV, power)
-        terms_BxL = power_BxL * nats_BxL - power_BxL + mean_BxL
-        masked = jnp.where(z == process.mask_id, terms_BxL, 0.0)
-        return (1.0 - self.first_time) / t * jnp.sum(masked, axis=1)
+
+        def terms(logits: Array, x: Array) -> Array:
+            return power[x] * token_nats(logits, x) - power[x] + expected(logits, power)
+
+        terms_BxL = at_positions(
+            denoiser,
+            denoiser.features(z, t, **batch.context),
+            z == process.mask_id,
+            reduce=terms,
+            rows=(batch.tokens,),
+            share=process.largest_share(len(z) // denoiser.groups, z.shape[1]),
+        )
+        return (1.0 - self.first_time) / t * jnp.sum(terms_BxL, axis=1)
 
     def reconstruction(self, process: StateDependent, x: Array) -> Array:
         """The cost of decoding what is still masked at t_1 [B]; depends on w alone."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import masked_share, noised
 from md4_jax.objectives.token_nats import score_nats, uniform_score_nats
 from md4_jax.processes.masking import Masking
@@ -57,16 +58,23 @@ class ScoreEntropy:
         self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""
-        outputs = denoiser(z, t, **batch.context)
         if isinstance(process, Uniform):
-            log_score = process.log_score(outputs, z, t)
+            log_score = process.log_score(denoiser(z, t, **batch.context), z, t)
             log_rho = -jnp.log1p(process.odds(t))[:, None]
             nats_BxL = uniform_score_nats(log_score, z, batch.tokens, log_rho)
             return rate(process, t) * jnp.sum(nats_BxL, axis=1)
         schedule = process.schedule
-        nats_BxL = score_nats(outputs - self._shift(process, t)[:, None, None], batch.tokens)
+        shift_BxL = jnp.broadcast_to(self._shift(process, t)[:, None], z.shape)
+        nats_BxL = at_positions(
+            denoiser,
+            denoiser.features(z, t, **batch.context),
+            z == process.mask_id,
+            reduce=lambda outputs, x, shift: score_nats(outputs - shift[..., None], x),
+            rows=(batch.tokens, shift_BxL),
+            share=process.largest_share(len(z) // denoiser.groups, z.shape[1]),
+        )
         weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
-        return weight * jnp.sum(jnp.where(z == process.mask_id, nats_BxL, 0.0), axis=1)
+        return weight * jnp.sum(nats_BxL, axis=1)
 
     def _shift(self, process: Masking, t: Array) -> Array:
         """What is taken from the network's outputs to get log(s / k), [B]."""

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,17 +50,8 @@ class Masking:
         return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
 
     def largest_share(self, rows: int, length: int) -> float:
-        """Part of the tokens of `rows` sequences that is hardly ever exceeded by their masks.
-
-        For times in mirrored pairs (t, 1 - t): the largest mean of a pair, and five standard
-        deviations of the binomial noise. An odd row has no mirror image and may be all masks.
-        """
-        with jax.ensure_compile_time_eval():
-            t = jnp.linspace(0.0, 1.0, 1025)
-            noise = self.schedule.one_minus_alpha(t)
-            pair = float(jnp.max(0.5 * (noise + noise[::-1])))
-        odd = rows % 2 / rows
-        return pair * (1.0 - odd) + odd + 2.5 / math.sqrt(rows * length)
+        """Part of the tokens of `rows` sequences that is hardly ever exceeded by their masks."""
+        return mirrored_share(self.schedule.one_minus_alpha, rows, length)
 
     def mask_exactly(self, keys: Array, x: Array, count: Array) -> tuple[Array, Array]:
         """Masks a uniformly drawn set of count[b] positions; returns (z, 1 - alpha).
@@ -87,6 +79,19 @@ class Masking:
     def prior(self, keys: Array, length: int) -> Array:
         """All mask, int32 [B, length]: exact when alpha_1 = 0."""
         return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
+
+
+def mirrored_share(noise: Callable[[Array], Array], rows: int, length: int) -> float:
+    """Part of the tokens that is hardly ever exceeded by those masked with probability noise(t).
+
+    For times in mirrored pairs (t, 1 - t): the largest mean of a pair, and five standard
+    deviations of the binomial noise. An odd row has no mirror image and may be all masks.
+    """
+    with jax.ensure_compile_time_eval():
+        masked = noise(jnp.linspace(0.0, 1.0, 1025))
+        pair = float(jnp.max(0.5 * (masked + masked[::-1])))
+    odd = rows % 2 / rows
+    return pair * (1.0 - odd) + odd + 2.5 / math.sqrt(rows * length)
 
 
 def uniforms(keys: Array, length: int) -> Array:

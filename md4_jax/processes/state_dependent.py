@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import uniforms
+from md4_jax.processes.masking import mirrored_share, uniforms
 from md4_jax.protocols import Array, UserError
 
 
@@ -56,6 +56,10 @@ class StateDependent:
         return jnp.where(
             uniforms(keys, x.shape[1]) < jnp.exp(self.log_masked(x, t)), self.mask_id, x
         )
+
+    def largest_share(self, rows: int, length: int) -> float:
+        """As Masking's, at the w that training starts from."""
+        return mirrored_share(lambda t: t**self.initial_power, rows, length)
 
     def log_probability(self, z: Array, x: Array, t: Array) -> Array:
         """log q(z | x, t) [B], differentiable in w (for REINFORCE)."""

@@ -8,10 +8,15 @@ import pytest
 
 from md4_jax.objectives import head
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.cross_entropy import CrossEntropy
+from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
 from md4_jax.schedules import Cosine, Polynomial
 
@@ -106,6 +111,35 @@ def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypa
     gathered, _ = objective(denoiser_of(PARAMS), *arguments)
     monkeypatch.setattr(head, "LEAST_VOCABULARY", V + 1)
     np.testing.assert_allclose(gathered, objective(denoiser_of(PARAMS), *arguments)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "objective, process",
+    [
+        (GenMD4(), StateDependent(V, 2.0).init()),
+        (ScoreEntropy(), Masking(V)),
+        (ScoreEntropy(scaled=False), Masking(V, Cosine())),
+        (CrossEntropy(), Uniform(V, parametrisation="mixture")),
+    ],
+)
+def test_other_families_that_gather_are_what_they_were(objective, process, monkeypatch):
+    """Values and gradients, also in what the process learns."""
+
+    def loss(params, process):
+        u = jnp.asarray([0.2, 0.8, 0.45, 0.55])
+        arguments = process, exact.batch_of(X), u, exact.keys_for(3, B)
+        nats, _ = objective(denoiser_of(params), *arguments)
+        return jnp.sum(nats * jnp.arange(1.0, B + 1)), nats
+
+    call = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    monkeypatch.setattr(head, "CHUNK", 5000)
+    (_, gathered), gradients = call(PARAMS, process)
+    monkeypatch.setattr(head, "LEAST_VOCABULARY", V + 1)
+    monkeypatch.setattr(head, "CHUNK", 2**24)
+    (_, plain), its_gradients = call(PARAMS, process)
+    np.testing.assert_allclose(gathered, plain, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(its_gradients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
