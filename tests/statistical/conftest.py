@@ -4,7 +4,7 @@ import jax
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def compile_quickly():
     """XLA's expensive passes are left out; they change no result beyond rounding."""
     before = jax.config.read("jax_disable_most_optimizations")
