@@ -9,6 +9,7 @@ that runs from alpha_0 = 1 to alpha_1 = 0 (MD4, arXiv:2406.04329, section 3).
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Schedule, UserError
@@ -169,6 +170,12 @@ SCHEDULES = {
     "log_linear": LogLinear,
     "clipped": Clipped,
 }
+
+
+def reaches_one(schedule: Schedule) -> bool:
+    """Whether nothing is left of x at t = 1, also while a program is traced."""
+    with jax.ensure_compile_time_eval():
+        return bool(schedule.alpha(jnp.float32(1.0)) <= jnp.finfo(jnp.float32).tiny)
 
 
 def covers_unit_interval(schedule: Schedule) -> bool:

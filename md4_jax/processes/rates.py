@@ -9,7 +9,7 @@ import numpy as np
 
 from md4_jax.processes import kernels
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import Linear, covers_unit_interval
+from md4_jax.schedules import Linear, reaches_one
 
 KERNELS = ("uniform", "absorbing", "gaussian")
 PARAMETRISATIONS = ("joint", "mixture")
@@ -76,7 +76,7 @@ class Rates:
                 "process.rate_width and process.stationary_width need process.kernel='gaussian', "
                 f"not {self.kernel!r}"
             )
-        if self.kernel == "absorbing" and not self.reaches_one:
+        if self.kernel == "absorbing" and not reaches_one(self.schedule):
             raise UserError(
                 "process.kernel='absorbing' needs a schedule that reaches alpha = 0 (linear, "
                 "polynomial, cosine): with another the prior's term is infinite"
@@ -99,18 +99,6 @@ class Rates:
     def mask_id(self) -> int | None:
         """V with the absorbing kernel, else there is no mask."""
         return self.vocab_size if self.kernel == "absorbing" else None
-
-    @property
-    def reaches_one(self) -> bool:
-        """Whether nothing is left of x at t = 1."""
-        with jax.ensure_compile_time_eval():
-            return bool(self.schedule.alpha(jnp.float32(1.0)) <= jnp.finfo(jnp.float32).tiny)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether t in [0, 1] spans the noise from none to all."""
-        with jax.ensure_compile_time_eval():
-            return covers_unit_interval(self.schedule)
 
     def sigma_bar(self, t: Array) -> Array:
         """-log alpha_t, with digits at both ends; at alpha = 0 the log of the smallest float."""
@@ -155,7 +143,7 @@ class Rates:
 
     def prior_nats(self) -> Array:
         """KL(q(z_1 | x) || pi) of one token, in nats, for each x: [V]; 0 when alpha_1 = 0."""
-        if self.reaches_one:
+        if reaches_one(self.schedule):
             return jnp.zeros(self.vocab_size)
         law = self._law_at(1.0)
         return jnp.asarray(np.sum(_times_log(law, law / self.parts.stationary), axis=1))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.masking import uniforms
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import Linear, covers_unit_interval
+from md4_jax.schedules import Linear, reaches_one
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
 
@@ -43,7 +43,7 @@ class Uniform:
                 f"process.parametrisation must be one of {', '.join(PARAMETRISATIONS)}, "
                 f"not {self.parametrisation!r}"
             )
-        if self.parametrisation == "score" and self.reaches_one:
+        if self.parametrisation == "score" and reaches_one(self.schedule):
             raise UserError(
                 "process.parametrisation='score' with uniform noise needs a schedule that "
                 "stops before alpha = 0, where its weight sigma has no limit: "
@@ -58,18 +58,6 @@ class Uniform:
     def mask_id(self) -> None:
         """There is no mask."""
         return None
-
-    @property
-    def reaches_one(self) -> bool:
-        """Whether nothing is left of x at t = 1."""
-        with jax.ensure_compile_time_eval():
-            return bool(self.schedule.alpha(jnp.float32(1.0)) <= jnp.finfo(jnp.float32).tiny)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether t in [0, 1] spans the noise from none to all."""
-        with jax.ensure_compile_time_eval():
-            return covers_unit_interval(self.schedule)
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
