@@ -98,17 +98,29 @@ def get_config() -> ConfigDict:
                 objective=dict(name="auto"),
             ),
             sample=dict(
-                # ancestral | metropolis(proposals, level) | left_to_right, for causal networks
+                # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
+                # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
+                # confidence(score, per_step, noise) |
+                # remask(strategy, eta, since, until, loop, held) |
+                # metropolis(proposals, level) | left_to_right, for causal networks
                 name="ancestral",
-                num=4,  # sequences
+                num=4,  # sequences, of each template
                 steps=256,  # reverse steps
-                grid="cosine",  # cosine | uniform
+                grid="cosine",  # cosine | uniform | log_linear | a list of times from 1.0 to 0.0
                 length=0,  # tokens; 0: as in training
+                stride=0,  # new tokens of each window of longer text; 0: no windows
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
                 top_k=0,  # 0: all
                 batch_size=16,
                 seed=0,
+                prompt="",  # text that samples begin with
+                suffix="",  # text that samples end with
+                template="",  # text in which each `blank` is a token to be filled
+                templates="",  # a file with a template in each line
+                blank="_",
+                trace=False,  # pictures of how the first sample came about
+                judge="",  # bound of the samples under: '' nobody | self | another run's directory
             ),
             checkpoint=dict(
                 every=5000,  # steps between saves

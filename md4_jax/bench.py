@@ -16,7 +16,7 @@ from md4_jax import build
 from md4_jax.build import Experiment
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
-from md4_jax.samplers.loop import sample
+from md4_jax.samplers.loop import blank, sample
 from md4_jax.sections import BENCH_PARTS
 from md4_jax.sharding import to_global
 from md4_jax.step import make_eval_step, make_train_step
@@ -185,17 +185,17 @@ def _eval(exp: Experiment, source: Any) -> Part:
 
 def _sample(exp: Experiment, source: Any) -> Part:
     del source
-    params, options = fresh_state(exp).ema, exp.sample
-    length = options.length or exp.data.length
-    sampler = make_sampler(exp.network, sample, exp.grid, length, exp.mesh)
-    keys = jax.random.split(jax.random.key(0), options.batch_size)
+    params, rows = fresh_state(exp).ema, exp.sample.batch_size
+    length = build.sample_length(exp)
+    sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh)
+    keys = jax.random.split(jax.random.key(0), rows)
+    arguments = (params, exp.sampler_step, keys, *blank(rows, length))
     with jax.set_mesh(exp.mesh):
-        compiled, facts = _compiled(sampler, params, exp.sampler_step, keys)
+        compiled, facts = _compiled(sampler, *arguments)
     facts["flops"] = 0.0
-    tokens = options.batch_size * length
-    used = exp.sampler_step.evaluations(options.steps, length)
-    model = used * tokens * _forward_flops(exp, params["network"])
-    return Part(lambda: compiled(params, exp.sampler_step, keys), tokens, model=model, **facts)
+    used = float(np.mean(compiled(*arguments)[0].evaluations))
+    model = used * rows * length * _forward_flops(exp, params["network"])
+    return Part(lambda: compiled(*arguments), rows * length, model=model, **facts)
 
 
 def _data(exp: Experiment, source: Any) -> Part:

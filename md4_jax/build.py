@@ -1,5 +1,6 @@
 """The composition root: a config -> an experiment, and every check that spans sections."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,16 +11,18 @@ import optax
 from jax.sharding import Mesh
 
 from md4_jax.checkpoint import CheckpointOptions
-from md4_jax.config import unknown
+from md4_jax.config import parse, unknown
 from md4_jax.data import loader
 from md4_jax.data.loader import TrainIterator, train_iterator
 from md4_jax.data.packing import token_stream
 from md4_jax.data.tokenizers import from_json
 from md4_jax.evaluate import EvalOptions, Evaluator
 from md4_jax.metrics import LogOptions
+from md4_jax.prompts import PromptOptions, Template
 from md4_jax.protocols import Batch, Network, Objective, UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS
+from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.sections import REGISTRIES, BenchOptions, DataOptions, fields, make
 from md4_jax.sharding import MeshOptions, batch_shards, make_mesh
@@ -46,6 +49,7 @@ class Experiment(NamedTuple):
     train: TrainOptions
     eval: EvalOptions
     sample: SampleOptions
+    prompt: PromptOptions
     checkpoint: CheckpointOptions
     log: LogOptions
     bench: BenchOptions
@@ -79,8 +83,7 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
     train = fields(TrainOptions, config["train"])
     sample = fields(SampleOptions, config["sample"])
     optimizer, rate = make("optim", config["optim"]).build(train.num_steps)
-    if sample.grid not in GRIDS:
-        raise unknown("sample.grid", sample.grid, list(GRIDS))
+    prompt = fields(PromptOptions, config["sample"])
     transform = fields(Transform, config["sample"])
     check_transform(transform.temperature, transform.top_k, transform.top_p)
     process = make("process", config["process"], vocab_size=tokenizer.vocab_size)
@@ -95,18 +98,46 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
         optimizer=optimizer,
         learning_rate=rate,
         sampler_step=make("sample", config["sample"], transform=transform),
-        grid=GRIDS[sample.grid](sample.steps),
+        grid=_grid(sample),
         mesh=make_mesh(fields(MeshOptions, config["mesh"])),
         data=fields(DataOptions, config["data"]),
         train=train,
         eval=fields(EvalOptions, config["eval"]),
         sample=sample,
+        prompt=prompt,
         checkpoint=fields(CheckpointOptions, config["checkpoint"]),
         log=fields(LogOptions, config["log"]),
         bench=fields(BenchOptions, config["bench"]),
     )
     validate(built)
     return built
+
+
+def _grid(sample: SampleOptions) -> np.ndarray:
+    """The named grid of so many steps, or the user's own times."""
+    if not isinstance(sample.grid, str):
+        return listed(sample.grid)
+    if sample.grid.startswith("["):
+        return listed(parse(sample.grid, None))
+    if sample.grid not in GRIDS:
+        raise unknown("sample.grid", sample.grid, list(GRIDS))
+    return GRIDS[sample.grid](sample.steps)
+
+
+def templates(built: Experiment) -> list[Template]:
+    """What the `sample` section fixes; UserError for text that does not fit."""
+    return built.prompt.build(built.tokenizer, sample_length(built))
+
+
+def sample_length(built: Experiment) -> int:
+    """Tokens of a sample."""
+    return built.sample.length or built.data.length
+
+
+def sample_window(built: Experiment) -> int:
+    """Tokens that the network sees at once when sampling."""
+    length = sample_length(built)
+    return min(length, built.data.length) if built.sample.stride else length
 
 
 # The bound that `auto` reports for a process: of those that are one, the least noisy.
@@ -210,13 +241,34 @@ def _check_fit(built: Experiment) -> None:
                 f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
             )
     _check_steps(built)
+    _check_sampling(built)
+
+
+def _check_sampling(built: Experiment) -> None:
+    """UserError for sampling settings that do not go together."""
+    transform, plain = built.sampler_step.transform, Transform()
+    for key, value in dataclasses.asdict(transform).items():
+        if (
+            value != getattr(plain, key)
+            and getattr(built.process, "parametrisation", "") == "score"
+        ):
+            raise UserError(
+                f"sample.{key}={value} needs a distribution over symbols, and with "
+                "process.parametrisation='score' the network gives ratios"
+            )
+    if built.sample.stride >= built.data.length:
+        raise UserError(
+            f"sample.stride={built.sample.stride} must be less than data.length="
+            f"{built.data.length}, the window that it moves"
+        )
+    templates(built)
 
 
 def _check_steps(built: Experiment) -> None:
     """UserError where the process has its own steps, and an objective or the sampler others."""
-    for objective in (built.objective, built.eval_objective):
-        if hasattr(objective, "check"):
-            objective.check(built.process)
+    for user in (built.objective, built.eval_objective, built.sampler_step):
+        if hasattr(user, "check"):
+            user.check(built.process)
     own, sample = getattr(built.process, "timesteps", None), built.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(
@@ -264,6 +316,18 @@ def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
     return loader.eval_batches(
         stream(source, built.tokenizer, split),
         built.data.length,
+        batch_size=eval_batch_size(built),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        segments_eot=_segments_eot(built),
+    )
+
+
+def batches_of(built: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
+    """This process's rows of sequences [N, L], in order."""
+    return loader.eval_batches(
+        tokens.ravel(),
+        tokens.shape[1],
         batch_size=eval_batch_size(built),
         process_index=jax.process_index(),
         process_count=jax.process_count(),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from md4_jax import build, config, report
 from md4_jax.bench import RandomTokens, bench, table
@@ -157,20 +158,45 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
 
 
 def _sample(exp: Experiment, workdir: Path) -> None:
+    """Writes and prints samples, then their numbers as a line of JSON."""
     step, params = _ema(exp, workdir)
-    options = exp.sample
-    length = options.length or exp.data.length
-    sampler = make_sampler(exp.network, sample, exp.grid, length, exp.mesh)
-    tokens, evaluations = draw_samples(sampler, params, exp.sampler_step, options, exp.mesh)
-    if jax.process_index() == 0:
-        texts = [exp.tokenizer.decode(row) for row in tokens]
-        facts = {"seed": options.seed, "network_evaluations": evaluations}
-        path = write_samples(workdir / "samples", step, texts, tokens, facts)
-        _say("\n" + path.read_text(encoding="utf-8"))
-        _say(
-            f"{len(texts)} samples of {length} tokens from step {step}, "
-            f"{evaluations} network evaluations each: {path}"
-        )
+    templates, window = build.templates(exp), build.sample_window(exp)
+    sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh, trace=exp.sample.trace)
+    drawn = draw_samples(
+        sampler, params, exp.sampler_step, exp.sample, templates, mesh=exp.mesh, window=window
+    )
+    judged = _judge(exp, workdir, params, drawn.tokens) if exp.sample.judge else {}
+    if jax.process_index() != 0:
+        return
+    texts = [exp.tokenizer.decode(row) for row in drawn.tokens]
+    path = write_samples(workdir / "samples", step, texts, drawn, {"seed": exp.sample.seed})
+    _say("\n" + path.read_text(encoding="utf-8"))
+    if drawn.frames is not None:
+        for picture in report.trace(path, drawn, exp, params):
+            _say(f"trace: {picture}")
+    _say(f"{len(texts)} samples of {drawn.tokens.shape[1]} tokens from step {step}: {path}")
+    facts = {"sampler": exp.config["sample"]["name"], "step": step}
+    _say(report.as_json({**facts, **report.of_samples(drawn), **judged}))
+
+
+def _judge(exp: Experiment, workdir: Path, params: Params, tokens: np.ndarray) -> dict[str, Any]:
+    """The bound on -log p of the samples under this model or that of another run."""
+    judge = exp
+    if exp.sample.judge != "self":
+        other = Path(exp.sample.judge).absolute()
+        kept = config.stored(other) if other.is_dir() else None
+        if kept is None:
+            raise UserError(f"sample.judge={exp.sample.judge} holds no run; 'self' is this one")
+        tokenizer = build.stored_tokenizer(other)
+        if tokenizer.to_json() != exp.tokenizer.to_json():
+            raise UserError(
+                f"sample.judge={exp.sample.judge} was trained with another tokenizer than {workdir}"
+            )
+        judge = build.experiment(kept, tokenizer)
+        _, params = _ema(judge, other)
+    batches = build.batches_of(judge, tokens)
+    result = build.evaluator(judge)(params, batches)
+    return {"judge": exp.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
 
 
 def complain(error: UserError) -> int:

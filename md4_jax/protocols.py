@@ -1,4 +1,4 @@
-"""The contracts between the rooms of the package: types only, no behaviour.
+"""The contracts between the rooms of the package: types, and no behaviour worth the name.
 
 Shapes: B sequences, L positions, V clean symbols (0..V-1), D features.
 Losses are in nats per sequence, unreduced; `metrics.py` alone converts units.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array | np.ndarray
@@ -90,15 +91,24 @@ class Denoiser(NamedTuple):
     They are apart because a masked loss needs the vocabulary only where a token
     is masked, and a sampler only where one is about to be revealed. groups is the number
     of parts that a batch is split into over devices: what is gathered stays within a part.
+    gathered(z, t, index [B, P]) -> h [B, P, D], where the network has a cheaper way than
+    computing all features.
     """
 
     features: Callable[..., Array]
     unembed: Callable[[Array], Array]
     groups: int = 1
+    gathered: Callable[[Array, Array, Array], Array] | None = None
 
     def __call__(self, z: Array, t: Array, **context: Array) -> Array:
         """Logits [B, L, V]."""
         return self.unembed(self.features(z, t, **context))
+
+    def features_at(self, z: Array, t: Array, index: Array) -> Array:
+        """Features of the positions index [B, P] alone: [B, P, D]."""
+        if self.gathered is not None:
+            return self.gathered(z, t, index)
+        return jnp.take_along_axis(self.features(z, t), index[..., None], axis=1)
 
 
 class Network(NamedTuple):
@@ -155,24 +165,59 @@ class Objective(Protocol):
         ...
 
 
+class Chain(NamedTuple):
+    """Sequences on their way from noise to data.
+
+    z            int32 [B, L], symbols of the process
+    given        bool [B, L], the positions that the user fixed: no step changes them
+    sure         float32 [B, L], the probability with which the model drew the token there; 1
+                 where it was given, 0 where none was drawn yet
+    evaluations  int32 [B], the network evaluations that the sequence has used
+    """
+
+    z: Array
+    given: Array
+    sure: Array
+    evaluations: Array
+
+
+class Plan(NamedTuple):
+    """When each position is drawn, where that does not depend on what the network says.
+
+    round  int32 [B, L], positions of one round are drawn at once, lower rounds first; NEVER
+           where no token is drawn
+    time   float32 [B, L], of the network evaluation; the same throughout a round of a sequence
+    """
+
+    round: Array
+    time: Array
+
+
+NEVER = np.iinfo(np.int32).max
+
+
 class SamplerStep(Protocol):
-    """One reverse step from time t to s < t, for the processes that it is defined for."""
+    """One reverse step from time t to s < t, for the processes that it is defined for.
+
+    `level` is the time at which z stays, for a chain that does not move in time; else None.
+
+    Where the choice of positions does not need the network, a step says so, and all of its
+    steps are then chosen beforehand (samplers/planned.py), with the same law and without the
+    network evaluations at which nothing is drawn. It has one of
+
+        chance(process, s, t)               P(a mask is revealed), for process masking
+        plan(process, chain, grid, keys)    its Plan, and room(length), positions of one round
+    """
 
     @property
     def needs(self) -> Needs: ...
 
+    @property
+    def transform(self) -> Any: ...
+
+    @property
+    def level(self) -> float | None: ...
+
     def __call__(
-        self, denoiser: Denoiser, process: Any, z: Array, s: Array, t: Array, keys: Array
-    ) -> Array: ...
-
-    def evaluations(self, steps: int, length: int) -> int:
-        """How often the network is called over a grid of so many steps, `finish` excepted."""
-        ...
-
-    def unfinished(self, process: Any, z: Array) -> Array:
-        """Whether any noise is left at t = 0, a bool []."""
-        ...
-
-    def finish(self, denoiser: Denoiser, process: Any, z: Array, keys: Array) -> Array:
-        """What is done to noise that is left after the last step."""
-        ...
+        self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain: ...

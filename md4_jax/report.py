@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import md4_jax
-from md4_jax import figures, sharding
+from md4_jax import diversity, figures, sharding, traces
 from md4_jax.config import commit
 from md4_jax.metrics import read_rows
 from md4_jax.protocols import PARTS, Params
@@ -85,6 +85,38 @@ def picture(workdir: Path, levels: list[float]) -> str:
         return "none: nothing was logged, since there were fewer steps than log.every"
     figures.loss_curve(read_rows(log), path, levels)
     return str(path)
+
+
+def of_samples(drawn: Any) -> dict[str, Any]:
+    """Cost and variety of samples, by name, for a line of JSON."""
+    used = drawn.evaluations
+    return {
+        "samples": len(drawn.tokens),
+        "length": int(drawn.tokens.shape[1]),
+        "network_evaluations": float(used.mean()),
+        "network_evaluations_min": int(used.min()),
+        "network_evaluations_max": int(used.max()),
+        "seconds_per_sequence": drawn.seconds / len(drawn.tokens),
+        **diversity.numbers(drawn.tokens),
+    }
+
+
+def trace(samples: Path, drawn: Any, built: Any, params: Params) -> list[Path]:
+    """Pictures beside the file of the samples: how the first came about, and GenMD4's powers."""
+    path = traces.trajectory(drawn.frames, drawn.given[0], built.tokenizer)
+    gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
+    traces.gif(path, gif)
+    name = built.config["sample"]["name"]
+    traces.html(
+        path, page, f"Sample 0 of {samples.stem}: {name}, {built.config['objective']['name']}"
+    )
+    made = [gif, page]
+    for learned, values in params["process"].learned().items():
+        symbols = [traces.word(built.tokenizer, i) for i in range(built.tokenizer.vocab_size)]
+        times = figures.reveal_times(drawn.frames[0], built.grid, built.process.mask_id)
+        made.append(samples.with_suffix(f".{learned}.png"))
+        figures.powers(symbols, np.asarray(values), drawn.tokens[0], times, made[-1])
+    return made
 
 
 def keep(workdir: Path, result: dict[str, Any]) -> None:

@@ -2,80 +2,156 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from md4_jax.prompts import Template
 from md4_jax.protocols import Array, Denoiser, Network, Params, SamplerStep, UserError
-from md4_jax.sharding import batch_sharding, batch_shards, to_host
+from md4_jax.sharding import batch_sharding, batch_shards, to_global, to_host
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """The `sample` section, besides the sampler's name and its transforms.
+    """The `sample` section, besides the sampler's name, its arguments, transforms and prompts.
 
-    num         how many sequences
-    steps       T of the grid: reverse steps, one network evaluation each
-    grid        cosine or uniform
+    num         how many sequences, of each template
+    steps       T of the grid: reverse steps
+    grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
     length      tokens per sequence; 0: as in training
+    stride      new tokens of each window of a text longer than in training; 0: no windows, the
+                network sees all of it at once
     batch_size  sequences sampled at once
     seed        sample i depends on the seed and i alone
+    trace       pictures of how the first sample came about
+    judge       whose bound on -log p of the samples is reported: '' for nobody's, 'self', or
+                the directory of another run with the same tokenizer
     """
 
     num: int = 4
     steps: int = 256
-    grid: str = "cosine"
+    grid: str | tuple[float, ...] = "cosine"
     length: int = 0
+    stride: int = 0
     batch_size: int = 16
     seed: int = 0
+    trace: bool = False
+    judge: str = ""
 
     def __post_init__(self):
         for name in ("num", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
-        if self.length < 0:
-            raise UserError(f"sample.length must not be negative, not {self.length}")
+        for name in ("length", "stride"):
+            if getattr(self, name) < 0:
+                raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")
+
+
+class Samples(NamedTuple):
+    """What `draw_samples` returns; frames are of the first sequence, None without a trace.
+
+    tokens       int32 [N, L]
+    given        bool [N, L]
+    evaluations  int64 [N], network evaluations that each sequence used
+    seconds      of the compiled programs, their compilation excluded
+    frames       (z [F, L], sure [F, L]), after each step of each window
+    """
+
+    tokens: np.ndarray
+    given: np.ndarray
+    evaluations: np.ndarray
+    seconds: float
+    frames: tuple[np.ndarray, np.ndarray] | None
 
 
 def make_sampler(
-    network: Network, loop: Callable, grid: np.ndarray, length: int, mesh: Mesh
-) -> Callable[[Params, SamplerStep, Array], tuple[Array, Array]]:
-    """A compiled (params, step, keys [B]) -> (tokens [B, L], network evaluations)."""
+    network: Network, loop: Callable, grid: np.ndarray, mesh: Mesh, *, trace: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """A compiled (params, step, keys [B], tokens [B, L], given [B, L]) -> (Chain, frames)."""
 
-    def run(params: Params, step: SamplerStep, keys: Array):
+    def run(params: Params, step: SamplerStep, keys: Array, tokens: Array, given: Array):
         denoiser: Denoiser = network.bind(params["network"])
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(
-            denoiser, params["process"], step, grid=jnp.asarray(grid), keys=keys, length=length
-        )
+            denoiser, params["process"], step,
+            grid=grid, keys=keys, tokens=tokens, given=given, trace=trace,
+        )  # fmt: skip
 
     return jax.jit(run)
 
 
 def draw_samples(
-    sampler: Callable, params: Params, step: SamplerStep, options: SampleOptions, mesh: Mesh
-) -> tuple[np.ndarray, int]:
-    """(tokens [num, L], network evaluations per sequence), in batches of one compiled shape."""
-    shards = batch_shards(mesh)
-    size = -(-min(options.batch_size, options.num) // shards) * shards
-    rows, evaluations = [], 0
-    for start in range(0, options.num, size):
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.key(options.seed), jnp.arange(start, start + size)
-        )
-        with jax.set_mesh(mesh):
-            tokens, used = sampler(params, step, keys)
-        rows.append(to_host(tokens))
-        evaluations = max(evaluations, int(to_host(used)))
-    return np.concatenate(rows)[: options.num], evaluations
+    sampler: Callable,
+    params: Params,
+    step: SamplerStep,
+    options: SampleOptions,
+    templates: Sequence[Template],
+    *,
+    mesh: Mesh,
+    window: int,
+) -> Samples:
+    """`options.num` samples of each template, in batches of one compiled shape.
+
+    window: tokens that the network sees at once. Longer templates are filled window by
+    window, each `options.stride` tokens further; what is already there is given to the next.
+    """
+    tokens = np.repeat(np.stack([t.tokens for t in templates]), options.num, axis=0)
+    given = np.repeat(np.stack([t.given for t in templates]), options.num, axis=0)
+    total, shards = len(tokens), batch_shards(mesh)
+    size = -(-min(options.batch_size, total) // shards) * shards
+    out, known = tokens.copy(), given.copy()
+    evaluations, seconds, frames, compiled = np.zeros(total, np.int64), 0.0, [], None
+    for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
+        for start in range(0, total, size):
+            rows = np.minimum(np.arange(start, start + size), total - 1)
+            keys = _keys(options.seed, number, np.arange(start, start + size))
+            fixed = to_global((out[rows][:, part], known[rows][:, part]), mesh)
+            with jax.set_mesh(mesh):
+                compiled = compiled or sampler.lower(params, step, keys, *fixed).compile()
+                began = time.perf_counter()
+                chain, path = jax.block_until_ready(compiled(params, step, keys, *fixed))
+            seconds += time.perf_counter() - began
+            if path is not None and start == 0:
+                frames.append(_placed(to_host(path), out[0], known[0], part))
+            keep = min(size, total - start)
+            out[start : start + keep, part] = to_host(chain.z)[:keep]
+            evaluations[start : start + keep] += to_host(chain.evaluations)[:keep]
+        known[:, part] = True
+    path = tuple(np.concatenate(x) for x in zip(*frames, strict=True)) if frames else None
+    return Samples(out, given, evaluations, seconds, path)
+
+
+def windows(length: int, window: int, stride: int) -> Iterator[slice]:
+    """The parts of a text that are filled one after another, the last one at its end."""
+    start = 0
+    while start + window < length:
+        yield slice(start, start + window)
+        start += stride
+    yield slice(max(0, length - window), length)
+
+
+def _keys(seed: int, window: int, rows: np.ndarray) -> Array:
+    root = jax.random.key(seed)
+    if window:
+        root = jax.random.fold_in(root, 2**31 + window)
+    return jax.vmap(jax.random.fold_in, (None, 0))(root, rows)
+
+
+def _placed(path, tokens: np.ndarray, known: np.ndarray, part: slice):
+    """A window's frames in the whole text, in which -1 stands where nothing is yet."""
+    z = np.tile(np.where(known, tokens, -1), (len(path.z), 1))
+    sure = np.tile(np.where(known, 1.0, 0.0), (len(path.z), 1))
+    z[:, part], sure[:, part] = path.z, path.sure
+    return z, sure
 
 
 def write_samples(
-    directory: Path, step: int, texts: list[str], tokens: np.ndarray, facts: dict
+    directory: Path, step: int, texts: list[str], samples: Samples, facts: dict
 ) -> Path:
     """samples/step_N.txt to read and step_N.jsonl for programs; an older file is kept beside it."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -88,6 +164,13 @@ def write_samples(
     path.write_text(body + "\n", encoding="utf-8")
     with (directory / f"{stem}.jsonl").open("w", encoding="utf-8") as file:
         for i, text in enumerate(texts):
-            row = {"sample": i, "step": step, **facts, "text": text, "tokens": tokens[i].tolist()}
+            row = {
+                "sample": i,
+                "step": step,
+                **facts,
+                "network_evaluations": int(samples.evaluations[i]),
+                "text": text,
+                "tokens": samples.tokens[i].tolist(),
+            }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return path

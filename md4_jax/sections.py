@@ -17,6 +17,7 @@ from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.optim import OPTIMIZERS
 from md4_jax.processes import PROCESSES
+from md4_jax.prompts import PromptOptions
 from md4_jax.protocols import UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import SAMPLERS
@@ -94,7 +95,7 @@ CLASSES = {
     "train": (TrainOptions,),
     "mesh": (MeshOptions,),
     "eval": (EvalOptions,),
-    "sample": (SampleOptions, Transform),
+    "sample": (SampleOptions, PromptOptions, Transform),
     "checkpoint": (CheckpointOptions,),
     "log": (LogOptions,),
     "bench": (BenchOptions,),

@@ -17,8 +17,9 @@ from md4_jax.processes import PROCESSES
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Batch, Denoiser
+from md4_jax.protocols import Batch, Chain, Denoiser
 from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.loop import blank, sample
 from md4_jax.schedules import LogLinear
 
 # All calls have this many rows, so that operations are compiled once and not once a test.
@@ -176,6 +177,24 @@ def any_order(denoiser: Denoiser, process, x: np.ndarray, objective=None, nodes=
         values = over_patterns(given_z, process.mask_id, x, t, masks)
         total += (values.mean(axis=2) @ law) / length
     return total
+
+
+def chain_of(z, given=None) -> Chain:
+    """A chain at z [B, L] of which nothing is given, or so much."""
+    z = jnp.asarray(z, jnp.int32)
+    given = jnp.zeros(z.shape, bool) if given is None else jnp.asarray(given)
+    return Chain(z, given, jnp.where(given, 1.0, 0.0), jnp.zeros(len(z), jnp.int32))
+
+
+def drawn(denoiser: Denoiser, process, step, grid, keys, *, length: int = 2):
+    """(z [B, L], evaluations [B]) of a whole run from noise, compiled."""
+    call = jax.jit(
+        lambda keys, tokens, given: sample(
+            denoiser, process, step, grid=grid, keys=keys, tokens=tokens, given=given
+        )[0]
+    )
+    chain = call(keys, *blank(len(keys), length))
+    return chain.z, chain.evaluations
 
 
 def ancestral_law(denoiser: Denoiser, process, grid: np.ndarray, length: int) -> np.ndarray:

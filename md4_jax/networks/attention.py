@@ -13,26 +13,36 @@ def attend(
     *,
     segments: Array | None = None,
     causal: bool = False,
+    index: Array | None = None,
 ) -> Array:
     """softmax(q k^T / sqrt(Dh)) v -> [B, L, H, Dh].
 
     segments int32 [B, L]: a token attends only to tokens of its own segment. causal: only to
-    itself and to those on its left. The softmax is float32 whatever the inputs are.
+    itself and to those on its left. index int32 [B, P]: the queries are of these positions
+    alone. The softmax is float32 whatever the inputs are.
     """
     mask = None
     if segments is not None:
-        mask = (segments[:, :, None] == segments[:, None, :])[:, None]
+        asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)
+        mask = (asking[:, :, None] == segments[:, None, :])[:, None]
+    if index is not None and causal:
+        left = (index[:, :, None] >= jnp.arange(key_BxLxHxDh.shape[1]))[:, None]
+        mask, causal = left if mask is None else mask & left, False
     return jax.nn.dot_product_attention(
         query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask=mask, is_causal=causal
     )
 
 
-def rotate(x_BxLxHxDh: Array, *, base: float = 10_000.0) -> Array:
-    """Rotary position embedding (arXiv:2104.09864), computed in float32, halves rotated."""
+def rotate(x_BxLxHxDh: Array, index: Array | None = None, *, base: float = 10_000.0) -> Array:
+    """Rotary position embedding (arXiv:2104.09864), computed in float32, halves rotated.
+
+    index int32 [B, L] are the positions, if they are not 0, 1, ...
+    """
     length, size = x_BxLxHxDh.shape[1], x_BxLxHxDh.shape[-1]
     frequency = base ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
-    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
-    cos, sin = (f(angle)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+    position = jnp.arange(length)[None] if index is None else index
+    angle = position.astype(jnp.float32)[..., None] * frequency
+    cos, sin = (f(angle)[:, :, None, :] for f in (jnp.cos, jnp.sin))
     left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
     return rotated.astype(x_BxLxHxDh.dtype)

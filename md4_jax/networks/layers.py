@@ -42,12 +42,12 @@ class Attention(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array, segments: Array | None) -> Array:
-        batch, length, size = x_BxLxD.shape
-        split = (batch, length, self.heads, size // self.heads)
+    def __call__(self, x_BxLxD: Array, segments: Array | None, index: Array | None) -> Array:
+        batch, _, size = x_BxLxD.shape
+        asking = x_BxLxD if index is None else rows(x_BxLxD, index)
         query, key, value = (
-            dense(size, name, self.dtype)(x_BxLxD).reshape(split)
-            for name in ("query", "key", "value")
+            dense(size, name, self.dtype)(x).reshape(batch, -1, self.heads, size // self.heads)
+            for name, x in (("query", asking), ("key", x_BxLxD), ("value", x_BxLxD))
         )
         if self.qk_norm:
             query, key = (
@@ -57,8 +57,11 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        mixed = attend(rotate(query), rotate(key), value, segments=segments, causal=self.causal)
-        mixed_BxLxD = mixed.reshape(batch, length, size)
+        mixed = attend(
+            rotate(query, index), rotate(key), value,
+            segments=segments, causal=self.causal, index=index,
+        )  # fmt: skip
+        mixed_BxLxD = mixed.reshape(asking.shape)
         return dense(size, "out", self.dtype, zeros=self.zero_output)(mixed_BxLxD)
 
 
@@ -117,7 +120,13 @@ class Block(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None):
+    def __call__(
+        self,
+        x_BxLxD: Array,
+        condition_BxD: Array | None,
+        segments: Array | None,
+        index: Array | None = None,
+    ):
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
         zero = condition_BxD is None
         attention = Attention(
@@ -133,9 +142,9 @@ class Block(nn.Module):
             if self.local_width:
                 mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
                 y_BxLxD = mixing(y_BxLxD, segments)
-            return attention(y_BxLxD, segments)
+            return attention(y_BxLxD, segments, index)
 
-        x_BxLxD = residual(x_BxLxD, mix, first, "attention_norm")
+        x_BxLxD = residual(x_BxLxD, mix, first, "attention_norm", index)
         x_BxLxD = residual(x_BxLxD, feed_forward, second, "feed_forward_norm")
         return constrain(x_BxLxD, BATCH_AXES, None, None), None
 
@@ -146,13 +155,24 @@ def modulation(count: int, size: int, condition_BxD: Array, dtype) -> list[Array
     return jnp.split(layer(nn.silu(condition_BxD))[:, None, :], count, axis=-1)
 
 
-def residual(x_BxLxD: Array, layer, shift_scale_gate, norm_name: str) -> Array:
-    """x + gate * layer(norm(x) * (1 + scale) + shift); plain x + layer(norm(x)) without them."""
+def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
+    """The rows index of x: [B, P, D]."""
+    return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
+
+
+def residual(
+    x_BxLxD: Array, layer, shift_scale_gate, norm_name: str, index: Array | None = None
+) -> Array:
+    """x + gate * layer(norm(x) * (1 + scale) + shift); plain x + layer(norm(x)) without them.
+
+    With index [B, P] the layer returns these rows alone, and so does this.
+    """
     shift, scale, gate = shift_scale_gate
+    kept = x_BxLxD if index is None else rows(x_BxLxD, index)
     if shift is None:
-        return x_BxLxD + layer(Normalize(gain=True, name=norm_name)(x_BxLxD))
+        return kept + layer(Normalize(gain=True, name=norm_name)(x_BxLxD))
     y_BxLxD = Normalize(gain=False, name=norm_name)(x_BxLxD)
-    return x_BxLxD + gate * layer(y_BxLxD * (1.0 + scale) + shift)
+    return kept + gate * layer(y_BxLxD * (1.0 + scale) + shift)
 
 
 class TimeEmbedding(nn.Module):

@@ -1,6 +1,8 @@
 """The transformer: bidirectional as MD4 trains it or causal, with or without time."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -82,13 +84,29 @@ class Transformer:
             def unembed(h):
                 return module.apply(variables, h, method="unembed")
 
-            return Denoiser(features, unembed, batch_groups())
+            def gathered(z, t, index):
+                return sampled.apply(
+                    {"params": unstacked(params, self)}, z, t, index=index, method="features"
+                )
 
+            return Denoiser(features, unembed, batch_groups(), gathered)
+
+        sampled = TransformerModule(dataclasses.replace(self, scan_blocks=False, remat=False))
         return Network(init, bind, time_free=not self.time_conditioning, causal=self.causal)
 
 
 def rounded(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def unstacked(params: Mapping[str, Any], options: Transformer) -> dict[str, Any]:
+    """Parameters of scanned blocks as those of single ones: sampling wants the last apart."""
+    params = dict(params)
+    if options.scan_blocks:
+        stacked = params.pop("blocks")
+        for index in range(options.depth):
+            params[f"blocks_{index}"] = jax.tree.map(lambda x, i=index: x[i], stacked)
+    return params
 
 
 class TransformerModule(nn.Module):
@@ -132,15 +150,22 @@ class TransformerModule(nn.Module):
     def __call__(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
         return self.unembed(self.features(z_BxL, t_B, segments=segments))
 
-    def features(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
+    def features(
+        self, z_BxL: Array, t_B: Array, segments: Array | None = None, index: Array | None = None
+    ) -> Array:
+        """h [B, L, D], or with index [B, P] those of these positions: [B, P, D].
+
+        The last block then computes no more than keys and values for the other positions.
+        """
         x_BxLxD = self.embedding.astype(self.compute_dtype)[z_BxL]
         x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
         condition_BxD = self.time(t_B) if self.options.time_conditioning else None
         if self.options.scan_blocks:
             x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxD, segments)
         else:
-            for block in self.blocks:
+            for block in self.blocks[:-1]:
                 x_BxLxD, _ = block(x_BxLxD, condition_BxD, segments)
+            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxD, segments, index)
         x_BxLxD = self.final_norm(x_BxLxD)
         if condition_BxD is None:
             return x_BxLxD

@@ -71,6 +71,15 @@ class StateDependent:
         """P(z_s is clean | z_t is the mask, x_0 = k) = 1 - (s/t)^{w_k}, s < t: [V]."""
         return -jnp.expm1(self.power * jnp.log(s / t))
 
+    def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
+        """Rates mu_k (-alpha'_k) / (1 - alpha_k) = mu_k w_k / t of m -> k, 0 elsewhere: [B, L, V].
+
+        outputs [B, L, V] are logits of mu at z, t [B].
+        """
+        mu = jax.nn.softmax(outputs.astype(jnp.float32), axis=-1)
+        rates = mu * self.power / t[:, None, None]
+        return jnp.where((z == self.mask_id)[..., None], rates, 0.0)
+
     def learned(self) -> dict[str, Array]:
         """{'power': w [V]}: a symbol with a larger w is revealed earlier."""
         return {"power": self.power}

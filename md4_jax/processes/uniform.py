@@ -141,11 +141,30 @@ class Uniform:
         """
         return self._reverse(outputs, z, t, *(f(s) for f in self._levels()))
 
+    def analytic_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
+        """As `reverse_logits`, by the analytic (Tweedie) step whatever the parametrisation."""
+        return self._reverse(outputs, z, t, *(f(s) for f in self._levels()), analytic=True)
+
+    def beta(self, t: Array) -> Array:
+        """-alpha'_t / alpha_t, the rate of time; large, not infinite, where alpha is 0."""
+        alpha = self.schedule.alpha(t)
+        return -self.schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+
+    def forward_rates(self, z: Array) -> Array:
+        """Rates 1 / V of z_n -> y, without beta, 0 at y = z_n: [B, L, V]."""
+        here = jnp.arange(self.vocab_size) == z[..., None]
+        return jnp.where(here, 0.0, 1.0 / self.vocab_size)
+
+    def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
+        """beta s_y / V, the model's rates of z_n -> y, 0 at y = z_n: [B, L, V]."""
+        score = jnp.exp(self.log_score(outputs, z, t))
+        return self.beta(t)[:, None, None] * self.forward_rates(z) * score
+
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
         """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
         return self._reverse(outputs, z, t, jnp.ones_like(t), jnp.zeros_like(t))
 
-    def _reverse(self, outputs, z, t, alpha_s, noise_s) -> Array:
+    def _reverse(self, outputs, z, t, alpha_s, noise_s, *, analytic=False) -> Array:
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         alpha_t, noise_t = (f(t)[:, None, None] for f in self._levels())
         alpha_s, noise_s = alpha_s[:, None, None], noise_s[:, None, None]
@@ -155,7 +174,7 @@ class Uniform:
         here = jnp.arange(self.vocab_size) == z[..., None]
         moved = lost / self.vocab_size
         log_step = jnp.log(jnp.where(here, kept + moved, moved))
-        if self.parametrisation == "score":
+        if self.parametrisation == "score" or analytic:
             score = jnp.exp(self.log_score(outputs, z, t))
             mean = jnp.mean(score, axis=-1, keepdims=True)
             back = jnp.maximum(score - lost * mean, 0.0)

@@ -1,17 +1,32 @@
 """Reverse steps and time grids by their name in a config."""
 
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.grids import cosine, uniform
+from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.grids import cosine, log_linear, uniform
+from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
 from md4_jax.samplers.metropolis import Metropolis
+from md4_jax.samplers.orders import AnyOrder, FirstHitting
+from md4_jax.samplers.predictor_corrector import PredictorCorrector
+from md4_jax.samplers.remask import Remask
+from md4_jax.samplers.tweedie import Tweedie
 
 SAMPLERS = {
     "ancestral": Ancestral,
+    "any_order": AnyOrder,
+    "confidence": Confidence,
+    "euler": Euler,
+    "first_hitting": FirstHitting,
     "left_to_right": LeftToRight,
     "metropolis": Metropolis,
+    "predictor_corrector": PredictorCorrector,
+    "remask": Remask,
+    "tau_leaping": TauLeaping,
+    "tweedie": Tweedie,
 }
 
 GRIDS = {
     "cosine": cosine,
+    "log_linear": log_linear,
     "uniform": uniform,
 }

@@ -1,4 +1,4 @@
-"""Ancestral sampling, z_s ~ p(z_s | z_t) of each process: docs/equations.md, Sampling."""
+"""Ancestral sampling, z_s ~ p(z_s | z_t) of each process: docs/samplers.md, Ancestral."""
 
 import dataclasses
 import functools
@@ -12,10 +12,10 @@ from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Denoiser, Needs
-from md4_jax.samplers.transforms import Transform, draw_token
-
-MASKED = (Masking, StateDependent)
+from md4_jax.protocols import Array, Chain, Denoiser, Needs
+from md4_jax.samplers import planned
+from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.transforms import Transform
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
@@ -25,57 +25,56 @@ class Ancestral:
 
     Masks: a masked position is revealed with probability (alpha_s - alpha_t)/(1 - alpha_t),
     and then its token is drawn from the denoiser: two draws, so that the rounding
-    of a (V + 1)-way draw cannot change how many tokens appear. Where alpha depends
-    on the symbol the two come from `reveal`. Other noise: every position is drawn
-    from the process's `reverse_logits`.
+    of a (V + 1)-way draw cannot change how many tokens appear. With one alpha for all symbols
+    the first needs no network; where alpha depends on the symbol the two come from `reveal`.
+    Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
-    needs: ClassVar[Needs] = Needs((*MASKED, Uniform, Transition, Rates))
+    needs: ClassVar[Needs] = Needs((Masking, StateDependent, Uniform, Transition, Rates))
+    level: ClassVar[None] = None
 
     transform: Transform = Transform()
 
     def __call__(
-        self, denoiser: Denoiser, process: Any, z: Array, s: Array, t: Array, keys: Array
-    ) -> Array:
-        times = jnp.full(z.shape[:1], t)
-        outputs = self.transform(denoiser(z, times))
-        if not isinstance(process, MASKED):
-            return draw_token(
-                keys, process.reverse_logits(outputs, z, jnp.full_like(times, s), times)
+        self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        if isinstance(process, Masking):
+            return planned.step_by_chance(
+                denoiser, self.transform, process, chain, s, t, keys=keys, chance=self.chance
             )
+        times = jnp.full(chain.z.shape[:1], t)
+        outputs = denoiser(chain.z, times)
+        if isinstance(process, StateDependent):
+            return self._reveal(process, chain, outputs, process.reveal_probability(s, t), keys)
+        logits = process.reverse_logits(
+            self.transform(outputs), chain.z, jnp.full_like(times, s), times
+        )
+        z = draw_token(keys, logits)
+        return evaluated(chain, z, probability(logits, z))
+
+    def chance(self, process: Masking, s: Array, t: Array) -> Array:
+        """P(a mask is revealed) = (alpha_s - alpha_t) / (1 - alpha_t)."""
+        return process.reveal_probability(s, t)
+
+    def _reveal(self, process, chain: Chain, outputs: Array, each: Array, keys: Array) -> Chain:
         reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        logits, chance = reveal(outputs, process.reveal_probability(s, t))
+        logits, revealed = reveal(self.transform(outputs), each)
         tokens = draw_token(token_keys, logits)
-        revealed = (z == process.mask_id) & (uniforms(reveal_keys, z.shape[1]) < chance)
-        return jnp.where(revealed, tokens, z)
-
-    def evaluations(self, steps: int, length: int) -> int:
-        """One network evaluation a step."""
-        return steps
-
-    def unfinished(self, process: Any, z: Array) -> Array:
-        """Whether a mask is left, or the schedule keeps other noise at t = 0."""
-        if isinstance(process, MASKED):
-            return jnp.any(z == process.mask_id)
-        if isinstance(process, Transition):
-            return jnp.zeros((), bool)  # its step 0 has no noise
-        return process.schedule.one_minus_alpha(jnp.float32(0.0)) > 0.0
-
-    def finish(self, denoiser: Denoiser, process: Any, z: Array, keys: Array) -> Array:
-        """What is left at t = 0 is drawn (not maximised) from the denoiser there."""
-        times = jnp.zeros(z.shape[:1])
-        outputs = self.transform(denoiser(z, times))
-        if not isinstance(process, MASKED):
-            return draw_token(keys, process.clean_logits(outputs, z, times))
-        return jnp.where(z == process.mask_id, draw_token(keys, outputs), z)
+        chosen = planned.masked(process, chain)
+        chosen &= uniforms(reveal_keys, chain.z.shape[1]) < revealed
+        sure = jnp.where(chosen, probability(outputs, tokens), chain.sure)
+        return evaluated(chain, jnp.where(chosen, tokens, chain.z), sure)
 
 
-def reveal(logits: Array, probability: Array) -> tuple[Array, Array]:
-    """(logits of a token given that it is revealed, P(revealed)) from P(revealed | symbol).
+def evaluated(chain: Chain, z: Array, sure: Array) -> Chain:
+    """The chain after one network evaluation of every sequence."""
+    return chain._replace(z=z, sure=sure, evaluations=chain.evaluations + 1)
 
-    logits [..., V] of mu and probability p, one number or [V]: P(revealed) =
-    sum_k mu_k p_k and P(k | revealed) prop mu_k p_k (docs/equations.md, GenMD4).
+
+def reveal(logits: Array, each: Array) -> tuple[Array, Array]:
+    """(logits of a token given that it is revealed, P(revealed)) from P(revealed | symbol) [V].
+
+    logits [..., V] of mu: P(revealed) = sum_k mu_k p_k and P(k | revealed) prop mu_k p_k
+    (docs/equations.md, GenMD4).
     """
-    if jnp.ndim(probability) == 0:
-        return logits, probability
-    return logits + jnp.log(probability), jax.nn.softmax(logits, axis=-1) @ probability
+    return logits + jnp.log(each), jax.nn.softmax(logits, axis=-1) @ each

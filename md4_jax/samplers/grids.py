@@ -1,6 +1,10 @@
-"""Time grids t(0) = 0 < ... < t(T) = 1: docs/equations.md, Sampling."""
+"""Time grids t(0) = 0 < ... < t(T) = 1: docs/samplers.md."""
+
+from collections.abc import Sequence
 
 import numpy as np
+
+from md4_jax.protocols import UserError
 
 
 def uniform(steps: int) -> np.ndarray:
@@ -15,3 +19,20 @@ def cosine(steps: int) -> np.ndarray:
     """
     t = np.sin(0.5 * np.pi * np.arange(steps + 1) / steps)
     return t.astype(np.float32)
+
+
+def log_linear(steps: int) -> np.ndarray:
+    """t(0) = 0 and t(i) = 1000^(i/T - 1) at i = 1..T in equal steps of log t, float32 [T + 1]."""
+    t = 1e-3 ** (1.0 - np.arange(steps + 1) / steps)
+    return np.where(np.arange(steps + 1) == 0, 0.0, t).astype(np.float32)
+
+
+def listed(times: Sequence[float]) -> np.ndarray:
+    """A user's times, from 1 down to 0, as float32 [T + 1] ascending; UserError if they are not."""
+    t = np.asarray(times, np.float32)
+    if len(t) < 2 or t[0] != 1.0 or t[-1] != 0.0 or not (np.diff(t) < 0).all():
+        raise UserError(
+            "sample.grid as a list must fall strictly from 1.0 to 0.0, as in [1.0, 0.5, 0.0], "
+            f"not {list(times)}"
+        )
+    return t[::-1].copy()

@@ -1,11 +1,24 @@
-"""The one scan that every sampler runs in."""
+"""From noise to data: the one place where the steps of a sampler are run."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from md4_jax.protocols import Array, Denoiser, SamplerStep
+from md4_jax.processes.masking import Masking
+from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.processes.transition import Transition
+from md4_jax.protocols import Array, Chain, Denoiser, Plan, SamplerStep
+from md4_jax.samplers import planned
+from md4_jax.samplers.draw import draw_token, probability
+
+
+class Frames(NamedTuple):
+    """The first sequence of a batch after each step: z int32 and sure float32, [T + 1, L]."""
+
+    z: Array
+    sure: Array
 
 
 def sample(
@@ -13,30 +26,108 @@ def sample(
     process: Any,
     step: SamplerStep,
     *,
-    grid: Array,
+    grid: np.ndarray,
     keys: Array,
-    length: int,
-) -> tuple[Array, Array]:
+    tokens: Array,
+    given: Array,
+    trace: bool = False,
+) -> tuple[Chain, Frames | None]:
     """Runs the reverse process along a grid t(0) < ... < t(T) of float32 times.
 
-    keys [B]: one random key a sequence, so that a sample does not depend on its
-    neighbours in a batch. Returns (tokens int32 [B, L], number of network
-    evaluations): what the step says for T steps, and one more if noise was left at t(0) (a
-    schedule that does not reach alpha_0 = 1), which the step's `finish` then removes.
+    keys [B]: one random key a sequence, so that a sample does not depend on its neighbours in
+    a batch. Where given, tokens [B, L] hold what the user fixed: they are seen by the network
+    without noise if the process has a mask, else with that of the time, and come out unchanged.
+    Noise that is left after the last step (a schedule that does not reach alpha_0 = 1) is then
+    drawn from the denoiser. trace also returns the path of the first sequence.
     """
-    steps = grid.shape[0] - 1
+    steps = len(grid) - 1
+    chain = begin(process, tokens, given, _fold(keys, steps + 1))
+    planning = planned.plan_of(step, process, chain, grid, _fold(keys, steps))
+    if planning is None:
+        chain, frames = _scan(denoiser, process, step, chain, grid, keys, tokens, trace)
+    else:
+        (plan, room), before = planning, chain
+        chain = planned.run(
+            denoiser, step.transform, process, chain, plan, keys=_fold(keys, steps + 2), room=room
+        )
+        rounds = max(steps, chain.z.shape[1])
+        frames = _replayed(before, chain, plan, rounds) if trace else None
+    chain = _finished(denoiser, process, step, chain, _fold(keys, 0))
+    chain = chain._replace(z=jnp.where(given, tokens, chain.z))
+    if frames is not None:
+        last = (chain.z[:1], chain.sure[:1])
+        frames = Frames(*(jnp.concatenate(both) for both in zip(frames, last, strict=True)))
+    return chain, frames
 
-    def fold(index: Array) -> Array:
-        return jax.vmap(jax.random.fold_in, (0, None))(keys, index)
 
-    def body(z: Array, index: Array) -> tuple[Array, None]:
-        s, t = grid[index - 1], grid[index]
-        return step(denoiser, process, z, s, t, fold(index)), None
+def begin(process: Any, tokens: Array, given: Array, keys: Array) -> Chain:
+    """The chain at t = 1, with what is given."""
+    prior_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    z = process.prior(prior_keys, tokens.shape[1])
+    none = jnp.zeros(len(z), jnp.int32)
+    chain = Chain(z, jnp.asarray(given), jnp.where(given, 1.0, 0.0), none)
+    return clamped(process, chain, tokens, jnp.float32(1.0), noise_keys)
 
-    z = process.prior(fold(jnp.int32(steps + 1)), length)
-    z, _ = jax.lax.scan(body, z, jnp.arange(steps, 0, -1))
-    left = step.unfinished(process, z)
-    z = jax.lax.cond(
-        left, lambda z: step.finish(denoiser, process, z, fold(jnp.int32(0))), lambda z: z, z
+
+def clamped(process: Any, chain: Chain, tokens: Array, t: Array, keys: Array) -> Chain:
+    """What is given put back, noised to time t where noise is not a mask."""
+    if process.mask_id is None:
+        tokens = process.corrupt(keys, tokens, jnp.full(len(tokens), t))
+    return chain._replace(
+        z=jnp.where(chain.given, tokens, chain.z), sure=jnp.where(chain.given, 1.0, chain.sure)
     )
-    return z, step.evaluations(steps, length) + left.astype(jnp.int32)
+
+
+def _fold(keys: Array, index: Array | int) -> Array:
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+
+
+def _scan(denoiser, process, step, chain, grid, keys, tokens, trace) -> tuple[Chain, Any]:
+    """The steps one by one."""
+    grid = jnp.asarray(grid)
+
+    def body(chain: Chain, index: Array):
+        s, t = grid[index - 1], grid[index]
+        step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(_fold(keys, index)), 1, 0)
+        out = step(denoiser, process, chain, s, t, step_keys)
+        time = s if step.level is None else jnp.float32(step.level)
+        out = clamped(process, out, tokens, time, noise_keys)
+        return out, Frames(chain.z[0], chain.sure[0]) if trace else None
+
+    return jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
+
+
+def _replayed(before: Chain, after: Chain, plan: Plan, rounds: int) -> Frames:
+    """The path that a plan has taken, round by round."""
+    drawn = plan.round[0] < jnp.arange(rounds)[:, None]
+    return Frames(
+        jnp.where(drawn, after.z[0], before.z[0]), jnp.where(drawn, after.sure[0], before.sure[0])
+    )
+
+
+def _finished(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array):
+    """Noise that is left at t = 0 is drawn (not maximised) from the denoiser there."""
+    if isinstance(process, Masking | StateDependent):
+        left = planned.masked(process, chain)
+        return planned.draw_where(
+            denoiser, step.transform, process, chain, left, t=jnp.float32(0.0), keys=keys
+        )
+    if isinstance(process, Transition):
+        return chain  # its step 0 has no noise
+
+    time = 0.0 if step.level is None else step.level
+
+    def clean(chain: Chain) -> Chain:
+        times = jnp.full(len(chain.z), time, jnp.float32)
+        outputs = step.transform(denoiser(chain.z, times))
+        logits = process.clean_logits(outputs, chain.z, times)
+        z = draw_token(keys, logits)
+        return chain._replace(z=z, sure=probability(logits, z), evaluations=chain.evaluations + 1)
+
+    noisy = process.schedule.one_minus_alpha(jnp.float32(time)) > 0.0
+    return jax.lax.cond(noisy, clean, lambda chain: chain, chain)
+
+
+def blank(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, given) of `rows` sequences of which nothing is given."""
+    return np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)

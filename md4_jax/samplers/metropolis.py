@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from md4_jax.processes.masking import uniforms
 from md4_jax.processes.neighbours import degree, log_ratios, moved, random_move
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
-from md4_jax.samplers.transforms import Transform, draw_token
+from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
+from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.transforms import Transform
 
 
 @functools.partial(
@@ -60,40 +61,31 @@ class Metropolis:
                 )
 
     def __call__(
-        self, denoiser: Denoiser, process: Uniform, z: Array, s: Array, t: Array, keys: Array
-    ) -> Array:
-        def propose(z: Array, index: Array) -> tuple[Array, None]:
+        self, denoiser: Denoiser, process: Uniform, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        def propose(chain: Chain, index: Array) -> tuple[Chain, None]:
             here = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-            return self.propose(denoiser, process, z, here), None
+            return self.propose(denoiser, process, chain, here), None
 
-        return jax.lax.scan(propose, z, jnp.arange(self.proposals))[0]
+        return jax.lax.scan(propose, chain, jnp.arange(self.proposals))[0]
 
-    def propose(self, denoiser: Denoiser, process: Uniform, z: Array, keys: Array) -> Array:
-        """One proposal for each sequence of z [B, L], taken or not."""
-        times = jnp.full(z.shape[:1], self.level)
+    def propose(self, denoiser: Denoiser, process: Uniform, chain: Chain, keys: Array) -> Chain:
+        """One proposal for each sequence, taken or not; what is given is never replaced."""
+        z, times = chain.z, jnp.full(chain.z.shape[:1], self.level)
         move_keys, chance_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         where, symbol = random_move(move_keys, z, process.vocab_size)
-        h_BxLxD = denoiser.features(z, times)
-        outputs = denoiser.unembed(jnp.take_along_axis(h_BxLxD, where[:, None, None], axis=1))
-        here = jnp.take_along_axis(z, where[:, None], axis=1)
+        index = where[:, None]
+        outputs = denoiser.unembed(denoiser.features_at(z, times, index))
+        here = jnp.take_along_axis(z, index, axis=1)
         log_score = log_ratios(process, outputs, here, times)[:, 0]
         ratio = jnp.exp(jnp.take_along_axis(log_score, symbol[:, None], axis=1))
         neighbours = degree(z.shape[1], process.vocab_size)
-        taken = uniforms(chance_keys, 1) < acceptance(ratio, neighbours, neighbours)
-        return jnp.where(taken, moved(z, where, symbol), z)
-
-    def evaluations(self, steps: int, length: int) -> int:
-        """One network evaluation a proposal."""
-        return steps * self.proposals
-
-    def unfinished(self, process: Uniform, z: Array) -> Array:
-        """Whether the chain's own level has noise."""
-        return process.schedule.one_minus_alpha(jnp.float32(self.level)) > 0.0
-
-    def finish(self, denoiser: Denoiser, process: Uniform, z: Array, keys: Array) -> Array:
-        """The noise of that level is taken away in one step."""
-        times = jnp.full(z.shape[:1], self.level)
-        return draw_token(keys, process.clean_logits(denoiser(z, times), z, times))
+        accepted = acceptance(ratio, neighbours, neighbours)
+        taken = uniforms(chance_keys, 1) < accepted
+        taken &= ~jnp.take_along_axis(chain.given, index, axis=1)
+        changed = taken & (jnp.arange(z.shape[1]) == index)
+        sure = jnp.where(changed, accepted, chain.sure)
+        return evaluated(chain, jnp.where(taken, moved(z, where, symbol), z), sure)
 
 
 def acceptance(ratio: Array, degree: Array | int, degree_proposed: Array | int) -> Array:

@@ -51,16 +51,3 @@ def check_transform(temperature: float, top_k: int, top_p: float) -> None:
         raise UserError(f"sample.top_k must not be negative, not {top_k}")
     if not 0 < top_p <= 1:
         raise UserError(f"sample.top_p must lie in (0, 1], not {top_p}")
-
-
-def draw_token(keys: Array, logits_BxLxV: Array) -> Array:
-    """One symbol a position, int32 [B, L], with one key a sequence.
-
-    mode='high' draws Gumbel noise with all its bits: float32 noise of the default
-    mode ends at 15.9, which lowers the temperature when V x L is large.
-    """
-
-    def one(key: Array, logits: Array) -> Array:
-        return jax.random.categorical(key, logits, axis=-1, mode="high")
-
-    return jax.vmap(one)(keys, logits_BxLxV).astype(jnp.int32)

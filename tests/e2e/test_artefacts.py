@@ -210,8 +210,8 @@ def test_what_changes_a_sample(sample):
     assert tokens(sample("num=4", "temperature=0.5")[0]) != default
     assert tokens(sample("num=4", "top_p=0.3")[0]) != default
     rows, ended = sample("num=4", "steps=9", "length=24")
-    assert "9 network evaluations each" in lines(ended)[-1]
-    assert {row["network_evaluations"] for row in rows} == {9}
+    used = [row["network_evaluations"] for row in rows]
+    assert max(used) <= 9 and json.loads(lines(ended)[-1])["network_evaluations_max"] == max(used)
     assert all(len(row["tokens"]) == 24 for row in rows)
 
 
@@ -290,7 +290,8 @@ def test_another_sampler_may_be_asked_for_later(run, tiny, trained):
         *("--config.sample.num=1", "--config.sample.steps", "3"),  # the value as a word of its own
     )
     assert ended.code == 0
-    assert "1 samples of 16 tokens from step 30, 3 network evaluations each" in lines(ended)[-1]
+    assert "1 samples of 16 tokens from step 30" in lines(ended)[-2]
+    assert json.loads(lines(ended)[-1])["network_evaluations"] <= 3
 
 
 def test_resuming_for_longer_is_refused_with_the_key(copy, tiny, refused):

@@ -14,7 +14,6 @@ from md4_jax.processes.neighbours import random_move
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.loop import sample
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.schedules import LogLinear
 
@@ -109,8 +108,7 @@ def test_neighbours_are_drawn_uniformly():
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def chains(step, law, steps):
-    arguments = dict(grid=jnp.asarray(uniform(steps)), keys=exact.keys_for(7, N), length=2)
-    return sample(denoiser_of(law), PROCESS, step, **arguments)[0]
+    return exact.drawn(denoiser_of(law), PROCESS, step, uniform(steps), exact.keys_for(7, N))[0]
 
 
 def counts_of(step, table, steps) -> np.ndarray:

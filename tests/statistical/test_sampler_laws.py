@@ -1,7 +1,5 @@
 """The sampler with an exact denoiser has the exact law; n and the p-value are in each test."""
 
-import functools
-
 import exact
 import jax
 import jax.numpy as jnp
@@ -11,9 +9,9 @@ from scipy import stats
 
 from md4_jax.processes.masking import Masking
 from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.grids import cosine, uniform
-from md4_jax.samplers.loop import sample
-from md4_jax.samplers.transforms import Transform, draw_token
+from md4_jax.samplers.transforms import Transform
 from md4_jax.schedules import Geometric
 
 N = 20_000
@@ -24,12 +22,7 @@ PERFECT = exact.denoiser_of(exact.perfect_logits(exact.P_V3L2))
 def counts_of(denoiser, process, step, grid, seed=0) -> np.ndarray:
     """How often each of the nine sequences comes out of N runs."""
 
-    @functools.partial(jax.jit, static_argnames="length")
-    def run(keys, length=2):
-        arguments = dict(grid=jnp.asarray(grid), keys=keys, length=length)
-        return sample(denoiser, process, step, **arguments)[0]
-
-    z = np.asarray(run(exact.keys_for(seed, N)))
+    z = np.asarray(exact.drawn(denoiser, process, step, grid, exact.keys_for(seed, N))[0])
     assert (z < 3).all()
     return np.bincount(z @ np.array([3, 1]), minlength=9)
 
@@ -103,9 +96,9 @@ def test_the_law_of_a_drawn_token(transform, law):
 def test_a_transform_does_not_change_when_tokens_appear():
     """One step from t = 1 to s = 0.6 with temperature 0: 0.4 of n = 20,000, within 5 errors."""
     step, process = Ancestral(Transform(temperature=0.0)), Masking(3)
-    z = jnp.full((N, 2), 3)
-    after = jax.jit(lambda k: step(PERFECT, process, z, jnp.float32(0.6), jnp.float32(1.0), k))
-    revealed = np.asarray(after(exact.keys_for(4, N)) < 3)
+    chain = exact.chain_of(jnp.full((N, 2), 3))
+    after = jax.jit(lambda k: step(PERFECT, process, chain, jnp.float32(0.6), jnp.float32(1.0), k))
+    revealed = np.asarray(after(exact.keys_for(4, N)).z < 3)
     error = 5 * np.sqrt(0.4 * 0.6 / N)
     assert (np.abs(revealed.mean(axis=0) - 0.4) < error).all()
     both = revealed.all(axis=1).mean()

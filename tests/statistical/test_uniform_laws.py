@@ -1,7 +1,5 @@
 """Uniform noise: draws and samples have the enumerated laws; n and the p-value are in each test."""
 
-import functools
-
 import exact
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes.uniform import Uniform
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.loop import sample
 from md4_jax.schedules import Geometric, Linear, LogLinear
 
 pytestmark = pytest.mark.slow
@@ -38,14 +35,10 @@ def counts_of(process, steps: int, seed: int) -> np.ndarray:
     """How often each of the nine sequences comes out of N runs with exact outputs."""
     denoiser = exact.uniform_outputs(process, P)
 
-    @functools.partial(jax.jit, static_argnames="length")
-    def run(keys, length=2):
-        arguments = dict(grid=jnp.asarray(uniform(steps)), keys=keys, length=length)
-        return sample(denoiser, process, Ancestral(), **arguments)
-
-    z, evaluations = run(exact.keys_for(seed, N))
+    keys = exact.keys_for(seed, N)
+    z, evaluations = exact.drawn(denoiser, process, Ancestral(), uniform(steps), keys)
     left = float(process.schedule.one_minus_alpha(jnp.float32(0.0))) > 0.0
-    assert int(evaluations) == steps + left
+    assert (evaluations == steps + left).all()
     return np.bincount(np.asarray(z) @ CODE, minlength=9)
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from md4_jax.evaluate import EvalOptions, Evaluator
 from md4_jax.processes.masking import Masking
+from md4_jax.prompts import Template
 from md4_jax.protocols import Batch, Network, UserError
-from md4_jax.sample import SampleOptions, draw_samples, make_sampler, write_samples
+from md4_jax.sample import SampleOptions, Samples, draw_samples, make_sampler, write_samples
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import cosine
-from md4_jax.samplers.loop import sample
+from md4_jax.samplers.loop import blank, sample
 from md4_jax.sharding import MeshOptions, make_mesh
 
 MESH = make_mesh(MeshOptions(data=1))
@@ -69,15 +70,18 @@ NETWORK = Network(
     lambda key: {}, lambda params: exact.denoiser_of(exact.table_logits(3, 2)), time_free=True
 )
 PARAMS = {"network": {}, "process": Masking(3)}
-SAMPLER = make_sampler(NETWORK, sample, cosine(4), 2, MESH)
+SAMPLER = make_sampler(NETWORK, sample, cosine(4), MESH)
+BLANK = Template(*(row[0] for row in blank(1, 2)))
 
 
 def test_a_sample_depends_on_the_seed_and_its_number_alone():
     def drawn(**options):
-        return draw_samples(SAMPLER, PARAMS, Ancestral(), SampleOptions(**options), MESH)
+        asked = SampleOptions(**options)
+        return draw_samples(SAMPLER, PARAMS, Ancestral(), asked, [BLANK], mesh=MESH, window=2)
 
-    whole, evaluations = drawn(num=7, batch_size=7)
-    assert whole.shape == (7, 2) and evaluations == 4 and (whole < 3).all()
+    whole, _, evaluations, seconds, frames = drawn(num=7, batch_size=7)
+    assert whole.shape == (7, 2) and (whole < 3).all() and seconds > 0 and frames is None
+    assert ((evaluations >= 1) & (evaluations <= 2)).all()
     np.testing.assert_array_equal(drawn(num=7, batch_size=3)[0], whole)
     np.testing.assert_array_equal(drawn(num=2, batch_size=7)[0], whole[:2])
     assert (drawn(num=7, batch_size=7, seed=1)[0] != whole).any()
@@ -97,8 +101,9 @@ def test_impossible_sample_options(options, words):
 
 def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tmp_path):
     tokens = np.array([[0, 1], [2, 2]])
+    samples = Samples(tokens, tokens < 0, np.array([5, 6]), 1.0, None)
     paths = [
-        write_samples(tmp_path / "samples", 12, ["ab", "ü\nc"], tokens, {"seed": 3})
+        write_samples(tmp_path / "samples", 12, ["ab", "ü\nc"], samples, {"seed": 3})
         for _ in range(3)
     ]
     assert [path.name for path in paths] == [
@@ -110,7 +115,10 @@ def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tm
     lines = paths[1].with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["text"] for row in rows] == ["ab", "ü\nc"]
-    assert rows[1] == {"sample": 1, "step": 12, "seed": 3, "text": "ü\nc", "tokens": [2, 2]}
+    assert rows[1] == {
+        "sample": 1, "step": 12, "seed": 3, "network_evaluations": 6, "text": "ü\nc",
+        "tokens": [2, 2],
+    }  # fmt: skip
 
 
 def test_the_compiled_sampler_is_made_once_for_all_settings():
@@ -120,5 +128,5 @@ def test_the_compiled_sampler_is_made_once_for_all_settings():
     before = SAMPLER._cache_size()
     with jax.set_mesh(MESH):
         for temperature in (0.3, 0.7, 0.9):
-            SAMPLER(PARAMS, Ancestral(Transform(temperature, 0.5)), keys)
+            SAMPLER(PARAMS, Ancestral(Transform(temperature, 0.5)), keys, *blank(4, 2))
     assert SAMPLER._cache_size() == before + 1

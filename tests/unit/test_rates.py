@@ -237,7 +237,8 @@ def test_one_step_of_the_sampler_has_the_enumerated_law(make):
     joint = (start @ until) * after[:, z]
     s, t = (jnp.float32(-np.expm1(-level)) for level in (0.4, 0.9))
     before, keys = jnp.full((rows, 1), z), exact.keys_for(1, rows)
-    drawn = jax.jit(lambda keys: Ancestral()(denoiser, process, before, s, t, keys))(keys)
+    chain = exact.chain_of(before)
+    drawn = jax.jit(lambda keys: Ancestral()(denoiser, process, chain, s, t, keys))(keys).z
     counts = np.bincount(np.asarray(drawn)[:, 0], minlength=len(law))
     possible = joint > 0
     assert counts[~possible].sum() == 0

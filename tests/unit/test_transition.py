@@ -18,7 +18,6 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.loop import sample
 from md4_jax.schedules import Cosine, Geometric, Linear
 
 pytestmark = pytest.mark.slow
@@ -226,14 +225,10 @@ def test_ancestral_sampling_with_the_exact_posterior_has_the_law_of_the_data(ker
         known = log_p + jnp.log(reach + other)
         return jnp.where((z == 3)[..., None], log_p, known)
 
-    z, evaluations = jax.jit(
-        lambda keys: sample(
-            Denoiser(features, lambda h: h), process, Ancestral(),
-            grid=jnp.asarray(uniform(4)), keys=keys, length=1,
-        )
-    )(exact.keys_for(6, N))  # fmt: skip
+    denoiser, keys = Denoiser(features, lambda h: h), exact.keys_for(6, N)
+    z, evaluations = exact.drawn(denoiser, process, Ancestral(), uniform(4), keys, length=1)
     counts = np.bincount(np.asarray(z)[:, 0], minlength=3)
-    assert len(counts) == 3 and evaluations == 4
+    assert len(counts) == 3 and (evaluations == 4).all()
     assert stats.chisquare(counts, N * exact.P_V3L1).pvalue > 1e-4
 
 

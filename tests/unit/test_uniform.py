@@ -150,7 +150,8 @@ def test_t06_the_analytic_step_of_masks_is_the_ancestral_one():
     reveal = process.reveal_probability(*times)
     assert float(reveal) == pytest.approx(0.15362353545, rel=1e-6)
     denoiser = exact.denoiser_of(exact.table_logits(2, 3))
-    kept = Ancestral()(denoiser, process, z, *times, exact.keys_for(0, 1))
+    chain = exact.chain_of(z)
+    kept = Ancestral()(denoiser, process, chain, *times, exact.keys_for(0, 1)).z
     np.testing.assert_array_equal(kept, z)
 
 

@@ -1,0 +1,89 @@
+"""The positions first of which the model is surest: MaskGIT's and LLaDA's orders."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
+from md4_jax.samplers import planned
+from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.transforms import Transform
+
+SCORES = ("probability", "margin", "entropy")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["transform", "noise"],
+    meta_fields=["score", "per_step"],
+)
+@dataclasses.dataclass(frozen=True)
+class Confidence:
+    """A token is drawn for every mask, and those with the highest score are kept.
+
+    score is of the model at a position, after temperature, top-k and top-p:
+
+    probability  log mu of the drawn token (MaskGIT, arXiv:2202.04200; LLaDA, arXiv:2502.09992)
+    margin       the largest mu less the second largest (arXiv:2502.06768)
+    entropy      sum mu log mu
+
+    per_step masks are revealed in each step, or with 0 as many as the grid says: after a step
+    to s, floor((1 - alpha_s) n) of the n positions that were not given are left. noise times t
+    times a Gumbel draw is added to the score (MaskGIT). The order depends on what the
+    tokens are: samples do not have the law of the model, and no likelihood goes with them.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+    level: ClassVar[None] = None
+
+    score: str = "probability"
+    per_step: int = 0
+    noise: float = 0.0
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.score not in SCORES:
+            raise UserError(f"sample.score must be one of {', '.join(SCORES)}, not {self.score!r}")
+        if self.per_step < 0:
+            raise UserError(f"sample.per_step must not be negative, not {self.per_step}")
+        if isinstance(self.noise, float | int) and self.noise < 0:
+            raise UserError(f"sample.noise must not be negative, not {self.noise}")
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        token_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
+        logits = self.transform(outputs)
+        tokens = draw_token(token_keys, logits)
+        masks = planned.masked(process, chain)
+        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, masks.shape[1:]))(noise_keys)
+        score = self._score(logits, tokens) + self.noise * t * gumbel
+        best_first = jnp.argsort(jnp.where(masks, -score, jnp.inf), axis=1, stable=True)
+        rank = jnp.argsort(best_first, axis=1)
+        chosen = masks & (rank < self._count(process, chain, masks, s)[:, None])
+        sure = jnp.where(chosen, probability(outputs, tokens), chain.sure)
+        return evaluated(chain, jnp.where(chosen, tokens, chain.z), sure)
+
+    def _count(self, process: Masking, chain: Chain, masks: Array, s: Array) -> Array:
+        """How many masks are revealed in the step to s: [B]."""
+        if self.per_step:
+            return jnp.full(len(chain.z), self.per_step)
+        free = jnp.sum(~chain.given, axis=1)
+        left = jnp.floor(process.schedule.one_minus_alpha(s) * free + 1e-4)
+        return jnp.sum(masks, axis=1) - left.astype(jnp.int32)
+
+    def _score(self, logits: Array, tokens: Array) -> Array:
+        if self.score == "probability":
+            return jnp.log(probability(logits, tokens))
+        log_mu = jax.nn.log_softmax(logits, axis=-1)
+        if self.score == "margin":
+            best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
+            return jnp.exp(best) - jnp.exp(second)
+        mu = jnp.exp(log_mu)
+        return jnp.sum(jnp.where(mu > 0, mu * log_mu, 0.0), axis=-1)

@@ -1,0 +1,90 @@
+"""Random symbols from logits, and from a denoiser at some positions alone."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Denoiser
+from md4_jax.samplers.transforms import Transform
+
+# Logits that are alive at once: 64 MiB of float32.
+CHUNK = 2**24
+# From this vocabulary on a symbol is drawn in two stages.
+TWO_STAGES = 1024
+
+
+def categorical(key: Array, logits: Array) -> Array:
+    """One symbol from each row of float32 logits [..., V]: int32 [...].
+
+    Large vocabularies are drawn in two stages, a block of about sqrt(V) symbols by its total
+    and then a symbol in it: the same law from 2 sqrt(V) Gumbel draws instead of V. mode='high'
+    draws them with all their bits: float32 noise of the default mode ends at 15.9, so that a
+    symbol of probability 1e-8 would never appear.
+    """
+    vocabulary = logits.shape[-1]
+    if vocabulary < TWO_STAGES:
+        return _gumbel_max(key, logits)
+    side = 2 ** math.ceil(math.log2(vocabulary) / 2)
+    blocks = -(-vocabulary // side)
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, blocks * side - vocabulary)]
+    padded = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    parts = padded.reshape(*logits.shape[:-1], blocks, side)
+    first, second = jax.random.split(key)
+    block = _gumbel_max(first, jax.nn.logsumexp(parts, axis=-1))
+    inside = jnp.take_along_axis(parts, block[..., None, None], axis=-2)[..., 0, :]
+    return block * side + _gumbel_max(second, inside)
+
+
+def _gumbel_max(key: Array, logits: Array) -> Array:
+    return jax.random.categorical(key, logits, axis=-1, mode="high").astype(jnp.int32)
+
+
+def draw_token(keys: Array, logits_BxLxV: Array) -> Array:
+    """One symbol a position, int32 [B, L], with one key a sequence."""
+    return jax.vmap(categorical)(keys, logits_BxLxV)
+
+
+def draw_at(
+    denoiser: Denoiser, transform: Transform, z: Array, t: Array, index: Array, keys: Array
+) -> tuple[Array, Array]:
+    """Tokens of the positions index [B, P] and their probability before the transform: [B, P].
+
+    Each position has its own key, made of its sequence's and its number: what is drawn there
+    does not depend on which other positions are drawn with it.
+    """
+    h_BxPxD = denoiser.features_at(z, t, index)
+    keys_BxP = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
+
+    def draw(h: Array, keys: Array) -> tuple[Array, Array]:
+        logits = denoiser.unembed(h)
+        tokens = jax.vmap(jax.vmap(categorical))(keys, transform(logits))
+        return tokens, probability(logits, tokens)
+
+    vocabulary = jax.eval_shape(denoiser.unembed, h_BxPxD[0, 0]).shape[-1]
+    return _in_chunks(draw, -(-index.size * vocabulary // CHUNK), h_BxPxD, keys_BxP)
+
+
+def probability(logits: Array, tokens: Array) -> Array:
+    """softmax(logits)[token], float32 [...]."""
+    picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return jnp.exp(picked - jax.nn.logsumexp(logits, axis=-1))
+
+
+def _in_chunks(fn: Callable, chunks: int, *arrays: Array):
+    """fn over pieces of the second axis, one after another."""
+    length = arrays[0].shape[1]
+    if chunks == 1 or length == 1:
+        return fn(*arrays)
+    size = -(-length // chunks)
+    count = -(-length // size)
+
+    def split(x: Array) -> Array:
+        # Padded by repetition, since a random key has no zero.
+        padded = jnp.concatenate([x, x[:, : count * size - length]], axis=1)
+        return jnp.moveaxis(padded.reshape(len(x), count, size, *x.shape[2:]), 1, 0)
+
+    out = jax.lax.map(lambda parts: fn(*parts), tuple(split(x) for x in arrays))
+    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)[:, :length]  # noqa: E731
+    return jax.tree.map(join, out)

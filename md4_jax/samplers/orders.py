@@ -1,0 +1,114 @@
+"""One or a few tokens at a time, in an order that the network does not choose."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.processes.masking import Masking, uniforms
+from md4_jax.protocols import NEVER, Array, Chain, Denoiser, Needs, Plan, UserError
+from md4_jax.samplers import planned
+from md4_jax.samplers.transforms import Transform
+
+ORDERS = ("random", "left_to_right", "right_to_left")
+
+
+def _ranks(values: Array, chosen: Array) -> Array:
+    """The place of each chosen position in ascending order of values: int32 [B, L]."""
+    order = jnp.argsort(jnp.where(chosen, values, jnp.inf), axis=1, stable=True)
+    return jnp.argsort(order, axis=1).astype(jnp.int32)
+
+
+def run_segment(step, denoiser, process, chain: Chain, s, t, keys) -> Chain:
+    """What a planner does between t and s."""
+    plan_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    plan = step.plan(process, chain, jnp.stack([s, t]), plan_keys)
+    room = step.room(chain.z.shape[1])
+    return planned.run(denoiser, step.transform, process, chain, plan, keys=draw_keys, room=room)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class FirstHitting:
+    """The masks are revealed one at a time, at the times at which the exact process does it.
+
+    arXiv:2409.02908, for batches of any size: with n masks at time t the next is revealed
+    at tau with 1 - alpha_tau = (1 - alpha_t) U^(1/n), a uniformly chosen one, from the
+    denoiser at tau (identities T11, M16). All these times are those of n independent uniforms
+    in order, which is how they are drawn. No error of discretisation and as many network
+    evaluations as masks: steps and grid change nothing.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+    level: ClassVar[None] = None
+
+    transform: Transform = Transform()
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        return run_segment(self, denoiser, process, chain, s, t, keys)
+
+    def plan(self, process: Masking, chain: Chain, grid: Array | np.ndarray, keys: Array) -> Plan:
+        """Of the masks that are revealed between the first and the last time of the grid."""
+        until, since = (process.schedule.one_minus_alpha(jnp.asarray(grid[i])) for i in (0, -1))
+        noise = since * uniforms(keys, chain.z.shape[1])
+        reached = planned.masked(process, chain) & (noise >= until)
+        rank = _ranks(-noise, reached)
+        return Plan(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
+
+    def room(self, length: int) -> int:
+        """One position in a round."""
+        return 1
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["transform"],
+    meta_fields=["order", "per_step"],
+)
+@dataclasses.dataclass(frozen=True)
+class AnyOrder:
+    """`per_step` masks at a time, in a random order, from left to right or from right to left.
+
+    With per_step 1 and an order, x ~ prod_n mu(x_n | what is drawn before) exactly: the law whose
+    likelihood `along_order` computes. steps and grid change nothing. A network that takes the time
+    is told the one at which the expected share of masks is that of the sequence.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+    level: ClassVar[None] = None
+
+    order: str = "random"
+    per_step: int = 1
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.order not in ORDERS:
+            raise UserError(f"sample.order must be one of {', '.join(ORDERS)}, not {self.order!r}")
+        if self.per_step < 1:
+            raise UserError(f"sample.per_step must be at least 1, not {self.per_step}")
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        return run_segment(self, denoiser, process, chain, s, t, keys)
+
+    def plan(self, process: Masking, chain: Chain, grid: Array | np.ndarray, keys: Array) -> Plan:
+        """All masks in order; the grid is not looked at."""
+        del grid
+        length, chosen = chain.z.shape[1], planned.masked(process, chain)
+        here = jnp.broadcast_to(jnp.arange(length, dtype=jnp.float32), chain.z.shape)
+        if self.order == "random":
+            here = uniforms(keys, length)
+        elif self.order == "right_to_left":
+            here = -here
+        rank = _ranks(here, chosen) // self.per_step
+        left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
+        return Plan(jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / length))
+
+    def room(self, length: int) -> int:
+        return min(self.per_step, length)

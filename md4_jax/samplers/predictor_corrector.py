@@ -1,0 +1,100 @@
+"""Corrector steps after each reverse step: docs/samplers.md, Predictor-corrector."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.masking import Masking, uniforms
+from md4_jax.processes.rates import Rates
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
+from md4_jax.samplers import planned
+from md4_jax.samplers.ancestral import Ancestral, evaluated
+from md4_jax.samplers.jumps import Euler, TauLeaping, moves
+from md4_jax.samplers.transforms import Transform
+
+PREDICTORS = {"ancestral": Ancestral, "euler": Euler, "tau_leaping": TauLeaping}
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["transform", "size"],
+    meta_fields=["predictor", "corrections"],
+)
+@dataclasses.dataclass(frozen=True)
+class PredictorCorrector:
+    """A reverse step to s, then `corrections` steps of a chain that leaves p_s as it is.
+
+    tauLDR (arXiv:2205.14987, section 4.4): the chain with the forward and the reverse rates at s
+    together, R_s + Rhat_s, has the stationary law p_s (identity T03), and so takes back what the
+    steps before did wrong. Each correction runs it for `size` times t - s, with one network
+    evaluation. Nothing is corrected at s = 0.
+
+    Masks: a token becomes a mask with probability (1 - alpha) e and a mask a token with
+    alpha e, e = 1 - exp(-h (-alpha')/(alpha (1 - alpha))), which is what the two rates do to a
+    position in the time h, exactly: the expected number of masks stays. Other noise: the
+    first jump of each position in the time h.
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking, Uniform, Rates))
+    level: ClassVar[None] = None
+
+    predictor: str = "ancestral"
+    corrections: int = 1
+    size: float = 1.0
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.predictor not in PREDICTORS:
+            known = ", ".join(PREDICTORS)
+            raise UserError(f"sample.predictor must be one of {known}, not {self.predictor!r}")
+        if self.corrections < 1:
+            raise UserError(f"sample.corrections must be at least 1, not {self.corrections}")
+        if isinstance(self.size, float | int) and not self.size > 0:
+            raise UserError(f"sample.size must be positive, not {self.size}")
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        fold = jax.vmap(jax.random.fold_in, (0, None))
+        predict = PREDICTORS[self.predictor](transform=self.transform)
+        chain = predict(denoiser, process, chain, s, t, fold(keys, 0))
+
+        def body(index: Array, chain: Chain) -> Chain:
+            return self.correct(denoiser, process, chain, s, self.size * (t - s), fold(keys, index))
+
+        count = jnp.where(s > 0, self.corrections, 0)
+        return jax.lax.fori_loop(1, count + 1, body, chain)
+
+    def correct(
+        self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, h: Array, keys: Array
+    ) -> Chain:
+        """The chain with rates R_s + Rhat_s, run for the time h."""
+        if isinstance(process, Masking):
+            return self._masks(denoiser, process, chain, s, h, keys)
+        times = jnp.full(chain.z.shape[:1], s)
+        outputs = self.transform(denoiser(chain.z, times))
+        rates = process.reverse_rates(outputs, chain.z, times)
+        rates = rates + process.beta(times)[:, None, None] * process.forward_rates(chain.z)
+        leaves = -jnp.expm1(-h * jnp.sum(rates, axis=-1))
+        z, sure = moves(rates, leaves, chain.z, keys)
+        return evaluated(chain, z, jnp.where(z == chain.z, chain.sure, sure))
+
+    def _masks(self, denoiser, process: Masking, chain: Chain, s, h, keys) -> Chain:
+        take, reveal, token = jnp.moveaxis(
+            jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
+        )
+        schedule, length = process.schedule, chain.z.shape[1]
+        alpha, noise = schedule.alpha(s), schedule.one_minus_alpha(s)
+        rate = -schedule.dalpha(s) / jnp.maximum(alpha * noise, jnp.finfo(jnp.float32).tiny)
+        changed = -jnp.expm1(-h * rate)
+        masks = planned.masked(process, chain)
+        taken = ~masks & ~chain.given & (uniforms(take, length) < noise * changed)
+        chosen = masks & (uniforms(reveal, length) < alpha * changed)
+        out = planned.draw_where(denoiser, self.transform, process, chain, chosen, t=s, keys=token)
+        return out._replace(
+            z=jnp.where(taken, process.mask_id, out.z), sure=jnp.where(taken, 0.0, out.sure)
+        )

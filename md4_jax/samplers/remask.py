@@ -1,0 +1,113 @@
+"""Tokens are taken back and drawn anew: ReMDM, docs/samplers.md."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.masking import Masking, uniforms
+from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
+from md4_jax.samplers import planned
+from md4_jax.samplers.transforms import Transform
+
+STRATEGIES = ("cap", "rescale", "confidence")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["transform", "eta"],
+    meta_fields=["strategy", "loop", "since", "until", "held"],
+)
+@dataclasses.dataclass(frozen=True)
+class Remask:
+    """Ancestral sampling in which a token becomes a mask again with probability sigma.
+
+    ReMDM (arXiv:2503.00307): with sigma <= sigma_max = min(1, (1 - alpha_s)/alpha_t) and a mask
+    revealed with probability (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t), z_s given x has
+    the law that it has without remasking, so that the network sees what it was trained on.
+
+    strategy    cap         sigma = min(eta, sigma_max)
+                rescale     sigma = eta sigma_max
+                confidence  eta sigma_max softmax(-sure) of each token, sure being the
+                            probability with which it was drawn; masks are revealed so that their
+                            expected number stays that of ancestral sampling
+    since, until  tokens are taken back only in the steps from t in (until, since]
+    loop        alpha stays at `held` while t is in (until, since], where the sequence is
+                revised; before and after, time runs faster to make up for it
+    """
+
+    needs: ClassVar[Needs] = Needs((Masking,))
+    level: ClassVar[None] = None
+
+    strategy: str = "cap"
+    eta: float = 0.02
+    since: float = 1.0
+    until: float = 0.0
+    loop: bool = False
+    held: float = 0.9
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.strategy not in STRATEGIES:
+            known = ", ".join(STRATEGIES)
+            raise UserError(f"sample.strategy must be one of {known}, not {self.strategy!r}")
+        if isinstance(self.eta, float | int) and not 0 <= self.eta <= 1:
+            raise UserError(f"sample.eta must lie in [0, 1], not {self.eta}")
+        if not 0 <= self.until < self.since <= 1:
+            raise UserError(
+                "sample.until and sample.since need 0 <= until < since <= 1, "
+                f"not {self.until} and {self.since}"
+            )
+        if not 0 < self.held < 1:
+            raise UserError(f"sample.held, an alpha, must lie in (0, 1), not {self.held}")
+        if self.loop and not self.since < 1:
+            raise UserError("sample.loop=True needs sample.since < 1: before it, alpha rises")
+
+    def __call__(
+        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+    ) -> Chain:
+        take, reveal, token = jnp.moveaxis(
+            jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
+        )
+        active = (t > self.until) & (t <= self.since)
+        s, t = self.time(process, s), self.time(process, t)
+        masks, length = planned.masked(process, chain), chain.z.shape[1]
+        sigma = jnp.where(active, self.sigma(process, chain, s, t), 0.0)
+        taken = ~masks & ~chain.given & (uniforms(take, length) < sigma)
+        chosen = masks & (uniforms(reveal, length) < self._reveal(process, chain, sigma, s, t))
+        out = planned.draw_where(denoiser, self.transform, process, chain, chosen, t=t, keys=token)
+        return out._replace(
+            z=jnp.where(taken, process.mask_id, out.z), sure=jnp.where(taken, 0.0, out.sure)
+        )
+
+    def time(self, process: Masking, t: Array) -> Array:
+        """The time of the process at time t of the grid: itself without the loop."""
+        if not self.loop:
+            return t
+        at = process.schedule.inverse(jnp.float32(1.0 - self.held))
+        before = at + (1.0 - at) * (t - self.since) / (1.0 - self.since)
+        after = at * t / max(self.until, 1e-30)
+        return jnp.where(t > self.since, before, jnp.where(t > self.until, at, after))
+
+    def sigma(self, process: Masking, chain: Chain, s: Array, t: Array) -> Array:
+        """P(a token is taken back): [] or [B, L]."""
+        noise, signal = process.schedule.one_minus_alpha(s), process.schedule.alpha(t)
+        most = jnp.minimum(1.0, noise / jnp.maximum(signal, jnp.finfo(jnp.float32).tiny))
+        if self.strategy == "cap":
+            return jnp.minimum(self.eta, most)
+        if self.strategy == "rescale":
+            return self.eta * most
+        free = ~planned.masked(process, chain) & ~chain.given
+        share = jax.nn.softmax(jnp.where(free, -chain.sure, -jnp.inf), axis=1)
+        return self.eta * most * jnp.where(free, share, 0.0)
+
+    def _reveal(self, process: Masking, chain: Chain, sigma: Array, s: Array, t: Array) -> Array:
+        """P(a mask is revealed) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t): [] or [B, 1]."""
+        noise = process.schedule.one_minus_alpha(t)
+        rising = (noise - process.schedule.one_minus_alpha(s)) / noise
+        if sigma.ndim == 0:
+            return rising + sigma * process.schedule.alpha(t) / noise
+        masks = jnp.sum(planned.masked(process, chain), axis=1, keepdims=True)
+        return rising + jnp.sum(sigma, axis=1, keepdims=True) / jnp.maximum(masks, 1)
