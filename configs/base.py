@@ -129,6 +129,9 @@ def get_config() -> ConfigDict:
             log=dict(
                 every=100,  # steps between lines of metrics
             ),
+            plan=dict(
+                topology="v5e:8x8",  # of --mode plan: v5e:16x16, v5p:4x4x8, cpu:8
+            ),
             bench=dict(
                 parts="train,eval,sample,data",  # what --mode bench times
                 windows=5,  # repetitions, of which the median is reported

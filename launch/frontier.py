@@ -6,12 +6,13 @@
 Each point is one run of --mode sample: the bound on -log p of the samples under --judge (the
 run itself, or the directory of another one with the same tokenizer), their unigram entropy, and
 the network evaluations that a sequence took. Low bits with a low entropy are repetition, not
-quality: read both. The rows go to WORKDIR/figures/frontier.jsonl, and are not made twice; the
-picture to frontier.png beside it.
+quality: read both. The rows go to WORKDIR/figures/frontier.jsonl, and none is made twice for one
+checkpoint; the picture to frontier.png beside it.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,23 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from md4_jax import figures  # noqa: E402
+from md4_jax.config import commit  # noqa: E402
 
 
-def numbers(text: str, kind: type) -> list:
-    return [kind(word) for word in text.split(",")]
+def whole(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def real(text: str) -> list[float]:
+    return [float(word) for word in text.split(",")]
+
+
+def newest(workdir: Path) -> int:
+    """The step of the newest checkpoint, which is the one that is sampled."""
+    steps = [int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()]
+    if not steps:
+        sys.exit(f"error: --workdir {workdir} holds no trained run")
+    return max(steps)
 
 
 def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
@@ -32,35 +46,41 @@ def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
     words += [f"--config.sample.judge={flags.judge}"]
     words += [f"--config.sample.{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "md4_jax.main", *words, *flags.extra]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stderr.strip() or done.stdout.strip())
-    return {**settings, "extra": flags.extra, **json.loads(done.stdout.strip().splitlines()[-1])}
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return {**settings, "extra": flags.extra, "commit": commit(), **result}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--config", required=True, help="that the run was trained with")
     parser.add_argument("--workdir", required=True, type=Path, help="of the trained run")
-    parser.add_argument("--steps", default="8,16,32,64,128,256")
-    parser.add_argument("--temperatures", default="1.0")
-    parser.add_argument("--judge", default="self")
+    parser.add_argument("--steps", type=whole, default="8,16,32,64,128,256")
+    parser.add_argument("--temperatures", type=real, default="1.0")
+    parser.add_argument("--judge", default="self", help="self, or the workdir of another run")
     parser.add_argument("extra", nargs="*", help="after --: arguments for every point")
     flags = parser.parse_args()
+    if not flags.judge:
+        parser.error("--judge must name one: self, or the workdir of another run")
     flags.workdir = flags.workdir.absolute()
-    if not flags.workdir.is_dir():
-        sys.exit(f"error: --workdir {flags.workdir} holds no run")
+    step = newest(flags.workdir)
     kept = flags.workdir / "figures" / "frontier.jsonl"
     kept.parent.mkdir(exist_ok=True)
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     chosen = []
-    for temperature in numbers(flags.temperatures, float):
-        for steps in numbers(flags.steps, int):
+    for temperature in flags.temperatures:
+        for steps in flags.steps:
             settings = {"steps": steps, "temperature": temperature}
-            asked = {**settings, "extra": flags.extra, "judge": flags.judge}
+            asked = {**settings, "extra": flags.extra, "judge": flags.judge, "step": step}
             row = next((r for r in rows if asked.items() <= r.items()), None)
             if row is None:
                 row = point(flags, settings)
+                rows.append(row)
                 with kept.open("a") as file:
                     file.write(json.dumps(row) + "\n")
             chosen.append(row)

@@ -44,9 +44,11 @@ class Part(NamedTuple):
              by the draws of an evaluation, not by the layers of scanned blocks or by
              microbatches; 0 for a sampler, which is all loop, and where nothing is compiled
     model    by the formula: 6 N per trained token and 12 L D per token and block for attention
-             (a third of both for a forward pass), N the parameters of linear layers
+             (a third of both for a forward pass), N the parameters of linear layers; of a sampler
+             for whole evaluations, of which it may need only a part
     compile  seconds
     temporary, arguments  bytes of one device
+    evaluations  of the network that a sequence takes in a call, of a sampler
     """
 
     call: Callable[[], Any]
@@ -56,6 +58,7 @@ class Part(NamedTuple):
     compile: float = 0.0
     temporary: int = 0
     arguments: int = 0
+    evaluations: float = 0.0
 
 
 def bench(exp: Experiment, source: Any) -> dict[str, Any]:
@@ -107,6 +110,9 @@ def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, flo
             "temporary_mib": part.temporary / 2**20,
             "arguments_mib": part.arguments / 2**20,
         }
+    if part.evaluations:
+        numbers["network_evaluations"] = part.evaluations
+        numbers["seconds_per_evaluation"] = typical / part.evaluations
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         numbers["peak_device_gib"] = stats["peak_bytes_in_use"] / 2**30
@@ -144,7 +150,7 @@ def _batch(exp: Experiment, size: int) -> Batch:
     return to_global(Batch(tokens, np.ones(size, np.float32), {}), exp.mesh)
 
 
-def _forward_flops(exp: Experiment, params: Any) -> float:
+def forward_flops(exp: Experiment, params: Any) -> float:
     """Of one token through the network once: 2 N + 4 L D for each block."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     matrices = sum(x.size for path, x in leaves if path[-1].key == "kernel")
@@ -161,7 +167,7 @@ def _train(exp: Experiment, source: Any) -> Part:
         compiled, facts = _compiled(step, state, batch, donate=(0,))
     held = [state]
     tokens = batch.tokens.size
-    model = 3.0 * tokens * _forward_flops(exp, state.params["network"])
+    model = 3.0 * tokens * forward_flops(exp, state.params["network"])
 
     def call():
         held[0], metrics = compiled(held[0], batch)
@@ -179,7 +185,7 @@ def _eval(exp: Experiment, source: Any) -> Part:
         compiled, facts = _compiled(step, params, batch, jnp.int32(0))
     facts["flops"] *= exp.eval.draws
     tokens = batch.tokens.size * exp.eval.draws
-    model = tokens * _forward_flops(exp, params["network"])
+    model = tokens * forward_flops(exp, params["network"])
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
 
 
@@ -194,8 +200,10 @@ def _sample(exp: Experiment, source: Any) -> Part:
         compiled, facts = _compiled(sampler, *arguments)
     facts["flops"] = 0.0
     used = float(np.mean(compiled(*arguments)[0].evaluations))
-    model = used * rows * length * _forward_flops(exp, params["network"])
-    return Part(lambda: compiled(*arguments), rows * length, model=model, **facts)
+    model = used * rows * length * forward_flops(exp, params["network"])
+    return Part(
+        lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts
+    )
 
 
 def _data(exp: Experiment, source: Any) -> Part:

@@ -78,8 +78,8 @@ def stream(source: Any, tokenizer: Any, split: str) -> np.ndarray:
     return token_stream(source, tokenizer, split)
 
 
-def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
-    """Builds and checks everything but the data."""
+def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = None) -> Experiment:
+    """Builds and checks everything but the data, for these devices or all that there are."""
     train = fields(TrainOptions, config["train"])
     sample = fields(SampleOptions, config["sample"])
     optimizer, rate = make("optim", config["optim"]).build(train.num_steps)
@@ -99,7 +99,7 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
         learning_rate=rate,
         sampler_step=make("sample", config["sample"], transform=transform),
         grid=_grid(sample),
-        mesh=make_mesh(fields(MeshOptions, config["mesh"])),
+        mesh=make_mesh(fields(MeshOptions, config["mesh"]), devices),
         data=fields(DataOptions, config["data"]),
         train=train,
         eval=fields(EvalOptions, config["eval"]),
@@ -115,13 +115,18 @@ def experiment(config: dict[str, Any], tokenizer: Any) -> Experiment:
 
 def _grid(sample: SampleOptions) -> np.ndarray:
     """The named grid of so many steps, or the user's own times."""
-    if not isinstance(sample.grid, str):
-        return listed(sample.grid)
-    if sample.grid.startswith("["):
-        return listed(parse(sample.grid, None))
-    if sample.grid not in GRIDS:
-        raise unknown("sample.grid", sample.grid, list(GRIDS))
-    return GRIDS[sample.grid](sample.steps)
+    times = sample.grid
+    if isinstance(times, str):
+        if times in GRIDS:
+            return GRIDS[times](sample.steps)
+        if not times.startswith(("[", "(")):
+            raise unknown("sample.grid", times, [*GRIDS, "[1.0, ..., 0.0]"])
+        times = parse(times, None)
+    if not isinstance(times, list | tuple) or not all(isinstance(t, int | float) for t in times):
+        raise UserError(
+            f"sample.grid={sample.grid} is not a list of numbers; one looks like [1.0, 0.5, 0.0]"
+        )
+    return listed(times)
 
 
 def templates(built: Experiment) -> list[Template]:

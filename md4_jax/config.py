@@ -21,7 +21,7 @@ from md4_jax.protocols import UserError
 PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
 FILE = "config.json"
 # What may differ when a run is continued: it decides where and how often, never what is learned.
-FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "train.seconds")
+FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
 
 
 def load(path: str) -> dict[str, Any]:

@@ -8,6 +8,9 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib import ticker
+
+MOST = 70  # symbols side by side
 
 
 def loss_curve(rows: Sequence[dict], path: Path, ladder: Sequence[float] = ()) -> None:
@@ -43,32 +46,49 @@ def loss_curve(rows: Sequence[dict], path: Path, ladder: Sequence[float] = ()) -
 
 
 def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
-    """The time at which each position of a path [T + 2, L] stops being a mask, [L]."""
-    first = np.argmax(z != mask, axis=0)
-    return grid[np.maximum(len(grid) - 1 - first, 0)]
+    """The time at which each position stops being a mask, [L].
+
+    z [W, T + 1, L] of W windows, each along the grid t(0) < ... < t(T); -1 where a window has
+    not come to.
+    """
+    shown = ((z != mask) & (z >= 0)).reshape(-1, z.shape[-1])
+    taken = np.argmax(shown, axis=0) % len(grid)
+    return grid[len(grid) - 1 - taken]
 
 
 def powers(
     symbols: Sequence[str], power: np.ndarray, tokens: np.ndarray, times: np.ndarray, path: Path
 ) -> None:
     """Learned w by symbol, and when the symbols of one sample were revealed beside w / (w + 1)."""
-    order = np.argsort(-power, kind="stable")
-    if len(order) > 60:  # the most and the least eager
-        order = np.concatenate([order[:30], order[-30:]])
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(10, 7), dpi=120, sharex=True)
+    order, cut = np.argsort(-power, kind="stable"), MOST // 2
+    hidden = len(order) - MOST
+    if hidden > 0:  # the most and the least eager
+        order = np.concatenate([order[:cut], order[-cut:]])
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 7), dpi=120, sharex=True)
     here = np.arange(len(order))
     upper.bar(here, power[order], color="tab:blue")
-    upper.set_ylabel("w")
-    lower.plot(here, power[order] / (power[order] + 1), "k_", label="mean by the process, w/(w+1)")
+    upper.set_ylabel("learned power w")
+    mean = power[order] / (power[order] + 1)
+    lower.plot(here, mean, "k_", zorder=3, label="mean by the process, w/(w+1)")
     place = {symbol: i for i, symbol in enumerate(order)}
     shown = [(place[k], t) for k, t in zip(tokens, times, strict=True) if k in place]
     if shown:
-        lower.plot(*zip(*shown, strict=True), "o", color="tab:orange", alpha=0.4, label="sample 0")
+        points = tuple(zip(*shown, strict=True))
+        lower.plot(*points, "o", color="tab:orange", alpha=0.5, label="tokens of sample 0")
     lower.set_ylabel("time of the reveal (1 is first)")
-    lower.set_xticks(here, [repr(symbols[i])[1:-1] for i in order], rotation=90, fontsize=8)
-    lower.legend(loc="lower left")
+    lower.set_ylim(-0.03, 1.03)
+    labels = [symbols[i].replace(" ", "\N{OPEN BOX}") for i in order]
+    turn = 90 if max(map(len, labels)) > 1 else 0
+    lower.set_xticks(here, [x.replace("$", r"\$") for x in labels], rotation=turn, fontsize=9)
+    lower.set_xlim(-1, len(order))
+    lower.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        if hidden > 0:
+            axes.axvline(cut - 0.5, color="tab:gray", linestyle=":")
+    if hidden > 0:
+        upper.text(cut - 0.3, power.max(), f"{hidden} symbols between are left out", va="top")
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)
 
@@ -79,22 +99,36 @@ def frontier(rows: Sequence[dict], path: Path) -> None:
     A row is the JSON line of --mode sample with its steps and temperature; a line joins the rows of
     one temperature.
     """
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120)
-    for temperature in sorted({row["temperature"] for row in rows}):
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
+    temperatures = sorted({row["temperature"] for row in rows})
+    shades = plt.cm.plasma(np.linspace(0.0, 0.8, len(temperatures)))
+    for temperature, shade in zip(temperatures, shades, strict=True):
         line = [row for row in rows if row["temperature"] == temperature]
         line.sort(key=lambda row: row["network_evaluations"])
         used = [row["network_evaluations"] for row in line]
-        for axes, name in zip(panels, ("judge_bits_per_token", "unigram_entropy_bits"), strict=True):
-            values = [row[name] for row in line]
-            errors = [row.get(f"{name}_se") or 0.0 for row in line]
-            axes.errorbar(used, values, errors, fmt="o-", label=f"temperature {temperature:g}")
+        for axes, name in zip(
+            panels, ("judge_bits_per_token", "unigram_entropy_bits"), strict=True
+        ):
+            # What is not finite is null in the row; one sample has no error.
+            values = np.array([row[name] for row in line], float)
+            errors = np.array([row.get(f"{name}_se") for row in line], float)
+            axes.errorbar(
+                used, values, np.nan_to_num(errors), fmt="o-", markersize=4, capsize=2,
+                color=shade, label=f"{temperature:g}",
+            )  # fmt: skip
+    used = [row["network_evaluations"] for row in rows]
+    between = (1.0,) if max(used) > 8 * min(used) else (1.0, 1.25, 1.5, 1.75)
     for axes, label in zip(
-        panels, ("bound on -log p under the judge, bits/token", "unigram entropy, bits"), strict=True
+        panels,
+        ("bound on -log p under the judge, bits/token", "unigram entropy, bits"),
+        strict=True,
     ):
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(ticker.LogLocator(2, subs=between))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("network evaluations a sequence")
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
-    panels[0].legend()
+    panels[1].legend(title="temperature", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, bbox_inches="tight")
     plt.close(figure)

@@ -7,12 +7,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from md4_jax import modes, sections
+from md4_jax import distributed, modes, sections
 from md4_jax.protocols import UserError
 
-USAGE = (
-    "python -m md4_jax.main --config FILE [--workdir DIR] [--mode MODE] [--config.KEY=VALUE ...]"
-)
+USAGE = "python -m md4_jax.main --config FILE [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -20,6 +18,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
     parser.add_argument("--config", required=True, help="a file of configs/")
     parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
+    parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
+    parser.add_argument("--topology", help="of --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=list(modes.MODES))
     plain, assignments, rest = [], {}, list(arguments)
     while rest:
@@ -39,14 +39,18 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 def run(arguments: list[str]) -> int:
     """Runs a mode; returns the exit code."""
     flags, assignments = parse(arguments)
+    distributed.start(flags.distributed)
+    assignments |= {"plan.topology": flags.topology} if flags.topology else {}
     asked = sections.load_config(flags.config, assignments)
     if flags.workdir is None:
-        if flags.mode in modes.OF_A_RUN:
-            raise UserError(f"--mode {flags.mode} needs the --workdir of a run")
+        if flags.mode in modes.OF_A_RUN or flags.distributed:
+            what = "--distributed" if flags.distributed else f"--mode {flags.mode}"
+            raise UserError(f"{what} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         flags.workdir = f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}"
     workdir = Path(flags.workdir).absolute()
     words = [f"--config={flags.config}", f"--mode={flags.mode}"]
+    words += [f"--distributed={flags.distributed}"] if flags.distributed else []
     words += [f"--workdir={workdir}"] if flags.mode in ("train", *modes.OF_A_RUN) else []
     words += [f"--config.{key}={value}" for key, value in assignments.items()]
     command = "python -m md4_jax.main " + shlex.join(words)

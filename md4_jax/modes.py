@@ -3,6 +3,7 @@
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 
 from md4_jax import build, config, report
+from md4_jax import plan as plans
 from md4_jax.bench import RandomTokens, bench, table
 from md4_jax.build import Experiment
 from md4_jax.checkpoint import Checkpoints
@@ -30,7 +32,9 @@ def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
         config.check_same(kept, asked, workdir)
     exp, source = _experiment(asked, workdir)
     sizes = build.data_sizes(exp, source)
-    abstract_state(exp)  # refuses sizes that the mesh does not divide before anything is written
+    # Refuse what will not do before anything is written.
+    abstract_state(exp)
+    _judge_of(exp)
     if jax.process_index() == 0:
         _open_workdir(exp, asked, workdir)
     for warning in source.warnings:
@@ -75,6 +79,23 @@ def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
+def plan_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+    """Compiles for a topology and prints bytes, FLOPs and collectives of a chip, last in JSON."""
+    del workdir
+    devices = plans.devices_of(asked["plan"]["topology"])
+    size = asked["bench"]["random_tokens"]
+    tokenizer = RandomTokens(size) if size else build.tokenizer_and_source(asked, None)[0]
+    exp = build.experiment(asked, tokenizer, devices)
+    made = plans.plan(exp)
+    chip = plans.CHIPS.get(devices[0].device_kind)
+    _say(f"{command}\n{plans.table(made, chip)}")
+    facts = {"commit": config.commit(), "devices": len(devices), "kind": devices[0].device_kind}
+    _say(report.as_json({**facts, **{name: p._asdict() for name, p in made.items()}}))
+    if chip is not None:
+        plans.check_fits(made, chip, exp)
+    return 0
+
+
 def bench_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     """Prints a table of times and, as the last line, the numbers in JSON; writes nothing."""
     del workdir
@@ -89,7 +110,13 @@ def bench_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
-MODES = {"train": train_mode, "eval": eval_mode, "sample": sample_mode, "bench": bench_mode}
+MODES = {
+    "train": train_mode,
+    "eval": eval_mode,
+    "sample": sample_mode,
+    "bench": bench_mode,
+    "plan": plan_mode,
+}
 # Those that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -160,12 +187,13 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
 def _sample(exp: Experiment, workdir: Path) -> None:
     """Writes and prints samples, then their numbers as a line of JSON."""
     step, params = _ema(exp, workdir)
+    judge = _judge(exp, params)
     templates, window = build.templates(exp), build.sample_window(exp)
     sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh, trace=exp.sample.trace)
     drawn = draw_samples(
         sampler, params, exp.sampler_step, exp.sample, templates, mesh=exp.mesh, window=window
     )
-    judged = _judge(exp, workdir, params, drawn.tokens) if exp.sample.judge else {}
+    judged = judge(drawn.tokens)
     if jax.process_index() != 0:
         return
     texts = [exp.tokenizer.decode(row) for row in drawn.tokens]
@@ -179,24 +207,47 @@ def _sample(exp: Experiment, workdir: Path) -> None:
     _say(report.as_json({**facts, **report.of_samples(drawn), **judged}))
 
 
-def _judge(exp: Experiment, workdir: Path, params: Params, tokens: np.ndarray) -> dict[str, Any]:
-    """The bound on -log p of the samples under this model or that of another run."""
-    judge = exp
-    if exp.sample.judge != "self":
-        other = Path(exp.sample.judge).absolute()
-        kept = config.stored(other) if other.is_dir() else None
-        if kept is None:
-            raise UserError(f"sample.judge={exp.sample.judge} holds no run; 'self' is this one")
-        tokenizer = build.stored_tokenizer(other)
-        if tokenizer.to_json() != exp.tokenizer.to_json():
-            raise UserError(
-                f"sample.judge={exp.sample.judge} was trained with another tokenizer than {workdir}"
-            )
-        judge = build.experiment(kept, tokenizer)
-        _, params = _ema(judge, other)
-    batches = build.batches_of(judge, tokens)
-    result = build.evaluator(judge)(params, batches)
-    return {"judge": exp.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
+def _judge_of(exp: Experiment) -> Experiment | None:
+    """Whose bound of the samples is reported: the experiment itself, that of another run, None.
+
+    Another run keeps its network, process and bound; mesh, draws and batch are those asked for.
+    UserError if there is none, or if it has another tokenizer.
+    """
+    asked = exp.sample.judge
+    if asked in ("", "self"):
+        return exp if asked else None
+    kept = config.stored(Path(asked)) if Path(asked).is_dir() else None
+    if kept is None:
+        raise UserError(f"sample.judge={asked} holds no run; 'self' is the run that samples")
+    tokenizer = build.stored_tokenizer(Path(asked))
+    if tokenizer.to_json() != exp.tokenizer.to_json():
+        raise UserError(f"sample.judge={asked} was trained with another tokenizer than this run")
+    mine = {
+        "draws": exp.eval.draws,
+        "seed": exp.eval.seed,
+        "batch_size": build.eval_batch_size(exp),
+    }
+    changed = {
+        "mesh": exp.config["mesh"],
+        "eval": {**kept["eval"], **mine},
+        "sample": {**kept["sample"], "judge": "", "templates": ""},
+    }
+    return build.experiment({**kept, **changed}, tokenizer)
+
+
+def _judge(exp: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, Any]]:
+    """tokens -> the bound on -log p of them under sample.judge, whose parameters are read here."""
+    judge = _judge_of(exp)
+    if judge is None:
+        return lambda tokens: {}
+    if judge is not exp:
+        _, params = _ema(judge, Path(exp.sample.judge).absolute())
+
+    def judged(tokens: np.ndarray) -> dict[str, Any]:
+        result = build.evaluator(judge)(params, build.batches_of(judge, tokens))
+        return {"judge": exp.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
+
+    return judged
 
 
 def complain(error: UserError) -> int:

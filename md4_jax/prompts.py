@@ -8,6 +8,8 @@ import numpy as np
 
 from md4_jax.protocols import UserError
 
+SHOWN = 60  # characters of a text in the message that refuses it
+
 
 class Template(NamedTuple):
     """tokens int32 [L] and given bool [L]: where given, the token is the user's."""
@@ -46,8 +48,10 @@ class PromptOptions:
         """One template, or those of the file; UserError for text that does not fit."""
         if self.templates:
             return [
-                self._filled(tokenizer, text, length, f"line {number} of {self.templates}")
-                for number, text in enumerate(self._lines(), start=1)
+                self._filled(
+                    tokenizer, text, length, f"line {number} of sample.templates={self.templates}"
+                )
+                for number, text in self._lines()
             ]
         if self.template:
             return [self._filled(tokenizer, self.template, length, "sample.template")]
@@ -65,15 +69,17 @@ class PromptOptions:
         tokens[length - len(last) :], given[length - len(last) :] = last, True
         return [Template(tokens, given)]
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> list[tuple[int, str]]:
+        """(number, template) of the lines with text; nothing but a line feed ends a line."""
         try:
             text = Path(self.templates).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"sample.templates={self.templates} cannot be read: {error}") from error
-        lines = [line.replace("\\n", "\n") for line in text.splitlines() if line]
-        if not lines:
+        lines = enumerate(text.split("\n"), start=1)
+        found = [(number, line.replace("\\n", "\n")) for number, line in lines if line]
+        if not found:
             raise UserError(f"sample.templates={self.templates} has no line with text")
-        return lines
+        return found
 
     def _filled(self, tokenizer: Any, text: str, length: int, name: str) -> Template:
         tokens: list[int] = []
@@ -101,4 +107,5 @@ class PromptOptions:
         try:
             return [int(i) for i in tokenizer.encode(text)]
         except UserError as error:
-            raise UserError(f"{name}={text!r}: {error}") from error
+            shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            raise UserError(f"{name}, {shown!r}: {error}") from error

@@ -114,8 +114,9 @@ def trace(samples: Path, drawn: Any, built: Any, params: Params) -> list[Path]:
     for learned, values in params["process"].learned().items():
         symbols = [traces.word(built.tokenizer, i) for i in range(built.tokenizer.vocab_size)]
         times = figures.reveal_times(drawn.frames[0], built.grid, built.process.mask_id)
+        free = ~drawn.given[0]
         made.append(samples.with_suffix(f".{learned}.png"))
-        figures.powers(symbols, np.asarray(values), drawn.tokens[0], times, made[-1])
+        figures.powers(symbols, np.asarray(values), drawn.tokens[0][free], times[free], made[-1])
     return made
 
 

@@ -21,7 +21,7 @@ class SampleOptions:
     """The `sample` section, besides the sampler's name, its arguments, transforms and prompts.
 
     num         how many sequences, of each template
-    steps       T of the grid: reverse steps
+    steps       reverse steps: T of a grid that has a name
     grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
     length      tokens per sequence; 0: as in training
     stride      new tokens of each window of a text longer than in training; 0: no windows, the
@@ -59,7 +59,8 @@ class Samples(NamedTuple):
     given        bool [N, L]
     evaluations  int64 [N], network evaluations that each sequence used
     seconds      of the compiled programs, their compilation excluded
-    frames       (z [F, L], sure [F, L]), after each step of each window
+    frames       (z, sure), each [W, F, L]: after each step of each of W windows; z is -1 where
+                 no window has come to
     """
 
     tokens: np.ndarray
@@ -110,7 +111,8 @@ def draw_samples(
         for start in range(0, total, size):
             rows = np.minimum(np.arange(start, start + size), total - 1)
             keys = _keys(options.seed, number, np.arange(start, start + size))
-            fixed = to_global((out[rows][:, part], known[rows][:, part]), mesh)
+            own = np.split(rows, jax.process_count())[jax.process_index()]
+            fixed = to_global((out[own][:, part], known[own][:, part]), mesh)
             with jax.set_mesh(mesh):
                 compiled = compiled or sampler.lower(params, step, keys, *fixed).compile()
                 began = time.perf_counter()
@@ -122,7 +124,7 @@ def draw_samples(
             out[start : start + keep, part] = to_host(chain.z)[:keep]
             evaluations[start : start + keep] += to_host(chain.evaluations)[:keep]
         known[:, part] = True
-    path = tuple(np.concatenate(x) for x in zip(*frames, strict=True)) if frames else None
+    path = tuple(np.stack(x) for x in zip(*frames, strict=True)) if frames else None
     return Samples(out, given, evaluations, seconds, path)
 
 

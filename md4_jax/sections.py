@@ -73,6 +73,13 @@ class BenchOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """The `plan` section: the devices that --mode plan compiles for."""
+
+    topology: str = "v5e:8x8"
+
+
+@dataclasses.dataclass(frozen=True)
 class Tightest:
     """eval.objective.name=auto: the tightest bound that the process and the network allow."""
 
@@ -99,6 +106,7 @@ CLASSES = {
     "checkpoint": (CheckpointOptions,),
     "log": (LogOptions,),
     "bench": (BenchOptions,),
+    "plan": (PlanOptions,),
 }
 # Arguments that build supplies itself, or that a nested section makes.
 SUPPLIED = ("vocab_size", "transform", "schedule", "base", "objective")

@@ -43,16 +43,18 @@ def sample(
     steps = len(grid) - 1
     chain = begin(process, tokens, given, _fold(keys, steps + 1))
     planning = planned.plan_of(step, process, chain, grid, _fold(keys, steps))
+    done = False
     if planning is None:
         chain, frames = _scan(denoiser, process, step, chain, grid, keys, tokens, trace)
     else:
-        (plan, room), before = planning, chain
+        (plan, room, done), before = planning, chain
         chain = planned.run(
             denoiser, step.transform, process, chain, plan, keys=_fold(keys, steps + 2), room=room
         )
         rounds = max(steps, chain.z.shape[1])
         frames = _replayed(before, chain, plan, rounds) if trace else None
-    chain = _finished(denoiser, process, step, chain, _fold(keys, 0))
+    if not done:
+        chain = _finished(denoiser, process, step, chain, _fold(keys, 0))
     chain = chain._replace(z=jnp.where(given, tokens, chain.z))
     if frames is not None:
         last = (chain.z[:1], chain.sure[:1])

@@ -55,7 +55,7 @@ def run(
         tokens, chances = draw_at(denoiser, transform, seen, time, index, keys)
         where = jnp.where(valid, index, length)
         put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
-        begin = begin + jnp.sum(valid, axis=1)
+        begin = begin + jnp.sum(valid, axis=1, dtype=jnp.int32)
         return number + 1, begin, put(z, where, tokens), put(sure, where, chances)
 
     start = (jnp.int32(0), jnp.zeros(len(chain.z), jnp.int32), chain.z, chain.sure)
@@ -104,14 +104,23 @@ def masked(process, chain: Chain) -> Array:
     return chain.z == process.mask_id
 
 
-def plan_of(step, process, chain: Chain, grid: np.ndarray, keys: Array) -> tuple[Plan, int] | None:
-    """(the whole of the step's choices, room for one evaluation); None if they need the network."""
+def plan_of(
+    step, process, chain: Chain, grid: np.ndarray, keys: Array
+) -> tuple[Plan, int, bool] | None:
+    """(all of the step's choices, room for one evaluation, whether none can be left at the end).
+
+    None if its choices need the network.
+    """
     length = chain.z.shape[1]
     if hasattr(step, "plan"):
-        return step.plan(process, chain, grid, keys), step.room(length)
+        with jax.ensure_compile_time_eval():
+            left = float(process.schedule.one_minus_alpha(jnp.float32(grid[0])))
+        return step.plan(process, chain, grid, keys), step.room(length), left <= 0.0
     if isinstance(process, Masking) and hasattr(step, "chance"):
         plan = plan_by_chance(process, chain, grid, keys, step.chance)
-        return plan, room_by_chance(process, grid, length, step.chance)
+        with jax.ensure_compile_time_eval():
+            last = float(_chances(process, grid, step.chance)[-1])
+        return plan, room_by_chance(process, grid, length, step.chance), last >= 1.0
     return None
 
 

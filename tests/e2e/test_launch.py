@@ -1,6 +1,7 @@
 """The launch scripts, without a network: a stub stands where Python would."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,3 +71,64 @@ def test_the_package_is_installed_once_for_the_same_requirements(launch):
     assert any("[install]" in line for line in first)
     assert not any("[install]" in line for line in second)
     assert any("[.[dev]]" in line for line in other)
+
+
+def test_a_worker_joins_the_others(launch, monkeypatch):
+    arguments = ("--config", "a.py", "--workdir", "x y")
+    expected = "[-m][md4_jax.main][--distributed][auto][--config][a.py][--workdir][x y]"
+    assert launch("worker.sh", *arguments)[-1] == expected
+
+
+def dry_run(script, *arguments, **variables):
+    return subprocess.run(
+        [f"launch/{script}", "--dry-run", *arguments],
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+ARGUMENTS = ("--config", "configs/owt.py", "--workdir", "/mnt/runs/a b")
+
+
+def test_the_pod_script_prints_what_it_would_run():
+    """The words survive the second shell, which reads them on the worker."""
+    done = dry_run("tpu_pod.sh", "run", *ARGUMENTS, PROJECT="mine", ZONE="there", NAME="pod")
+    assert done.returncode == 0, done.stderr
+    archive, copied, started = done.stdout.splitlines()[:3]
+    assert archive.startswith("git archive") and "pod:md4_jax.tar.gz --worker all" in copied
+    words = shlex.split(started)
+    assert words[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "pod"]
+    assert words[-4:] == ["--project", "mine", "--zone", "there"]
+    remote = words[words.index("--command") + 1]
+    inner = remote[remote.index("launch/worker.sh") :].partition(">~")[0]
+    assert shlex.split(inner)[1:] == list(ARGUMENTS)
+    created = dry_run("tpu_pod.sh", "create", PROJECT="mine", ACCELERATOR="v6e-64").stdout
+    assert "--accelerator-type v6e-64" in created and "--spot" in created
+
+
+@pytest.mark.parametrize("command", ["logs", "stop", "delete"])
+def test_the_other_pod_commands(command):
+    done = dry_run("tpu_pod.sh", command, PROJECT="mine")
+    assert done.returncode == 0 and done.stdout.startswith("gcloud compute tpus ")
+
+
+def test_the_pod_script_says_what_is_missing():
+    assert "set PROJECT" in dry_run("tpu_pod.sh", "create").stderr
+    assert "needs --workdir" in dry_run("tpu_pod.sh", "run", PROJECT="mine").stderr
+    assert dry_run("tpu_pod.sh", "fly", PROJECT="mine").returncode == 2
+
+
+def test_the_slurm_script_prints_what_it_would_run():
+    done = dry_run("slurm.sh", *ARGUMENTS)
+    assert done.stdout == f"srun --kill-on-bad-exit=1 bash launch/worker.sh {' '.join(ARGUMENTS)}\n"
+    assert "needs --workdir" in dry_run("slurm.sh", "--config", "a.py").stderr
+
+
+def test_the_job_set_starts_the_worker():
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load(Path("launch/gke_jobset.yaml").read_text())
+    pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (worker,) = pod["containers"]
+    assert worker["command"] == ["bash", "launch/worker.sh"] and "--workdir" in worker["args"]

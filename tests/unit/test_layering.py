@@ -44,11 +44,14 @@ ALLOWED = {
         "samplers", "sections", "sharding", "step",
     },
     "train": {"build", "checkpoint", "metrics", "report", "sharding", "step", "trainlog"},
+    "plan": {"bench", "build", "sample", "samplers", "sharding", "step", "train"},
     "bench": {"build", "sample", "samplers", "sections", "sharding", "step", "train"},
     "modes": {
-        "bench", "build", "checkpoint", "config", "data", "report", "sample", "samplers", "train",
+        "bench", "build", "checkpoint", "config", "data", "plan", "report", "sample", "samplers",
+        "train",
     },
-    "main": {"modes", "sections"},
+    "distributed": set(),
+    "main": {"distributed", "modes", "sections"},
 }  # fmt: skip
 
 # Third party -> the only rooms that import it.

@@ -1,0 +1,43 @@
+"""Several processes as one program: on a Cloud TPU pod, GKE, Slurm, or started by hand."""
+
+import jax
+
+from md4_jax.protocols import UserError
+
+# A process that does not come within this time, or is not heard of for so long, ends all others.
+CONNECT_SECONDS = 300
+HEARTBEAT_SECONDS = 100
+USAGE = "--distributed is 'auto' (Cloud TPU, GKE, Slurm, MPI) or HOST:PORT,PROCESSES,INDEX"
+
+
+def start(how: str) -> None:
+    """Joins this process to the others, before any device is looked at.
+
+    how: '' for a single process; 'auto' where the cluster says who the others are;
+    'HOST:PORT,PROCESSES,INDEX' otherwise, HOST:PORT being a free port of process 0. UserError
+    for anything else, and if the others do not come within CONNECT_SECONDS.
+    """
+    if not how:
+        return
+    arguments = {} if how == "auto" else _explicit(how)
+    # CPU devices of several processes talk through gloo; other platforms do not look at this.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            **arguments,
+            initialization_timeout=CONNECT_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except (RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"--distributed={how}: the processes did not meet: {first}") from error
+
+
+def _explicit(how: str) -> dict[str, str | int]:
+    parts = how.split(",")
+    if len(parts) != 3 or ":" not in parts[0] or not (parts[1] + parts[2]).isdigit():
+        raise UserError(f"{USAGE}, not {how!r}")
+    processes, index = int(parts[1]), int(parts[2])
+    if not 0 <= index < processes:
+        raise UserError(f"--distributed={how}: INDEX must lie in 0..{processes - 1}, not {index}")
+    return {"coordinator_address": parts[0], "num_processes": processes, "process_id": index}

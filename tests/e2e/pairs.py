@@ -1,0 +1,58 @@
+"""Trains one step of every objective with every process that it goes with; prints JSON.
+
+pairs.py DATA FSDP TENSOR: on a mesh of that shape, in float32.
+"""
+
+import json
+import sys
+
+import exact
+import jax
+import numpy as np
+import optax
+
+from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.protocols import Batch
+from md4_jax.sharding import MeshOptions, make_mesh, shardings_of, to_global
+from md4_jax.step import TrainOptions, init_state, make_train_step
+
+VOCAB, LENGTH, BATCH = 6, 8, 16
+
+
+def one_step(objective, process, mesh) -> dict[str, float]:
+    options = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
+    network = Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **options).build()
+    optimizer = optax.sgd(0.1)
+
+    def state():
+        # Away from the start, where the head is zero and all outputs alike.
+        fresh = init_state(jax.random.key(0), network, process, optimizer)
+        moved = jax.tree.map(
+            lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), fresh.params
+        )
+        return fresh._replace(params=moved)
+
+    shardings = shardings_of(jax.eval_shape(state), mesh)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, LENGTH)).astype(np.int32)
+    train = TrainOptions(num_steps=1, batch_size=BATCH)
+    with jax.set_mesh(mesh):
+        made = jax.jit(state, out_shardings=shardings)()
+        batch = to_global(Batch(tokens, np.ones(BATCH, np.float32), {}), mesh)
+        _, metrics = jax.jit(make_train_step(network, objective, optimizer, train))(made, batch)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def main() -> None:
+    data, fsdp, tensor = map(int, sys.argv[1:])
+    mesh = make_mesh(MeshOptions(data=data, fsdp=fsdp, tensor=tensor))
+    found = {}
+    for name, make in OBJECTIVES.items():
+        for kind, process in exact.PROCESS_CASES.items():
+            if exact.fits(make(), process(VOCAB)):
+                found[f"{name}, {kind}"] = one_step(make(), process(VOCAB), mesh)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

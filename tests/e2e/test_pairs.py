@@ -1,0 +1,29 @@
+"""Every objective with every process that it goes with, on one device and on eight."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+
+
+@pytest.fixture(scope="module")
+def metrics(start, tiny):
+    """{mesh: {pair: {name: value}}} after one step from the same parameters."""
+    found = {}
+    for mesh in ("1 1 1", "2 2 2"):
+        process = start(tiny.with_name("pairs.py"), *mesh.split(), **EIGHT, PYTHONPATH=".:tests")
+        out, err = process.communicate(timeout=500)
+        assert process.returncode == 0, err
+        found[mesh] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def test_one_step_is_the_same_on_eight_devices(metrics):
+    """Losses, diagnostics and the gradient's norm to 2e-4, float32 sums being in another order."""
+    one, eight = metrics["1 1 1"], metrics["2 2 2"]
+    assert one.keys() == eight.keys() and len(one) > 12
+    for pair, numbers in one.items():
+        assert numbers["skipped"] == 0 and numbers["grad_norm"] > 0
+        assert numbers == pytest.approx(eight[pair], rel=2e-4, abs=1e-6), pair

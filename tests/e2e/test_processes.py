@@ -1,0 +1,135 @@
+"""One program in several processes: the same data, draws and losses as in one."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WIDE = ("network.size=64", "network.heads=8", "network.hidden=64", "network.depth=1")
+OFTEN = (
+    *("train.num_steps=6", "log.every=1", "eval.every=3", "checkpoint.every=3"),
+    *("optim.learning_rate=0.001", "sample.num=5", "sample.batch_size=4"),
+)
+# name: (processes, devices of each, mesh)
+RUNS = {
+    "one": (1, 4, ("mesh.data=4",)),
+    "two, data": (2, 2, ("mesh.data=4",)),
+    "two, data and tensor": (2, 2, ("mesh.data=2", "mesh.tensor=2")),
+    "four, fsdp": (4, 1, ("mesh.data=2", "mesh.fsdp=2")),
+}
+OTHERS = [name for name in RUNS if name != "one"]
+ROUNDING = 2e-5  # relative; float32 sums in another order, six updates on
+
+
+@pytest.fixture(scope="module")
+def together(start):
+    """Runs one command in several processes that share a directory: [(code, out, err)]."""
+
+    def together(processes: int, devices: int, *arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        started = []
+        for index in range(processes):
+            words = [f"--distributed=127.0.0.1:{port},{processes},{index}"]
+            words = words if processes > 1 else []
+            words = ["-m", "md4_jax.main", *arguments, *words]
+            started.append(start(*words, XLA_FLAGS=flags))
+        return [(*p.communicate(timeout=400), p.returncode) for p in started]
+
+    return together
+
+
+@pytest.fixture(scope="module")
+def runs(together, tiny, scratch):
+    """{name: (workdir, output of process 0)} of the same run by so many processes."""
+    found = {}
+    for name, (processes, devices, mesh) in RUNS.items():
+        workdir = scratch / f"processes {name}"
+        flags = [f"--config.{word}" for word in (*WIDE, *OFTEN, *mesh)]
+        ended = together(processes, devices, "--config", tiny, "--workdir", workdir, *flags)
+        assert all(code == 0 for _, _, code in ended), ended
+        assert all(out == "" for out, _, _ in ended[1:]), "one process writes"
+        found[name] = workdir, ended[0][0]
+    return found
+
+
+def numbers(found: list[dict], name: str) -> np.ndarray:
+    return np.array([row[name] for row in found if name in row])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_losses_and_draws(name, runs, rows):
+    """Losses to rounding; shares of masked tokens, which order and draws decide, exactly."""
+    found, expected = rows(runs[name][0]), rows(runs["one"][0])
+    assert [r.keys() for r in found] == [r.keys() for r in expected]
+    for key in ("train_bits_per_token", "grad_norm", "eval_nats_per_token"):
+        got, wanted = numbers(found, key), numbers(expected, key)
+        assert len(wanted) == (2 if key.startswith("eval") else 6)
+        np.testing.assert_allclose(got, wanted, rtol=ROUNDING, err_msg=key)
+    assert numbers(found, "masked").tolist() == numbers(expected, "masked").tolist()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_samples_and_the_whole_split(name, runs):
+    """Five samples in batches of four; the test split, whose last batch is not full."""
+    file = "samples/step_00000006.jsonl"
+    assert (runs[name][0] / file).read_text() == (runs["one"][0] / file).read_text()
+    found, expected = (
+        json.loads((runs[n][0] / "evaluations.jsonl").read_text()) for n in (name, "one")
+    )
+    assert (found["sequences"], found["tokens"]) == (expected["sequences"], expected["tokens"])
+    assert found["nats_per_token"] == pytest.approx(expected["nats_per_token"], rel=ROUNDING)
+    assert found["nats_per_token_se"] == pytest.approx(expected["nats_per_token_se"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_parameters_are_close(name, runs, arrays):
+    found, expected = arrays(runs[name][0]), arrays(runs["one"][0])
+    assert found.keys() == expected.keys()
+    for key in found:
+        if key.startswith(("params", "ema")):
+            np.testing.assert_allclose(found[key], expected[key], rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+def test_the_number_of_processes_may_change_when_a_run_is_continued(
+    runs, together, tiny, tmp_path, rows
+):
+    """Three steps by four processes, three by two: the rows of an undisturbed run, to rounding."""
+    workdir = tmp_path / "run"
+    common = ["--config", tiny, "--workdir", workdir]
+    common += [f"--config.{word}" for word in (*WIDE, *OFTEN)]
+    # The budget ends the first part: it is looked at when a line is logged.
+    first = ["--config.mesh.data=4", "--config.train.seconds=1e-6", "--config.log.every=3"]
+    second = ["--config.mesh.data=2", "--config.mesh.fsdp=2"]
+    for processes, devices, words in ((4, 1, first), (2, 2, second)):
+        ended = together(processes, devices, *common, *words)
+        assert all(code == 0 for _, _, code in ended), ended
+    assert "resuming from step 3\n" in ended[0][0]
+    found, expected = rows(workdir), rows(runs["one"][0])
+    for key in ("train_bits_per_token", "masked"):
+        got = {row["step"]: row[key] for row in found if key in row}
+        for row in expected:
+            if key in row and row["step"] in got and row["step"] > 3:
+                assert got[row["step"]] == pytest.approx(row[key], rel=ROUNDING)
+    evaluated = [row for row in found if row.get("step") == 6 and "eval_nats_per_token" in row]
+    wanted = [row for row in expected if row.get("step") == 6 and "eval_nats_per_token" in row]
+    assert evaluated[0]["eval_nats_per_token"] == pytest.approx(
+        wanted[0]["eval_nats_per_token"], rel=ROUNDING
+    )
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("here", "HOST:PORT,PROCESSES,INDEX, not 'here'"),
+        ("localhost:1234,2", "HOST:PORT,PROCESSES,INDEX"),
+        ("localhost:1234,2,2", "INDEX must lie in 0..1, not 2"),
+    ],
+)
+def test_a_wrong_address_is_refused(how, words, refused, tiny):
+    assert words in refused("--config", tiny, "--distributed", how)

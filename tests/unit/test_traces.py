@@ -1,0 +1,286 @@
+"""Pictures of samples: what is in them, not how they look."""
+
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from md4_jax import figures, traces
+from md4_jax.data.tokenizers import Bytes, Characters
+
+TOKENIZER = Characters("ab\n<")
+A, B, LINE, LESS, MASK = range(5)
+GIVEN = np.array([True, False, False])
+
+
+def frames(*windows):
+    """(z, sure), each [W, F, L], from rows of (symbols, probabilities)."""
+    z = np.array([[row[0] for row in window] for window in windows])
+    return z, np.array([[row[1] for row in window] for window in windows], np.float32)
+
+
+@pytest.fixture
+def path():
+    """'a' is given; '<' comes at step 2 and a line break at step 3 of 5."""
+    return traces.trajectory(
+        frames(
+            [
+                ([A, MASK, MASK], [1, 0, 0]),
+                ([A, MASK, MASK], [1, 0, 0]),
+                ([A, LESS, MASK], [1, 0.25, 0]),
+                ([A, LESS, LINE], [1, 0.25, 0.75]),
+                ([A, LESS, LINE], [1, 0.25, 0.75]),
+                ([A, LESS, LINE], [1, 0.25, 0.75]),
+            ]
+        ),
+        GIVEN,
+        TOKENIZER,
+    )
+
+
+def words_of(path):
+    return [[path.words[i] if i >= 0 else None for i in row] for row in path.symbol]
+
+
+def test_equal_frames_are_joined_and_keep_their_step(path):
+    assert path.step.tolist() == [0, 2, 3]
+    assert words_of(path) == [["a", "·", "·"], ["a", "<", "·"], ["a", "<", "↵"]]
+    np.testing.assert_array_equal(path.sure[1:], [[1, 0.25, 0], [1, 0.25, 0.75]])
+    assert path.words[path.mask] == "·" and len(path.words) == 4
+
+
+def test_a_path_without_a_change_has_one_frame():
+    still = traces.trajectory(frames([([A, B], [1, 1])] * 4), np.ones(2, bool), TOKENIZER)
+    assert still.step.tolist() == [0] and still.mask == -1
+
+
+def test_joined_frames_have_the_probabilities_of_the_last():
+    """Where every step draws all positions again, what stays was drawn at the end."""
+    rows = [([A, B], [0, 0]), ([A, A], [0.2, 0.3]), ([A, A], [0.8, 0.9])]
+    drawn = traces.trajectory(frames(rows), np.zeros(2, bool), TOKENIZER)
+    assert drawn.step.tolist() == [0, 1]
+    np.testing.assert_allclose(drawn.sure, [[0, 0], [0.8, 0.9]], rtol=1e-6)
+
+
+def test_windows_go_on_from_one_another():
+    """The second begins where the first ended; idle steps at the end of one are not counted."""
+    first = [([MASK, MASK, -1], [0, 0, 0]), ([A, MASK, -1], [1, 0, 0]), ([A, B, -1], [1, 1, 0])]
+    first.append(first[-1])
+    second = [([A, B, MASK], [1, 1, 0])] * 3 + [([A, B, A], [1, 1, 0.5])]
+    two = traces.trajectory(frames(first, second), np.zeros(3, bool), TOKENIZER)
+    assert two.step.tolist() == [0, 1, 2, 5]
+    assert words_of(two)[2:] == [["a", "b", None], ["a", "b", "a"]]
+    assert (two.symbol[:3, 2] == -1).all() and two.label(2) == "step 2: 2 of 3 tokens drawn"
+
+
+def test_what_is_still_open(path):
+    assert path.open(0).tolist() == [False, True, True]
+    assert path.open(2).tolist() == [False, False, False]
+    assert [path.label(i) for i in range(3)] == [
+        "step 0: 0 of 2 tokens drawn",
+        "step 2: 1 of 2 tokens drawn",
+        "step 3: 2 of 2 tokens drawn",
+    ]
+
+
+def test_noise_that_was_never_drawn_is_open_too():
+    rows = [([A, B], [0, 0]), ([A, A], [0, 0.3])]
+    noise = traces.trajectory(frames(rows), np.zeros(2, bool), TOKENIZER)
+    assert noise.mask == -1
+    assert noise.open(0).tolist() == [True, True] and noise.open(1).tolist() == [True, False]
+
+
+def test_words():
+    assert traces.word(Characters("_"), 0) == "_" and traces.word(Characters("_"), 1) == "·"
+    assert traces.word(Bytes(), ord("\n")) == "↵" and traces.word(Bytes(), ord("\t")) == "⇥"
+    assert traces.word(Bytes(), 0xC3) == "\N{REPLACEMENT CHARACTER}"
+    assert traces.word(Bytes(), 0x07) == "\N{REPLACEMENT CHARACTER}"
+    assert traces.word(Bytes(), 256) == "<|endoftext|>"
+
+
+def test_colours_go_from_the_first_over_the_middle_to_the_last():
+    first, middle, last = traces.COLOURS
+    np.testing.assert_array_equal(traces.shades(5)[::2], [first, middle, last])
+    np.testing.assert_allclose(traces.shades(5)[1], (first + middle) / 2, atol=0.5)
+    assert len(set(traces.SHADES)) == len(traces.SHADES) == 24
+    ends = traces._inks(np.array([-1.0, 0.0, 1.0, 2.0]))
+    assert ends == [traces.SHADES[i] for i in (0, 0, -1, -1)]
+
+
+def test_lines_end_at_spaces_and_breaks():
+    assert traces.chunks(list("ab c↵d")) == [[0, 1, 2], [3, 4], [5]]
+    assert traces.chunks(["the", " cat", "s", " ", "x"]) == [[0], [1, 2, 3], [4]]
+
+
+def test_layout():
+    """Words stay whole, a space may hang over the end, and what is too long is cut anywhere."""
+    columns, spaces = traces.COLUMNS, 200 * [" "]
+    words = [*("a" * (columns - 3)), " ", "b", "b", "b", " ", "c", traces.BREAK, "d"]
+    places, lines = traces._layout(words)
+    assert lines == 3 and places[columns - 3] == (columns - 3, 0, 1)
+    assert places[columns - 2 :] == [(n, 1, 1) for n in range(6)] + [(0, 2, 1)]
+    assert traces._layout(["a"] * columns + [" "])[0][-1] == (columns, 0, 1)
+    for words in (spaces, ["a"] * 200, ["a" * 200, "b"]):
+        places, lines = traces._layout(words)
+        assert max(column + width for column, _, width in places) <= columns + 1
+        assert lines >= 2 and len(set(places)) == len(words)
+
+
+def pixels(image):
+    return np.asarray(image.convert("RGB"))
+
+
+def test_gif(path, tmp_path):
+    traces.gif(path, tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.n_frames == 3 and image.is_animated and image.info["loop"] == 0
+        # Two lines, since there is a break: margins, 24 pixels a line and what stands below.
+        assert image.size == (552, 32 + 24 + traces.FOOT)
+        shown, pauses = [], []
+        for index in range(3):
+            image.seek(index)
+            shown.append(pixels(image))
+            pauses.append(image.info["duration"])
+    assert pauses == [1000, 400, 3000]
+    blue, red = (  # how far the line break of step 3 is from sure, and '<' from unsure
+        np.abs(shown[2].astype(int) - traces._inks(np.array([sure]))[0]).sum(-1)[:-64].min()
+        for sure in (0.75, 0.25)
+    )
+    assert blue < 30 and red < 30
+    text = [frame[: -traces.FOOT].astype(int) for frame in shown]
+    cells = [[t[:, 16 + 10 * n : 26 + 10 * n] for n in range(3)] for t in text]
+    assert np.abs(cells[0][0] - cells[2][0]).max() < 12 and (cells[0][0] < 100).any()  # given
+    for position, at in ((0, None), (1, 1), (2, 2)):
+        away = [np.abs(cells[i][position] - traces.NEW).max(-1).min() for i in range(3)]
+        assert [bool(far < 12) for far in away] == [i == at for i in range(3)]  # new there alone
+
+
+def test_a_gif_of_one_frame_and_a_long_one(tmp_path):
+    still = traces.trajectory(frames([([A, B], [1, 1])] * 2), np.ones(2, bool), TOKENIZER)
+    traces.gif(still, tmp_path / "one.gif")
+    with Image.open(tmp_path / "one.gif") as image:
+        assert getattr(image, "n_frames", 1) == 1
+    length = 1000
+    z = np.where(np.arange(length) < np.arange(length + 1)[:, None], B, MASK)
+    long = traces.trajectory((z[None], (z != MASK)[None]), np.zeros(length, bool), TOKENIZER)
+    assert len(long.step) == length + 1
+    traces.gif(long, tmp_path / "long.gif")
+    with Image.open(tmp_path / "long.gif") as image:
+        assert image.n_frames == traces.FRAMES
+        lines = -(-length // traces.COLUMNS)
+        assert image.size == (32 + 10 * traces.COLUMNS, 32 + 24 * lines + traces.FOOT)
+        image.seek(image.n_frames - 1)
+        last = pixels(image)[16 : 16 + 24 * lines]
+        assert all((last[24 * i : 24 * i + 24, 16:26] < 200).any() for i in range(lines))
+
+
+def data_of(file):
+    text = file.read_text(encoding="utf-8")
+    found = re.search(r"^const data = (\{.*\});$", text, re.MULTILINE)
+    return json.loads(found[1]), text
+
+
+def test_html_is_one_file_with_the_whole_path(path, tmp_path):
+    traces.html(path, tmp_path / "a.html", 'Sample 0: "a" <b>')
+    data, text = data_of(tmp_path / "a.html")
+    assert not re.search(r"https?:|//www|src=|href=|@import|url\(", text)
+    assert data["title"] == 'Sample 0: "a" <b>' and data["steps"] == [0, 2, 3]
+    assert data["labels"] == [path.label(i) for i in range(3)]
+    assert data["given"] == [0] and data["words"][data["mask"]] == "·"
+    assert data["chunks"] == [[0, 1, 2]] and data["words"][data["final"][2]] == "↵"
+    state, sure = np.full(3, -2), np.zeros(3)
+    for index, changes in enumerate(data["changes"]):
+        for n, symbol, chance in changes:
+            state[n], sure[n] = symbol, chance
+        np.testing.assert_array_equal(state, path.symbol[index])
+        np.testing.assert_allclose(sure, path.sure[index])
+    assert [len(c) for c in data["changes"]] == [3, 1, 1]
+
+
+def test_probabilities_that_change_alone_are_told_where_it_shows():
+    rows = [
+        ([A, A], [0.5, 0.5]),
+        ([B, A], [0.5, 0.505]),
+        ([A, A], [0.5, 0.9]),
+        ([B, A], [0.5, 0.91]),
+    ]
+    noise = traces.trajectory(frames(rows), np.zeros(2, bool), TOKENIZER)
+    changes = [[c for c in frame if c[0] == 1] for frame in traces._changes(noise)]
+    assert changes == [[[1, 0, 0.5]], [], [[1, 0, 0.9]], [[1, 0, 0.91]]]
+
+
+def test_a_token_cannot_end_the_script(tmp_path):
+    text = "</script><!--<script>DATA\u2028"
+    tokenizer = Characters("".join(sorted(set(text))))
+    x = tokenizer.encode(text).astype(int)
+    one = np.stack([x, x])[None]
+    path = traces.trajectory((one, np.ones(one.shape)), np.zeros(len(x), bool), tokenizer)
+    path = traces.Trajectory(path.step, path.symbol * 0, path.sure, path.given, [text], path.mask)
+    traces.html(path, tmp_path / "a.html", text)
+    data, whole = data_of(tmp_path / "a.html")
+    assert data["words"] == [text] and data["title"] == text
+    assert whole.count("<script") == 1 and whole.count("</script") == 1 and "<!--" not in whole
+
+
+def test_values_that_are_no_numbers_stay_json(tmp_path):
+    rows = [([MASK], [0]), ([A], [np.nan])]
+    path = traces.trajectory(frames(rows), np.zeros(1, bool), TOKENIZER)
+    traces.html(path, tmp_path / "a.html", "t")
+    assert data_of(tmp_path / "a.html")[0]["changes"][1] == [[0, 0, 0.0]]
+    traces.gif(path, tmp_path / "a.gif")
+
+
+def drawing(file):
+    """Its size, after a look that there is more in it than an empty frame."""
+    with Image.open(file) as image:
+        shown = pixels(image)
+        assert image.format == "PNG"
+    assert len({zlib.crc32(row.tobytes()) for row in shown}) > 100
+    return shown.shape[1], shown.shape[0]
+
+
+def test_reveal_times():
+    """Steps end at the times 0.5, 0.25 and 0; a position has the end of its step."""
+    grid = np.array([0.0, 0.25, 0.5, 1.0])
+    z = np.full((4, 3), MASK)
+    z[1:, 2] = A
+    z[2:, 0] = B
+    z[3:, 1] = A
+    np.testing.assert_array_equal(figures.reveal_times(z[None], grid, MASK), [0.25, 0.0, 0.5])
+
+
+def test_reveal_times_of_windows():
+    grid = np.array([0.0, 0.5, 1.0])
+    first = [[MASK, MASK, -1], [A, MASK, -1], [A, B, -1]]
+    second = [[A, B, MASK], [A, B, B], [A, B, B]]
+    times = figures.reveal_times(np.array([first, second]), grid, MASK)
+    np.testing.assert_array_equal(times, [0.5, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_powers(count, tmp_path):
+    symbols = ["$x$", " a", "\\n"] * (count // 3)
+    tokens, times = np.array([0, count - 1, 0]), np.array([0.1, 0.5, 1.0])
+    figures.powers(symbols, np.linspace(0.1, 4, count), tokens, times, tmp_path / "w.png")
+    width, height = drawing(tmp_path / "w.png")
+    assert 900 < width < 1600 and 500 < height < 1200
+    figures.powers(symbols, np.linspace(0.1, 4, count), tokens[:0], times[:0], tmp_path / "w.png")
+
+
+def test_frontier(tmp_path):
+    rows = [
+        {
+            "temperature": temperature, "network_evaluations": used, "judge_bits_per_token": 2.0,
+            "judge_bits_per_token_se": None, "unigram_entropy_bits": 3.0 + used / 100,
+        }
+        for temperature in (0.5, 1.0) for used in (30.5, 8.0)
+    ]  # fmt: skip
+    rows.append(rows[0] | {"judge_bits_per_token": None})
+    figures.frontier(rows, tmp_path / "frontier.png")
+    width, height = drawing(tmp_path / "frontier.png")
+    assert 900 < width < 1600 and 400 < height < 900
+    figures.frontier(rows[:1], tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "frontier.png").read_bytes()
