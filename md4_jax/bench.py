@@ -26,6 +26,10 @@ MATRIX = {"cpu": 2048}  # the side of the square product that gives the machine'
 OTHER_MATRIX = 8192
 
 
+# Layers that see one vector of a sequence, its time, and not its tokens.
+OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
+
+
 @dataclasses.dataclass(frozen=True)
 class RandomTokens:
     """A tokenizer that stands for any of its size, where only speed is asked for."""
@@ -44,8 +48,8 @@ class Part(NamedTuple):
              by the draws of an evaluation, not by the layers of scanned blocks or by
              microbatches; 0 for a sampler, which is all loop, and where nothing is compiled
     model    by the formula: 6 N per trained token and 12 L D per token and block for attention
-             (a third of both for a forward pass), N the parameters of linear layers; of a sampler
-             for whole evaluations, of which it may need only a part
+             (a third of both for a forward pass), N the parameters of linear layers that see
+             tokens; of a sampler for whole evaluations, of which it may need only a part
     compile  seconds
     temporary, arguments  bytes of one device
     evaluations  of the network that a sequence takes in a call, of a sampler
@@ -152,8 +156,13 @@ def _batch(exp: Experiment, size: int) -> Batch:
 
 def forward_flops(exp: Experiment, params: Any) -> float:
     """Of one token through the network once: 2 N + 4 L D for each block."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    matrices = sum(x.size for path, x in leaves if path[-1].key == "kernel")
+    named = [
+        ([key.key for key in path], leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    matrices = sum(
+        leaf.size for path, leaf in named if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
+    )
     options = exp.config["network"]
     return 2.0 * matrices + 4.0 * exp.data.length * options["size"] * options["depth"]
 
@@ -201,9 +210,7 @@ def _sample(exp: Experiment, source: Any) -> Part:
     facts["flops"] = 0.0
     used = float(np.mean(compiled(*arguments)[0].evaluations))
     model = used * rows * length * forward_flops(exp, params["network"])
-    return Part(
-        lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts
-    )
+    return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
 
 
 def _data(exp: Experiment, source: Any) -> Part:

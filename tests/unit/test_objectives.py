@@ -33,7 +33,15 @@ FITTING = {
     for process, make in exact.PROCESS_CASES.items()
     if exact.fits(objective, make(2))
 }
-every_pair = pytest.mark.parametrize("objective, make_process", FITTING.values(), ids=FITTING)
+# Variants of a process or of an objective are among the slow tests.
+every_pair = pytest.mark.parametrize(
+    "objective, make_process",
+    [
+        pytest.param(*pair, id=name, marks=[pytest.mark.slow] * (name.count(",") > 1))
+        for name, pair in FITTING.items()
+    ],
+)
+BFLOAT16 = pytest.param(jnp.bfloat16, id="bfloat16", marks=pytest.mark.slow)
 ROWS = 12
 TABLE = exact.denoiser_of(exact.table_logits(2, 3), time=0.5)
 TOKENS = np.tile(exact.sequences(2, 3), (2, 1))[:ROWS]
@@ -69,7 +77,7 @@ def test_a_row_does_not_depend_on_its_neighbours(objective, make_process):
 
 
 @every_objective
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, id="float32"), BFLOAT16])
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
 def test_the_ends_of_the_unit_interval_are_finite(objective, u, dtype):
     """Losses and gradients, also where the network computes in bfloat16."""
