@@ -105,7 +105,7 @@ def draw_samples(
     given = np.repeat(np.stack([t.given for t in templates]), options.num, axis=0)
     total, shards = len(tokens), batch_shards(mesh)
     size = -(-min(options.batch_size, total) // shards) * shards
-    out, known = tokens.copy(), given.copy()
+    out, known, sure = tokens.copy(), given.copy(), np.where(given[0], 1.0, 0.0)
     evaluations, seconds, frames, compiled = np.zeros(total, np.int64), 0.0, [], None
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):
@@ -119,7 +119,8 @@ def draw_samples(
                 chain, path = jax.block_until_ready(compiled(params, step, keys, *fixed))
             seconds += time.perf_counter() - began
             if path is not None and start == 0:
-                frames.append(_placed(to_host(path), out[0], known[0], part))
+                frames.append(_placed(to_host(path), out[0], known[0], sure, part))
+                sure = frames[-1][1][-1]
             keep = min(size, total - start)
             out[start : start + keep, part] = to_host(chain.z)[:keep]
             evaluations[start : start + keep] += to_host(chain.evaluations)[:keep]
@@ -144,12 +145,13 @@ def _keys(seed: int, window: int, rows: np.ndarray) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(root, rows)
 
 
-def _placed(path, tokens: np.ndarray, known: np.ndarray, part: slice):
-    """A window's frames in the whole text, in which -1 stands where nothing is yet."""
+def _placed(path, tokens: np.ndarray, known: np.ndarray, sure: np.ndarray, part: slice):
+    """A window's frames in the whole text: -1 where nothing is yet, sure as before where known."""
     z = np.tile(np.where(known, tokens, -1), (len(path.z), 1))
-    sure = np.tile(np.where(known, 1.0, 0.0), (len(path.z), 1))
-    z[:, part], sure[:, part] = path.z, path.sure
-    return z, sure
+    chances = np.tile(sure, (len(path.z), 1))
+    z[:, part] = path.z
+    chances[:, part] = np.where(known[part], sure[part], path.sure)
+    return z, chances
 
 
 def write_samples(

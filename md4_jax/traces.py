@@ -58,10 +58,13 @@ class Trajectory:
         return blank & ~self.given & (self.symbol[index] >= 0)
 
     def label(self, index: int) -> str:
-        """'step 12: 30 of 64 tokens drawn'."""
-        free = ~self.given
+        """'step 12: 30 of 64 tokens drawn'; noise without masks says how many are final."""
+        free, step = ~self.given, f"step {self.step[index]}"
+        if self.mask < 0:
+            same = np.sum(free & (self.symbol[index] == self.symbol[-1]))
+            return f"{step}: {same} of {np.sum(free)} tokens as at the end"
         drawn = np.sum(free & (self.symbol[index] >= 0) & ~self.open(index))
-        return f"step {self.step[index]}: {drawn} of {np.sum(free)} tokens drawn"
+        return f"{step}: {drawn} of {np.sum(free)} tokens drawn"
 
     def final_words(self) -> list[str]:
         """The last state."""
@@ -192,7 +195,8 @@ def _paint(draw: ImageDraw.ImageDraw, place: tuple, text: str, ink, paper, under
     right = left + width * CELL - 1
     draw.rectangle((left, top, right, top + LINE - 1), fill=WHITE)
     draw.rectangle((left, top, right, top + LINE - 3), fill=paper)
-    draw.text((left, top + 1), text[:width], fill=ink)
+    text = text.center(width) if text == MASK else text[:width]
+    draw.text((left, top + 1), text, fill=ink)
     if underlined and text:
         draw.line((left, top + 20, right, top + 20), fill=ink)
 

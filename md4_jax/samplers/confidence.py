@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
 from md4_jax.samplers import planned
-from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
@@ -57,18 +56,32 @@ class Confidence:
     def __call__(
         self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
+        masks = planned.masked(process, chain)
+        count = jnp.minimum(self._count(process, chain, masks, s), jnp.sum(masks, axis=1))
+
+        def draw(chain: Chain) -> Chain:
+            return self._draw(denoiser, chain, masks, count, t, keys)
+
+        return jax.lax.cond(jnp.any(count > 0), draw, lambda chain: chain, chain)
+
+    def _draw(
+        self, denoiser: Denoiser, chain: Chain, masks: Array, count: Array, t: Array, keys: Array
+    ) -> Chain:
+        """The count [B] best of the masks get their tokens."""
         token_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
         logits = self.transform(outputs)
         tokens = draw_token(token_keys, logits)
-        masks = planned.masked(process, chain)
         gumbel = jax.vmap(lambda key: jax.random.gumbel(key, masks.shape[1:]))(noise_keys)
         score = self._score(logits, tokens) + self.noise * t * gumbel
         best_first = jnp.argsort(jnp.where(masks, -score, jnp.inf), axis=1, stable=True)
         rank = jnp.argsort(best_first, axis=1)
-        chosen = masks & (rank < self._count(process, chain, masks, s)[:, None])
-        sure = jnp.where(chosen, probability(outputs, tokens), chain.sure)
-        return evaluated(chain, jnp.where(chosen, tokens, chain.z), sure)
+        chosen = masks & (rank < count[:, None])
+        return chain._replace(
+            z=jnp.where(chosen, tokens, chain.z),
+            sure=jnp.where(chosen, probability(outputs, tokens), chain.sure),
+            evaluations=chain.evaluations + (count > 0),
+        )
 
     def _count(self, process: Masking, chain: Chain, masks: Array, s: Array) -> Array:
         """How many masks are revealed in the step to s: [B]."""

@@ -13,6 +13,7 @@ import optax
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.processes import PROCESSES
 from md4_jax.protocols import Batch
 from md4_jax.sharding import MeshOptions, make_mesh, shardings_of, to_global
 from md4_jax.step import TrainOptions, init_state, make_train_step
@@ -44,11 +45,13 @@ def one_step(objective, process, mesh) -> dict[str, float]:
 
 
 def main() -> None:
+    # Compiling is most of the time, and the programs run once.
+    jax.config.update("jax_disable_most_optimizations", True)
     data, fsdp, tensor = map(int, sys.argv[1:])
     mesh = make_mesh(MeshOptions(data=data, fsdp=fsdp, tensor=tensor))
     found = {}
     for name, make in OBJECTIVES.items():
-        for kind, process in exact.PROCESS_CASES.items():
+        for kind, process in PROCESSES.items():
             if exact.fits(make(), process(VOCAB)):
                 found[f"{name}, {kind}"] = one_step(make(), process(VOCAB), mesh)
     print(json.dumps(found))

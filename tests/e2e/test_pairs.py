@@ -1,4 +1,4 @@
-"""Every objective with every process that it goes with, on one device and on eight."""
+"""Every objective with every process of the registry that it goes with, on 1 and on 8 devices."""
 
 import json
 

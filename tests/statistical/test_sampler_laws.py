@@ -5,6 +5,7 @@ import itertools
 import exact
 import jax
 import jax.numpy as jnp
+import laws
 import numpy as np
 import pytest
 from scipy import stats
@@ -20,7 +21,6 @@ from md4_jax.samplers.transforms import Transform
 from md4_jax.samplers.tweedie import Tweedie
 from md4_jax.schedules import Cosine, Geometric
 
-N = 20_000
 TABLE = exact.denoiser_of(exact.table_logits(3, 2))
 MU = np.asarray(jax.nn.softmax(exact.table_logits(3, 2)), np.float64)  # [16, 2, 3], z in base 4
 PERFECT = exact.denoiser_of(exact.perfect_logits(exact.P_V3L2))
@@ -29,17 +29,9 @@ PERFECT = exact.denoiser_of(exact.perfect_logits(exact.P_V3L2))
 def counts_of(denoiser, process, step, grid, seed=0) -> np.ndarray:
     """How often each of the nine sequences comes out of N runs."""
 
-    z = np.asarray(exact.drawn(denoiser, process, step, grid, exact.keys_for(seed, N))[0])
+    z = np.asarray(exact.drawn(denoiser, process, step, grid, exact.keys_for(seed, laws.N))[0])
     assert (z < 3).all()
     return np.bincount(z @ np.array([3, 1]), minlength=9)
-
-
-def accepted(counts: np.ndarray, law: np.ndarray) -> bool:
-    """Chi-squared over what has a chance, p > 1e-4, and nothing else was drawn."""
-    law = np.ravel(law) / np.sum(law)
-    possible = law > 0
-    assert (counts[~possible] == 0).all()
-    return stats.chisquare(counts[possible], counts.sum() * law[possible]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -52,13 +44,13 @@ def test_m15_the_law_of_t_steps(make, steps):
     p = exact.P_V3L2
     law = (1 - 1 / steps) * p + np.outer(p.sum(axis=1), p.sum(axis=0)) / steps
     counts = counts_of(PERFECT, Masking(3), make(), uniform(steps), seed=steps)
-    assert accepted(counts, law)
+    assert laws.accepted(counts, law)
 
 
 def test_one_step_is_visibly_not_the_data():
     """The test above has power: at T = 1 the data's own law is refused at once."""
     counts = counts_of(PERFECT, Masking(3), Ancestral(), uniform(1))
-    assert stats.chisquare(counts, N * exact.P_V3L2.ravel()).pvalue < 1e-12
+    assert stats.chisquare(counts, laws.N * exact.P_V3L2.ravel()).pvalue < 1e-12
 
 
 def along(orders, mu=MU, together=1) -> np.ndarray:
@@ -86,23 +78,26 @@ ONE_BY_ONE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, law", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
 def test_m16_tokens_one_after_another(step, law):
     """A wrong denoiser's law by enumeration of orders: 9 sequences, n = 20,000, p > 1e-4."""
     np.testing.assert_allclose(along(BOTH)[0, 0], 0.09552560043, rtol=1e-6)
     np.testing.assert_allclose(along(BOTH)[1, 2], 0.090936707774, rtol=1e-6)
     counts = counts_of(TABLE, Masking(3), step, uniform(3), seed=8)
-    assert accepted(counts, law)
+    assert laws.accepted(counts, law)
     others = [other for _, other in ONE_BY_ONE.values() if np.abs(other - law).max() > 1e-9]
-    assert len(others) >= 4 and not any(accepted(counts, other) for other in others)
+    assert len(others) >= 4 and not any(laws.accepted(counts, other) for other in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [FirstHitting(), AnyOrder(), AnyOrder("left_to_right")])
 def test_m16_one_after_another_from_the_perfect_denoiser_is_the_data(step):
     """Chi-squared over 9 sequences, n = 20,000, p > 1e-4."""
-    assert accepted(counts_of(PERFECT, Masking(3), step, uniform(1), seed=2), exact.P_V3L2)
+    assert laws.accepted(counts_of(PERFECT, Masking(3), step, uniform(1), seed=2), exact.P_V3L2)
 
 
+@pytest.mark.slow
 def test_first_hitting_asks_the_network_at_the_times_of_the_exact_process():
     """A denoiser of time, cosine schedule: the limit of many ancestral steps, n = 20,000."""
     denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=1.0)
@@ -112,8 +107,8 @@ def test_first_hitting_asks_the_network_at_the_times_of_the_exact_process():
     )
     law = 2.0 * fine - coarse
     assert np.abs(law - fine).max() < 1e-3
-    assert accepted(counts_of(denoiser, process, FirstHitting(), uniform(1), seed=5), law)
-    assert not accepted(counts_of(denoiser, process, AnyOrder(), uniform(1), seed=5), law)
+    assert laws.accepted(counts_of(denoiser, process, FirstHitting(), uniform(1), seed=5), law)
+    assert not laws.accepted(counts_of(denoiser, process, AnyOrder(), uniform(1), seed=5), law)
 
 
 def by_chances(denoiser, grid, chances) -> np.ndarray:
@@ -128,6 +123,7 @@ def by_chances(denoiser, grid, chances) -> np.ndarray:
     return law.reshape(4, 4)[:3, :3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "several, chances",
     [
@@ -142,8 +138,8 @@ def test_t09_the_law_of_tau_leaping(several, chances):
     """
     denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=1.0)
     counts = counts_of(denoiser, Masking(3), TauLeaping(several), uniform(3), seed=4)
-    assert accepted(counts, by_chances(denoiser, uniform(3), chances))
-    assert not accepted(counts, by_chances(denoiser, uniform(3), [1 / 3, 1 / 2, 1.0]))
+    assert laws.accepted(counts, by_chances(denoiser, uniform(3), chances))
+    assert not laws.accepted(counts, by_chances(denoiser, uniform(3), [1 / 3, 1 / 2, 1.0]))
 
 
 def surest_first(score: str) -> np.ndarray:
@@ -163,12 +159,13 @@ def surest_first(score: str) -> np.ndarray:
     return law
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"per_step": 1}], ids=["grid", "per_step"])
 @pytest.mark.parametrize("score", ["probability", "margin", "entropy"])
 def test_the_surest_token_first(score, options):
     """One of two masks in each of two steps, by enumeration; chi-squared, n = 20,000, p > 1e-4."""
     counts = counts_of(TABLE, Masking(3), Confidence(score, **options), uniform(2), seed=6)
-    assert accepted(counts, surest_first(score)) and not accepted(counts, along(BOTH))
+    assert laws.accepted(counts, surest_first(score)) and not laws.accepted(counts, along(BOTH))
 
 
 @pytest.mark.parametrize("steps", [2, 5])
@@ -178,7 +175,7 @@ def test_a_wrong_denoiser_and_the_cosine_grid_have_the_enumerated_law(steps):
     law = exact.ancestral_law(denoiser, Masking(3), cosine(steps), 2)
     clean = law[(exact.sequences(4, 2) < 3).all(axis=1)]
     counts = counts_of(denoiser, Masking(3), Ancestral(), cosine(steps), seed=steps)
-    assert stats.chisquare(counts, N * clean / clean.sum()).pvalue > 1e-4
+    assert laws.accepted(counts, clean)
 
 
 def test_masks_that_are_left_are_drawn_and_not_maximised():
@@ -194,7 +191,7 @@ def test_masks_that_are_left_are_drawn_and_not_maximised():
     filled = np.where((states == 3)[:, :, None], mu, np.eye(4)[states][:, :, :3])
     expected = np.einsum("s,si,sj->ij", law, filled[:, 0], filled[:, 1]).ravel()
     counts = counts_of(denoiser, process, Ancestral(), grid)
-    assert stats.chisquare(counts, N * expected / expected.sum()).pvalue > 1e-4
+    assert laws.accepted(counts, expected)
 
 
 @pytest.mark.parametrize(
@@ -210,24 +207,24 @@ def test_masks_that_are_left_are_drawn_and_not_maximised():
 def test_the_law_of_a_drawn_token(transform, law):
     """p^(1/temperature) over the kept symbols; chi-squared, n = 40,000, p > 1e-4."""
     logits = jnp.log(jnp.asarray([0.05, 0.4, 0.15, 0.3, 0.1]))
-    rows = jnp.broadcast_to(transform(logits), (N, 2, 5))
-    tokens = jax.jit(draw_token)(exact.keys_for(3, N), rows)
+    rows = jnp.broadcast_to(transform(logits), (laws.N, 2, 5))
+    tokens = jax.jit(draw_token)(exact.keys_for(3, laws.N), rows)
     counts, law = np.bincount(np.ravel(tokens), minlength=5), np.asarray(law)
     assert (counts[law == 0] == 0).all()
-    assert stats.chisquare(counts[law > 0], 2 * N * law[law > 0] / law.sum()).pvalue > 1e-4
+    assert stats.chisquare(counts[law > 0], 2 * laws.N * law[law > 0] / law.sum()).pvalue > 1e-4
     # The two positions of a row share a key and yet are independent.
     pairs = np.bincount(np.asarray(tokens) @ np.array([5, 1]), minlength=25)
     both = np.outer(law, law).ravel() / law.sum() ** 2
-    assert stats.chisquare(pairs[both > 0], N * both[both > 0]).pvalue > 1e-4
+    assert stats.chisquare(pairs[both > 0], laws.N * both[both > 0]).pvalue > 1e-4
 
 
 def test_a_transform_does_not_change_when_tokens_appear():
     """One step from t = 1 to s = 0.6 with temperature 0: 0.4 of n = 20,000, within 5 errors."""
     step, process = Ancestral(Transform(temperature=0.0)), Masking(3)
-    chain = exact.chain_of(jnp.full((N, 2), 3))
+    chain = exact.chain_of(jnp.full((laws.N, 2), 3))
     after = jax.jit(lambda k: step(PERFECT, process, chain, jnp.float32(0.6), jnp.float32(1.0), k))
-    revealed = np.asarray(after(exact.keys_for(4, N)).z < 3)
-    error = 5 * np.sqrt(0.4 * 0.6 / N)
+    revealed = np.asarray(after(exact.keys_for(4, laws.N)).z < 3)
+    error = 5 * np.sqrt(0.4 * 0.6 / laws.N)
     assert (np.abs(revealed.mean(axis=0) - 0.4) < error).all()
     both = revealed.all(axis=1).mean()
-    assert abs(both - 0.16) < 5 * np.sqrt(0.16 * 0.84 / N)
+    assert abs(both - 0.16) < 5 * np.sqrt(0.16 * 0.84 / laws.N)

@@ -69,7 +69,7 @@ def test_windows_go_on_from_one_another():
     """The second begins where the first ended; idle steps at the end of one are not counted."""
     first = [([MASK, MASK, -1], [0, 0, 0]), ([A, MASK, -1], [1, 0, 0]), ([A, B, -1], [1, 1, 0])]
     first.append(first[-1])
-    second = [([A, B, MASK], [1, 1, 0])] * 3 + [([A, B, A], [1, 1, 0.5])]
+    second = [*[([A, B, MASK], [1, 1, 0])] * 3, ([A, B, A], [1, 1, 0.5])]
     two = traces.trajectory(frames(first, second), np.zeros(3, bool), TOKENIZER)
     assert two.step.tolist() == [0, 1, 2, 5]
     assert words_of(two)[2:] == [["a", "b", None], ["a", "b", "a"]]
@@ -91,6 +91,8 @@ def test_noise_that_was_never_drawn_is_open_too():
     noise = traces.trajectory(frames(rows), np.zeros(2, bool), TOKENIZER)
     assert noise.mask == -1
     assert noise.open(0).tolist() == [True, True] and noise.open(1).tolist() == [True, False]
+    labels = [noise.label(i) for i in (0, 1)]
+    assert labels == [f"step {n}: {n + 1} of 2 tokens as at the end" for n in (0, 1)]
 
 
 def test_words():
@@ -262,7 +264,7 @@ def test_reveal_times_of_windows():
 
 @pytest.mark.parametrize("count", [3, 300])
 def test_powers(count, tmp_path):
-    symbols = ["$x$", " a", "\\n"] * (count // 3)
+    symbols = ["$_$", " a", "\\n"] * (count // 3)
     tokens, times = np.array([0, count - 1, 0]), np.array([0.1, 0.5, 1.0])
     figures.powers(symbols, np.linspace(0.1, 4, count), tokens, times, tmp_path / "w.png")
     width, height = drawing(tmp_path / "w.png")

@@ -1,0 +1,136 @@
+"""What every sampler owes: what is given comes out, samples stay apart, the trace ends in them."""
+
+import functools
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.processes.masking import Masking
+from md4_jax.processes.rates import Rates
+from md4_jax.processes.transition import Transition
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Denoiser
+from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.jumps import TauLeaping
+from md4_jax.samplers.loop import sample
+from md4_jax.samplers.orders import AnyOrder
+from md4_jax.samplers.predictor_corrector import PredictorCorrector
+from md4_jax.samplers.remask import Remask
+from md4_jax.schedules import Geometric, LogLinear
+
+V, L, STEPS, ROWS = 3, 3, 5, 12
+TABLE = exact.denoiser_of(exact.table_logits(V, L), time=0.3)
+
+
+def causal(z, t):
+    """Outputs that depend on the positions up to each one alone."""
+    code = jnp.cumsum((z + 1) * 5 ** jnp.arange(L), axis=1)
+    return jnp.sin(1.0 + code[..., None] + 2.3 * jnp.arange(V))
+
+
+def cases() -> dict:
+    """Every sampler of the registry with every process that it fits, and some other settings."""
+    found = {"masking, left_to_right": (Masking(V), SAMPLERS["left_to_right"]())}
+    for name, make in exact.PROCESS_CASES.items():
+        process = make(V).init()
+        for sampler, step in exact.samplers_for(process).items():
+            found[f"{name}, {sampler}"] = (process, step())
+    found |= {
+        "masking, remask by confidence": (Masking(V), Remask("confidence", 0.7)),
+        "masking, remask in a loop": (
+            Masking(V),
+            Remask("rescale", 0.5, since=0.7, until=0.3, loop=True),
+        ),
+        "masking, right_to_left": (Masking(V), AnyOrder("right_to_left", per_step=2)),
+        "masking left at the end": (Masking(V, Geometric(1.0, 9.0)), Remask()),
+        "gaussian, sum": (Rates(V, kernel="gaussian"), TauLeaping("sum")),
+        "uniform left at the end": (
+            Uniform(V, Geometric(0.5, 9.0), "mixture"),
+            PredictorCorrector("euler", 2),
+        ),
+        "log_linear, tau_leaping": (Uniform(V, LogLinear(0.1)), TauLeaping("reject")),
+    }
+    return found
+
+
+def marked() -> list:
+    """Those without masks are slow, for their number."""
+    return [
+        pytest.param(*case, id=name, marks=[] if name.startswith("masking,") else pytest.mark.slow)
+        for name, case in cases().items()
+    ]
+
+
+def user(seed: int):
+    """(tokens, given): rows of random length of which some, all or nothing is given."""
+    rng = np.random.default_rng(seed)
+    given = rng.random((ROWS, L)) < rng.random((ROWS, 1))
+    given[1], given[5] = True, False
+    return rng.integers(0, V, (ROWS, L)).astype(np.int32), given
+
+
+def test_every_sampler_and_every_process_is_among_the_cases():
+    names = {tuple(name.split(", ")) for name in cases()}
+    assert {name[-1] for name in names} >= set(SAMPLERS)
+    assert {name[0] for name in names} >= {"masking", "uniform", "transition", "rates"}
+    assert isinstance(cases()["transition, ancestral"][0], Transition)
+
+
+@pytest.mark.parametrize("process, step", marked())
+def test_given_tokens_come_out_and_samples_stay_apart(process, step):
+    denoiser = Denoiser(causal, lambda h: h) if step.needs.causal else TABLE
+
+    @functools.partial(jax.jit, static_argnames="trace")
+    def run(keys, tokens, given, trace=True):
+        arguments = dict(grid=uniform(STEPS), keys=keys, tokens=tokens, given=given)
+        return sample(denoiser, process, step, trace=trace, **arguments)
+
+    for seed in (0, 1):
+        (tokens, given), keys = user(seed), exact.keys_for(seed, ROWS)
+        chain, frames = jax.tree.map(np.asarray, run(keys, tokens, given))
+        assert chain.z.dtype == np.int32 and (chain.z >= 0).all() and (chain.z < V).all()
+        np.testing.assert_array_equal(chain.z[given], tokens[given])
+        np.testing.assert_array_equal(chain.z[1], tokens[1])
+        np.testing.assert_array_equal(chain.given, given)
+        assert (chain.sure[given] == 1.0).all()
+        assert ((chain.sure >= 0.0) & (chain.sure <= 1.0 + 1e-6)).all()
+        assert (chain.evaluations[~given.all(axis=1)] > 0).all()
+        assert (chain.z[~given] != tokens[~given]).any()
+
+        # Other places in the batch, and other rows beside them.
+        order, half = np.random.default_rng(seed).permutation(ROWS), ROWS // 2
+        keep = np.arange(ROWS) < half
+        others = exact.keys_for(seed + 9, ROWS), *user(seed + 9)
+        mixed = (
+            jnp.where(keep.reshape(-1, *[1] * (new.ndim - 1)), old[order], new)
+            for old, new in zip((keys, tokens, given), others, strict=True)
+        )
+        other, path = run(*mixed)
+        for found, before in ((other.z, chain.z), (other.evaluations, chain.evaluations)):
+            np.testing.assert_array_equal(found[:half], before[order][:half])
+        np.testing.assert_allclose(other.sure[:half], chain.sure[order][:half], atol=1e-6)
+        for first, (z, sure) in ((0, frames), (order[0], path)):
+            assert z.shape == sure.shape and z.shape[0] > STEPS and z.shape[1] == L
+            np.testing.assert_array_equal(z[-1], chain.z[first])
+            np.testing.assert_allclose(sure[-1], chain.sure[first], atol=1e-6)
+            if process.mask_id is not None:
+                np.testing.assert_array_equal(
+                    z[:, given[first]], np.tile(tokens[first, given[first]], (len(z), 1))
+                )
+            else:
+                assert (np.asarray(z) < V).all()
+
+
+@pytest.mark.parametrize("name", ["ancestral", "remask", "first_hitting"])
+def test_a_trace_changes_nothing(name):
+    tokens, given = user(2)
+    arguments = TABLE, Masking(V), SAMPLERS[name]()
+    settings = dict(grid=uniform(STEPS), keys=exact.keys_for(2, ROWS), tokens=tokens, given=given)
+    plain, frames = jax.jit(lambda: sample(*arguments, **settings))()
+    traced, path = jax.jit(lambda: sample(*arguments, **settings, trace=True))()
+    assert frames is None and path is not None
+    jax.tree.map(np.testing.assert_array_equal, plain, traced)
