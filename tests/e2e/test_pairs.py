@@ -14,7 +14,7 @@ def metrics(start, tiny):
     found = {}
     for mesh in ("1 1 1", "2 2 2"):
         process = start(tiny.with_name("pairs.py"), *mesh.split(), **EIGHT, PYTHONPATH=".:tests")
-        out, err = process.communicate(timeout=500)
+        out, err = process.communicate(timeout=1500)
         assert process.returncode == 0, err
         found[mesh] = json.loads(out.splitlines()[-1])
     return found
