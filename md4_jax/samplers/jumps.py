@@ -19,6 +19,9 @@ from md4_jax.samplers.transforms import Transform
 
 PROCESSES = (Masking, StateDependent, Uniform, Rates)
 
+# One float32 cell before t = 1: where alpha is 0, beta is not finite and a mask's score is 0.
+LATEST = 1.0 - 2.0**-24
+
 
 def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Array, Array]:
     """(z after each position jumped with that probability, to y with odds rates[..., y]; sure).
@@ -43,7 +46,7 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
         )
     times = jnp.full(chain.z.shape[:1], t)
     outputs = step.transform(denoiser(chain.z, times))
-    rates = process.reverse_rates(outputs, chain.z, times)
+    rates = process.reverse_rates(outputs, chain.z, jnp.minimum(times, LATEST))
     expected = (t - s) * jnp.sum(rates, axis=-1)
     z, sure = moves(rates, step.chance_of(expected), chain.z, keys)
     return evaluated(chain, z, jnp.where(z == chain.z, chain.sure, sure))

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.masking import Masking
-from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
 from md4_jax.protocols import Array, Chain, Denoiser, Plan, SamplerStep
 from md4_jax.samplers import planned
@@ -55,7 +53,9 @@ def sample(
         frames = _replayed(before, chain, plan, rounds) if trace else None
     if not done:
         chain = _finished(denoiser, process, step, chain, _fold(keys, 0))
-    chain = chain._replace(z=jnp.where(given, tokens, chain.z))
+    chain = chain._replace(
+        z=jnp.where(given, tokens, chain.z), sure=jnp.where(given, 1.0, chain.sure)
+    )
     if frames is not None:
         last = (chain.z[:1], chain.sure[:1])
         frames = Frames(*(jnp.concatenate(both) for both in zip(frames, last, strict=True)))
@@ -109,13 +109,13 @@ def _replayed(before: Chain, after: Chain, plan: Plan, rounds: int) -> Frames:
 
 def _finished(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array):
     """Noise that is left at t = 0 is drawn (not maximised) from the denoiser there."""
-    if isinstance(process, Masking | StateDependent):
+    if isinstance(process, Transition):
+        return chain  # its step 0 has no noise
+    if process.mask_id is not None:
         left = planned.masked(process, chain)
         return planned.draw_where(
             denoiser, step.transform, process, chain, left, t=jnp.float32(0.0), keys=keys
         )
-    if isinstance(process, Transition):
-        return chain  # its step 0 has no noise
 
     time = 0.0 if step.level is None else step.level
 

@@ -7,6 +7,7 @@ import laws
 import numpy as np
 import pytest
 
+from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
@@ -31,7 +32,12 @@ def leaps(each: np.ndarray, steps: int, leave) -> np.ndarray:
     return law
 
 
-FEW = [("joint", 5, 0.2), ("mixture", 5, 0.2)]
+CASES = [
+    (Uniform(3), 128, 0.02),
+    (Uniform(3), 5, 0.2),
+    (Uniform(3, parametrisation="mixture"), 5, 0.2),
+    (Rates(3), 5, 0.2),
+]
 LEAPS = {
     "euler": (Euler(), lambda jumps: np.minimum(jumps, 1.0)),
     "first": (TauLeaping(), lambda jumps: -np.expm1(-jumps)),
@@ -40,10 +46,9 @@ LEAPS = {
 
 
 @pytest.mark.parametrize("step, leave", LEAPS.values(), ids=LEAPS)
-@pytest.mark.parametrize("form, steps, near", [("joint", 128, 0.02), *FEW])
-def test_t08_leaps_have_their_law_and_many_of_them_reach_the_data(form, steps, near, step, leave):
+@pytest.mark.parametrize("process, steps, near", CASES)
+def test_t08_leaps_have_their_law_and_many_reach_the_data(process, steps, near, step, leave):
     """Uniform noise, 5 and 128 steps: enumerated, n = 20,000, p > 1e-4; 128 are within 0.02."""
-    process = Uniform(3, parametrisation=form)
     denoiser, keys = exact.uniform_outputs(process, P), exact.keys_for(2, laws.N)
     law = leaps(laws.UNIFORM, steps, leave)
     z, _ = exact.drawn(denoiser, process, step, uniform(steps), keys)

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.rates import Rates
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.draw import draw_token
@@ -131,13 +132,16 @@ def by_chances(denoiser, grid, chances) -> np.ndarray:
         ("reject", [0.23884377019, 0.30326532986, 0.36787944117]),
     ],
 )
-def test_t09_the_law_of_tau_leaping(several, chances):
+@pytest.mark.parametrize(
+    "process", [Masking(3), Rates(3, kernel="absorbing")], ids=["masks", "rates"]
+)
+def test_t09_the_law_of_tau_leaping(process, several, chances):
     """h rate = 1/3, 1/2 and 1: 1 - exp(-1/3), ... or exp(-1/3)/3, ...; then what is left at 0.
 
     Enumerated, for a wrong denoiser of time; chi-squared over 9 sequences, n = 20,000, p > 1e-4.
     """
     denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=1.0)
-    counts = counts_of(denoiser, Masking(3), TauLeaping(several), uniform(3), seed=4)
+    counts = counts_of(denoiser, process, TauLeaping(several), uniform(3), seed=4)
     assert laws.accepted(counts, by_chances(denoiser, uniform(3), chances))
     assert not laws.accepted(counts, by_chances(denoiser, uniform(3), [1 / 3, 1 / 2, 1.0]))
 

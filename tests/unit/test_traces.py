@@ -2,13 +2,12 @@
 
 import json
 import re
-import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from md4_jax import figures, traces
+from md4_jax import traces
 from md4_jax.data.tokenizers import Bytes, Characters
 
 TOKENIZER = Characters("ab\n<")
@@ -160,6 +159,21 @@ def test_gif(path, tmp_path):
         assert [bool(far < 12) for far in away] == [i == at for i in range(3)]  # new there alone
 
 
+def test_noise_wider_than_its_place_is_cut_off_and_a_mask_stands_in_the_middle(tmp_path):
+    """The place is that of the last word, so that nothing moves."""
+    end, a = 256, ord("a")
+    rows = [([end, a], [0.5, 0.5]), ([a, 257], [0.5, 0]), ([a, end], [0.5, 0.5])]
+    path = traces.trajectory(frames(rows), np.zeros(2, bool), Bytes())
+    traces.gif(path, tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as image:
+        drawn = []
+        for index in range(3):
+            image.seek(index)
+            text = pixels(image)[16:38, 16 : 16 + 14 * 10].reshape(22, 14, 10, 3)
+            drawn.append(np.flatnonzero((text.max(axis=-1) < 240).any(axis=(0, 2))).tolist())
+    assert drawn == [[0, 1], [0, 7], [*range(14)]]
+
+
 def test_a_gif_of_one_frame_and_a_long_one(tmp_path):
     still = traces.trajectory(frames([([A, B], [1, 1])] * 2), np.ones(2, bool), TOKENIZER)
     traces.gif(still, tmp_path / "one.gif")
@@ -233,56 +247,3 @@ def test_values_that_are_no_numbers_stay_json(tmp_path):
     traces.html(path, tmp_path / "a.html", "t")
     assert data_of(tmp_path / "a.html")[0]["changes"][1] == [[0, 0, 0.0]]
     traces.gif(path, tmp_path / "a.gif")
-
-
-def drawing(file):
-    """Its size, after a look that there is more in it than an empty frame."""
-    with Image.open(file) as image:
-        shown = pixels(image)
-        assert image.format == "PNG"
-    assert len({zlib.crc32(row.tobytes()) for row in shown}) > 100
-    return shown.shape[1], shown.shape[0]
-
-
-def test_reveal_times():
-    """Steps end at the times 0.5, 0.25 and 0; a position has the end of its step."""
-    grid = np.array([0.0, 0.25, 0.5, 1.0])
-    z = np.full((4, 3), MASK)
-    z[1:, 2] = A
-    z[2:, 0] = B
-    z[3:, 1] = A
-    np.testing.assert_array_equal(figures.reveal_times(z[None], grid, MASK), [0.25, 0.0, 0.5])
-
-
-def test_reveal_times_of_windows():
-    grid = np.array([0.0, 0.5, 1.0])
-    first = [[MASK, MASK, -1], [A, MASK, -1], [A, B, -1]]
-    second = [[A, B, MASK], [A, B, B], [A, B, B]]
-    times = figures.reveal_times(np.array([first, second]), grid, MASK)
-    np.testing.assert_array_equal(times, [0.5, 0.0, 0.5])
-
-
-@pytest.mark.parametrize("count", [3, 300])
-def test_powers(count, tmp_path):
-    symbols = ["$_$", " a", "\\n"] * (count // 3)
-    tokens, times = np.array([0, count - 1, 0]), np.array([0.1, 0.5, 1.0])
-    figures.powers(symbols, np.linspace(0.1, 4, count), tokens, times, tmp_path / "w.png")
-    width, height = drawing(tmp_path / "w.png")
-    assert 900 < width < 1600 and 500 < height < 1200
-    figures.powers(symbols, np.linspace(0.1, 4, count), tokens[:0], times[:0], tmp_path / "w.png")
-
-
-def test_frontier(tmp_path):
-    rows = [
-        {
-            "temperature": temperature, "network_evaluations": used, "judge_bits_per_token": 2.0,
-            "judge_bits_per_token_se": None, "unigram_entropy_bits": 3.0 + used / 100,
-        }
-        for temperature in (0.5, 1.0) for used in (30.5, 8.0)
-    ]  # fmt: skip
-    rows.append(rows[0] | {"judge_bits_per_token": None})
-    figures.frontier(rows, tmp_path / "frontier.png")
-    width, height = drawing(tmp_path / "frontier.png")
-    assert 900 < width < 1600 and 400 < height < 900
-    figures.frontier(rows[:1], tmp_path / "one.png")
-    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "frontier.png").read_bytes()

@@ -1,0 +1,64 @@
+"""Figures: the numbers that they show, and that something is drawn; not how it looks."""
+
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from md4_jax import figures
+
+A, B, MASK = range(3)
+
+
+def drawing(file):
+    """Its size, after a look that there is more in it than an empty frame."""
+    with Image.open(file) as image:
+        shown = np.asarray(image.convert("RGB"))
+        assert image.format == "PNG"
+    assert len({zlib.crc32(row.tobytes()) for row in shown}) > 100
+    return shown.shape[1], shown.shape[0]
+
+
+def test_reveal_times():
+    """Steps end at the times 0.5, 0.25 and 0; a position has the end of its step."""
+    grid = np.array([0.0, 0.25, 0.5, 1.0])
+    z = np.full((4, 3), MASK)
+    z[1:, 2] = A
+    z[2:, 0] = B
+    z[3:, 1] = A
+    np.testing.assert_array_equal(figures.reveal_times(z[None], grid, MASK), [0.25, 0.0, 0.5])
+
+
+def test_reveal_times_of_windows():
+    grid = np.array([0.0, 0.5, 1.0])
+    first = [[MASK, MASK, -1], [A, MASK, -1], [A, B, -1]]
+    second = [[A, B, MASK], [A, B, B], [A, B, B]]
+    times = figures.reveal_times(np.array([first, second]), grid, MASK)
+    np.testing.assert_array_equal(times, [0.5, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_powers(count, tmp_path):
+    symbols = ["$_$", " a", "\\n"] * (count // 3)
+    tokens, times = np.array([0, count - 1, 0]), np.array([0.1, 0.5, 1.0])
+    figures.powers(symbols, np.linspace(0.1, 4, count), tokens, times, tmp_path / "w.png")
+    width, height = drawing(tmp_path / "w.png")
+    assert 900 < width < 1600 and 500 < height < 1200
+    figures.powers(symbols, np.linspace(0.1, 4, count), tokens[:0], times[:0], tmp_path / "w.png")
+
+
+def test_frontier(tmp_path):
+    rows = [
+        {
+            "temperature": temperature, "network_evaluations": used, "judge_bits_per_token": 2.0,
+            "judge_bits_per_token_se": None, "unigram_entropy_bits": 3.0 + used / 100,
+        }
+        for temperature in (0.5, 1.0) for used in (30.5, 8.0)
+    ]  # fmt: skip
+    rows.append(rows[0] | {"judge_bits_per_token": None})
+    figures.frontier(rows, tmp_path / "frontier.png")
+    width, height = drawing(tmp_path / "frontier.png")
+    assert 900 < width < 1600 and 400 < height < 900
+    figures.frontier(rows[:1], tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "frontier.png").read_bytes()
