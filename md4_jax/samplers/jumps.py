@@ -128,10 +128,11 @@ class TauLeaping:
             return leap(self, denoiser, process, chain, s, t, keys)
         times = jnp.full(chain.z.shape[:1], t)
         outputs = self.transform(denoiser(chain.z, times))
-        rates = (t - s) * process.reverse_rates(outputs, chain.z, times)
-        jumps = jax.vmap(jax.random.poisson)(keys, rates)
-        symbols = jnp.arange(rates.shape[-1])
-        moved = jnp.sum(jumps * (symbols - chain.z[..., None]), axis=-1)
+        rates = (t - s) * process.reverse_rates(outputs, chain.z, jnp.minimum(times, LATEST))
+        # As floats: near alpha = 0 the number of jumps times a distance is too large for int32.
+        jumps = jax.vmap(jax.random.poisson)(keys, rates).astype(rates.dtype)
+        away = jnp.arange(rates.shape[-1]) - chain.z[..., None]
+        moved = jnp.sum(jumps * away, axis=-1)
         z = jnp.clip(chain.z + moved, 0, rates.shape[-1] - 1).astype(jnp.int32)
         return evaluated(chain, z, jnp.exp(-jnp.sum(rates, axis=-1)))
 

@@ -54,6 +54,12 @@ QUICK = ("any_order", "genmd4", "udlm", "ar")
 EACH = [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
 
 
+def evaluations(ended) -> int:
+    """The most that a sample of the run took."""
+    (line,) = [line for line in ended.out.splitlines() if line.startswith('{"sampler"')]
+    return json.loads(line)["network_evaluations_max"]
+
+
 @pytest.mark.parametrize("family", EACH)
 def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     workdir = tmp_path / "run"
@@ -72,8 +78,11 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     most = 30 if family == "uniform_ce" else 9
     assert math.isfinite(kept["bits_per_token_se"]) and 3 < kept["bits_per_token"] < most
     # Left to right: one for each token. The geometric schedule leaves noise that is then removed.
+    # Of four steps, on masks those that change nothing cost none.
     used = {"ar": 16, "uniform_ce": 5}.get(family, 4)
-    assert f", {used} network evaluations" in ended.out
+    masks = FAMILIES[family][0]["name"] == "masking" and family != "ar"
+    found = evaluations(ended)
+    assert 1 <= found <= 4 if masks else found == used
     if family == "genmd4":
         assert "power by symbol: min" in ended.out
         assert lines[-1]["power_min"] < 2.0 < lines[-1]["power_max"]
@@ -99,7 +108,7 @@ def test_a_model_of_clean_text_is_sampled_by_metropolis(run, tmp_path):
         *words("concrete_score"), "--workdir", tmp_path / "run", *(f"--config.{w}" for w in own)
     )
     assert ended.code == 0, ended.err
-    assert "12 network evaluations" in ended.out
+    assert evaluations(ended) == 12
 
 
 @pytest.mark.slow

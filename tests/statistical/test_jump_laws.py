@@ -1,11 +1,14 @@
 """Leaps and GenMD4's steps have their exact laws; n and the tolerance are in each test."""
 
+import itertools
+
 import exact
 import jax
 import jax.numpy as jnp
 import laws
 import numpy as np
 import pytest
+from scipy import stats
 
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
@@ -54,6 +57,36 @@ def test_t08_leaps_have_their_law_and_many_reach_the_data(process, steps, near, 
     z, _ = exact.drawn(denoiser, process, step, uniform(steps), keys)
     assert laws.accepted(laws.counted(np.asarray(z), 3), law)
     assert 0.5 * np.abs(law - P).sum() < near
+
+
+@pytest.mark.parametrize("t, h", [(0.5, 0.2), (0.8, 0.7)])
+def test_the_sum_of_all_jumps(t, h):
+    """Ordered symbols, V = 4, from z = 1: the law of 1 + sum_y (y - 1) Poisson(h rate_y), cut off.
+
+    Enumerated up to 24 jumps to each symbol; chi-squared, n = 20,000, p > 1e-4.
+    """
+    process, mu = Rates(4, kernel="gaussian", rate_width=1.0), np.array([0.1, 0.2, 0.3, 0.4])
+    z, when = jnp.ones((laws.N, 1), jnp.int32), jnp.full(1, t)
+    rates = process.reverse_rates(jnp.log(jnp.asarray(mu))[None, None], z[:1], when)[0, 0]
+    counts = np.arange(25)
+    law = np.zeros(4)
+    for jumps in itertools.product(counts, repeat=3):
+        chance = stats.poisson.pmf(jumps, h * np.asarray(rates, np.float64)[[0, 2, 3]]).prod()
+        law[np.clip(1 + np.dot(jumps, [-1, 1, 2]), 0, 3)] += chance
+    after = laws.after_step(TauLeaping("sum"), laws.fixed(np.log(mu)), process, z, t - h, t)
+    assert law.sum() > 1 - 1e-6 and laws.accepted(laws.counted(after, 4), law)
+
+
+def test_the_sum_of_very_many_jumps_is_at_the_ends():
+    """From t = 1, where alpha is 0 and rates point to the middle: 1e9 jumps end beyond it.
+
+    V = 256: from z = 100 at 255, from z = 155 at 0, as sums that do not wrap around do.
+    """
+    process = Rates(256, kernel="gaussian")
+    for z, end in ((100, 255), (155, 0)):
+        start, denoiser = jnp.full((64, 1), z), laws.fixed(np.zeros(256))
+        after = laws.after_step(TauLeaping("sum"), denoiser, process, start, 0.5, 1.0)
+        assert (after == end).all()
 
 
 @pytest.mark.parametrize("step", [Ancestral(), Tweedie()])
