@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax import build
-from md4_jax.build import Experiment
+from md4_jax import corpus
+from md4_jax.experiment import Experiment, eval_batch_size, sample_length
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
 from md4_jax.samplers.loop import blank, sample
@@ -188,7 +188,7 @@ def _train(exp: Experiment, source: Any) -> Part:
 def _eval(exp: Experiment, source: Any) -> Part:
     del source
     params = fresh_state(exp).ema
-    batch = _batch(exp, build.eval_batch_size(exp))
+    batch = _batch(exp, eval_batch_size(exp))
     step = make_eval_step(exp.network, exp.eval_objective, exp.eval.draws, exp.eval.seed)
     with jax.set_mesh(exp.mesh):
         compiled, facts = _compiled(step, params, batch, jnp.int32(0))
@@ -201,7 +201,7 @@ def _eval(exp: Experiment, source: Any) -> Part:
 def _sample(exp: Experiment, source: Any) -> Part:
     del source
     params, rows = fresh_state(exp).ema, exp.sample.batch_size
-    length = build.sample_length(exp)
+    length = sample_length(exp)
     sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh)
     keys = jax.random.split(jax.random.key(0), rows)
     arguments = (params, exp.sampler_step, keys, *blank(rows, length))
@@ -214,7 +214,7 @@ def _sample(exp: Experiment, source: Any) -> Part:
 
 
 def _data(exp: Experiment, source: Any) -> Part:
-    batches: Iterator[Batch] = build.train_batches(exp, source)
+    batches: Iterator[Batch] = corpus.train_batches(exp, source)
     return Part(lambda: next(batches), exp.train.batch_size * exp.data.length)
 
 

@@ -1,25 +1,18 @@
 """The composition root: a config -> an experiment, and every check that spans sections."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
 from md4_jax.checkpoint import CheckpointOptions
 from md4_jax.config import parse, unknown
-from md4_jax.data import loader
-from md4_jax.data.loader import TrainIterator, train_iterator
-from md4_jax.data.packing import token_stream
-from md4_jax.data.tokenizers import from_json
 from md4_jax.evaluate import EvalOptions, Evaluator
+from md4_jax.experiment import Experiment, eval_batch_size, templates
 from md4_jax.metrics import LogOptions
-from md4_jax.prompts import PromptOptions, Template
-from md4_jax.protocols import Batch, Network, Objective, UserError
+from md4_jax.prompts import PromptOptions
+from md4_jax.protocols import Objective, UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS
 from md4_jax.samplers.grids import listed
@@ -27,55 +20,6 @@ from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.sections import REGISTRIES, BenchOptions, DataOptions, fields, make
 from md4_jax.sharding import MeshOptions, batch_shards, make_mesh
 from md4_jax.step import TrainOptions, make_eval_step
-
-TOKENIZER_FILE = "tokenizer.json"
-
-
-class Experiment(NamedTuple):
-    """Everything that a mode of `main` needs, made from one config."""
-
-    config: dict[str, Any]
-    tokenizer: Any
-    network: Network
-    process: Any
-    objective: Objective
-    eval_objective: Objective
-    optimizer: optax.GradientTransformation
-    learning_rate: optax.Schedule
-    sampler_step: Any
-    grid: np.ndarray
-    mesh: Mesh
-    data: DataOptions
-    train: TrainOptions
-    eval: EvalOptions
-    sample: SampleOptions
-    prompt: PromptOptions
-    checkpoint: CheckpointOptions
-    log: LogOptions
-    bench: BenchOptions
-
-
-def tokenizer_and_source(config: Mapping[str, Any], workdir: Path | None) -> tuple[Any, Any]:
-    """The tokenizer (the run's own if it has one, else fitted to the training split) and source."""
-    source = make("data", config["data"])
-    kept = workdir / TOKENIZER_FILE if workdir else None
-    if kept is not None and kept.exists():
-        return from_json(kept.read_text()), source
-    tokenizer = make("tokenizer", config["tokenizer"])
-    return tokenizer.fit(source.documents("train")), source
-
-
-def stored_tokenizer(workdir: Path) -> Any:
-    """The tokenizer that a run keeps, so that sampling needs no data; UserError if it is gone."""
-    kept = workdir / TOKENIZER_FILE
-    if not kept.exists():
-        raise UserError(f"{kept} is missing: train in this --workdir first")
-    return from_json(kept.read_text())
-
-
-def stream(source: Any, tokenizer: Any, split: str) -> np.ndarray:
-    """The tokens of a split, memory-mapped."""
-    return token_stream(source, tokenizer, split)
 
 
 def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = None) -> Experiment:
@@ -127,22 +71,6 @@ def _grid(sample: SampleOptions) -> np.ndarray:
             f"sample.grid={sample.grid} is not a list of numbers; one looks like [1.0, 0.5, 0.0]"
         )
     return listed(times)
-
-
-def templates(built: Experiment) -> list[Template]:
-    """What the `sample` section fixes; UserError for text that does not fit."""
-    return built.prompt.build(built.tokenizer, sample_length(built))
-
-
-def sample_length(built: Experiment) -> int:
-    """Tokens of a sample."""
-    return built.sample.length or built.data.length
-
-
-def sample_window(built: Experiment) -> int:
-    """Tokens that the network sees at once when sampling."""
-    length = sample_length(built)
-    return min(length, built.data.length) if built.sample.stride else length
 
 
 # The bound that `auto` reports for a process: of those that are one, the least noisy.
@@ -280,68 +208,6 @@ def _check_steps(built: Experiment) -> None:
             f"sample.steps={sample.steps} and sample.grid={sample.grid!r} must be {own} and "
             f"'uniform': the process has process.timesteps={own} steps and a matrix for each"
         )
-
-
-def eval_batch_size(built: Experiment) -> int:
-    return built.eval.batch_size or built.train.batch_size
-
-
-def data_sizes(built: Experiment, source: Any) -> dict[str, loader.SplitSize]:
-    """Tokenises every split that the run will need; UserError now for one that is too short."""
-    splits = ["train", *(["validation"] if built.eval.every else []), built.eval.split]
-    sizes = {
-        split: loader.split_size(stream(source, built.tokenizer, split), built.data.length)
-        for split in dict.fromkeys(splits)
-    }
-    for split, size in sizes.items():
-        if size.tokens == 0 or (split == "train" and size.sequences == 0):
-            raise UserError(
-                f"the {split} split has {size.tokens} tokens, fewer than "
-                f"{'one sequence of' if split == 'train' else 'needed with'} "
-                f"data.length={built.data.length}: take a larger corpus or lower data.length"
-            )
-    return sizes
-
-
-def train_batches(built: Experiment, source: Any) -> TrainIterator:
-    """This process's rows of the endless shuffled training batches."""
-    return train_iterator(
-        stream(source, built.tokenizer, "train"),
-        built.data.length,
-        batch_size=built.train.batch_size,
-        seed=built.train.seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        segments_eot=_segments_eot(built),
-    )
-
-
-def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
-    """This process's rows of a whole split, in order."""
-    return loader.eval_batches(
-        stream(source, built.tokenizer, split),
-        built.data.length,
-        batch_size=eval_batch_size(built),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        segments_eot=_segments_eot(built),
-    )
-
-
-def batches_of(built: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
-    """This process's rows of sequences [N, L], in order."""
-    return loader.eval_batches(
-        tokens.ravel(),
-        tokens.shape[1],
-        batch_size=eval_batch_size(built),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        segments_eot=_segments_eot(built),
-    )
-
-
-def _segments_eot(built: Experiment) -> int | None:
-    return built.tokenizer.eot_id if built.data.separate_documents else None
 
 
 def evaluator(built: Experiment) -> Evaluator:

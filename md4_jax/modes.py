@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from md4_jax import build, config, report
+from md4_jax import build, config, corpus, report
 from md4_jax import plan as plans
 from md4_jax.bench import RandomTokens, bench, table
-from md4_jax.build import Experiment
 from md4_jax.checkpoint import Checkpoints
 from md4_jax.data import ngrams
+from md4_jax.experiment import Experiment, eval_batch_size, sample_window, templates
 from md4_jax.protocols import Params, UserError
 from md4_jax.sample import draw_samples, make_sampler, write_samples
 from md4_jax.samplers.loop import sample
@@ -31,7 +31,7 @@ def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     if kept is not None:
         config.check_same(kept, asked, workdir)
     exp, source = _experiment(asked, workdir)
-    sizes = build.data_sizes(exp, source)
+    sizes = corpus.data_sizes(exp, source)
     # Refuse what will not do before anything is written.
     abstract_state(exp)
     _judge_of(exp)
@@ -74,7 +74,7 @@ def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     """Writes and prints samples of the newest checkpoint."""
     del command
     asked = _same(asked, workdir)
-    tokenizer = build.stored_tokenizer(workdir)
+    tokenizer = corpus.stored_tokenizer(workdir)
     _sample(build.experiment(asked, tokenizer), workdir)
     return 0
 
@@ -84,7 +84,7 @@ def plan_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     del workdir
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["bench"]["random_tokens"]
-    tokenizer = RandomTokens(size) if size else build.tokenizer_and_source(asked, None)[0]
+    tokenizer = RandomTokens(size) if size else corpus.tokenizer_and_source(asked, None)[0]
     exp = build.experiment(asked, tokenizer, devices)
     made = plans.plan(exp)
     chip = plans.CHIPS.get(devices[0].device_kind)
@@ -126,7 +126,7 @@ def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Path) -> None
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         config.store(workdir, asked)
-        (workdir / build.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
+        (workdir / corpus.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be written: {error.strerror}") from error
 
@@ -146,7 +146,7 @@ def _same(asked: dict[str, Any], workdir: Path) -> dict[str, Any]:
 
 
 def _experiment(asked: dict[str, Any], workdir: Path | None) -> tuple[Experiment, Any]:
-    tokenizer, source = build.tokenizer_and_source(asked, workdir)
+    tokenizer, source = corpus.tokenizer_and_source(asked, workdir)
     return build.experiment(asked, tokenizer), source
 
 
@@ -166,7 +166,7 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
     """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
     step, params = _ema(exp, workdir)
     _say(f"\nevaluating step {step} on the whole {exp.eval.split} split ...")
-    result = build.evaluator(exp)(params, build.eval_batches(exp, source, exp.eval.split))
+    result = build.evaluator(exp)(params, corpus.eval_batches(exp, source, exp.eval.split))
     result = {"step": step, "split": exp.eval.split, **result}
     _say(report.line(result))
     told = report.learned(params["process"], exp.tokenizer)
@@ -175,8 +175,8 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
     levels: list[float] = []
     if exp.eval.ngram_order and jax.process_index() == 0:
         levels = ngrams.ladder(
-            build.stream(source, exp.tokenizer, "train")[:NGRAM_TOKENS],
-            build.stream(source, exp.tokenizer, exp.eval.split)[:NGRAM_TOKENS],
+            corpus.stream(source, exp.tokenizer, "train")[:NGRAM_TOKENS],
+            corpus.stream(source, exp.tokenizer, exp.eval.split)[:NGRAM_TOKENS],
             exp.tokenizer.vocab_size,
             exp.eval.ngram_order,
         )
@@ -188,10 +188,10 @@ def _sample(exp: Experiment, workdir: Path) -> None:
     """Writes and prints samples, then their numbers as a line of JSON."""
     step, params = _ema(exp, workdir)
     judge = _judge(exp, params)
-    templates, window = build.templates(exp), build.sample_window(exp)
+    prompts, window = templates(exp), sample_window(exp)
     sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh, trace=exp.sample.trace)
     drawn = draw_samples(
-        sampler, params, exp.sampler_step, exp.sample, templates, mesh=exp.mesh, window=window
+        sampler, params, exp.sampler_step, exp.sample, prompts, mesh=exp.mesh, window=window
     )
     judged = judge(drawn.tokens)
     if jax.process_index() != 0:
@@ -219,13 +219,13 @@ def _judge_of(exp: Experiment) -> Experiment | None:
     kept = config.stored(Path(asked)) if Path(asked).is_dir() else None
     if kept is None:
         raise UserError(f"sample.judge={asked} holds no run; 'self' is the run that samples")
-    tokenizer = build.stored_tokenizer(Path(asked))
+    tokenizer = corpus.stored_tokenizer(Path(asked))
     if tokenizer.to_json() != exp.tokenizer.to_json():
         raise UserError(f"sample.judge={asked} was trained with another tokenizer than this run")
     mine = {
         "draws": exp.eval.draws,
         "seed": exp.eval.seed,
-        "batch_size": build.eval_batch_size(exp),
+        "batch_size": eval_batch_size(exp),
     }
     changed = {
         "mesh": exp.config["mesh"],
@@ -244,7 +244,7 @@ def _judge(exp: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, 
         _, params = _ema(judge, Path(exp.sample.judge).absolute())
 
     def judged(tokens: np.ndarray) -> dict[str, Any]:
-        result = build.evaluator(judge)(params, build.batches_of(judge, tokens))
+        result = build.evaluator(judge)(params, corpus.batches_of(judge, tokens))
         return {"judge": exp.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
 
     return judged

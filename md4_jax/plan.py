@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax import build
 from md4_jax.bench import forward_flops
-from md4_jax.build import Experiment
+from md4_jax.experiment import Experiment, eval_batch_size, sample_length
 from md4_jax.protocols import Batch, UserError
 from md4_jax.sample import make_sampler
 from md4_jax.samplers.loop import sample
@@ -110,14 +109,14 @@ def _train(exp: Experiment, shapes: Any) -> Plan:
 
 def _eval(exp: Experiment, shapes: Any) -> Plan:
     step = make_eval_step(exp.network, exp.eval_objective, exp.eval.draws, exp.eval.seed)
-    batch = _batch(exp, build.eval_batch_size(exp), exp.data.length)
+    batch = _batch(exp, eval_batch_size(exp), exp.data.length)
     flops = exp.eval.draws * batch.tokens.size * forward_flops(exp, shapes.params["network"])
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(exp.mesh, P()))
     return _compiled(exp, jax.jit(step), flops, shapes.ema, batch, index)
 
 
 def _sample(exp: Experiment, shapes: Any) -> Plan:
-    rows, length = exp.sample.batch_size, build.sample_length(exp)
+    rows, length = exp.sample.batch_size, sample_length(exp)
     shards = math.prod(exp.mesh.shape[axis] for axis in ("data", "fsdp"))
     rows = -(-rows // shards) * shards
     step = make_sampler(exp.network, sample, exp.grid, exp.mesh)

@@ -80,7 +80,7 @@ def make_sampler(
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(
             denoiser, params["process"], step,
-            grid=grid, keys=keys, tokens=tokens, given=given, trace=trace,
+            grid=grid, keys=keys, fixed=(tokens, given), trace=trace,
         )  # fmt: skip
 
     return jax.jit(run)

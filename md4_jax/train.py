@@ -6,9 +6,9 @@ from pathlib import Path
 
 import jax
 
-from md4_jax import build, report
-from md4_jax.build import Experiment
+from md4_jax import build, corpus, report
 from md4_jax.checkpoint import Checkpoints
+from md4_jax.experiment import Experiment
 from md4_jax.metrics import NullWriter, Progress, Writer
 from md4_jax.protocols import UserError
 from md4_jax.sharding import any_process, shardings_of, to_global
@@ -45,7 +45,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
     checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint)
     state, host = first_state(exp, checkpoints)
     step = int(state.step)
-    data = build.train_batches(exp, source)
+    data = corpus.train_batches(exp, source)
     if primary:
         print(report.start(exp, state.params, workdir, step), flush=True)
     writer = Writer(workdir, resume_step=step) if primary else NullWriter()
@@ -64,7 +64,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
         every = exp.eval.every
         if every and step and step % every == 0 and not writer.has(step, "eval_nats_per_token"):
             log.flush()
-            batches = build.eval_batches(exp, source, "validation")
+            batches = corpus.eval_batches(exp, source, "validation")
             result = evaluator(state.ema, batches, exp.eval.limit)
             log.evaluation(step, result, report.line(result))
 

@@ -190,7 +190,7 @@ def drawn(denoiser: Denoiser, process, step, grid, keys, *, length: int = 2):
     """(z [B, L], evaluations [B]) of a whole run from noise, compiled."""
     call = jax.jit(
         lambda keys, tokens, given: sample(
-            denoiser, process, step, grid=grid, keys=keys, tokens=tokens, given=given
+            denoiser, process, step, grid=grid, keys=keys, fixed=(tokens, given)
         )[0]
     )
     chain = call(keys, *blank(len(keys), length))

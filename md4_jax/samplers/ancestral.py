@@ -39,9 +39,7 @@ class Ancestral:
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
         if isinstance(process, Masking):
-            return planned.step_by_chance(
-                denoiser, self.transform, process, chain, s, t, keys=keys, chance=self.chance
-            )
+            return planned.step_by_chance(self, denoiser, process, chain, s, t, keys)
         times = jnp.full(chain.z.shape[:1], t)
         outputs = denoiser(chain.z, times)
         if isinstance(process, StateDependent):

@@ -41,9 +41,7 @@ def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Arra
 def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array):
     """One step in which a position jumps with probability step.chance_of(expected jumps)."""
     if isinstance(process, Masking):
-        return planned.step_by_chance(
-            denoiser, step.transform, process, chain, s, t, keys=keys, chance=step.chance
-        )
+        return planned.step_by_chance(step, denoiser, process, chain, s, t, keys)
     times = jnp.full(chain.z.shape[:1], t)
     outputs = step.transform(denoiser(chain.z, times))
     rates = process.reverse_rates(outputs, chain.z, jnp.minimum(times, LATEST))

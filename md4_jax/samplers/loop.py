@@ -26,24 +26,25 @@ def sample(
     *,
     grid: np.ndarray,
     keys: Array,
-    tokens: Array,
-    given: Array,
+    fixed: tuple[Array, Array],
     trace: bool = False,
 ) -> tuple[Chain, Frames | None]:
     """Runs the reverse process along a grid t(0) < ... < t(T) of float32 times.
 
     keys [B]: one random key a sequence, so that a sample does not depend on its neighbours in
-    a batch. Where given, tokens [B, L] hold what the user fixed: they are seen by the network
-    without noise if the process has a mask, else with that of the time, and come out unchanged.
+    a batch. fixed = (tokens, given), [B, L]: where given, the tokens hold what the user fixed;
+    the network sees them without noise if the process has a mask, else with that of the time,
+    and they come out unchanged.
     Noise that is left after the last step (a schedule that does not reach alpha_0 = 1) is then
     drawn from the denoiser. trace also returns the path of the first sequence.
     """
-    steps = len(grid) - 1
+    (tokens, given), steps = fixed, len(grid) - 1
     chain = begin(process, tokens, given, _fold(keys, steps + 1))
     planning = planned.plan_of(step, process, chain, grid, _fold(keys, steps))
     done = False
     if planning is None:
-        chain, frames = _scan(denoiser, process, step, chain, grid, keys, tokens, trace)
+        every = denoiser, process, step
+        chain, frames = _scan(every, chain, grid, keys, tokens, trace)
     else:
         (plan, room, done), before = planning, chain
         chain = planned.run(
@@ -84,9 +85,9 @@ def _fold(keys: Array, index: Array | int) -> Array:
     return jax.vmap(jax.random.fold_in, (0, None))(keys, index)
 
 
-def _scan(denoiser, process, step, chain, grid, keys, tokens, trace) -> tuple[Chain, Any]:
-    """The steps one by one."""
-    grid = jnp.asarray(grid)
+def _scan(every: tuple, chain, grid, keys, tokens, trace) -> tuple[Chain, Any]:
+    """The steps one by one; `every` (denoiser, process, step) is the same in all of them."""
+    (denoiser, process, step), grid = every, jnp.asarray(grid)
 
     def body(chain: Chain, index: Array):
         s, t = grid[index - 1], grid[index]

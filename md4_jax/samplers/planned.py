@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,18 +156,10 @@ def _chances(process, grid: np.ndarray, chance: Chance) -> Array:
 
 
 def step_by_chance(
-    denoiser: Denoiser,
-    transform: Transform,
-    process,
-    chain: Chain,
-    s: Array,
-    t: Array,
-    *,
-    keys: Array,
-    chance: Chance,
+    step: Any, denoiser: Denoiser, process, chain: Chain, s: Array, t: Array, keys: Array
 ) -> Chain:
-    """One step: each mask is revealed with that probability, and then its token is drawn."""
+    """Each mask is revealed with probability step.chance, and then its token is drawn."""
     reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    revealed = uniforms(reveal_keys, chain.z.shape[1]) < chance(process, s, t)
+    revealed = uniforms(reveal_keys, chain.z.shape[1]) < step.chance(process, s, t)
     chosen = masked(process, chain) & revealed
-    return draw_where(denoiser, transform, process, chain, chosen, t=t, keys=token_keys)
+    return draw_where(denoiser, step.transform, process, chain, chosen, t=t, keys=token_keys)

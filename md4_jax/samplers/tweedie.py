@@ -43,9 +43,7 @@ class Tweedie:
         keys: Array,
     ) -> Chain:
         if isinstance(process, Masking):
-            return planned.step_by_chance(
-                denoiser, self.transform, process, chain, s, t, keys=keys, chance=self.chance
-            )
+            return planned.step_by_chance(self, denoiser, process, chain, s, t, keys)
         times = jnp.full(chain.z.shape[:1], t)
         outputs = self.transform(denoiser(chain.z, times))
         logits = process.analytic_logits(outputs, chain.z, jnp.full_like(times, s), times)

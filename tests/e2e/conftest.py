@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from md4_jax import build, config, main, train
+from md4_jax import build, config, corpus, main, train
 from md4_jax.checkpoint import Checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def arrays():
 
     def arrays(workdir: Path) -> dict[str, np.ndarray]:
         asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
-        exp = build.experiment(asked, build.stored_tokenizer(workdir))
+        exp = build.experiment(asked, corpus.stored_tokenizer(workdir))
         checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint, read_only=True)
         state, _ = checkpoints.restore(train.abstract_state(exp))
         checkpoints.close()

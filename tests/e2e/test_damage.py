@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax import build, config, train
+from md4_jax import build, config, corpus, train
 from md4_jax.checkpoint import Checkpoints
 from md4_jax.metrics import Writer
 from md4_jax.objectives.md4 import MD4
@@ -50,7 +50,7 @@ DAMAGES = {"cut": cut, "empty": empty, "deleted": os.remove}
 
 @pytest.fixture(scope="module")
 def exp(trained):
-    return build.experiment(config.stored(trained), build.stored_tokenizer(trained))
+    return build.experiment(config.stored(trained), corpus.stored_tokenizer(trained))
 
 
 def restore(exp, workdir: Path) -> tuple[int, dict[str, bytes], list[str]]:

@@ -11,6 +11,7 @@ import pytest
 from configs.families import FAMILIES
 from md4_jax import build, sections
 from md4_jax.config import PACKAGE_ROOT, flatten, load
+from md4_jax.experiment import eval_batch_size
 from md4_jax.protocols import UserError
 
 CONFIGS = PACKAGE_ROOT / "configs"
@@ -231,6 +232,6 @@ def test_auto_reports_the_likelihood_of_a_causal_network():
 
 def test_the_eval_batch_is_that_of_training_unless_it_is_given():
     built = build.experiment(changed(train__batch_size=6), TOKENIZER)
-    assert build.eval_batch_size(built) == 6
+    assert eval_batch_size(built) == 6
     built = build.experiment(changed(train__batch_size=6, eval__batch_size=4), TOKENIZER)
-    assert build.eval_batch_size(built) == 4
+    assert eval_batch_size(built) == 4

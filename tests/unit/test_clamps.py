@@ -86,7 +86,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
 
     @functools.partial(jax.jit, static_argnames="trace")
     def run(keys, tokens, given, trace=True):
-        arguments = dict(grid=uniform(STEPS), keys=keys, tokens=tokens, given=given)
+        arguments = dict(grid=uniform(STEPS), keys=keys, fixed=(tokens, given))
         return sample(denoiser, process, step, trace=trace, **arguments)
 
     for seed in (0, 1):
@@ -129,7 +129,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
 def test_a_trace_changes_nothing(name):
     tokens, given = user(2)
     arguments = TABLE, Masking(V), SAMPLERS[name]()
-    settings = dict(grid=uniform(STEPS), keys=exact.keys_for(2, ROWS), tokens=tokens, given=given)
+    settings = dict(grid=uniform(STEPS), keys=exact.keys_for(2, ROWS), fixed=(tokens, given))
     plain, frames = jax.jit(lambda: sample(*arguments, **settings))()
     traced, path = jax.jit(lambda: sample(*arguments, **settings, trace=True))()
     assert frames is None and path is not None

@@ -39,16 +39,23 @@ ALLOWED = {
         "checkpoint", "config", "data", "evaluate", "metrics", "networks", "objectives", "optim",
         "processes", "prompts", "sample", "samplers", "schedules", "sharding", "step",
     },
+    "experiment": {"checkpoint", "evaluate", "metrics", "prompts", "sample", "sections", "step"},
+    "corpus": {"data", "experiment", "sections"},
     "build": {
-        "checkpoint", "config", "data", "evaluate", "metrics", "prompts", "sample",
+        "checkpoint", "config", "evaluate", "experiment", "metrics", "prompts", "sample",
         "samplers", "sections", "sharding", "step",
     },
-    "train": {"build", "checkpoint", "metrics", "report", "sharding", "step", "trainlog"},
-    "plan": {"bench", "build", "sample", "samplers", "sharding", "step", "train"},
-    "bench": {"build", "sample", "samplers", "sections", "sharding", "step", "train"},
+    "train": {
+        "build", "checkpoint", "corpus", "experiment", "metrics", "report", "sharding", "step",
+        "trainlog",
+    },
+    "plan": {"bench", "experiment", "sample", "samplers", "sharding", "step", "train"},
+    "bench": {
+        "corpus", "experiment", "sample", "samplers", "sections", "sharding", "step", "train",
+    },
     "modes": {
-        "bench", "build", "checkpoint", "config", "data", "plan", "report", "sample", "samplers",
-        "train",
+        "bench", "build", "checkpoint", "config", "corpus", "data", "experiment", "plan",
+        "report", "sample", "samplers", "train",
     },
     "distributed": set(),
     "main": {"distributed", "modes", "sections"},
@@ -58,7 +65,7 @@ ALLOWED = {
 CAGES = {
     "flax": {"networks"},
     "orbax": {"checkpoint"},
-    "optax": {"optim", "step", "build"},
+    "optax": {"experiment", "optim", "step"},
     "grain": {"data"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},

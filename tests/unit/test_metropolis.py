@@ -123,7 +123,7 @@ def test_noise_of_the_chains_own_level_is_taken_away():
         given = np.zeros((4, 2), bool)
         sample(
             denoiser, PROCESS, Metropolis(1, 0.3),
-            grid=uniform(1), keys=keys, tokens=chain.z, given=given,
+            grid=uniform(1), keys=keys, fixed=(chain.z, given),
         )  # fmt: skip
     assert len(seen) == 2 and all((t == np.float32(0.3)).all() for t in seen)
 

@@ -1,0 +1,99 @@
+"""The text of an experiment: its tokenizer, its splits, and their batches for this process."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from md4_jax.data import loader
+from md4_jax.data.loader import TrainIterator, train_iterator
+from md4_jax.data.packing import token_stream
+from md4_jax.data.tokenizers import from_json
+from md4_jax.experiment import Experiment, eval_batch_size
+from md4_jax.protocols import Batch, UserError
+from md4_jax.sections import make
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def tokenizer_and_source(config: Mapping[str, Any], workdir: Path | None) -> tuple[Any, Any]:
+    """The tokenizer (the run's own if it has one, else fitted to the training split) and source."""
+    source = make("data", config["data"])
+    kept = workdir / TOKENIZER_FILE if workdir else None
+    if kept is not None and kept.exists():
+        return from_json(kept.read_text()), source
+    tokenizer = make("tokenizer", config["tokenizer"])
+    return tokenizer.fit(source.documents("train")), source
+
+
+def stored_tokenizer(workdir: Path) -> Any:
+    """The tokenizer that a run keeps, so that sampling needs no data; UserError if it is gone."""
+    kept = workdir / TOKENIZER_FILE
+    if not kept.exists():
+        raise UserError(f"{kept} is missing: train in this --workdir first")
+    return from_json(kept.read_text())
+
+
+def stream(source: Any, tokenizer: Any, split: str) -> np.ndarray:
+    """The tokens of a split, memory-mapped."""
+    return token_stream(source, tokenizer, split)
+
+
+def data_sizes(built: Experiment, source: Any) -> dict[str, loader.SplitSize]:
+    """Tokenises every split that the run will need; UserError now for one that is too short."""
+    splits = ["train", *(["validation"] if built.eval.every else []), built.eval.split]
+    sizes = {
+        split: loader.split_size(stream(source, built.tokenizer, split), built.data.length)
+        for split in dict.fromkeys(splits)
+    }
+    for split, size in sizes.items():
+        if size.tokens == 0 or (split == "train" and size.sequences == 0):
+            raise UserError(
+                f"the {split} split has {size.tokens} tokens, fewer than "
+                f"{'one sequence of' if split == 'train' else 'needed with'} "
+                f"data.length={built.data.length}: take a larger corpus or lower data.length"
+            )
+    return sizes
+
+
+def train_batches(built: Experiment, source: Any) -> TrainIterator:
+    """This process's rows of the endless shuffled training batches."""
+    return train_iterator(
+        stream(source, built.tokenizer, "train"),
+        built.data.length,
+        batch_size=built.train.batch_size,
+        seed=built.train.seed,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        segments_eot=_segments_eot(built),
+    )
+
+
+def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
+    """This process's rows of a whole split, in order."""
+    return loader.eval_batches(
+        stream(source, built.tokenizer, split),
+        built.data.length,
+        batch_size=eval_batch_size(built),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        segments_eot=_segments_eot(built),
+    )
+
+
+def batches_of(built: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
+    """This process's rows of sequences [N, L], in order."""
+    return loader.eval_batches(
+        tokens.ravel(),
+        tokens.shape[1],
+        batch_size=eval_batch_size(built),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        segments_eot=_segments_eot(built),
+    )
+
+
+def _segments_eot(built: Experiment) -> int | None:
+    return built.tokenizer.eot_id if built.data.separate_documents else None
