@@ -51,7 +51,7 @@ def get_config() -> ConfigDict:
                 qk_norm=False,  # normalise queries and keys
                 local_width=0,  # neighbours of a depthwise convolution before attention; 0: none
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
-                remat=False,  # recompute blocks in the backward pass to save memory
+                remat="none",  # what the backward pass computes again: none | dots | full
                 dtype="float32",  # of the computation: float32 | bfloat16
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
@@ -131,6 +131,8 @@ def get_config() -> ConfigDict:
             ),
             plan=dict(
                 topology="v5e:8x8",  # of --mode plan: v5e:16x16, v5p:4x4x8, cpu:8
+                parts="train,eval,sample",  # programs that it compiles
+                vocab_size=0,  # 0: the tokenizer's; else that many symbols, and no data
             ),
             bench=dict(
                 parts="train,eval,sample,data",  # what --mode bench times

@@ -17,7 +17,7 @@ from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
-from md4_jax.sections import REGISTRIES, BenchOptions, DataOptions, fields, make
+from md4_jax.sections import REGISTRIES, BenchOptions, DataOptions, PlanOptions, fields, make
 from md4_jax.sharding import MeshOptions, batch_shards, make_mesh
 from md4_jax.step import TrainOptions, make_eval_step
 
@@ -52,6 +52,7 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
         checkpoint=fields(CheckpointOptions, config["checkpoint"]),
         log=fields(LogOptions, config["log"]),
         bench=fields(BenchOptions, config["bench"]),
+        plan=fields(PlanOptions, config["plan"]),
     )
     validate(built)
     return built

@@ -1,15 +1,20 @@
 """Checkpoints through Orbax: parameters, optimizer, moving average, step and data iterator."""
 
 import dataclasses
+import json
 import os
 import time
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from md4_jax.checksums import checksums
 from md4_jax.protocols import Params, UserError
+from md4_jax.sharding import any_process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Checkpoints:
 
     A checkpoint has three items: `ema` (what evaluation and sampling need),
     `train` (everything else of the state) and `host` (JSON: the data iterator's
-    position and the log's open window).
+    position, the log's open window, and a checksum of every array and of itself).
     """
 
     def __init__(self, directory: Path, options: CheckpointOptions, *, read_only: bool = False):
@@ -52,10 +57,12 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, host: dict) -> None:
         """Starts saving; UserError if this or the previous save failed (disk full, say)."""
+        ema, train = _leaves(state.ema), _leaves(state._replace(ema=()))
+        record = {"state": host, "checksums": {"ema": checksums(ema), "train": checksums(train)}}
         items = ocp.args.Composite(
-            ema=ocp.args.StandardSave(_leaves(state.ema)),
-            train=ocp.args.StandardSave(_leaves(state._replace(ema=()))),
-            host=ocp.args.JsonSave(host),
+            ema=ocp.args.StandardSave(ema),
+            train=ocp.args.StandardSave(train),
+            host=ocp.args.JsonSave({**record, "crc32": _crc32(record)}),
         )
         self._guard(lambda: self._manager.save(step, args=items))
 
@@ -88,41 +95,47 @@ class Checkpoints:
         that cannot be read is named through `say`, moved aside and not deleted,
         and the one before it is taken. UserError when none of them can be read.
         """
+        ema, rest = template.ema, template._replace(ema=())
         for step in reversed(self.steps()):
-            ema, rest = template.ema, template._replace(ema=())
-            items = ocp.args.Composite(
-                ema=ocp.args.StandardRestore(_leaves(ema)),
-                train=ocp.args.StandardRestore(_leaves(rest)),
-                host=ocp.args.JsonRestore(),
-            )
-            found = self._read(step, items, say)
+            found = self._read(step, {"ema": ema, "train": rest}, say)
             if found is not None:
                 self._move_aside_after(step, say)
                 state = _graft(rest, found["train"])._replace(ema=_graft(ema, found["ema"]))
-                return state, found["host"]
+                return state, found["host"]["state"]
         return None
 
     def restore_ema(self, template: Params, say=print) -> tuple[int, Params] | None:
         """(step, moving average) of the newest readable checkpoint; None if none was saved."""
         for step in reversed(self.steps()):
-            items = ocp.args.Composite(ema=ocp.args.StandardRestore(_leaves(template)))
-            found = self._read(step, items, say)
+            found = self._read(step, {"ema": template}, say)
             if found is not None:
                 return step, _graft(template, found["ema"])
         return None
 
-    def _read(self, step: int, items, say):
+    def _read(self, step: int, templates: Mapping[str, Any], say) -> Any:
+        """These items and `host`, or None, alike on all processes; what is wrong is said."""
+        items = {k: ocp.args.StandardRestore(_leaves(v)) for k, v in templates.items()}
+        found, wrong = None, ""
         try:
-            return self._manager.restore(step, args=items)
+            items = ocp.args.Composite(**items, host=ocp.args.JsonRestore())
+            found = self._manager.restore(step, args=items)
         except Exception as error:
-            say(f"checkpoint {step} in {self.directory} cannot be read: {_reason(error)}")
-            if step == self.steps()[0]:
-                raise UserError(
-                    f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
-                    "nothing was changed. To start anew choose another --workdir"
-                ) from error
-            say("falling back to the checkpoint before it")
-            return None
+            wrong = _reason(error)
+        # Checksums are sums over all processes, so that all of them must have read something.
+        if any_process(bool(wrong), now=True):
+            wrong = wrong or "another process could not read it"
+        else:
+            wrong = _damage(found, templates)
+        if not wrong:
+            return found
+        say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
+        if step == self.steps()[0]:
+            raise UserError(
+                f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
+                "nothing was changed. To start anew choose another --workdir"
+            )
+        say("falling back to the checkpoint before it")
+        return None
 
     def _move_aside_after(self, step: int, say) -> None:
         """Unreadable newer checkpoints would stand in the way of saving those steps again."""
@@ -145,6 +158,23 @@ def _leaves(tree: Any) -> dict[str, Any]:
     """A flat dict path -> array: what is on disk then depends on names and on no Python class."""
     flat = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
+
+
+def _damage(found: Any, items: Mapping[str, Any]) -> str:
+    """What was read and is not what was saved; '' if all is as it was."""
+    record = dict(found["host"])
+    if record.pop("crc32", None) != _crc32(record):
+        return "its host file does not have the checksum with which it was saved"
+    for item in items:
+        kept, now = record["checksums"][item], checksums(found[item])
+        for name in now:
+            if kept.get(name) != now[name]:
+                return f"{item} {name} does not have the checksum with which it was saved"
+    return ""
+
+
+def _crc32(record: Any) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
 def _graft(template: Any, leaves: dict[str, Any]) -> Any:

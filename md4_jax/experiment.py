@@ -12,7 +12,7 @@ from md4_jax.metrics import LogOptions
 from md4_jax.prompts import PromptOptions, Template
 from md4_jax.protocols import Network, Objective
 from md4_jax.sample import SampleOptions
-from md4_jax.sections import BenchOptions, DataOptions
+from md4_jax.sections import BenchOptions, DataOptions, PlanOptions
 from md4_jax.step import TrainOptions
 
 
@@ -38,6 +38,7 @@ class Experiment(NamedTuple):
     checkpoint: CheckpointOptions
     log: LogOptions
     bench: BenchOptions
+    plan: PlanOptions
 
 
 def templates(built: Experiment) -> list[Template]:

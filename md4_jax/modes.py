@@ -83,7 +83,7 @@ def plan_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     """Compiles for a topology and prints bytes, FLOPs and collectives of a chip, last in JSON."""
     del workdir
     devices = plans.devices_of(asked["plan"]["topology"])
-    size = asked["bench"]["random_tokens"]
+    size = asked["plan"]["vocab_size"]
     tokenizer = RandomTokens(size) if size else corpus.tokenizer_and_source(asked, None)[0]
     exp = build.experiment(asked, tokenizer, devices)
     made = plans.plan(exp)

@@ -1,6 +1,5 @@
 """What a config takes on devices that are not there: compiled for a topology, and not run."""
 
-import collections
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.bench import forward_flops
 from md4_jax.experiment import Experiment, eval_batch_size, sample_length
+from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch, UserError
 from md4_jax.sample import make_sampler
 from md4_jax.samplers.loop import sample
@@ -38,17 +38,16 @@ CHIPS = {
     "TPU v5": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
     "TPU v6 lite": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
 }
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s64": 8, "f64": 8}
 
 
 class Plan(NamedTuple):
     """One compiled program on one chip.
 
     arguments, outputs, temporaries  bytes; outputs without what is written over arguments
-    moved                            bytes read and written, by the compiler's count
-    collectives                      {kind: (how many, bytes that a chip receives)}, loops unrolled
-    flops                            by the formula of `bench`, of one chip
+    moved                            bytes read and written in its memory, by `hlo.traffic`
+    collectives                      {kind: (how many, bytes that it receives)}, by the same
+    flops                            by the formula of `bench`
+    counted                          FLOPs by the compiler's count, bodies of loops once
     compile                          seconds
     """
 
@@ -58,6 +57,7 @@ class Plan(NamedTuple):
     moved: float
     collectives: dict[str, tuple[int, float]]
     flops: float
+    counted: float
     compile: float
 
     @property
@@ -92,12 +92,8 @@ def devices_of(topology: str) -> list:
 def plan(exp: Experiment) -> dict[str, Plan]:
     """The training step, the evaluation step and the sampler of an experiment."""
     shapes = abstract_state(exp)
-    programs = {
-        "train": lambda: _train(exp, shapes),
-        "eval": lambda: _eval(exp, shapes),
-        "sample": lambda: _sample(exp, shapes),
-    }
-    return {name: make() for name, make in programs.items()}
+    programs = {"train": _train, "eval": _eval, "sample": _sample}
+    return {name: programs[name](exp, shapes) for name in exp.plan.chosen}
 
 
 def _train(exp: Experiment, shapes: Any) -> Plan:
@@ -142,108 +138,48 @@ def _compiled(exp: Experiment, fn: Callable, flops: float, *arguments: Any) -> P
     began = time.perf_counter()
     # Not jax.set_mesh: constants are computed while tracing, and these devices compute nothing.
     with jax.sharding.use_abstract_mesh(exp.mesh.abstract_mesh):
-        compiled = fn.lower(*arguments).compile()
+        lowered = fn.lower(*arguments)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        used = re.search(r"Used [\w.]+ of [\w.]+ hbm", str(error))
+        raise UserError(
+            f"a program does not fit the chip: {used[0] if used else str(error)[:200]}. "
+            + remedies(exp)
+        ) from error
     spent = time.perf_counter() - began
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    memory, cost, moving = (
+        compiled.memory_analysis(), compiled.cost_analysis(), traffic(compiled.as_text())
+    )  # fmt: skip
     return Plan(
         memory.argument_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
-        float(cost.get("bytes accessed", 0.0)),
-        collectives(compiled.as_text()),
+        moving.moved,
+        moving.collectives,
         flops / exp.mesh.size,
+        float(cost["flops"]),
         spent,
     )
-
-
-def collectives(text: str) -> dict[str, tuple[int, float]]:
-    """{kind: (how many, bytes received)} of a program's text, bodies of loops as often as they run.
-
-    Bytes of a result of size n over g devices: all-gather and all-to-all n (g - 1) / g,
-    reduce-scatter n (g - 1), all-reduce 2 n (g - 1) / g, permute n.
-    """
-    bodies = _computations(text)
-    times = _times(bodies)
-    found: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
-    for name, lines in bodies.items():
-        for line in lines:
-            kind, size = _collective(line)
-            if kind and times[name]:
-                found[kind][0] += times[name]
-                found[kind][1] += times[name] * size
-    return {kind: (int(count), size) for kind, (count, size) in found.items()}
-
-
-def _computations(text: str) -> dict[str, list[str]]:
-    """{name: lines} of each computation; the entry is called ENTRY."""
-    bodies, name = {}, ""
-    for line in text.splitlines():
-        head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
-        if head and not line.startswith(" "):
-            name = "ENTRY" if head[1] else head[2]
-            bodies[name] = []
-        elif name:
-            bodies[name].append(line)
-    return bodies
-
-
-def _times(bodies: Mapping[str, list[str]]) -> dict[str, int]:
-    """How often each computation runs; loops of unknown length once."""
-    times: dict[str, int] = collections.defaultdict(int)
-
-    def visit(name: str, count: int) -> None:
-        times[name] += count
-        for line in bodies.get(name, ()):
-            trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-            each = int(trips[1]) if trips and " while(" in line else 1
-            called = re.findall(r"(?:calls|body|to_apply)=%?([\w.\-]+)", line)
-            branches = re.search(r"branch_computations=\{([^}]*)\}", line)
-            called += re.findall(r"[\w.\-]+", branches[1]) if branches else []
-            for other in called:
-                visit(other, count * each)
-
-    visit("ENTRY", 1)
-    return times
-
-
-def _collective(line: str) -> tuple[str, float]:
-    """(kind, bytes received by a device) of an instruction; ('', 0) of another."""
-    match = re.search(r"= (.*?) (" + "|".join(COLLECTIVES) + r")(?:-start)?\(", line)
-    if not match:
-        return "", 0.0
-    shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
-    if "-start(" in line:  # of (operand, result) pairs the results
-        shapes = shapes[len(shapes) // 2 :]
-    size = sum(BYTES.get(t, 4) * math.prod(map(int, filter(None, d.split(",")))) for t, d in shapes)
-    group = _group(line)
-    share = (group - 1) / group
-    factor = {"all-reduce": 2 * share, "reduce-scatter": group - 1, "collective-permute": 1.0}
-    return match[2], size * factor.get(match[2], share)
-
-
-def _group(line: str) -> int:
-    """Devices of one group of a collective."""
-    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
-    if tiled:
-        return int(tiled[2])
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    return len(listed[1].split(",")) if listed else 2
 
 
 def table(plans: Mapping[str, Plan], chip: Chip | None) -> str:
     """The plans as a markdown table; with a chip the time that each resource would take."""
     lines = [
         "| program | arguments | outputs | temporaries | GFLOP a chip | moved | collectives "
-        "| least seconds: compute, memory, links | compile s |",
-        "|---" * 9 + "|",
+        "| least seconds: compute, memory, links | utilisation at most | compile s |",
+        "|---" * 10 + "|",
     ]
     for name, p in plans.items():
         kinds = ", ".join(f"{n} {k} {_mib(b)}" for k, (n, b) in sorted(p.collectives.items()))
-        times = "" if chip is None else ", ".join(f"{s:.4f}" for s in seconds(p, chip))
+        times = seconds(p, chip) if chip else ()
+        most = f"{times[0] / max(times):.0%}" if times else ""
         lines.append(
             f"| {name} | {_mib(p.arguments)} | {_mib(p.outputs)} | {_mib(p.temporaries)} "
-            f"| {p.flops / 1e9:,.1f} | {_mib(p.moved)} | {kinds or 'none'} | {times} "
-            f"| {p.compile:.0f} |"
+            f"| {p.flops / 1e9:,.1f} | {_mib(p.moved)} | {kinds or 'none'} "
+            f"| {', '.join(f'{s:.4f}' for s in times)} | {most} | {p.compile:.0f} |"
         )
     return "\n".join(lines)
 
@@ -262,11 +198,19 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, exp: Experiment) -> None:
     """UserError, with the numbers, for a program that needs more than the chip has."""
     name, worst = max(plans.items(), key=lambda item: item[1].memory)
     if worst.memory > chip.memory:
-        remat = "" if exp.config["network"].get("remat") else "network.remat=True, "
         raise UserError(
             f"the {name} program needs {worst.memory / 2**30:.1f} GiB on each chip, which has "
             f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments and "
-            f"{worst.temporaries / 2**30:.1f} temporaries. Try {remat}a larger "
-            f"train.microbatches than {exp.train.microbatches}, a larger mesh.fsdp than "
-            f"{exp.mesh.shape['fsdp']}, or network.dtype=bfloat16"
+            f"{worst.temporaries / 2**30:.1f} temporaries. " + remedies(exp)
         )
+
+
+def remedies(exp: Experiment) -> str:
+    """What takes less memory than this config does."""
+    network, shape = exp.config["network"], exp.mesh.shape
+    stronger = {"none": "network.remat=dots or full", "dots": "network.remat=full"}
+    words = [stronger.get(network["remat"], "")]
+    words.append(f"a larger train.microbatches than {exp.train.microbatches}")
+    words.append(f"a larger mesh.fsdp than {shape['fsdp']}")
+    words.append("network.dtype=bfloat16" if network["dtype"] == "float32" else "")
+    return "Try " + ", ".join(word for word in words if word)

@@ -39,6 +39,11 @@ class DataOptions:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 
 
+def words(text: str) -> list[str]:
+    """'a, b' -> ['a', 'b']."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 BENCH_PARTS = ("train", "eval", "sample", "data")
 
 
@@ -69,14 +74,32 @@ class BenchOptions:
 
     @property
     def chosen(self) -> list[str]:
-        return [part.strip() for part in self.parts.split(",") if part.strip()]
+        return words(self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """The `plan` section: the devices that --mode plan compiles for."""
+    """The `plan` section: what --mode plan compiles, and for which devices.
+
+    topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
+    parts       programs: train, eval, sample
+    vocab_size  0: the tokenizer's, which may need its data; else that many symbols, and no data
+    """
 
     topology: str = "v5e:8x8"
+    parts: str = "train,eval,sample"
+    vocab_size: int = 0
+
+    def __post_init__(self):
+        for part in self.chosen:
+            if part not in BENCH_PARTS[:3]:
+                raise UserError(
+                    f"plan.parts has {part!r}; the parts are {', '.join(BENCH_PARTS[:3])}"
+                )
+
+    @property
+    def chosen(self) -> list[str]:
+        return words(self.parts)
 
 
 @dataclasses.dataclass(frozen=True)

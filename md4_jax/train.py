@@ -62,7 +62,10 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
 
     def evaluate_if_due() -> None:
         every = exp.eval.every
-        if every and step and step % every == 0 and not writer.has(step, "eval_nats_per_token"):
+        if not (every and step and step % every == 0):
+            return
+        # Only the process that writes knows what is written.
+        if not any_process(writer.has(step, "eval_nats_per_token"), now=True):
             log.flush()
             batches = corpus.eval_batches(exp, source, "validation")
             result = evaluator(state.ema, batches, exp.eval.limit)

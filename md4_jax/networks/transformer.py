@@ -1,8 +1,6 @@
 """The transformer: bidirectional as MD4 trains it or causal, with or without time."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,6 +14,13 @@ from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
 # Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
 ROW_MULTIPLE = 128
 
+# What is kept of a block for its backward pass, by name.
+REMAT = {
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
@@ -25,7 +30,8 @@ class Transformer:
     8/3 D rounded up to a multiple of 64). time_conditioning feeds t by adaLN-zero;
     without it the network is time-free. scan_blocks compiles one block for all
     depths (compile time does not grow); unrolled blocks are faster on CPU.
-    remat recomputes each block in the backward pass to save memory. causal lets a
+    remat says what the backward pass computes again to save memory: none of it, all of each block
+    but its matrix products (dots), or each block in full. causal lets a
     position see nothing to its right. output is what the head says of a token: a number for each
     symbol (categorical), or for ordered symbols a location and a scale (truncated_logistic).
     """
@@ -39,7 +45,7 @@ class Transformer:
     qk_norm: bool = False
     local_width: int = 0
     scan_blocks: bool = True
-    remat: bool = False
+    remat: str = "none"
     dtype: str = "float32"
     causal: bool = False
     output: str = "categorical"
@@ -52,6 +58,8 @@ class Transformer:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"network.dtype must be float32 or bfloat16, not {self.dtype!r}")
+        if self.remat not in REMAT:
+            raise UserError(f"network.remat must be one of {', '.join(REMAT)}, not {self.remat!r}")
         if self.output not in ("categorical", "truncated_logistic"):
             raise UserError(
                 f"network.output must be categorical or truncated_logistic, not {self.output!r}"
@@ -85,28 +93,15 @@ class Transformer:
                 return module.apply(variables, h, method="unembed")
 
             def gathered(z, t, index):
-                return sampled.apply(
-                    {"params": unstacked(params, self)}, z, t, index=index, method="features"
-                )
+                return module.apply(variables, z, t, index=index, method="features")
 
             return Denoiser(features, unembed, batch_groups(), gathered)
 
-        sampled = TransformerModule(dataclasses.replace(self, scan_blocks=False, remat=False))
         return Network(init, bind, time_free=not self.time_conditioning, causal=self.causal)
 
 
 def rounded(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
-
-
-def unstacked(params: Mapping[str, Any], options: Transformer) -> dict[str, Any]:
-    """Parameters of scanned blocks as those of single ones: sampling wants the last apart."""
-    params = dict(params)
-    if options.scan_blocks:
-        stacked = params.pop("blocks")
-        for index in range(options.depth):
-            params[f"blocks_{index}"] = jax.tree.map(lambda x, i=index: x[i], stacked)
-    return params
 
 
 class TransformerModule(nn.Module):
@@ -134,8 +129,11 @@ class TransformerModule(nn.Module):
                 use_bias=True,
             )
         hidden = o.hidden or -(-8 * o.size // (3 * 64)) * 64
-        block = nn.remat(Block, prevent_cse=not o.scan_blocks) if o.remat else Block
+        block = Block
+        if o.remat != "none":
+            block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
         arguments = (o.heads, hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype)
+        self.block_arguments = arguments
         if o.scan_blocks:
             self.blocks = nn.scan(
                 block,
@@ -160,7 +158,9 @@ class TransformerModule(nn.Module):
         x_BxLxD = self.embedding.astype(self.compute_dtype)[z_BxL]
         x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
         condition_BxD = self.time(t_B) if self.options.time_conditioning else None
-        if self.options.scan_blocks:
+        if self.options.scan_blocks and index is not None:
+            x_BxLxD = self._gathered(x_BxLxD, condition_BxD, segments, index)
+        elif self.options.scan_blocks:
             x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxD, segments)
         else:
             for block in self.blocks[:-1]:
@@ -171,6 +171,19 @@ class TransformerModule(nn.Module):
             return x_BxLxD
         shift, scale = self.final_modulation(condition_BxD)
         return x_BxLxD * (1.0 + scale) + shift
+
+    def _gathered(self, x_BxLxD: Array, *context) -> Array:
+        """Scanned blocks of which the last, taken out of the scan, is given the index."""
+        *context, index = context
+        stacked = self.variables["params"]["blocks"]
+        block = Block(*self.block_arguments, parent=None)
+
+        def apply(x_BxLxD: Array, number: Array | int, *more) -> tuple[Array, None]:
+            params = jax.tree.map(lambda leaf: leaf[number], stacked)
+            return block.apply({"params": params}, x_BxLxD, *context, *more)
+
+        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, jnp.arange(self.options.depth - 1))
+        return apply(x_BxLxD, self.options.depth - 1, index)[0]
 
     def unembed(self, h: Array) -> Array:
         logits = self.head(h).astype(jnp.float32)

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
 import pytest
+import runs
 from jax.experimental.compilation_cache import compilation_cache
 
-from md4_jax import build, config, corpus, main, train
-from md4_jax.checkpoint import Checkpoints
+from md4_jax import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,43 +158,22 @@ def copy(trained, tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def arrays():
     """{path: array} of the newest checkpoint of a workdir: all of the state."""
-
-    def arrays(workdir: Path) -> dict[str, np.ndarray]:
-        asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
-        exp = build.experiment(asked, corpus.stored_tokenizer(workdir))
-        checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint, read_only=True)
-        state, _ = checkpoints.restore(train.abstract_state(exp))
-        checkpoints.close()
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        }
-
-    return arrays
+    return runs.arrays
 
 
 @pytest.fixture(scope="session")
 def rows():
     """The lines of metrics.jsonl, in order, without what depends on the clock."""
-
-    def rows(workdir: Path) -> list[dict]:
-        lines = (workdir / "metrics.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
-        return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in found]
-
-    return rows
+    return runs.rows
 
 
 @pytest.fixture(scope="session")
-def same_run(arrays, rows):
+def same_run():
     """Asserts that two workdirs ended alike: every array bit for bit and every row."""
 
     def same_run(workdir: Path, reference: Path) -> None:
-        assert rows(workdir) == rows(reference)
-        found, expected = arrays(workdir), arrays(reference)
-        assert found.keys() == expected.keys()
-        different = [k for k in found if found[k].tobytes() != expected[k].tobytes()]
-        assert not different
+        assert runs.rows(workdir) == runs.rows(reference)
+        assert runs.different_arrays(workdir, reference) == []
 
     return same_run
 

@@ -45,7 +45,13 @@ def empty(file: Path) -> None:
     os.truncate(file, 0)
 
 
-DAMAGES = {"cut": cut, "empty": empty, "deleted": os.remove}
+def flip(file: Path, place: float = 0.5, bit: int = 3) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    file.write_bytes(content)
+
+
+DAMAGES = {"cut": cut, "empty": empty, "deleted": os.remove, "flipped": flip}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,26 @@ def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
             assert any("moved the unreadable checkpoint 30 to" in line for line in said)
             assert len(list((workdir / "unreadable_checkpoints").iterdir())) == 1
     assert {kind.split("/")[0] for kind in fell_back} >= {"ema", "train", "host"}
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_passes_unseen(exp, trained, intact, tmp_path):
+    """120 bits, each in a random place of the arrays' files or of the host's state."""
+    rng = np.random.default_rng(0)
+    shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    newest, pristine = tmp_path / "checkpoints" / "30", trained / "checkpoints" / "30"
+    files = [p.relative_to(newest) for p in newest_data(tmp_path)]
+    files += [p.relative_to(newest) for p in (newest / "host").iterdir()]
+    fell_back = 0
+    for _ in range(120):
+        shutil.rmtree(newest, ignore_errors=True)
+        shutil.copytree(pristine, newest)
+        file = files[rng.integers(len(files))]
+        flip(newest / file, rng.random(), rng.integers(8))
+        step, content, said = restore(exp, tmp_path)
+        assert content == intact[step], (file, said)
+        fell_back += step == 28
+    assert fell_back > 60
 
 
 def newest_data(workdir: Path) -> list[Path]:

@@ -124,7 +124,7 @@ def test_a_wrong_type_is_refused_for_every_key(key):
         ("train__batch_size", True, "must be a whole number, not True"),
         ("train__batch_size", "8", "must be a whole number, not '8'"),
         ("optim__learning_rate", "fast", "optim.learning_rate must be a number, not 'fast'"),
-        ("network__remat", 1, "network.remat must be true or false, not 1"),
+        ("network__qk_norm", 1, "network.qk_norm must be true or false, not 1"),
         ("sample__grid", 3, "sample.grid must be text, not 3"),
         ("train", 3, r"train must be a section \(a dict\), not 3"),
         ("train", DROP, "the config has no section 'train'; start from configs/base.py"),

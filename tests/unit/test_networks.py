@@ -116,10 +116,11 @@ def test_scanned_and_unrolled_blocks_compute_the_same(options):
     )
 
 
+@pytest.mark.parametrize("remat", ["dots", "full"])
 @pytest.mark.parametrize("scan_blocks", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_recomputed_blocks_have_the_same_gradients(scan_blocks):
+def test_recomputed_blocks_have_the_same_gradients(scan_blocks, remat):
     plain, params = built(scan_blocks=scan_blocks)
-    remat, _ = built(scan_blocks=scan_blocks, remat=True)
+    remat, _ = built(scan_blocks=scan_blocks, remat=remat)
 
     def gradient(network):
         return jax.jit(jax.grad(lambda p: jnp.mean(jnp.sin(network.bind(p)(Z, T)))))(params)
@@ -185,7 +186,7 @@ def test_attention_is_the_softmax_average_of_the_values():
 
 CAUSAL = {
     "plain": dict(causal=True),
-    "unrolled, recomputed": dict(causal=True, scan_blocks=False, remat=True),
+    "unrolled, recomputed": dict(causal=True, scan_blocks=False, remat="full"),
     "local, time-free": dict(causal=True, local_width=4, time_conditioning=False, qk_norm=True),
     "local, unrolled": dict(causal=True, local_width=3, scan_blocks=False),
     "not causal": dict(local_width=3, scan_blocks=False),

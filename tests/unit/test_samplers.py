@@ -160,6 +160,23 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p, symbols):
     assert kept(top_p=top_p) == symbols
 
 
+@pytest.mark.parametrize("top_p", [1e-6, 0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_the_nucleus_of_a_large_vocabulary_by_sorting(scale, top_p):
+    """Random logits of either sign, some of them excluded, against float64 sums in order."""
+    rng = np.random.default_rng(round(1000 * scale))
+    logits = (scale * rng.normal(size=(8, 2000))).astype(np.float32)
+    logits[:, rng.choice(2000, 300, replace=False)] = -np.inf
+    kept = np.isfinite(jax.jit(Transform(top_p=top_p))(logits))
+    for row, found in zip(logits.astype(np.float64), kept, strict=True):
+        order = np.argsort(-row)
+        mass = np.exp(row[order] - row.max())
+        before = (np.cumsum(mass) - mass) / mass.sum()
+        # What lies within rounding of the edge may fall on either side.
+        assert not found[order[before >= top_p + 1e-5]].any()
+        assert found[order[before < top_p - 1e-5]].all() and found[order[0]]
+
+
 @pytest.mark.parametrize(
     "top_k, symbols",
     [(0, [0, 1, 2, 3, 4]), (1, [1]), (2, [1, 3]), (5, [0, 1, 2, 3, 4]), (9, [0, 1, 2, 3, 4])],

@@ -1,0 +1,213 @@
+"""Reading a compiled program's text: what it moves in a chip's memory and over its links.
+
+Bodies of loops count as often as they run, unlike in the compiler's own count. Of the branches of
+a conditional the cheapest counts: conditionals stand where something may overflow and hardly does.
+"""
+
+import collections
+import functools
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
+# Instructions that read and write nothing by themselves.
+FREE = (
+    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "while",
+    "conditional", "call", "async-start", "async-update", "partition-id", "replica-id",
+)  # fmt: skip
+
+
+class Instruction(NamedTuple):
+    """name = shape op(operands), more."""
+
+    name: str
+    shape: str
+    op: str
+    operands: list[str]
+    more: str
+
+
+class Traffic(NamedTuple):
+    """Of one device: bytes read and written in its memory, {collective: (how many, bytes)}."""
+
+    moved: float
+    collectives: dict[str, tuple[int, float]]
+
+
+def traffic(text: str) -> Traffic:
+    """Of a whole program.
+
+    Bytes that a device receives for a result of n bytes over g devices: all-gather and
+    all-to-all n (g - 1) / g, reduce-scatter n (g - 1), all-reduce 2 n (g - 1) / g, permute n.
+    """
+    bodies = computations(text)
+
+    @functools.cache
+    def visit(name: str) -> Traffic:
+        moved, found = 0.0, collections.Counter()
+        for line in bodies.get(name, {}).values():
+            moved += _moved(line, bodies[name], bodies)
+            kind, size = _collective(line, name)
+            if kind:
+                found[kind, "count"] += 1
+                found[kind, "bytes"] += size
+            for times, others in _called(line, bodies):
+                parts = [visit(other) for other in others]
+                least = min(parts, key=lambda part: (part.moved, _received(part)))
+                moved += times * least.moved if line.op != "fusion" else 0.0
+                for kind, (count, size) in least.collectives.items():
+                    found[kind, "count"] += times * count
+                    found[kind, "bytes"] += times * size
+        kinds = dict.fromkeys(kind for kind, _ in found)
+        return Traffic(moved, {k: (found[k, "count"], float(found[k, "bytes"])) for k in kinds})
+
+    return visit("ENTRY")
+
+
+def _received(part: Traffic) -> float:
+    return sum(size for _, size in part.collectives.values())
+
+
+def computations(text: str) -> dict[str, dict[str, Instruction]]:
+    """{name: {instruction's name: instruction}}; the entry is called ENTRY."""
+    bodies: dict[str, dict[str, Instruction]] = {}
+    body: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
+        if head and not line.startswith(" "):
+            body = bodies.setdefault("ENTRY" if head[1] else head[2], {})
+            continue
+        match = re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", line)
+        if match:
+            inside, _, more = match[5].partition("), ")
+            operands = re.findall(r"%?([a-zA-Z_][\w.\-]*)(?=[,)]|$)", inside)
+            if match[4] in ("parameter", "constant"):
+                operands = [inside.rstrip(")")]
+            more = ("ROOT " if match[1] else "") + more
+            body[match[2]] = Instruction(match[2], match[3], match[4], operands, more)
+    return bodies
+
+
+def size_of(shape: str) -> float:
+    """Bytes of a shape or a tuple of them in the main memory, S(1) being a TPU's vector memory."""
+    size = 0.0
+    for kind, sides, layout in re.findall(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", shape):
+        if "S(1)" not in layout:
+            width = re.search(r"\d+", kind)
+            bits = BITS.get(kind, int(width[0]) if width else 32)
+            size += bits / 8 * math.prod(map(int, filter(None, sides.split(","))))
+    return size
+
+
+def _called(line: Instruction, bodies: Mapping) -> list[tuple[int, list[str]]]:
+    """[(how often, computations of which one runs)] of an instruction."""
+    if line.op == "while":
+        body = re.search(r"body=%?([\w.\-]+)", line.more)
+        return [(_trips(line, bodies), [body[1]])]
+    if line.op == "conditional":
+        listed = re.search(r"branch_computations=\{([^}]*)\}", line.more)
+        both = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line.more)
+        return [(1, re.findall(r"[\w.\-]+", listed[1]) if listed else both)]
+    called = re.search(r"(?:calls|to_apply)=%?([\w.\-]+)", line.more)
+    return [(1, [called[1]])] if called and line.op in ("call", "fusion", "async-start") else []
+
+
+def _trips(line: Instruction, bodies: Mapping) -> int:
+    """How often a loop runs; 1 where its text does not say."""
+    known = re.search(r'known_trip_count":\{"n":"(\d+)"', line.more)
+    if known:
+        return int(known[1])
+    condition = re.search(r"condition=%?([\w.\-]+)", line.more)
+    lines = bodies.get(condition[1], {}) if condition else {}
+    compared = [i for i in lines.values() if i.op == "compare" and "direction=LT" in i.more]
+    limits = [lines[o] for i in compared for o in i.operands if lines.get(o, i).op == "constant"]
+    return int(limits[0].operands[0]) if len(limits) == 1 else 1
+
+
+def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
+    """Bytes that an instruction reads and writes; slices, not what they are slices of."""
+    if line.op in FREE or line.op.endswith("-done"):
+        return 0.0
+    if line.op == "slice-start":  # ((operand), result, ...)
+        result = line.shape.split("), ")[1]
+        return size_of(result) + size_of(result.replace("S(1)", ""))
+    if line.op.endswith("-start"):
+        return size_of(line.shape)  # (operand, result)
+    if "AllocateBuffer" in line.more:
+        return 0.0
+    sizes = [size_of(body[name].shape) if name in body else 0.0 for name in line.operands]
+    if line.op in ("dynamic-slice", "slice", "gather"):
+        return 2.0 * size_of(line.shape)
+    if line.op == "dynamic-update-slice":
+        return 2.0 * sizes[1]
+    inside = bodies.get((re.search(r"calls=%?([\w.\-]+)", line.more) or [0, ""])[1], {})
+    if line.op != "fusion" or not inside:
+        return size_of(line.shape) + sum(sizes)
+    read = sum(min(size, _read(n, inside)) for n, size in enumerate(sizes))
+    return read + min(size_of(line.shape), _written(inside))
+
+
+def _read(number: int, inside: Mapping[str, Instruction]) -> float:
+    """Bytes that a fusion reads of an operand: slices only, where it does not use it otherwise."""
+    name = next(
+        (i.name for i in inside.values() if i.op == "parameter" and i.operands == [str(number)]), ""
+    )
+    users, read = [i for i in inside.values() if name in i.operands], 0.0
+    for user in users:
+        if user.op in ("slice", "dynamic-slice", "gather") and user.operands[0] == name:
+            read += size_of(user.shape)
+        elif not (user.op == "dynamic-update-slice" and user.operands[0] == name):
+            return math.inf
+    return read
+
+
+def _written(inside: Mapping[str, Instruction]) -> float:
+    """Bytes that a fusion writes: the update, where it puts one into an array in place."""
+    root = next((i for i in inside.values() if i.more.startswith("ROOT ")), None)
+    if root is None:
+        return math.inf
+    roots = [inside.get(n) for n in root.operands] if root.op == "tuple" else [root]
+    written = 0.0
+    for each in roots:
+        while each is not None and each.op == "bitcast":
+            each = inside.get(each.operands[0])
+        if each is None:
+            return math.inf
+        update = inside.get(each.operands[1]) if each.op == "dynamic-update-slice" else None
+        written += size_of((update or each).shape)
+    return written
+
+
+def _collective(line: Instruction, computation: str) -> tuple[str, float]:
+    """(kind, bytes received by a device) of an instruction; ('', 0) of another."""
+    kind = line.op.removesuffix("-start")
+    if kind not in COLLECTIVES:
+        return "", 0.0
+    shape = line.shape.replace("S(1)", "")
+    if line.op.endswith("-start") and kind != "all-reduce":  # (operands, results, ...)
+        arrays = re.findall(r"\w+\[[\d,]*\](?:\{[^}]*\})?", shape)
+        arrays = [a for a in arrays if not re.match(r"[us]32\[\]", a)]
+        shape = " ".join(arrays[len(arrays) // 2 :])
+    size, group = size_of(shape), _group(line.more)
+    share = (group - 1) / group
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        return "reduce-scatter", size * share  # a fusion that keeps a part of the sum
+    factor = {"all-reduce": 2 * share, "reduce-scatter": group - 1, "collective-permute": 1.0}
+    return kind, size * factor.get(kind, share)
+
+
+def _group(more: str) -> int:
+    """Devices of one group of a collective."""
+    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]", more)
+    if tiled:
+        return int(tiled[2])
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", more)
+    if named:
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])
+        return math.prod(int(part) if part else sizes[name] for name, part in axes)
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", more)
+    return len(listed[1].split(",")) if listed else 2

@@ -1,0 +1,37 @@
+"""What a run left in its directory, for comparing one that was disturbed with one that was not."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from md4_jax import build, config, corpus, train
+from md4_jax.checkpoint import Checkpoints
+
+
+def arrays(workdir: Path) -> dict[str, np.ndarray]:
+    """{path: array} of the newest checkpoint: all of the state."""
+    asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
+    exp = build.experiment(asked, corpus.stored_tokenizer(workdir))
+    checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint, read_only=True)
+    state, _ = checkpoints.restore(train.abstract_state(exp))
+    checkpoints.close()
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def rows(workdir: Path) -> list[dict]:
+    """The lines of metrics.jsonl, in order, without what depends on the clock."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in found]
+
+
+def different_arrays(workdir: Path, reference: Path) -> list[str]:
+    """The arrays of the newest checkpoints that are not equal bit for bit."""
+    found, expected = arrays(workdir), arrays(reference)
+    unequal = [k for k in found if k in expected and found[k].tobytes() != expected[k].tobytes()]
+    return unequal + sorted(found.keys() ^ expected.keys())

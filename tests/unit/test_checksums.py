@@ -1,0 +1,65 @@
+"""Checksums of arrays: by hand, for every kind of element, and blind to no change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.checksums import checksum, checksums
+
+DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "float16")
+
+
+def mixed(x: int) -> int:
+    """The 32-bit finalizer of MurmurHash3, in Python's integers."""
+    x ^= x >> 16
+    x = x * 0x85EBCA6B % 2**32
+    x ^= x >> 13
+    x = x * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+def test_by_hand():
+    words = [0, 1, 0x3F800000, 0xFFFFFFFF, 5, 7]
+    expected = sum(mixed(w ^ mixed(i + 1)) for i, w in enumerate(words)) % 2**32
+    x = np.array(words, np.uint32).view(np.float32).reshape(2, 3)
+    assert checksums({"x": jnp.asarray(x)}) == {"x": expected}
+    assert checksums({"x": jnp.asarray(x.reshape(3, 2, 1))}) == {"x": expected}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_flipped_bit_is_seen(dtype):
+    """Each bit of each element (of a bool the lowest), and two elements that change places."""
+    rng = np.random.default_rng(0)
+    x = np.asarray(jnp.asarray(rng.permutation(15).reshape(3, 5) % 9 - (dtype != "uint8"), dtype))
+    x = x if dtype != "bool" else rng.permutation(15).reshape(3, 5) % 2 == 0
+    call = jax.jit(checksum)
+    before = int(call(x))
+    raw = x.view(f"uint{8 * x.dtype.itemsize}")
+    for place in np.ndindex(x.shape):
+        for bit in range(1 if dtype == "bool" else 8 * x.dtype.itemsize):
+            other = raw.copy()
+            other[place] ^= other.dtype.type(1 << bit)
+            assert int(call(other.view(x.dtype))) != before, (place, bit)
+    swapped, unlike = x.ravel().copy(), np.flatnonzero(x.ravel() != x.ravel()[0])[0]
+    swapped[[0, unlike]] = swapped[[unlike, 0]]
+    assert int(call(swapped.reshape(x.shape))) != before
+
+
+def test_of_a_number_and_of_nothing():
+    assert checksums({"a": jnp.int32(7), "b": jnp.zeros((0, 4))}) == {
+        "a": mixed(7 ^ mixed(1)),
+        "b": 0,
+    }
+
+
+def test_the_same_on_every_mesh():
+    devices = jax.devices()
+    if len(devices) < 2:
+        pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
+    x = jnp.arange(96.0).reshape(8, 12)
+    mesh = Mesh(np.array(devices[:2]), ("data",))
+    for spec in (P("data"), P(None, "data"), P()):
+        assert checksums({"x": jax.device_put(x, NamedSharding(mesh, spec))}) == checksums({"x": x})

@@ -1,0 +1,151 @@
+"""Reading a compiled program's text, by hand and against the compiler's own count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.hlo import size_of, traffic
+
+LOOPS = """HloModule jit_f
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%body (state: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+}
+
+%condition (state: (s32[], f32[8,4])) -> pred[] {
+  %n = s32[]{:T(128)} constant(12)
+  ROOT %less = pred[]{:T(512)} compare(%i, %n), direction=LT
+}
+
+%known (state: (s32[])) -> (s32[]) {
+  %p = f32[5]{0} collective-permute(%s), source_target_pairs={{0,1},{1,0}}
+}
+
+%full (p: f32[2]) -> f32[2] {
+  %all = f32[2,8]{1,0} all-to-all(%x), replica_groups={{0,1}}
+  %copy.1 = f32[2,8]{1,0} copy(%all)
+}
+
+%few (p: f32[2]) -> f32[2] {
+  %copy.2 = f32[2]{0} copy(%x)
+}
+
+ENTRY %main (p: f32[8,4]) -> f32[8,4] {
+  %w = (s32[], f32[8,4]) while(%t), condition=%condition, body=%body, metadata={op_name="a"}
+  %v = (s32[]) while(%t), condition=%c, body=%known, backend_config={"known_trip_count":{"n":"3"}}
+  %o = f32[2] conditional(%n, %p, %p), branch_computations={%full, %few}
+  %r = (bf16[16], bf16[2,3]) all-reduce(%a, %b), replica_groups={{0,1},{2,3}}, to_apply=%sum
+  %s = f32[10]{0} reduce-scatter(%r), replica_groups=[1,8]<=[8], to_apply=%sum
+  %b = (f32[4]{0}, f32[32]{0}) all-gather-start(%p), replica_groups=mesh['x'=2,'y'=4] {'x','y'}
+  %e = f32[32]{0} all-gather-done(%b)
+  %m = f32[6]{0} all-to-all(%p), replica_groups=mesh['x'=2,'y'=4] {'y'}
+  %h = f32[6]{0} all-to-all(%p), replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}
+}
+"""
+
+
+def test_collectives_with_their_bytes_and_as_often_as_their_loop_runs():
+    """By hand: 12 gathers of 128 bytes, 3/4 of them received; 3 permutes of 20; and so on."""
+    assert traffic(LOOPS).collectives == {
+        "all-gather": (13, 12 * 128 * 3 / 4 + 128 * 7 / 8),
+        "collective-permute": (3, 3 * 20),
+        "all-reduce": (1, 2 * 44 / 2),
+        "reduce-scatter": (1, 40 * 7),
+        "all-to-all": (2, 24 * 3 / 4 + 24 / 2),
+    }
+
+
+SLICES = """
+%read (p0: f32[12,8], p1: s32[]) -> f32[1,8] {
+  %p0 = f32[12,8]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %d = f32[1,8]{1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,8}
+  ROOT %n = f32[1,8]{1,0} negate(%d)
+}
+
+%write (p0: f32[12,8], p1: f32[1,8], p2: s32[]) -> f32[12,8] {
+  %p0 = f32[12,8]{1,0} parameter(0)
+  %p1 = f32[1,8]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  ROOT %u = f32[12,8]{1,0} dynamic-update-slice(%p0, %p1, %p2)
+}
+
+ENTRY %main (x: f32[12,8], i: s32[]) -> f32[12,8] {
+  %x = f32[12,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %fast = f32[12,8]{1,0:T(8,128)S(1)} copy(%x)
+  %f = f32[1,8]{1,0} fusion(%x, %i), kind=kLoop, calls=%read
+  ROOT %g = f32[12,8]{1,0} fusion(%x, %f, %i), kind=kLoop, calls=%write
+}
+"""
+
+
+def test_a_slice_counts_and_not_what_it_is_a_slice_of():
+    """Copied to vector memory: 384 read. Read: 32 + 4 and 32 written. Written: 32 + 4 and 32."""
+    assert traffic(SLICES).moved == 384 + (32 + 4 + 32) + (32 + 4 + 32)
+
+
+@pytest.mark.parametrize(
+    "shape, size",
+    [
+        ("f32[3,4]{1,0}", 48), ("bf16[5]", 10), ("pred[7]{0}", 7), ("s4[6]{0}", 3), ("f32[]", 4),
+        ("(f64[2]{0}, u8[3]{0}, /*index=2*/c64[1]{0})", 27), ("f8e4m3fn[9]", 9), ("token[]", 0),
+        ("f32[8]{0:T(128)S(1)}", 0),
+    ],
+)  # fmt: skip
+def test_sizes(shape, size):
+    assert size_of(shape) == size
+
+
+def test_an_all_reduce_compiled_here():
+    """A sum over a split axis: one all-reduce of the result, 2 n (g - 1) / g bytes."""
+    devices = jax.devices()
+    if len(devices) < 2:
+        pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
+    mesh = Mesh(np.array(devices), ("data",))
+    split = NamedSharding(mesh, P("data"))
+    x = jax.ShapeDtypeStruct((len(devices) * 4, 96), jnp.float32, sharding=split)
+    text = jax.jit(lambda x: jnp.sum(x, axis=0)).lower(x).compile().as_text()
+    share = (len(devices) - 1) / len(devices)
+    assert traffic(text).collectives == {"all-reduce": (1, pytest.approx(2 * 96 * 4 * share))}
+
+
+def layers(x, kernels, *, scan: bool):
+    def layer(x, kernel):
+        return jax.nn.silu(x @ kernel) + x, None
+
+    if scan:
+        return jnp.sum(jax.lax.scan(layer, x, kernels)[0])
+    for kernel in kernels:
+        x, _ = layer(x, kernel)
+    return jnp.sum(x)
+
+
+def compiled(fn, *, scan: bool, depth: int = 6):
+    x, kernels = jnp.ones((256, 128)), jnp.ones((depth, 128, 128))
+    return jax.jit(fn(lambda kernels, x: layers(x, kernels, scan=scan))).lower(kernels, x).compile()
+
+
+def test_the_compilers_bytes_where_there_is_no_loop():
+    program = compiled(jax.grad, scan=False)
+    count = program.cost_analysis()["bytes accessed"]
+    assert traffic(program.as_text()).moved == pytest.approx(count, rel=0.02)
+
+
+def test_a_loop_moves_what_its_turns_move():
+    """Each turn as much: a kernel read, x read and written, and at most four times that."""
+    moved = [
+        traffic(compiled(lambda loss: loss, scan=True, depth=depth).as_text()).moved
+        for depth in (6, 12, 24)
+    ]
+    each = (moved[1] - moved[0]) / 6
+    assert moved[2] - moved[1] == pytest.approx(12 * each, rel=1e-3)
+    least = 4 * (128 * 128 + 2 * 256 * 128)
+    assert least <= each <= 4 * least
