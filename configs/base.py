@@ -132,7 +132,7 @@ def get_config() -> ConfigDict:
             plan=dict(
                 topology="v5e:8x8",  # of --mode plan: v5e:16x16, v5p:4x4x8, cpu:8
                 parts="train,eval,sample",  # programs that it compiles
-                vocab_size=0,  # 0: the tokenizer's; else that many symbols, and no data
+                random_tokens=0,  # 0: the tokenizer's; else so many symbols, and no data
             ),
             bench=dict(
                 parts="train,eval,sample,data",  # what --mode bench times

@@ -1,5 +1,9 @@
 """Several processes as one program: on a Cloud TPU pod, GKE, Slurm, or started by hand."""
 
+import os
+import sys
+import traceback
+
 import jax
 
 from md4_jax.protocols import UserError
@@ -31,6 +35,34 @@ def start(how: str) -> None:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"--distributed={how}: the processes did not meet: {first}") from error
+
+
+def fault(error: Exception) -> int:
+    """Says why this process ends, one of several; raises the error again where it is the only one.
+
+    Returns the exit code 1. An error of the runtime is how the end of another process looks.
+    """
+    if not jax.distributed.is_initialized():
+        raise error
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        traceback.print_exception(error)
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    print(
+        f"error: this process cannot go on, probably because another one ended: {first}\n"
+        "The same command, started again in every process, goes on from the last whole checkpoint.",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 1
+
+
+def leave(code: int) -> None:
+    """Ends this process; after a failure at once, and not after waiting for the others."""
+    if code in (1, 2) and jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _explicit(how: str) -> dict[str, str | int]:

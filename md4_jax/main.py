@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import errno
 import shlex
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a mode; returns the exit code."""
+    """Runs a mode and returns the exit code."""
     flags, assignments = parse(arguments)
     distributed.start(flags.distributed)
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
@@ -54,26 +53,21 @@ def run(arguments: list[str]) -> int:
     words += [f"--workdir={workdir}"] if flags.mode in ("train", *modes.OF_A_RUN) else []
     words += [f"--config.{key}={value}" for key, value in assignments.items()]
     command = "python -m md4_jax.main " + shlex.join(words)
-    try:
-        return modes.MODES[flags.mode](asked, workdir, command)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"{error.strerror} while writing to {workdir}: free some, then start the same "
-            "command again, which resumes from the last whole checkpoint"
-        ) from error
+    return modes.run(flags.mode, asked, workdir, command)
 
 
 def main() -> None:
     modes.hush()
     try:
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
     except UserError as error:
-        sys.exit(modes.complain(error))
+        code = modes.complain(error)
     except KeyboardInterrupt:  # outside of the training loop, which has its own way
         print("interrupted; the same command goes on from what is saved", file=sys.stderr)
-        sys.exit(130)
+        code = 130
+    except Exception as error:
+        code = distributed.fault(error)
+    distributed.leave(code)
 
 
 if __name__ == "__main__":

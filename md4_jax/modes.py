@@ -1,5 +1,6 @@
 """What each --mode does, from a checked config to the last line printed."""
 
+import errno
 import logging
 import signal
 import sys
@@ -83,13 +84,14 @@ def plan_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     """Compiles for a topology and prints bytes, FLOPs and collectives of a chip, last in JSON."""
     del workdir
     devices = plans.devices_of(asked["plan"]["topology"])
-    size = asked["plan"]["vocab_size"]
+    size = asked["plan"]["random_tokens"]
     tokenizer = RandomTokens(size) if size else corpus.tokenizer_and_source(asked, None)[0]
     exp = build.experiment(asked, tokenizer, devices)
     made = plans.plan(exp)
     chip = plans.CHIPS.get(devices[0].device_kind)
     _say(f"{command}\n{plans.table(made, chip)}")
     facts = {"commit": config.commit(), "devices": len(devices), "kind": devices[0].device_kind}
+    facts |= plans.sizes(exp)
     _say(report.as_json({**facts, **{name: p._asdict() for name, p in made.items()}}))
     if chip is not None:
         plans.check_fits(made, chip, exp)
@@ -119,6 +121,19 @@ MODES = {
 }
 # Those that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
+
+
+def run(mode: str, asked: dict[str, Any], workdir: Path, command: str) -> int:
+    """Runs a mode and returns the exit code; UserError too where a disk is full."""
+    try:
+        return MODES[mode](asked, workdir, command)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{error.strerror} while writing to {workdir}: free some, then start the same "
+            "command again, which resumes from the last whole checkpoint"
+        ) from error
 
 
 def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Path) -> None:

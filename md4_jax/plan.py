@@ -76,7 +76,9 @@ def devices_of(topology: str) -> list:
                 f"{len(here)}: XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
             )
         return here[: int(shape)]
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask
+    # There is no TPU to ask, and what is computed while tracing is computed here.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
 
     try:
@@ -87,6 +89,18 @@ def devices_of(topology: str) -> list:
             f"--topology {topology}: {first}. They look like v5e:16x16, v5p:4x4x8, v6e:8x8 or "
             "cpu:8, and those of TPUs need pip install libtpu"
         ) from error
+
+
+def sizes(exp: Experiment) -> dict[str, int]:
+    """Of the network: parameters, depth and width; of the data the length."""
+    leaves = jax.tree.leaves(abstract_state(exp).params["network"])
+    network = exp.config["network"]
+    return {
+        "parameters": sum(math.prod(leaf.shape) for leaf in leaves),
+        "depth": network["depth"],
+        "size": network["size"],
+        "length": exp.data.length,
+    }
 
 
 def plan(exp: Experiment) -> dict[str, Plan]:
@@ -144,11 +158,9 @@ def _compiled(exp: Experiment, fn: Callable, flops: float, *arguments: Any) -> P
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        used = re.search(r"Used [\w.]+ of [\w.]+ hbm", str(error))
-        raise UserError(
-            f"a program does not fit the chip: {used[0] if used else str(error)[:200]}. "
-            + remedies(exp)
-        ) from error
+        numbers = re.search(r"(Ran out of .*?|Used .*?) ?\.? (HLO module|Exceeded)", str(error))
+        said = numbers[1] if numbers else str(error).splitlines()[0][:300]
+        raise UserError(f"a program does not fit the chip: {said}. " + remedies(exp)) from error
     spent = time.perf_counter() - began
     memory, cost, moving = (
         compiled.memory_analysis(), compiled.cost_analysis(), traffic(compiled.as_text())

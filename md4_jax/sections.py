@@ -83,12 +83,12 @@ class PlanOptions:
 
     topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
     parts       programs: train, eval, sample
-    vocab_size  0: the tokenizer's, which may need its data; else that many symbols, and no data
+    random_tokens  0: the tokenizer of the config, which may need its data; else so many symbols
     """
 
     topology: str = "v5e:8x8"
     parts: str = "train,eval,sample"
-    vocab_size: int = 0
+    random_tokens: int = 0
 
     def __post_init__(self):
         for part in self.chosen:

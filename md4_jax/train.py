@@ -1,6 +1,7 @@
 """THE training loop: restore, step, log, save, evaluate. There is one."""
 
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -107,7 +108,9 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
         stop.release()
         writer.close()
         data.close()
-        checkpoints.close()
+        # To close is to wait for the other processes, which may be gone.
+        if jax.process_count() == 1 or sys.exc_info()[0] is None:
+            checkpoints.close()
     return step, stop.signal
 
 

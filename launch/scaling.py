@@ -1,0 +1,80 @@
+"""Counts what a chip receives in a training step on several meshes, beside the formula.
+
+    python launch/scaling.py --config configs/quickstart.py --topology cpu:8 -- ARGUMENTS
+
+Weak scaling: --rows sequences on each device of every mesh (data x fsdp x tensor). Each row is one
+run of --mode plan. The formula, with P bytes of parameters in the network and A bytes of
+activations [rows, L, D] in float32:
+
+    data      2 P / (fsdp tensor) (data - 1) / data     all-reduce of the gradients
+    fsdp      3 P / tensor (fsdp - 1) / fsdp            all-gather in both passes, reduce-scatter
+    tensor    (7 depth + 2) 2 A (tensor - 1) / tensor   all-reduces: 2 and 5 of a block in the two
+                                                        passes, of the embedding and the head
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MESHES = ("1x1x1", "2x1x1", "4x1x1", "8x1x1", "1x2x1", "1x4x1", "1x8x1", "2x4x1", "1x1x2", "1x1x4",
+          "2x1x4", "2x2x2")  # fmt: skip
+
+
+def plan(flags: argparse.Namespace, mesh: tuple[int, int, int]) -> dict:
+    """The line of JSON of --mode plan for one mesh."""
+    data, fsdp, tensor = mesh
+    words = [f"--config={flags.config}", "--mode=plan", f"--topology={flags.topology}"]
+    words += ["--config.plan.parts=train", f"--config.train.batch_size={flags.rows * data * fsdp}"]
+    words += [f"--config.mesh.data={data}", f"--config.mesh.fsdp={fsdp}"]
+    words += [f"--config.mesh.tensor={tensor}", *flags.extra]
+    count = flags.topology.removeprefix("cpu:")
+    forced = f"--xla_force_host_platform_device_count={count}" if count.isdigit() else ""
+    variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {forced}".strip()}
+    done = subprocess.run(
+        [sys.executable, "-m", "md4_jax.main", *words],
+        cwd=ROOT, env=os.environ | variables, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(done.stderr.strip() or done.stdout.strip())
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def formula(mesh: tuple[int, int, int], rows: int, facts: dict) -> float:
+    """Bytes that a device receives in a step."""
+    data, fsdp, tensor = mesh
+    parameters = 4.0 * facts["parameters"]
+    activations = 4.0 * rows * facts["length"] * facts["size"]
+    return (
+        2 * parameters / (fsdp * tensor) * (data - 1) / data
+        + 3 * parameters / tensor * (fsdp - 1) / fsdp
+        + (7 * facts["depth"] + 2) * 2 * activations * (tensor - 1) / tensor
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", default="configs/quickstart.py")
+    parser.add_argument("--topology", default="cpu:8")
+    parser.add_argument("--meshes", default=",".join(MESHES), help="data x fsdp x tensor")
+    parser.add_argument("--rows", type=int, default=4, help="sequences of each device")
+    parser.add_argument("extra", nargs="*", help="after --: passed on")
+    flags = parser.parse_args()
+    print("| mesh | counted MiB | formula MiB | ratio | of it |\n|---|---|---|---|---|")
+    for text in flags.meshes.split(","):
+        mesh = tuple(int(size) for size in text.split("x"))
+        facts = plan(flags, mesh)
+        kinds = facts["train"]["collectives"]
+        counted = sum(size for _, size in kinds.values()) / 2**20
+        expected = formula(mesh, flags.rows, facts) / 2**20
+        ratio = f"{counted / expected:.2f}" if expected else ""
+        of_it = ", ".join(f"{n} {k} {b / 2**20:.2f}" for k, (n, b) in sorted(kinds.items()))
+        print(f"| {text} | {counted:.2f} | {expected:.2f} | {ratio} | {of_it} |", flush=True)
+    print(f"\nmd4_jax {facts['commit']}, {facts['parameters']:,} parameters")
+
+
+if __name__ == "__main__":
+    main()

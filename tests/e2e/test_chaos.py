@@ -1,0 +1,33 @@
+"""The campaign of faults, a short one: tests/e2e/chaos.py is the command for a long one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_short_campaign(tiny, tmp_path):
+    words = ["--directory", tmp_path / "runs", "--kills", 6, "--disks", 1, "--seed", 1]
+    done = subprocess.run(
+        [sys.executable, tiny.with_name("chaos.py"), *map(str, words)],
+        capture_output=True, text=True, timeout=1500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    count = json.loads((tmp_path / "runs" / "report.json").read_text())
+    for kind, kills in (("one process", 4), ("two processes", 2)):
+        assert sum(n for what, n in count[kind].items() if what.startswith("SIG")) == kills
+        assert count[kind]["runs equal bit for bit"] == count[kind]["runs ended"] >= 1
+    assert "kills" in done.stdout and "WRONG" not in done.stdout
+
+
+def test_a_directory_that_is_not_empty_is_refused(tiny, tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    done = subprocess.run(
+        [sys.executable, tiny.with_name("chaos.py"), "--directory", tmp_path],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2 and "is not empty" in done.stderr
+    assert (tmp_path / "mine").read_text() == "kept"
