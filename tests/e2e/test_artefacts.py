@@ -147,6 +147,7 @@ def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, train
         assert abs(result["nats_per_token"] - found[64]["nats_per_token"]) < 4 * error
 
 
+@pytest.mark.slow
 def test_more_draws_have_a_smaller_error(run, tiny, trained, evaluated):
     ended = run(
         *("--config", tiny, "--workdir", trained, "--mode", "eval", "--config.eval.draws=4"),
@@ -225,6 +226,7 @@ def test_temperature_zero_is_the_most_likely_token(sample):
     assert len(set(map(tuple, tokens(zero)))) == 1
 
 
+@pytest.mark.slow
 def test_the_default_workdir_is_made_and_printed(run, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = run("--config", tiny, "--config.train.num_steps=4", "--config.eval.every=0")

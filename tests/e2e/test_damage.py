@@ -132,6 +132,7 @@ def break_all(files: list[Path]) -> None:
         empty(file)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_the_checkpoint_before(copy, run, tiny, trained, same_run):
     break_all(newest_data(copy))
     ended = run("--config", tiny, "--workdir", copy)
@@ -260,6 +261,7 @@ def test_steps_that_are_skipped_are_counted(poisoned, run, tiny, tmp_path, rows,
     assert all(np.isfinite(value).all() for value in final.values())
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_stop_the_run(poisoned, run, tiny, tmp_path, arrays, rows, monkeypatch):
     poisoned(first=17, count=1000)
     workdir = tmp_path / "run"
@@ -278,6 +280,7 @@ def test_too_many_in_a_row_stop_the_run(poisoned, run, tiny, tmp_path, arrays, r
     assert arrays(workdir)["skipped"] == 5  # of the 21 steps in the checkpoint
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_diverges(run, tiny, tmp_path, arrays):
     """Whatever it does to the loss, what is saved stays finite."""
     workdir = tmp_path / "run"

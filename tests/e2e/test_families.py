@@ -50,7 +50,7 @@ def test_every_objective_is_in_a_family():
 
 
 # The rest of the families are as much slower as they are many.
-QUICK = ("any_order", "genmd4", "udlm", "ar")
+QUICK = ("genmd4", "ar")
 EACH = [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
 
 
@@ -88,6 +88,7 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
         assert lines[-1]["power_min"] < 2.0 < lines[-1]["power_max"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "left_to_right"])
 def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     workdir = tmp_path / "run"
@@ -101,6 +102,7 @@ def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     assert exact["bits_per_token"] == pytest.approx(bound, abs=0.2)
 
 
+@pytest.mark.slow
 def test_a_model_of_clean_text_is_sampled_by_metropolis(run, tmp_path):
     clean = ("objective.form=matching", "objective.time=0.0")
     own = (*clean, "sample.name=metropolis", "sample.proposals=3")

@@ -40,6 +40,7 @@ def causal_of(p: np.ndarray) -> Denoiser:
     return Denoiser(features, lambda h: h)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [exact.P_V3L2, exact.P_V2L3])
 def test_the_causal_factors_of_a_law_give_its_likelihood(p, x64):
     """-log p(x) for every x; log p(0, 0) and log p(1, 2) of the first are those of M05."""

@@ -125,6 +125,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
                 assert (np.asarray(z) < V).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ancestral", "remask", "first_hitting"])
 def test_a_trace_changes_nothing(name):
     tokens, given = user(2)

@@ -105,6 +105,7 @@ def test_c01_the_mean_over_moves_is_the_squared_error_less_its_constant(process,
     np.testing.assert_allclose(matching(WRONG, process, t), squared - constant, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("form", [matching, denoising])
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.9])
@@ -202,6 +203,7 @@ def test_the_score_keeps_its_digits_near_one_in_float32():
     np.testing.assert_allclose(sampled_objective(0.0, log_s, -0.5), 1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["matching", "denoising"])
 @pytest.mark.parametrize("process", [SCORE, JOINT, Uniform(3)], ids=["score", "joint", "linear"])
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])

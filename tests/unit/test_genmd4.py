@@ -147,6 +147,7 @@ def pairs_gradient(t, weight, *, x=(1, 2), denoiser=TABLE) -> np.ndarray:
     return in_power(jax.grad(loss)(process_of(W)).raw_power)
 
 
+@pytest.mark.slow
 def test_g05_the_gradient_in_w_at_one_time():
     gradient = pairs_gradient(np.array([0.6]), np.array([1.0]))
     np.testing.assert_allclose(gradient, [0.6853457117, 0.51769630423, 0.31294406289], rtol=1e-9)
@@ -175,6 +176,7 @@ def test_g06_the_expected_gradient_at_the_perfect_denoiser():
     )
 
 
+@pytest.mark.slow
 def test_g06_the_integral_over_time_is_zero():
     """To what is left out below t = 1e-8, where each sequence contributes less than 1e-5."""
     t, weight = exact.quadrature(1e-8, 1.0, nodes=80, power=5)

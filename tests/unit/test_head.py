@@ -113,6 +113,7 @@ def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypa
     np.testing.assert_allclose(gathered, objective(denoiser_of(PARAMS), *arguments)[0], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective, process",
     [

@@ -73,6 +73,7 @@ def test_impossible_rates_are_refused(options, words):
         LearningRate(**options).schedule(1.0, 10)
 
 
+@pytest.mark.slow
 @every_optimizer
 def test_an_update_is_finite_keeps_dtypes_and_goes_downhill(make):
     """Also over the process, which has no leaves."""
