@@ -1,6 +1,9 @@
 """What a run left in its directory, for comparing one that was disturbed with one that was not."""
 
+import contextlib
 import json
+import random
+import socket
 from pathlib import Path
 
 import jax
@@ -8,6 +11,15 @@ import numpy as np
 
 from md4_jax import build, config, corpus, train
 from md4_jax.checkpoint import Checkpoints
+
+
+def free_port() -> int:
+    """A port for processes to meet at, below those that the system gives away by itself."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def arrays(workdir: Path) -> dict[str, np.ndarray]:

@@ -12,12 +12,12 @@ import argparse
 import collections
 import contextlib
 import json
+import logging
 import os
 import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -54,9 +54,7 @@ class Campaign:
     def start(self, workdir: Path, processes: int = 1) -> list["Process"]:
         words = [f"--config.{key}={value}" for key, value in SETTINGS.items()]
         words = ["--config", ROOT / "tests/e2e/tiny.py", "--workdir", workdir, *words]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = runs.free_port()
         together = [
             [f"--distributed=127.0.0.1:{port},{processes},{index}"] if processes > 1 else []
             for index in range(processes)
@@ -252,9 +250,9 @@ def newest(workdir: Path) -> int:
 
 @contextlib.contextmanager
 def mounted(where: Path):
-    """A disk of 3 MiB; yields whether it could be mounted."""
+    """A disk of 8 MiB; yields whether it could be mounted."""
     where.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(where)]
     there = not os.geteuid() and not subprocess.run(mount, capture_output=True).returncode
     try:
         yield there
@@ -268,7 +266,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--directory", type=Path, required=True, help="an empty or new one")
-    parser.add_argument("--kills", type=int, default=60, help="a third of them of two processes")
+    parser.add_argument("--kills", type=int, default=60, help="a quarter of them of two processes")
     parser.add_argument("--disks", type=int, default=4, help="how often the disk fills up")
     parser.add_argument("--damage", type=float, default=0.4, help="probability of a broken file")
     parser.add_argument("--patience", type=float, default=110.0, help="seconds")
@@ -278,8 +276,9 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         parser.error(f"{directory} is not empty")
+    logging.getLogger("absl").setLevel(logging.ERROR)
     campaign = Campaign(directory, flags.seed, flags.patience)
-    pairs = flags.kills // 3
+    pairs = flags.kills // 4
     campaign.kills("one process", 1, flags.kills - pairs, flags.damage)
     campaign.kills("two processes", 2, pairs, flags.damage)
     campaign.full_disks(flags.disks)

@@ -1,10 +1,10 @@
 """One program in several processes: the same data, draws and losses as in one."""
 
 import json
-import socket
 
 import numpy as np
 import pytest
+from runs import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +29,7 @@ def together(start):
     """Runs one command in several processes that share a directory: [(code, out, err)]."""
 
     def together(processes: int, devices: int, *arguments):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         flags = f"--xla_force_host_platform_device_count={devices}"
         started = []
         for index in range(processes):
