@@ -37,8 +37,8 @@ class Traffic(NamedTuple):
     collectives: dict[str, tuple[int, float]]
 
 
-def traffic(text: str) -> Traffic:
-    """Of a whole program.
+def traffic(text: str, unknown: int = 1) -> Traffic:
+    """Of a whole program; loops whose length its text does not say run `unknown` times.
 
     Bytes that a device receives for a result of n bytes over g devices: all-gather and
     all-to-all n (g - 1) / g, reduce-scatter n (g - 1), all-reduce 2 n (g - 1) / g, permute n.
@@ -54,7 +54,7 @@ def traffic(text: str) -> Traffic:
             if kind:
                 found[kind, "count"] += 1
                 found[kind, "bytes"] += size
-            for times, others in _called(line, bodies):
+            for times, others in _called(line, bodies, unknown):
                 parts = [visit(other) for other in others]
                 least = min(parts, key=lambda part: (part.moved, _received(part)))
                 moved += times * least.moved if line.op != "fusion" else 0.0
@@ -102,11 +102,11 @@ def size_of(shape: str) -> float:
     return size
 
 
-def _called(line: Instruction, bodies: Mapping) -> list[tuple[int, list[str]]]:
+def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int, list[str]]]:
     """[(how often, computations of which one runs)] of an instruction."""
     if line.op == "while":
         body = re.search(r"body=%?([\w.\-]+)", line.more)
-        return [(_trips(line, bodies), [body[1]])]
+        return [(_trips(line, bodies) or unknown, [body[1]])]
     if line.op == "conditional":
         listed = re.search(r"branch_computations=\{([^}]*)\}", line.more)
         both = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line.more)
@@ -116,7 +116,7 @@ def _called(line: Instruction, bodies: Mapping) -> list[tuple[int, list[str]]]:
 
 
 def _trips(line: Instruction, bodies: Mapping) -> int:
-    """How often a loop runs; 1 where its text does not say."""
+    """How often a loop runs; 0 where its text does not say."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line.more)
     if known:
         return int(known[1])
@@ -124,7 +124,7 @@ def _trips(line: Instruction, bodies: Mapping) -> int:
     lines = bodies.get(condition[1], {}) if condition else {}
     compared = [i for i in lines.values() if i.op == "compare" and "direction=LT" in i.more]
     limits = [lines[o] for i in compared for o in i.operands if lines.get(o, i).op == "constant"]
-    return int(limits[0].operands[0]) if len(limits) == 1 else 1
+    return int(limits[0].operands[0]) if len(limits) == 1 else 0
 
 
 def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:

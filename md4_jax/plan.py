@@ -137,7 +137,8 @@ def _sample(exp: Experiment, shapes: Any) -> Plan:
         jax.ShapeDtypeStruct((rows, length), dtype, sharding=split) for dtype in (jnp.int32, bool)
     )
     flops = exp.sample.steps * rows * length * forward_flops(exp, shapes.params["network"])
-    return _compiled(exp, step, flops, shapes.ema, exp.sampler_step, keys, tokens, given)
+    arguments = (shapes.ema, exp.sampler_step, keys, tokens, given)
+    return _compiled(exp, step, flops, *arguments, rounds=exp.sample.steps)
 
 
 def _batch(exp: Experiment, rows: int, length: int) -> Batch:
@@ -148,7 +149,10 @@ def _batch(exp: Experiment, rows: int, length: int) -> Batch:
     return Batch(tokens, weight, context)
 
 
-def _compiled(exp: Experiment, fn: Callable, flops: float, *arguments: Any) -> Plan:
+def _compiled(
+    exp: Experiment, fn: Callable, flops: float, *arguments: Any, rounds: int = 1
+) -> Plan:
+    """rounds: how often loops run whose length depends on the data."""
     began = time.perf_counter()
     # Not jax.set_mesh: constants are computed while tracing, and these devices compute nothing.
     with jax.sharding.use_abstract_mesh(exp.mesh.abstract_mesh):
@@ -163,7 +167,7 @@ def _compiled(exp: Experiment, fn: Callable, flops: float, *arguments: Any) -> P
         raise UserError(f"a program does not fit the chip: {said}. " + remedies(exp)) from error
     spent = time.perf_counter() - began
     memory, cost, moving = (
-        compiled.memory_analysis(), compiled.cost_analysis(), traffic(compiled.as_text())
+        compiled.memory_analysis(), compiled.cost_analysis(), traffic(compiled.as_text(), rounds)
     )  # fmt: skip
     return Plan(
         memory.argument_size_in_bytes,

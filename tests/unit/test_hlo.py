@@ -62,6 +62,26 @@ def test_collectives_with_their_bytes_and_as_often_as_their_loop_runs():
     }
 
 
+UNKNOWN = """
+%body (state: (s32[])) -> (s32[]) {
+  %p = f32[5]{0} collective-permute(%s), source_target_pairs={{0,1},{1,0}}
+}
+
+%condition (state: (s32[], s32[])) -> pred[] {
+  ROOT %less = pred[] compare(%i, %j), direction=LT
+}
+
+ENTRY %main (p: s32[]) -> s32[] {
+  %w = (s32[]) while(%t), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_loop_whose_length_the_data_decide_runs_as_often_as_is_said():
+    assert traffic(UNKNOWN).collectives == {"collective-permute": (1, 20)}
+    assert traffic(UNKNOWN, 7).collectives == {"collective-permute": (7, 140)}
+
+
 SLICES = """
 %read (p0: f32[12,8], p1: s32[]) -> f32[1,8] {
   %p0 = f32[12,8]{1,0} parameter(0)
