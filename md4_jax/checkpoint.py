@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from md4_jax.checksums import checksums
 from md4_jax.protocols import Params, UserError
-from md4_jax.sharding import any_process
+from md4_jax.sharding import largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Checkpoints:
         except Exception as error:
             wrong = _reason(error)
         # Checksums are sums over all processes, so that all of them must have read something.
-        if any_process(bool(wrong), now=True):
+        if largest(int(bool(wrong))):
             wrong = wrong or "another process could not read it"
         else:
             wrong = _damage(found, templates)

@@ -18,8 +18,10 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 
 
-def start(built: Any, params: Params, workdir: Path, step: int) -> str:
+def start(built: Any, state: Any, workdir: Path, step: int) -> str:
     """Parameter count, mesh, batch and directory, before the first step."""
+    params, leaves = state.params, jax.tree.leaves(state)
+    held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
     network = sum(math.prod(x.shape) for x in jax.tree.leaves(params["network"]))
     learned = sum(math.prod(x.shape) for x in jax.tree.leaves(params["process"]))
     devices = built.mesh.devices
@@ -32,6 +34,7 @@ def start(built: Any, params: Params, workdir: Path, step: int) -> str:
         f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
         f"batch       {train.batch_size} x {built.data.length} tokens, "
         f"{train.microbatches} microbatches, {train.num_steps} steps",
+        f"memory      {held:,.1f} MiB on a device: parameters, optimizer and moving average",
         f"workdir     {workdir}",
     ]
     if devices.size > 1:

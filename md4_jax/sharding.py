@@ -138,17 +138,15 @@ def to_host(tree: Params) -> Params:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def any_process(flag: bool, *, now: bool) -> bool:
-    """Whether the flag is set on any process, the same answer on all.
+def largest(number: int, *, now: bool = True) -> int:
+    """The largest of the numbers that the processes give, the same answer on all.
 
     With several processes they ask one another only when `now`, which must be
-    alike on all of them, and the answer is False in between.
+    alike on all of them, and the answer is 0 in between.
     """
     if jax.process_count() == 1:
-        return flag
-    if not now:
-        return False
-    return bool(np.any(to_host(np.asarray([flag]))))
+        return number
+    return int(np.max(to_host(np.asarray([number])))) if now else 0
 
 
 def table(tree: Params, mesh: Mesh) -> str:

@@ -12,9 +12,12 @@ from md4_jax.checkpoint import Checkpoints
 from md4_jax.experiment import Experiment
 from md4_jax.metrics import NullWriter, Progress, Writer
 from md4_jax.protocols import UserError
-from md4_jax.sharding import any_process, shardings_of, to_global
+from md4_jax.sharding import largest, shardings_of, to_global
 from md4_jax.step import TrainState, init_state, make_train_step
 from md4_jax.trainlog import TrainLog
+
+# Why a run stops besides signals, whose numbers are larger than it.
+BUDGET = 1
 
 
 class Stop:
@@ -48,7 +51,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
     step = int(state.step)
     data = corpus.train_batches(exp, source)
     if primary:
-        print(report.start(exp, state.params, workdir, step), flush=True)
+        print(report.start(exp, state, workdir, step), flush=True)
     writer = Writer(workdir, resume_step=step) if primary else NullWriter()
     progress = Progress(exp.train.num_steps, step, enabled=primary)
     log = _train_log(exp, writer, progress)
@@ -66,16 +69,16 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
         if not (every and step and step % every == 0):
             return
         # Only the process that writes knows what is written.
-        if not any_process(writer.has(step, "eval_nats_per_token"), now=True):
+        if not largest(int(writer.has(step, "eval_nats_per_token"))):
             log.flush()
             batches = corpus.eval_batches(exp, source, "validation")
             result = evaluator(state.ema, batches, exp.eval.limit)
             log.evaluation(step, result, report.line(result))
 
-    def should_stop() -> bool:
-        spent = time.monotonic() - began
-        over = 0 < exp.train.seconds <= spent or stop.signal is not None
-        return any_process(over, now=step % exp.log.every == 0)
+    def why_stop() -> int:
+        """0, BUDGET or the number of a signal that any process was sent."""
+        over = 0 < exp.train.seconds <= time.monotonic() - began
+        return largest(stop.signal or BUDGET * over, now=step % exp.log.every == 0)
 
     try:
         last = step >= exp.train.num_steps
@@ -89,14 +92,16 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
             progress.advance()
             if step % exp.log.every == 0:
                 checkpoints.check()
-            last = step >= exp.train.num_steps or should_stop()
+            why = why_stop()
+            last = step >= exp.train.num_steps or why > 0
             if last or step % exp.checkpoint.every == 0:
                 log.flush()
                 checkpoints.save(step, state, {"data": data.get_state(), "log": log.state()})
-            if stop.signal is None:
+            if max(why, largest(stop.signal or 0, now=False)) <= BUDGET:
                 evaluate_if_due()
         checkpoints.wait()
-        if step < exp.train.num_steps and stop.signal is None:
+        why = largest(stop.signal or 0)
+        if step < exp.train.num_steps and not why:
             progress.say(
                 f"stopped at step {step} of {exp.train.num_steps}: the budget of "
                 f"train.seconds={exp.train.seconds:g} is spent; the same command goes on"
@@ -111,7 +116,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
         # To close is to wait for the other processes, which may be gone.
         if jax.process_count() == 1 or sys.exc_info()[0] is None:
             checkpoints.close()
-    return step, stop.signal
+    return step, why or None
 
 
 def _train_log(exp: Experiment, writer: Writer, progress: Progress) -> TrainLog:

@@ -38,6 +38,7 @@ SETTINGS = {
     "checkpoint.every": 7,
     "sample.num": 1,
 }
+STARTING, FINISHING = "at start-up", "in the final evaluation or sampling"
 KILLED, ENDED = -signal.SIGKILL, 128 + signal.SIGTERM
 
 
@@ -68,7 +69,8 @@ class Campaign:
         begun = newest(workdir)
         started = self.start(workdir, processes)
         target = begun + self.random.randint(1, FARTHEST)
-        if self.random.random() < 0.1:
+        # Processes that have not met yet wait for one another for minutes.
+        if processes == 1 and self.random.random() < 0.1:
             ended = started[0].reach(None, self.random.uniform(0.0, 4.0))
         else:
             # Some at the line before an evaluation, all a little later than a line.
@@ -105,7 +107,9 @@ class Campaign:
             fine &= all("error: " in p.text() for p in started if p.process.returncode != KILLED)
         else:
             expected = {None: {0}, signal.SIGKILL: {KILLED}, signal.SIGTERM: {ENDED, 0}}[number]
-            fine = set(codes) <= expected or phase(started[0], None) == "start-up"
+            # Before and after the training loop SIGTERM ends a process, and that its partners.
+            outside = phase(started[0], None) in (STARTING, FINISHING)
+            fine = set(codes) <= expected or (number == signal.SIGTERM and outside)
         if not fine:
             text = " | ".join(p.text()[-1500:] for p in started)
             self.wrong.append(f"{kind}: codes {codes} after {number}, {outlived:.1f} s: {text}")
@@ -229,10 +233,10 @@ def phase(process: Process, workdir: Path | None) -> str:
     if workdir is not None and list((workdir / "checkpoints").glob("*tmp*")):
         return "in a save"
     if "evaluating step" in text:
-        return "in the final evaluation or sampling"
+        return FINISHING
     last = process.last_step()
     if not last:
-        return "start-up"
+        return STARTING
     evaluated = f"step {last}/" in text.rsplit("eval", 1)[0] and "eval" in text
     due = last % EVAL_EVERY == 0 and not (evaluated and text.rstrip().endswith("eval"))
     lines = [line for line in text.splitlines() if line.strip()]

@@ -94,6 +94,10 @@ def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
     assert ended.code == 0, ended.err
     assert "loss curve    none: nothing was logged" in ended.out
     assert not (tmp_path / "figures").exists()
+    # Parameters, their moving average and two moments, in float32.
+    count = int(re.search(r"parameters  ([\d,]+) in the network", ended.out)[1].replace(",", ""))
+    held = float(re.search(r"memory      ([\d.]+) MiB on a device", ended.out)[1])
+    assert held == pytest.approx(4 * 4 * count / 2**20, abs=0.06) and held > 0.2
 
 
 def test_eval_prints_one_json_object(evaluated):
