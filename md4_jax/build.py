@@ -26,6 +26,8 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
     """Builds and checks everything but the data, for these devices or all that there are."""
     train = fields(TrainOptions, config["train"])
     sample = fields(SampleOptions, config["sample"])
+    mesh = make_mesh(fields(MeshOptions, config["mesh"]), devices)
+    network = make("network", config["network"], vocab_size=tokenizer.vocab_size)
     optimizer, rate = make("optim", config["optim"]).build(train.num_steps)
     prompt = fields(PromptOptions, config["sample"])
     transform = fields(Transform, config["sample"])
@@ -35,7 +37,7 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
     built = Experiment(
         config=config,
         tokenizer=tokenizer,
-        network=make("network", config["network"], vocab_size=tokenizer.vocab_size).build(),
+        network=network.build(mesh.devices.flat[0].platform),
         process=process,
         objective=objective,
         eval_objective=_eval_objective(config, objective, process),
@@ -43,7 +45,7 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
         learning_rate=rate,
         sampler_step=make("sample", config["sample"], transform=transform),
         grid=_grid(sample),
-        mesh=make_mesh(fields(MeshOptions, config["mesh"]), devices),
+        mesh=mesh,
         data=fields(DataOptions, config["data"]),
         train=train,
         eval=fields(EvalOptions, config["eval"]),

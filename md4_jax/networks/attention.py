@@ -3,7 +3,15 @@
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
+
+KERNELS = ("auto", "plain", "splash")
+
+
+def kernel_for(name: str, platform: str) -> str:
+    """The kernel of that name; auto is splash on TPUs and plain elsewhere."""
+    return {"tpu": "splash"}.get(platform, "plain") if name == "auto" else name
 
 
 def attend(
@@ -14,13 +22,17 @@ def attend(
     segments: Array | None = None,
     causal: bool = False,
     index: Array | None = None,
+    kernel: str = "plain",
 ) -> Array:
     """softmax(q k^T / sqrt(Dh)) v -> [B, L, H, Dh].
 
     segments int32 [B, L]: a token attends only to tokens of its own segment. causal: only to
     itself and to those on its left. index int32 [B, P]: the queries are of these positions
-    alone. The softmax is float32 whatever the inputs are.
+    alone. The softmax is float32 whatever the inputs are. kernel: plain, XLA's own, or splash,
+    the TPU's, which is used where it can be: all queries, and a length of whole tiles.
     """
+    if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):
+        return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
     mask = None
     if segments is not None:
         asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)

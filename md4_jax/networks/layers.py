@@ -40,6 +40,7 @@ class Attention(nn.Module):
     causal: bool
     zero_output: bool
     dtype: jnp.dtype
+    kernel: str
 
     @nn.compact
     def __call__(self, x_BxLxD: Array, segments: Array | None, index: Array | None) -> Array:
@@ -59,7 +60,7 @@ class Attention(nn.Module):
         )
         mixed = attend(
             rotate(query, index), rotate(key), value,
-            segments=segments, causal=self.causal, index=index,
+            segments=segments, causal=self.causal, index=index, kernel=self.kernel,
         )  # fmt: skip
         mixed_BxLxD = mixed.reshape(asking.shape)
         return dense(size, "out", self.dtype, zeros=self.zero_output)(mixed_BxLxD)
@@ -118,6 +119,7 @@ class Block(nn.Module):
     local_width: int
     causal: bool
     dtype: jnp.dtype
+    kernel: str
 
     @nn.compact
     def __call__(
@@ -130,7 +132,7 @@ class Block(nn.Module):
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
         zero = condition_BxD is None
         attention = Attention(
-            self.heads, self.qk_norm, self.causal, zero, self.dtype, name="attention"
+            self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, name="attention"
         )
         feed_forward = FeedForward(self.hidden, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3

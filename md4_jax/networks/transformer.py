@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation
 from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array, Denoiser, Network, UserError
@@ -34,6 +35,7 @@ class Transformer:
     but its matrix products (dots), or each block in full. causal lets a
     position see nothing to its right. output is what the head says of a token: a number for each
     symbol (categorical), or for ordered symbols a location and a scale (truncated_logistic).
+    attention is the kernel that computes it: plain, splash (TPU), or auto, the platform's best.
     """
 
     vocab_size: int
@@ -49,6 +51,7 @@ class Transformer:
     dtype: str = "float32"
     causal: bool = False
     output: str = "categorical"
+    attention: str = "auto"
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -58,6 +61,10 @@ class Transformer:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise UserError(f"network.dtype must be float32 or bfloat16, not {self.dtype!r}")
+        if self.attention not in KERNELS:
+            raise UserError(
+                f"network.attention must be one of {', '.join(KERNELS)}, not {self.attention!r}"
+            )
         if self.remat not in REMAT:
             raise UserError(f"network.remat must be one of {', '.join(REMAT)}, not {self.remat!r}")
         if self.output not in ("categorical", "truncated_logistic"):
@@ -75,9 +82,10 @@ class Transformer:
         """Whether the symbols are taken as ordered."""
         return self.output == "truncated_logistic"
 
-    def build(self) -> Network:
+    def build(self, platform: str = "cpu") -> Network:
         """init and bind of the linen module, with the padded vocabulary rows cut off."""
-        module = TransformerModule(self)
+        kernel = kernel_for(self.attention, platform)
+        module = TransformerModule(dataclasses.replace(self, attention=kernel))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):
@@ -132,7 +140,9 @@ class TransformerModule(nn.Module):
         block = Block
         if o.remat != "none":
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
-        arguments = (o.heads, hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype)
+        arguments = (
+            o.heads, hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype, o.attention,
+        )  # fmt: skip
         self.block_arguments = arguments
         if o.scan_blocks:
             self.blocks = nn.scan(
