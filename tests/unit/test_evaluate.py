@@ -125,8 +125,14 @@ def test_the_compiled_sampler_is_made_once_for_all_settings():
     from md4_jax.samplers.transforms import Transform
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(4))
-    before = SAMPLER._cache_size()
+    traced = []
+
+    def loop(*arguments, **settings):
+        traced.append(settings)
+        return sample(*arguments, **settings)
+
+    sampler = make_sampler(NETWORK, loop, cosine(4), MESH)
     with jax.set_mesh(MESH):
         for temperature in (0.3, 0.7, 0.9):
-            SAMPLER(PARAMS, Ancestral(Transform(temperature, 0.5)), keys, *blank(4, 2))
-    assert SAMPLER._cache_size() == before + 1
+            sampler(PARAMS, Ancestral(Transform(temperature, 0.5)), keys, *blank(4, 2))
+    assert len(traced) == 1
