@@ -143,23 +143,40 @@ def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
         return 2.0 * size_of(line.shape)
     if line.op == "dynamic-update-slice":
         return 2.0 * sizes[1]
-    inside = bodies.get((re.search(r"calls=%?([\w.\-]+)", line.more) or [0, ""])[1], {})
+    inside = _inside(line, bodies)
     if line.op != "fusion" or not inside:
         return size_of(line.shape) + sum(sizes)
-    read = sum(min(size, _read(n, inside)) for n, size in enumerate(sizes))
+    read = sum(
+        min(size, _read(_parameter(n, inside), inside, bodies)) for n, size in enumerate(sizes)
+    )
     return read + min(size_of(line.shape), _written(inside))
 
 
-def _read(number: int, inside: Mapping[str, Instruction]) -> float:
-    """Bytes that a fusion reads of an operand: slices only, where it does not use it otherwise."""
-    name = next(
-        (i.name for i in inside.values() if i.op == "parameter" and i.operands == [str(number)]), ""
-    )
-    users, read = [i for i in inside.values() if name in i.operands], 0.0
-    for user in users:
-        if user.op in ("slice", "dynamic-slice", "gather") and user.operands[0] == name:
+def _inside(line: Instruction, bodies: Mapping) -> Mapping[str, Instruction]:
+    """The instructions of a fusion."""
+    called = re.search(r"calls=%?([\w.\-]+)", line.more)
+    return bodies.get(called[1], {}) if called else {}
+
+
+def _parameter(number: int, inside: Mapping[str, Instruction]) -> str:
+    """What a fusion calls its operand of that number."""
+    found = (i.name for i in inside.values() if i.op == "parameter" and i.operands == [str(number)])
+    return next(found, "")
+
+
+def _read(name: str, inside: Mapping[str, Instruction], bodies: Mapping) -> float:
+    """Bytes that a fusion reads of an array: slices only, where it does not use it otherwise."""
+    read = 0.0
+    for user in [i for i in inside.values() if name in i.operands]:
+        first = user.operands[0] == name
+        if user.op in ("slice", "dynamic-slice", "gather") and first:
             read += size_of(user.shape)
-        elif not (user.op == "dynamic-update-slice" and user.operands[0] == name):
+        elif user.op == "bitcast":
+            read += _read(user.name, inside, bodies)
+        elif user.op == "fusion":
+            nested = _inside(user, bodies)
+            read += _read(_parameter(user.operands.index(name), nested), nested, bodies)
+        elif not (user.op == "dynamic-update-slice" and first):
             return math.inf
     return read
 

@@ -112,6 +112,35 @@ def test_a_slice_counts_and_not_what_it_is_a_slice_of():
     assert traffic(SLICES).moved == 384 + (32 + 4 + 32) + (32 + 4 + 32)
 
 
+NESTED = """
+%inner (p0: s32[], p1: f32[1,96]) -> f32[1,8] {
+  %p0 = s32[] parameter(0)
+  %p1 = f32[1,96]{1,0} parameter(1)
+  ROOT %d = f32[1,8]{1,0} dynamic-slice(%p1, %p0), dynamic_slice_sizes={1,8}
+}
+
+%outer (p0: f32[12,8], p1: s32[]) -> f32[1,8] {
+  %p0 = f32[12,8]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %flat = f32[1,96]{1,0} bitcast(%p0)
+  ROOT %f = f32[1,8]{1,0} fusion(%p1, %flat), kind=kLoop, calls=%inner
+}
+
+ENTRY %main (x: f32[12,8], i: s32[]) -> f32[1,8] {
+  %x = f32[12,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %f = f32[1,8]{1,0} fusion(%x, %i), kind=kLoop, calls=%outer
+}
+"""
+
+
+def test_a_slice_inside_of_a_fusion_in_a_fusion():
+    """32 bytes and an index of 4 read, 32 written; all of x where something else needs it."""
+    assert traffic(NESTED).moved == 32 + 4 + 32
+    more = NESTED.replace("  %flat", "  %n = f32[12,8]{1,0} negate(%p0)\n  %flat")
+    assert traffic(more).moved == 384 + 4 + 32
+
+
 @pytest.mark.parametrize(
     "shape, size",
     [
