@@ -11,7 +11,9 @@ KERNELS = ("auto", "plain", "splash")
 
 def kernel_for(name: str, platform: str) -> str:
     """The kernel of that name; auto is splash on TPUs and plain elsewhere."""
-    return {"tpu": "splash"}.get(platform, "plain") if name == "auto" else name
+    if name != "auto":
+        return name
+    return "splash" if platform == "tpu" else "plain"
 
 
 def attend(

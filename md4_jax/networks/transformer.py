@@ -182,15 +182,16 @@ class TransformerModule(nn.Module):
         shift, scale = self.final_modulation(condition_BxD)
         return x_BxLxD * (1.0 + scale) + shift
 
-    def _gathered(self, x_BxLxD: Array, *context) -> Array:
+    def _gathered(
+        self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None, index: Array
+    ) -> Array:
         """Scanned blocks of which the last, taken out of the scan, is given the index."""
-        *context, index = context
         stacked = self.variables["params"]["blocks"]
         block = Block(*self.block_arguments, parent=None)
 
         def apply(x_BxLxD: Array, number: Array | int, *more) -> tuple[Array, None]:
             params = jax.tree.map(lambda leaf: leaf[number], stacked)
-            return block.apply({"params": params}, x_BxLxD, *context, *more)
+            return block.apply({"params": params}, x_BxLxD, condition_BxD, segments, *more)
 
         x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, jnp.arange(self.options.depth - 1))
         return apply(x_BxLxD, self.options.depth - 1, index)[0]

@@ -229,18 +229,16 @@ def environment(directory: Path) -> dict[str, str]:
 
 def phase(process: Process, workdir: Path | None) -> str:
     """What the process was doing when it ended, from what it left."""
-    text = process.text()
-    if workdir is not None and list((workdir / "checkpoints").glob("*tmp*")):
-        return "in a save"
-    if "evaluating step" in text:
-        return FINISHING
-    last = process.last_step()
+    text, last = process.text(), process.last_step()
     if not last:
         return STARTING
-    evaluated = f"step {last}/" in text.rsplit("eval", 1)[0] and "eval" in text
-    due = last % EVAL_EVERY == 0 and not (evaluated and text.rstrip().endswith("eval"))
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "in an evaluation" if due and lines[-1].startswith(f"step {last}/") else "in a step"
+    if workdir is not None and list((workdir / "checkpoints").glob("*tmp*")):
+        return "in a save"  # what an earlier kill left was cleared away before the first step
+    if "evaluating step" in text:
+        return FINISHING
+    said = [line for line in text.splitlines() if line.startswith("step ")][-1]
+    due = last % EVAL_EVERY == 0 and said.startswith(f"step {last}/")
+    return "in an evaluation" if due else "in a step"
 
 
 def checkpoints(workdir: Path) -> list[Path]:
