@@ -1,10 +1,8 @@
 """The text of an experiment: its tokenizer, its splits, and their batches for this process."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from md4_jax.data import loader
@@ -12,13 +10,15 @@ from md4_jax.data.loader import TrainIterator, train_iterator
 from md4_jax.data.packing import token_stream
 from md4_jax.data.tokenizers import from_json
 from md4_jax.experiment import Experiment, eval_batch_size
+from md4_jax.paths import Place
 from md4_jax.protocols import Batch, UserError
 from md4_jax.sections import make
+from md4_jax.sharding import local_rows
 
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def tokenizer_and_source(config: Mapping[str, Any], workdir: Path | None) -> tuple[Any, Any]:
+def tokenizer_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Any, Any]:
     """The tokenizer (the run's own if it has one, else fitted to the training split) and source."""
     source = make("data", config["data"])
     kept = workdir / TOKENIZER_FILE if workdir else None
@@ -28,7 +28,7 @@ def tokenizer_and_source(config: Mapping[str, Any], workdir: Path | None) -> tup
     return tokenizer.fit(source.documents("train")), source
 
 
-def stored_tokenizer(workdir: Path) -> Any:
+def stored_tokenizer(workdir: Place) -> Any:
     """The tokenizer that a run keeps, so that sampling needs no data; UserError if it is gone."""
     kept = workdir / TOKENIZER_FILE
     if not kept.exists():
@@ -64,9 +64,8 @@ def train_batches(built: Experiment, source: Any) -> TrainIterator:
         stream(source, built.tokenizer, "train"),
         built.data.length,
         batch_size=built.train.batch_size,
+        rows=local_rows(built.mesh, built.train.batch_size),
         seed=built.train.seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
         segments_eot=_segments_eot(built),
     )
 
@@ -77,8 +76,7 @@ def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
         stream(source, built.tokenizer, split),
         built.data.length,
         batch_size=eval_batch_size(built),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        rows=local_rows(built.mesh, eval_batch_size(built)),
         segments_eot=_segments_eot(built),
     )
 
@@ -89,8 +87,7 @@ def batches_of(built: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
         tokens.ravel(),
         tokens.shape[1],
         batch_size=eval_batch_size(built),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        rows=local_rows(built.mesh, eval_batch_size(built)),
         segments_eot=_segments_eot(built),
     )
 

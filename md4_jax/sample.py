@@ -4,16 +4,16 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from md4_jax.paths import Place
 from md4_jax.prompts import Template
 from md4_jax.protocols import Array, Denoiser, Network, Params, SamplerStep, UserError
-from md4_jax.sharding import batch_sharding, batch_shards, to_global, to_host
+from md4_jax.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def draw_samples(
         for start in range(0, total, size):
             rows = np.minimum(np.arange(start, start + size), total - 1)
             keys = _keys(options.seed, number, np.arange(start, start + size))
-            own = np.split(rows, jax.process_count())[jax.process_index()]
+            own = rows[local_rows(mesh, size)]
             fixed = to_global((out[own][:, part], known[own][:, part]), mesh)
             with jax.set_mesh(mesh):
                 compiled = compiled or sampler.lower(params, step, keys, *fixed).compile()
@@ -155,8 +155,8 @@ def _placed(path, tokens: np.ndarray, known: np.ndarray, sure: np.ndarray, part:
 
 
 def write_samples(
-    directory: Path, step: int, texts: list[str], samples: Samples, facts: dict
-) -> Path:
+    directory: Place, step: int, texts: list[str], samples: Samples, facts: dict
+) -> Place:
     """samples/step_N.txt to read and step_N.jsonl for programs; an older file is kept beside it."""
     directory.mkdir(parents=True, exist_ok=True)
     stem, count = f"step_{step:08d}", 1

@@ -12,6 +12,7 @@ import re
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -63,8 +64,27 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
             f"the mesh uses {needed} of {len(devices)} devices; with several processes "
             "it must use them all"
         )
-    grid = np.asarray(devices[:needed]).reshape(data, options.fsdp, options.tensor)
-    return Mesh(grid, AXES)
+    return Mesh(_arranged(devices[:needed], (data, options.fsdp, options.tensor)), AXES)
+
+
+def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
+    """The devices as an array of that shape, neighbours on an axis neighbours in the machine.
+
+    Slices of TPUs, between which there is only the data centre's network, lie along `data`.
+    """
+    is_tpu = devices[0].platform == "tpu"
+    slices = len({device.slice_index for device in devices}) if is_tpu else 1
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    if shape[0] % slices:
+        raise UserError(
+            f"mesh.data={shape[0]} must be a multiple of the {slices} slices, between which "
+            "nothing but batches should be split"
+        )
+    inner = (shape[0] // slices, *shape[1:])
+    return mesh_utils.create_hybrid_device_mesh(
+        inner, (slices, 1, 1), devices, allow_split_physical_axes=True
+    )
 
 
 def batch_shards(mesh: Mesh) -> int:
@@ -123,10 +143,33 @@ def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
     return jax.lax.with_sharding_constraint(x, P(*axes))
 
 
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Which rows of a global batch the devices of this process hold, in ascending order."""
+    each = batch_size // batch_shards(mesh)
+    return (_local_shards(mesh)[:, None] * each + np.arange(each)).ravel()
+
+
+def _local_shards(mesh: Mesh) -> np.ndarray:
+    """The pieces of a batch that the devices of this process hold; some may be others' too."""
+    held = batch_sharding(mesh).addressable_devices_indices_map((batch_shards(mesh),))
+    return np.unique([index[0].start or 0 for index in held.values()])
+
+
 def to_global(tree: Params, mesh: Mesh) -> Params:
-    """This process's rows of a host batch -> global arrays split over the batch axes."""
-    sharding = batch_sharding(mesh)
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
+    """The `local_rows` of a host batch -> global arrays split over the batch axes."""
+    shards = _local_shards(mesh)
+
+    def whole(x: np.ndarray) -> Array:
+        each = len(x) // len(shards)
+
+        def piece(index: tuple[slice, ...]) -> np.ndarray:
+            first = np.searchsorted(shards, (index[0].start or 0) // each) * each
+            return x[first : first + each]
+
+        shape = (each * batch_shards(mesh), *x.shape[1:])
+        return jax.make_array_from_callback(shape, batch_sharding(mesh), piece)
+
+    return jax.tree.map(whole, tree)
 
 
 def to_host(tree: Params) -> Params:

@@ -1,12 +1,12 @@
 """Batches from a token stream: endless and shuffled for training, whole and in order otherwise.
 
 A stream of N tokens is cut into N // length sequences. Batch sizes are global:
-each process receives the rows of its own, and what is in the global batch does
-not depend on how many processes there are.
+each process receives the rows that its devices need, and what is in the global batch
+does not depend on how many processes there are.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -70,26 +70,25 @@ def train_iterator(
     *,
     batch_size: int,
     seed: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: np.ndarray | None = None,
     segments_eot: int | None = None,
 ) -> TrainIterator:
     """Endless batches of this process's rows of a global batch.
 
     tokens        ids [N]; sequence i is tokens[i * length : (i + 1) * length]
-    batch_size    sequences of the global batch; this process gets its share
+    batch_size    sequences of the global batch
+    rows          those of them that this process gets; None: all
     segments_eot  the end of text; if given, context['segments'] numbers the
                   documents of each row
 
-    Batches have tokens int32 [batch_size / process_count, length] and weight 1.
+    Batches have tokens int32 [len(rows), length] and weight 1.
     Each epoch is another permutation, given by the seed alone, and each sequence
     comes once in it; a batch may straddle two epochs. The last N % length tokens
     are left out.
 
-    Raises UserError when the stream is shorter than one sequence or the
-    processes do not divide the batch.
+    Raises UserError when the stream is shorter than one sequence.
     """
-    rows = _rows(batch_size, process_index, process_count)
+    mine = slice(None) if rows is None else rows
     count = len(tokens) // length
     if count == 0:
         raise UserError(
@@ -98,7 +97,7 @@ def train_iterator(
         )
 
     def gather(chunks: np.ndarray) -> Batch:
-        starts = chunks[rows] * length
+        starts = chunks[mine] * length
         return _batch([tokens[start : start + length] for start in starts], segments_eot)
 
     # Grain's epoch e of seed s is epoch 0 of seed s + e; hashing keeps neighbouring seeds apart.
@@ -114,50 +113,38 @@ def eval_batches(
     length: int,
     *,
     batch_size: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    rows: np.ndarray | None = None,
     segments_eot: int | None = None,
 ) -> Iterator[Batch]:
     """The whole split in order, each token in exactly one row of weight 1.
 
     Sequences come in global batches of `batch_size`, the last one filled up with
     rows of zeros of weight 0. If N % length = r tokens are left, one more batch
-    of tokens [batch_size / process_count, r] has them in the first row of
-    process 0. Every process gets the same number of batches.
+    of tokens [len(rows), r] has them in row 0 of the global batch. Every process
+    gets the same number of batches.
 
-    Raises UserError when the split is empty or the processes do not divide the
-    batch.
+    Raises UserError when the split is empty.
     """
-    rows = _rows(batch_size, process_index, process_count)
+    mine = slice(None) if rows is None else rows
     size = split_size(tokens, length)
     if size.tokens == 0:
         raise UserError("the split to evaluate on is empty: raise data.validation or data.test")
     full = tokens[: size.sequences * length].reshape(-1, length)
     for first in range(0, size.sequences, batch_size):
-        yield _padded(full[first : first + batch_size], batch_size, rows, segments_eot)
+        yield _padded(full[first : first + batch_size], batch_size, mine, segments_eot)
     if size.remainder:
-        yield _padded(tokens[None, -size.remainder :], batch_size, rows, segments_eot)
+        yield _padded(tokens[None, -size.remainder :], batch_size, mine, segments_eot)
 
 
-def _rows(batch_size: int, process_index: int, process_count: int) -> slice:
-    """This process's rows of the global batch."""
-    if batch_size < 1 or batch_size % process_count:
-        raise UserError(
-            f"a batch of {batch_size} sequences cannot be shared by {process_count} processes"
-        )
-    local = batch_size // process_count
-    return slice(process_index * local, (process_index + 1) * local)
-
-
-def _batch(rows, segments_eot: int | None) -> Batch:
-    tokens = np.stack(rows).astype(np.int32)
+def _batch(sequences, segments_eot: int | None) -> Batch:
+    tokens = np.stack(sequences).astype(np.int32)
     context = {} if segments_eot is None else {"segments": segments(tokens, segments_eot)}
     return Batch(tokens, np.ones(len(tokens), np.float32), context)
 
 
-def _padded(real: np.ndarray, batch_size: int, rows: slice, segments_eot: int | None) -> Batch:
+def _padded(real: np.ndarray, batch_size: int, mine: Any, segments_eot: int | None) -> Batch:
     """The rows of this process of a batch that is filled up with zeros."""
     tokens = np.zeros((batch_size, real.shape[1]), np.int32)
     tokens[: len(real)] = real
     weight = (np.arange(batch_size) < len(real)).astype(np.float32)
-    return _batch(tokens[rows], segments_eot)._replace(weight=weight[rows])
+    return _batch(tokens[mine], segments_eot)._replace(weight=weight[mine])

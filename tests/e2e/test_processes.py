@@ -1,6 +1,7 @@
 """One program in several processes: the same data, draws and losses as in one."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ RUNS = {
     "two, data": (2, 2, ("mesh.data=4",)),
     "two, data and tensor": (2, 2, ("mesh.data=2", "mesh.tensor=2")),
     "four, fsdp": (4, 1, ("mesh.data=2", "mesh.fsdp=2")),
+    "four, tensor across two": (4, 1, ("mesh.data=2", "mesh.tensor=2")),
 }
 OTHERS = [name for name in RUNS if name != "one"]
 ROUNDING = 2e-5  # relative; float32 sums in another order, six updates on
@@ -42,9 +44,13 @@ def together(start):
     return together
 
 
+# The library under the collectives writes from several threads, whose words mix within a line.
+GLOO = {"Gloo", "Rank", "is", "connected", "to", "peer", "ranks", "Expected", "number", "of"}
+
+
 def said(out: str) -> list[str]:
     """What is not said by the library under the collectives."""
-    return [line for line in out.splitlines() if not line.startswith("[Gloo]")]
+    return [line for line in out.splitlines() if set(re.findall("[A-Za-z]+", line)) - GLOO]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,7 @@ def runs(together, tiny, scratch):
         flags = [f"--config.{word}" for word in (*WIDE, *OFTEN, *mesh)]
         ended = together(processes, devices, "--config", tiny, "--workdir", workdir, *flags)
         assert all(code == 0 for _, _, code in ended), ended
-        assert all(said(out) == [] for out, _, _ in ended[1:]), "one process writes"
+        assert [said(out) for out, _, _ in ended[1:]] == [[]] * (processes - 1)  # one writes
         found[name] = workdir, ended[0][0]
     return found
 
