@@ -1,0 +1,16 @@
+"""1.2 billion parameters on OpenWebText's tokens: 20 time-free blocks of 2048, for many chips.
+
+Time enters the weight of the loss alone, since a block's modulation would hold a third of its
+parameters. Parameters and optimizer are split over mesh.fsdp chips.
+"""
+
+from configs import owt
+
+
+def get_config():
+    config = owt.get_config()
+    config.network.update(size=2048, depth=20, heads=16, time_conditioning=False, qk_norm=True)
+    config.network.remat = "dots"
+    config.mesh.fsdp = 64
+    config.optim.update(learning_rate=2e-4, b2=0.95, weight_decay=0.1)
+    return config
