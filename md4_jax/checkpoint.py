@@ -2,17 +2,16 @@
 
 import dataclasses
 import json
-import os
 import time
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from md4_jax.checksums import checksums
+from md4_jax.paths import Place, move
 from md4_jax.protocols import Params, UserError
 from md4_jax.sharding import largest
 
@@ -38,8 +37,8 @@ class Checkpoints:
     position, the log's open window, and a checksum of every array and of itself).
     """
 
-    def __init__(self, directory: Path, options: CheckpointOptions, *, read_only: bool = False):
-        self.directory = Path(directory).absolute()
+    def __init__(self, directory: Place, options: CheckpointOptions, *, read_only: bool = False):
+        self.directory = directory
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
@@ -145,7 +144,7 @@ class Checkpoints:
             aside.mkdir(exist_ok=True)
             for bad in newer:
                 target = aside / f"{bad}-{time.time_ns()}"
-                os.replace(self.directory / str(bad), target)
+                move(self.directory / str(bad), target)
                 say(f"moved the unreadable checkpoint {bad} to {target}")
         if newer:
             self._manager.reload()

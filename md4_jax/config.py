@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import inspect
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import md4_jax
+from md4_jax import paths
 from md4_jax.protocols import UserError
 
 PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
@@ -135,7 +135,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + key, list(value) if isinstance(value, tuple) else value
 
 
-def store(workdir: Path, config: Mapping[str, Any]) -> None:
+def store(workdir: paths.Place, config: Mapping[str, Any]) -> None:
     """Writes config.json with the package's version and commit, whole or not at all."""
     content = {
         "package": "md4_jax",
@@ -143,16 +143,14 @@ def store(workdir: Path, config: Mapping[str, Any]) -> None:
         "commit": commit(),
         "config": config,
     }
-    partial = workdir / (FILE + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(partial, workdir / FILE)
+    paths.replace(workdir / FILE, json.dumps(content, indent=2) + "\n")
 
 
-def stored(workdir: Path) -> dict[str, Any] | None:
+def stored(workdir: paths.Place) -> dict[str, Any] | None:
     """The config of a run directory, None for a new one; UserError if it is not one of ours."""
-    file = Path(workdir) / FILE
-    if not file.exists():
-        if (Path(workdir) / "checkpoints").exists():
+    file = workdir / FILE
+    if not paths.exists(file):
+        if (workdir / "checkpoints").exists():
             raise UserError(
                 f"{workdir} holds checkpoints but no {FILE}: they are not of this package; "
                 "choose another --workdir"
@@ -169,7 +167,7 @@ def stored(workdir: Path) -> dict[str, Any] | None:
     return content["config"]
 
 
-def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: Path) -> None:
+def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:
     """UserError that lists every key in which a run's config and the asked one differ."""
     before, after, missing = dict(flatten(old)), dict(flatten(new)), object()
     differing = [

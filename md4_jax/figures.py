@@ -1,7 +1,7 @@
 """Pictures of a run, from the rows of its metrics.jsonl."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -10,10 +10,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib import ticker
 
+from md4_jax.paths import Place
+
 MOST = 70  # symbols side by side
 
 
-def loss_curve(rows: Sequence[dict], path: Path, ladder: Sequence[float] = ()) -> None:
+def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) -> None:
     """Training loss and held-out bound against the step, as PNG; n-gram levels as lines."""
     figure, axes = plt.subplots(figsize=(8, 5), dpi=120)
     for name, label, style in (
@@ -41,7 +43,12 @@ def loss_curve(rows: Sequence[dict], path: Path, ladder: Sequence[float] = ()) -
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Place) -> None:
+    with path.open("wb") as file:
+        figure.savefig(file, format="png", bbox_inches="tight")
     plt.close(figure)
 
 
@@ -57,7 +64,7 @@ def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
 
 
 def powers(
-    symbols: Sequence[str], power: np.ndarray, tokens: np.ndarray, times: np.ndarray, path: Path
+    symbols: Sequence[str], power: np.ndarray, tokens: np.ndarray, times: np.ndarray, path: Place
 ) -> None:
     """Learned w by symbol, and when the symbols of one sample were revealed beside w / (w + 1)."""
     order, cut = np.argsort(-power, kind="stable"), MOST // 2
@@ -89,11 +96,10 @@ def powers(
             axes.axvline(cut - 0.5, color="tab:gray", linestyle=":")
     if hidden > 0:
         upper.text(cut - 0.3, power.max(), f"{hidden} symbols between are left out", va="top")
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    _save(figure, path)
 
 
-def frontier(rows: Sequence[dict], path: Path) -> None:
+def frontier(rows: Sequence[dict], path: Place) -> None:
     """Bits under the judge and unigram entropy of samples against network evaluations.
 
     A row is the JSON line of --mode sample with its steps and temperature; a line joins the rows of
@@ -130,5 +136,4 @@ def frontier(rows: Sequence[dict], path: Path) -> None:
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
     panels[1].legend(title="temperature", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
+    _save(figure, path)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from md4_jax import distributed, modes, sections
+from md4_jax.paths import place
 from md4_jax.protocols import UserError
 
 USAGE = "python -m md4_jax.main --config FILE [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"{what} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         flags.workdir = f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}"
-    workdir = Path(flags.workdir).absolute()
+    workdir = place(flags.workdir)
     words = [f"--config={flags.config}", f"--mode={flags.mode}"]
     words += [f"--distributed={flags.distributed}"] if flags.distributed else []
     words += [f"--workdir={workdir}"] if flags.mode in ("train", *modes.OF_A_RUN) else []

@@ -4,16 +4,19 @@ import dataclasses
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from md4_jax.paths import Place, append, is_remote, replace
 from md4_jax.protocols import Array, UserError
 
 BITS = 1.0 / math.log(2.0)
+# Seconds between two writes of a log in object storage, where each writes the whole file.
+OBJECT_PAUSE = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,19 +81,20 @@ class Writer:
     are about to be run again from the checkpoint and will come out the same.
     """
 
-    def __init__(self, workdir: Path, *, resume_step: int):
-        self._path = Path(workdir) / "metrics.jsonl"
+    def __init__(self, workdir: Place, *, resume_step: int):
+        self._path = workdir / "metrics.jsonl"
+        self._pause = OBJECT_PAUSE if is_remote(workdir) else 0.0
+        self._pending: list[str] = []
+        self._flushed = time.monotonic()
         self._names: dict[int, set[str]] = {}
         if self._path.exists():
             rows = [row for row in read_rows(self._path) if row["step"] <= resume_step]
             for row in rows:
                 self._names.setdefault(row["step"], set()).update(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(text)
-            partial.replace(self._path)
+            replace(self._path, text)
         self._events = SummaryWriter(
-            str(Path(workdir) / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
+            str(workdir / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
         )
 
     def has(self, step: int, name: str) -> bool:
@@ -100,14 +104,22 @@ class Writer:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._names.setdefault(step, set()).update(numbers)
         row = {"step": step} | {name: _plain(value) for name, value in numbers.items()}
-        with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._pending.append(json.dumps(row) + "\n")
         for name, value in numbers.items():
             if isinstance(value, (int, float, np.number)):
                 self._events.add_scalar(name, value, step)
-        self._events.flush()
+        if time.monotonic() - self._flushed >= self._pause:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what waits; before a checkpoint, whose rows a resumed run does not make again."""
+        if self._pending:
+            append(self._path, "".join(self._pending))
+            self._events.flush()
+        self._pending, self._flushed = [], time.monotonic()
 
     def close(self) -> None:
+        self.flush()
         self._events.close()
 
 
@@ -123,14 +135,17 @@ class NullWriter:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._names.update((step, name) for name in numbers)
 
+    def flush(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-def read_rows(path: Path) -> list[dict]:
+def read_rows(path: Place) -> list[dict]:
     """The rows of a metrics.jsonl; a last line that a crash cut short is left out."""
     rows = []
-    for line in Path(path).read_text().splitlines():
+    for line in path.read_text().splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

@@ -5,7 +5,6 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from md4_jax.bench import RandomTokens, bench, table
 from md4_jax.checkpoint import Checkpoints
 from md4_jax.data import ngrams
 from md4_jax.experiment import Experiment, eval_batch_size, sample_window, templates
+from md4_jax.paths import Place, check_writable, place
 from md4_jax.protocols import Params, UserError
 from md4_jax.sample import draw_samples, make_sampler, write_samples
 from md4_jax.samplers.loop import sample
@@ -26,7 +26,7 @@ from md4_jax.train import abstract_state, train
 NGRAM_TOKENS = 20_000_000
 
 
-def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Trains (or resumes), evaluates, samples and draws the loss curve; returns the exit code."""
     kept = config.stored(workdir)
     if kept is not None:
@@ -62,7 +62,7 @@ def train_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
-def eval_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+def eval_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Prints the bound of the whole split as the last line, in JSON."""
     del command
     exp, source = _experiment(_same(asked, workdir), workdir)
@@ -71,7 +71,7 @@ def eval_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
-def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+def sample_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Writes and prints samples of the newest checkpoint."""
     del command
     asked = _same(asked, workdir)
@@ -80,7 +80,7 @@ def sample_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
-def plan_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+def plan_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Compiles for a topology and prints bytes, FLOPs and collectives of a chip, last in JSON."""
     del workdir
     devices = plans.devices_of(asked["plan"]["topology"])
@@ -98,7 +98,7 @@ def plan_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
     return 0
 
 
-def bench_mode(asked: dict[str, Any], workdir: Path, command: str) -> int:
+def bench_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Prints a table of times and, as the last line, the numbers in JSON; writes nothing."""
     del workdir
     size = asked["bench"]["random_tokens"]
@@ -123,7 +123,7 @@ MODES = {
 OF_A_RUN = ("eval", "sample")
 
 
-def run(mode: str, asked: dict[str, Any], workdir: Path, command: str) -> int:
+def run(mode: str, asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Runs a mode and returns the exit code; UserError too where a disk is full."""
     try:
         return MODES[mode](asked, workdir, command)
@@ -136,14 +136,11 @@ def run(mode: str, asked: dict[str, Any], workdir: Path, command: str) -> int:
         ) from error
 
 
-def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Path) -> None:
+def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Place) -> None:
     """Makes the directory of the run and what describes it; UserError if that is not possible."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        config.store(workdir, asked)
-        (workdir / corpus.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
-    except OSError as error:
-        raise UserError(f"--workdir {workdir} cannot be written: {error.strerror}") from error
+    check_writable(workdir)
+    config.store(workdir, asked)
+    (workdir / corpus.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
 
 
 def _say(text: str) -> None:
@@ -151,7 +148,7 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-def _same(asked: dict[str, Any], workdir: Path) -> dict[str, Any]:
+def _same(asked: dict[str, Any], workdir: Place) -> dict[str, Any]:
     """The config, if it is that of the run; UserError if there is no run or it differs."""
     kept = config.stored(workdir)
     if kept is None:
@@ -160,12 +157,12 @@ def _same(asked: dict[str, Any], workdir: Path) -> dict[str, Any]:
     return asked
 
 
-def _experiment(asked: dict[str, Any], workdir: Path | None) -> tuple[Experiment, Any]:
+def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Any]:
     tokenizer, source = corpus.tokenizer_and_source(asked, workdir)
     return build.experiment(asked, tokenizer), source
 
 
-def _ema(exp: Experiment, workdir: Path) -> tuple[int, Params]:
+def _ema(exp: Experiment, workdir: Place) -> tuple[int, Params]:
     directory = workdir / "checkpoints"
     found = None
     if directory.exists():
@@ -177,7 +174,7 @@ def _ema(exp: Experiment, workdir: Path) -> tuple[int, Params]:
     return found
 
 
-def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], list[float]]:
+def _evaluate(exp: Experiment, source, workdir: Place) -> tuple[dict[str, Any], list[float]]:
     """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
     step, params = _ema(exp, workdir)
     _say(f"\nevaluating step {step} on the whole {exp.eval.split} split ...")
@@ -199,7 +196,7 @@ def _evaluate(exp: Experiment, source, workdir: Path) -> tuple[dict[str, Any], l
     return result, levels
 
 
-def _sample(exp: Experiment, workdir: Path) -> None:
+def _sample(exp: Experiment, workdir: Place) -> None:
     """Writes and prints samples, then their numbers as a line of JSON."""
     step, params = _ema(exp, workdir)
     judge = _judge(exp, params)
@@ -231,10 +228,11 @@ def _judge_of(exp: Experiment) -> Experiment | None:
     asked = exp.sample.judge
     if asked in ("", "self"):
         return exp if asked else None
-    kept = config.stored(Path(asked)) if Path(asked).is_dir() else None
+    directory = place(asked, "sample.judge")
+    kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
         raise UserError(f"sample.judge={asked} holds no run; 'self' is the run that samples")
-    tokenizer = corpus.stored_tokenizer(Path(asked))
+    tokenizer = corpus.stored_tokenizer(directory)
     if tokenizer.to_json() != exp.tokenizer.to_json():
         raise UserError(f"sample.judge={asked} was trained with another tokenizer than this run")
     mine = {
@@ -256,7 +254,7 @@ def _judge(exp: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, 
     if judge is None:
         return lambda tokens: {}
     if judge is not exp:
-        _, params = _ema(judge, Path(exp.sample.judge).absolute())
+        _, params = _ema(judge, place(exp.sample.judge))
 
     def judged(tokens: np.ndarray) -> dict[str, Any]:
         result = build.evaluator(judge)(params, corpus.batches_of(judge, tokens))

@@ -1,11 +1,11 @@
 """What the user fixes of a sample: prompt, suffix and templates -> tokens and where they stand."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from md4_jax.paths import place
 from md4_jax.protocols import UserError
 
 SHOWN = 60  # characters of a text in the message that refuses it
@@ -72,7 +72,7 @@ class PromptOptions:
     def _lines(self) -> list[tuple[int, str]]:
         """(number, template) of the lines with text; nothing but a line feed ends a line."""
         try:
-            text = Path(self.templates).read_text(encoding="utf-8")
+            text = place(self.templates, "sample.templates").read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"sample.templates={self.templates} cannot be read: {error}") from error
         lines = enumerate(text.split("\n"), start=1)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,13 +11,14 @@ import md4_jax
 from md4_jax import diversity, figures, sharding, traces
 from md4_jax.config import commit
 from md4_jax.metrics import read_rows
+from md4_jax.paths import Place, append
 from md4_jax.protocols import PARTS, Params
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 
 
-def start(built: Any, state: Any, workdir: Path, step: int) -> str:
+def start(built: Any, state: Any, workdir: Place, step: int) -> str:
     """Parameter count, mesh, batch and directory, before the first step."""
     params, leaves = state.params, jax.tree.leaves(state)
     held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
@@ -81,7 +81,7 @@ def ladder(levels: list[float], result: dict[str, Any]) -> str:
     return f"bits per token on the same text:\n{body}"
 
 
-def picture(workdir: Path, levels: list[float]) -> str:
+def picture(workdir: Place, levels: list[float]) -> str:
     """Draws figures/loss.png anew from metrics.jsonl; its path, or why there is none."""
     path, log = workdir / "figures" / "loss.png", workdir / METRICS
     if not log.exists():
@@ -104,7 +104,7 @@ def of_samples(drawn: Any) -> dict[str, Any]:
     }
 
 
-def trace(samples: Path, drawn: Any, built: Any, params: Params) -> list[Path]:
+def trace(samples: Place, drawn: Any, built: Any, params: Params) -> list[Place]:
     """Pictures beside the file of the samples: how the first came about, and GenMD4's powers."""
     path = traces.trajectory(drawn.frames, drawn.given[0], built.tokenizer)
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
@@ -123,10 +123,9 @@ def trace(samples: Path, drawn: Any, built: Any, params: Params) -> list[Path]:
     return made
 
 
-def keep(workdir: Path, result: dict[str, Any]) -> None:
+def keep(workdir: Place, result: dict[str, Any]) -> None:
     """Adds the result of a finished training to evaluations.jsonl, with its commit."""
-    with (workdir / EVALUATIONS).open("a") as file:
-        file.write(as_json({**result, "commit": commit()}) + "\n")
+    append(workdir / EVALUATIONS, as_json({**result, "commit": commit()}) + "\n")
 
 
 def as_json(numbers: dict[str, Any]) -> str:

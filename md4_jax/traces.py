@@ -10,6 +10,8 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from md4_jax.paths import Place
+
 COLUMNS = 72  # characters in a line of the picture
 FRAMES = 160  # of the animation at most; a longer path is thinned out
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
@@ -132,15 +134,16 @@ def chunks(words: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def gif(path: Trajectory, file: Path) -> None:
+def gif(path: Trajectory, file: Place) -> None:
     """An animation; each token has the colour of how sure the model was of it."""
     shown = np.unique(np.linspace(0, len(path.step) - 1, FRAMES).astype(int))
     images = list(_images(path, shown))
     pause = max(40, min(400, 8000 // len(images)))
-    images[0].save(
-        file, save_all=True, append_images=images[1:], loop=0,
-        duration=[1000, *[pause] * (len(images) - 2), 3000][-len(images):],
-    )  # fmt: skip
+    with file.open("wb") as out:
+        images[0].save(
+            out, "GIF", save_all=True, append_images=images[1:], loop=0,
+            duration=[1000, *[pause] * (len(images) - 2), 3000][-len(images):],
+        )  # fmt: skip
 
 
 def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
@@ -234,7 +237,7 @@ def _layout(words: Sequence[str]) -> tuple[list[tuple[int, int, int]], int]:
     return places, places[-1][1] + 1
 
 
-def html(path: Trajectory, file: Path, title: str) -> None:
+def html(path: Trajectory, file: Place, title: str) -> None:
     """A page without any other file: a slider over the steps, the probability at the pointer."""
     data = {
         "title": title,

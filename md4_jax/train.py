@@ -3,7 +3,6 @@
 import signal
 import sys
 import time
-from pathlib import Path
 
 import jax
 
@@ -11,6 +10,7 @@ from md4_jax import build, corpus, report
 from md4_jax.checkpoint import Checkpoints
 from md4_jax.experiment import Experiment
 from md4_jax.metrics import NullWriter, Progress, Writer
+from md4_jax.paths import Place
 from md4_jax.protocols import UserError
 from md4_jax.sharding import largest, shardings_of, to_global
 from md4_jax.step import TrainState, init_state, make_train_step
@@ -39,7 +39,7 @@ class Stop:
             signal.signal(number, handler)
 
 
-def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
+def train(exp: Experiment, source, workdir: Place) -> tuple[int, int | None]:
     """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
 
     UserError when too many non-finite steps follow one another or a checkpoint
@@ -96,6 +96,7 @@ def train(exp: Experiment, source, workdir: Path) -> tuple[int, int | None]:
             last = step >= exp.train.num_steps or why > 0
             if last or step % exp.checkpoint.every == 0:
                 log.flush()
+                writer.flush()
                 checkpoints.save(step, state, {"data": data.get_state(), "log": log.state()})
             if max(why, largest(stop.signal or 0, now=False)) <= BUDGET:
                 evaluate_if_due()

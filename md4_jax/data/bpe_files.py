@@ -1,7 +1,8 @@
 """Byte-level BPE vocabularies from files or from the hub."""
 
-import pathlib
+import tempfile
 
+from md4_jax.paths import Place, is_remote, place
 from md4_jax.protocols import UserError
 
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -9,16 +10,22 @@ PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 def from_path(path: str):
     """A `tokenizers.Tokenizer` from a directory or a tokenizer.json; UserError without one."""
-    place = pathlib.Path(path).expanduser()
-    if place.is_file():
-        return from_definition(place.read_text(encoding="utf-8"), str(place))
+    here = place(path, "tokenizer.path")
+    if here.is_file():
+        return from_definition(here.read_text(encoding="utf-8"), str(here))
     for vocabulary, merges in PAIRS:
-        if (place / vocabulary).is_file() and (place / merges).is_file():
-            return _from_pair(place / vocabulary, place / merges)
-    if (place / "tokenizer.json").is_file():
-        return from_path(str(place / "tokenizer.json"))
+        if (here / vocabulary).is_file() and (here / merges).is_file():
+            with tempfile.TemporaryDirectory() as folder:  # the library reads local files alone
+                pair = [_local(here / name, folder) for name in (vocabulary, merges)]
+                return _from_pair(*pair)
+    if (here / "tokenizer.json").is_file():
+        return from_path(str(here / "tokenizer.json"))
     expected = ", or ".join(" and ".join(pair) for pair in (*PAIRS, ("tokenizer.json",)))
-    raise UserError(f"tokenizer.path: no tokenizer at {place}; it should hold {expected}")
+    raise UserError(f"tokenizer.path: no tokenizer at {here}; it should hold {expected}")
+
+
+def _local(path: Place, folder: str) -> Place:
+    return path.copy(Place(folder) / path.name) if is_remote(path) else path
 
 
 def from_definition(definition: str, origin: str = "the stored tokenizer"):
@@ -43,7 +50,7 @@ def from_hub(name: str):
         ) from error
 
 
-def _from_pair(vocabulary: pathlib.Path, merges: pathlib.Path):
+def _from_pair(vocabulary: Place, merges: Place):
     library = _library()
     try:
         model = library.models.BPE.from_file(str(vocabulary), str(merges))

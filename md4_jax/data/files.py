@@ -7,11 +7,11 @@ import gzip
 import itertools
 import json
 import os
-import pathlib
 import zlib
 from collections.abc import Iterator
 
 from md4_jax.data.splits import bounds, check_split, digest
+from md4_jax.paths import Place, exists, is_remote, place, version
 from md4_jax.protocols import UserError
 
 MIN_DOCUMENTS = 20
@@ -46,8 +46,7 @@ class TextFiles:
 
     def fingerprint(self) -> str:
         """A hash of the files' names, sizes and times of change, and of the arguments."""
-        files = [path.resolve() for path in self._files]
-        facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        facts = [version(path) for path in self._files]
         return digest("text", facts, self.text_key, self.validation, self.test)
 
     def documents(self, split: str) -> Iterator[str]:
@@ -67,7 +66,7 @@ class TextFiles:
             yield from _lines(path, self.text_key) if _is_lines(path) else _whole(path)
 
     @functools.cached_property
-    def _files(self) -> list[pathlib.Path]:
+    def _files(self) -> list[Place]:
         patterns = (self.path,) if isinstance(self.path, str) else tuple(self.path)
         found = sorted({path for pattern in patterns for path in _match(pattern)})
         if not found:
@@ -75,24 +74,36 @@ class TextFiles:
         return found
 
 
-def _match(pattern: str) -> list[pathlib.Path]:
+def _match(pattern: str) -> list[Place]:
+    if is_remote(pattern):
+        return _match_objects(place(pattern, "data.path"))
     pattern = os.path.expanduser(pattern)
     if os.path.isfile(pattern):
-        return [pathlib.Path(pattern)]  # even if its name holds a *
+        return [Place(pattern)]  # even if its name holds a *
     if os.path.isdir(pattern):
         pattern = os.path.join(glob.escape(pattern), "**")
-    return [pathlib.Path(p) for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
+    return [Place(p) for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
 
 
-def _is_lines(path: pathlib.Path) -> bool:
+def _match_objects(pattern: Place) -> list[Place]:
+    """The objects at an address, below it or matching it."""
+    if exists(pattern) and not pattern.is_dir():
+        return [pattern]
+    bucket = Place(*pattern.parts[:3])
+    within = "/".join(pattern.parts[3:])
+    found = bucket.glob(f"{within}/**" if pattern.is_dir() else within)
+    return [path for path in found if not path.is_dir()]
+
+
+def _is_lines(path: Place) -> bool:
     return path.name.removesuffix(".gz").endswith(".jsonl")
 
 
-def _open(path: pathlib.Path):
+def _open(path: Place):
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _raw_lines(path: pathlib.Path) -> Iterator[bytes]:
+def _raw_lines(path: Place) -> Iterator[bytes]:
     """The file's lines; UserError when it cannot be read, or is packed and damaged."""
     try:
         with _open(path) as file:
@@ -101,16 +112,16 @@ def _raw_lines(path: pathlib.Path) -> Iterator[bytes]:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def _count(path: pathlib.Path) -> int:
+def _count(path: Place) -> int:
     """How many documents the file holds; blank lines are none."""
     return sum(1 for line in _raw_lines(path) if line.strip()) if _is_lines(path) else 1
 
 
-def _whole(path: pathlib.Path) -> Iterator[str]:
+def _whole(path: Place) -> Iterator[str]:
     yield _decode(path, b"".join(_raw_lines(path)), 0)
 
 
-def _lines(path: pathlib.Path, text_key: str) -> Iterator[str]:
+def _lines(path: Place, text_key: str) -> Iterator[str]:
     offset = 0
     for number, line in enumerate(_raw_lines(path), 1):
         if line.strip():
@@ -118,7 +129,7 @@ def _lines(path: pathlib.Path, text_key: str) -> Iterator[str]:
         offset += len(line)
 
 
-def _decode(path: pathlib.Path, raw: bytes, offset: int) -> str:
+def _decode(path: Place, raw: bytes, offset: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -128,7 +139,7 @@ def _decode(path: pathlib.Path, raw: bytes, offset: int) -> str:
         ) from error
 
 
-def _text(path: pathlib.Path, number: int, line: str, text_key: str) -> str:
+def _text(path: Place, number: int, line: str, text_key: str) -> str:
     """The text of one JSON line."""
     try:
         record = json.loads(line)

@@ -14,6 +14,7 @@ import tqdm
 
 from md4_jax.data.cache import cache_root, new_file
 from md4_jax.data.splits import bounds, digest
+from md4_jax.paths import Place, exists, place, version
 from md4_jax.protocols import UserError
 
 URL = "http://mattmahoney.net/dc/text8.zip"
@@ -56,8 +57,7 @@ class Text8:
 
     def fingerprint(self) -> str:
         """A hash of the file's name, size and time of change."""
-        path = self._file().resolve()
-        return digest("text8", str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        return digest("text8", *version(self._file()))
 
     def documents(self, split: str) -> Iterator[str]:
         """The split as one document."""
@@ -67,10 +67,10 @@ class Text8:
         start, stop = bounds(len(content), split, validation=0.05, test=0.05, unit="characters")
         yield content[start:stop].decode("ascii")
 
-    def _file(self) -> pathlib.Path:
+    def _file(self) -> Place:
         if self.path is not None:
-            path = pathlib.Path(self.path).expanduser()
-            if not path.is_file():
+            path = place(self.path, "data.path")
+            if not exists(path) or path.is_dir():
                 raise UserError(f"data.path: there is no file {path}")
             return path
         for name in ("text8", "text8.zip"):
@@ -106,7 +106,7 @@ def _save(response, path: pathlib.Path) -> None:
             progress.update(len(block))
 
 
-def _member(path: pathlib.Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+def _member(path: Place, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     """The one file in the archive."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
@@ -114,31 +114,31 @@ def _member(path: pathlib.Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[0]
 
 
-def _text_size(path: pathlib.Path) -> int:
+def _text_size(path: Place) -> int:
     if path.suffix != ".zip":
-        return path.stat().st_size
+        return version(path)[1]
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return _member(path, archive).file_size
     except zipfile.BadZipFile as error:
         raise UserError(_damaged(path, error)) from error
 
 
-def _read(path: pathlib.Path) -> bytes:
+def _read(path: Place) -> bytes:
     if path.suffix != ".zip":
         return path.read_bytes()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return archive.read(_member(path, archive))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(_damaged(path, error)) from error
 
 
-def _damaged(path: pathlib.Path, error: Exception) -> str:
+def _damaged(path: Place, error: Exception) -> str:
     return f"{path} is not a whole zip file ({error}); delete it and fetch {URL} again"
 
 
-def _check(path: pathlib.Path, content: bytes) -> None:
+def _check(path: Place, content: bytes) -> None:
     """Raises UserError unless the content can be text8 or a shorter text of its kind."""
     if len(content) < MIN_BYTES:
         raise UserError(
