@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TRANSITION = ("process.name=transition", "process.timesteps=4", "objective.name=d3pm")
 UNIFORM = ("process.name=uniform", "objective.name=uniform_elbo")
 SCORE = (

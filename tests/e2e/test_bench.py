@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--config.bench.windows=2", "--config.bench.seconds=0.01", "--config.sample.batch_size=2")
 
 
-@pytest.mark.slow
 def test_every_part_is_timed(run, tiny, tmp_path, monkeypatch):
     ended = run("--config", tiny, "--mode", "bench", *SMALL)
     assert ended.code == 0, ended.err

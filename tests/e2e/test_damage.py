@@ -19,7 +19,10 @@ from md4_jax.metrics import Writer
 from md4_jax.objectives.md4 import MD4
 
 # What TensorStore's threads say after a failed read; main silences it for users.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +84,6 @@ def intact(exp, trained, scratch):
     return {30: newest[1], 28: before[1]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
     """Either the file is not needed and every byte is read, or the checkpoint before is taken."""
@@ -102,7 +104,6 @@ def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
     assert {kind.split("/")[0] for kind in fell_back} >= {"ema", "train", "host"}
 
 
-@pytest.mark.slow
 def test_no_flipped_bit_passes_unseen(exp, trained, intact, tmp_path):
     """120 bits, each in a random place of the arrays' files or of the host's state."""
     rng = np.random.default_rng(0)
@@ -132,7 +133,6 @@ def break_all(files: list[Path]) -> None:
         empty(file)
 
 
-@pytest.mark.slow
 def test_training_goes_on_from_the_checkpoint_before(copy, run, tiny, trained, same_run):
     break_all(newest_data(copy))
     ended = run("--config", tiny, "--workdir", copy)
@@ -177,7 +177,6 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("free_kib", [600, 8])
 def test_the_disk_is_full(free_kib, small_disk, tiny, trained, start, program, same_run):
     """Whatever it is that finds no room, it is said, and with more room the run is the same."""
@@ -261,7 +260,6 @@ def test_steps_that_are_skipped_are_counted(poisoned, run, tiny, tmp_path, rows,
     assert all(np.isfinite(value).all() for value in final.values())
 
 
-@pytest.mark.slow
 def test_too_many_in_a_row_stop_the_run(poisoned, run, tiny, tmp_path, arrays, rows, monkeypatch):
     poisoned(first=17, count=1000)
     workdir = tmp_path / "run"
@@ -280,7 +278,6 @@ def test_too_many_in_a_row_stop_the_run(poisoned, run, tiny, tmp_path, arrays, r
     assert arrays(workdir)["skipped"] == 5  # of the 21 steps in the checkpoint
 
 
-@pytest.mark.slow
 def test_a_learning_rate_that_diverges(run, tiny, tmp_path, arrays):
     """Whatever it does to the loss, what is saved stays finite."""
     workdir = tmp_path / "run"

@@ -9,6 +9,8 @@ import pytest
 from configs.families import FAMILIES
 from md4_jax.objectives import OBJECTIVES
 
+pytestmark = pytest.mark.slow
+
 FILE = "configs/families.py"
 SHORT = (
     "data.name=shakespeare",
@@ -49,18 +51,13 @@ def test_every_objective_is_in_a_family():
     assert used | ELSEWHERE == set(OBJECTIVES)
 
 
-# The rest of the families are as much slower as they are many.
-QUICK = ("genmd4", "ar")
-EACH = [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
-
-
 def evaluations(ended) -> int:
     """The most that a sample of the run took."""
     (line,) = [line for line in ended.out.splitlines() if line.startswith('{"sampler"')]
     return json.loads(line)["network_evaluations_max"]
 
 
-@pytest.mark.parametrize("family", EACH)
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     workdir = tmp_path / "run"
     ended = run(*words(family), "--workdir", workdir)
@@ -88,7 +85,6 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
         assert lines[-1]["power_min"] < 2.0 < lines[-1]["power_max"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "left_to_right"])
 def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     workdir = tmp_path / "run"
@@ -102,7 +98,6 @@ def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     assert exact["bits_per_token"] == pytest.approx(bound, abs=0.2)
 
 
-@pytest.mark.slow
 def test_a_model_of_clean_text_is_sampled_by_metropolis(run, tmp_path):
     clean = ("objective.form=matching", "objective.time=0.0")
     own = (*clean, "sample.name=metropolis", "sample.proposals=3")
@@ -113,7 +108,6 @@ def test_a_model_of_clean_text_is_sampled_by_metropolis(run, tmp_path):
     assert evaluations(ended) == 12
 
 
-@pytest.mark.slow
 def test_a_learned_schedule_is_the_same_on_eight_devices(start, tiny, rows, arrays, scratch):
     """Six steps of GenMD4, REINFORCE included, on one device and on 2 x 2 x 2: to rounding."""
     runs = {"one": ("mesh.data=1",), "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")}

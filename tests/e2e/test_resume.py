@@ -10,6 +10,8 @@ import pytest
 from md4_jax.metrics import NullWriter, Progress
 from md4_jax.trainlog import TrainLog
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def reference(program, tiny, scratch):
@@ -48,7 +50,6 @@ def test_the_rows_of_an_uninterrupted_run(reference, rows):
     assert saved(reference) == [21, 28, 30]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_killed_at_a_random_step(seed, tiny, tmp_path, start, program, reference, same_run):
     step = random.Random(seed).randint(1, 24)
@@ -61,7 +62,6 @@ def test_killed_at_a_random_step(seed, tiny, tmp_path, start, program, reference
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.slow
 def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
     for step in (9, 18, 27):
@@ -71,7 +71,6 @@ def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_names_the_command_that_resumes(
     number, tiny, tmp_path, start, program, reference, same_run
@@ -92,7 +91,6 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     same_run(workdir, reference)
 
 
-@pytest.mark.slow
 def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
     process = start("-m", "md4_jax.main", *arguments)
@@ -105,7 +103,6 @@ def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, ref
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [20, 30])
 def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference, same_run):
     driver = tiny.with_name("driver.py")
@@ -117,7 +114,6 @@ def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, 30])
 def test_killed_in_a_save(step, tiny, tmp_path, start, program, reference, same_run):
     driver = tiny.with_name("driver.py")

@@ -16,6 +16,8 @@ from PIL import Image
 
 from md4_jax.processes.masking import Masking
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 16  # of the tiny config
 SAMPLERS = sorted(exact.samplers_for(Masking(2)))
 
@@ -74,7 +76,6 @@ def templates(scratch):
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_what_is_given_stands_with_every_sampler(name, sample, templates):
     """`num` of each line, in order; the rest is drawn, and not alike."""
@@ -97,13 +98,11 @@ def test_every_sampler_that_fits_has_a_case():
     assert {"confidence", "remask", "predictor_corrector"} < set(SAMPLERS)
 
 
-@pytest.mark.slow
 def test_a_template_shorter_than_the_sample_is_continued(sample):
     drawn = sample("num=3", "template=Wh#re", "blank=#", "length=20")
     assert all(re.fullmatch(r"(?s)Wh.re.{15}", text) for text in drawn.texts)
 
 
-@pytest.mark.slow
 def test_windows_make_texts_longer_than_in_training(sample):
     drawn = sample("num=2", "prompt=ROMEO:", "length=40", "stride=8", "trace=true")
     assert all(len(text) == 40 and text.startswith("ROMEO:") for text in drawn.texts)
@@ -141,7 +140,6 @@ def test_the_last_line_has_the_numbers(sample):
     assert 1.0 < found["judge_bits_per_token"] < 10.0 and found["judge_bits_per_token_se"] > 0
 
 
-@pytest.mark.slow
 def test_another_run_judges(sample, trained, run, tiny, tmp_path):
     """The run itself by its path says what `self` says; one of fewer steps finds them odder."""
     settings = ("num=64", "batch_size=64")
@@ -209,7 +207,6 @@ def test_a_trace_is_drawn_beside_the_samples(sample):
     assert drawn.numbers["unigram_entropy_bits_se"] is None  # one sample has no spread
 
 
-@pytest.mark.slow
 def test_looking_changes_nothing(sample):
     """Neither a trace nor a judge; without them there are no pictures and no judgement."""
     drawn = sample("num=2", "steps=8", "trace=true", "judge=self")
@@ -219,7 +216,6 @@ def test_looking_changes_nothing(sample):
     assert not [key for key in plain.numbers if "judge" in key]
 
 
-@pytest.mark.slow
 def test_genmd4_also_draws_its_powers(run, tiny, tmp_path, sample):
     words = ("process.name=state_dependent", "objective.name=genmd4", "optim.warmup_steps=1")
     more = [f"--config.{word}" for word in (*words, "eval.every=0")]
@@ -238,7 +234,6 @@ def frontier(environment, workdir, *words):
     return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.slow
 def test_the_frontier_is_drawn_and_no_point_made_twice(environment, copy):
     words = ("--steps", "2,4", "--temperatures", "0.5,1.0")
     first = frontier(environment, copy, *words)

@@ -14,6 +14,8 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, Polynomial
 from md4_jax.step import draws
 
+pytestmark = pytest.mark.slow
+
 N, K = 40_000, 4.5
 X = np.array([[0, 1, 1]])
 TABLE = exact.denoiser_of(exact.table_logits(2, 3))

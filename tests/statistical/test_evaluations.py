@@ -13,6 +13,8 @@ from md4_jax.samplers.grids import cosine, uniform
 from md4_jax.samplers.tweedie import Tweedie
 from md4_jax.schedules import Cosine, Linear, LogLinear
 
+pytestmark = pytest.mark.slow
+
 EVEN = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
 FOUR_STEPS = {
     "linear": (Linear(), uniform(4), 2.3125, 2.734375),
@@ -51,7 +53,6 @@ def test_t12_a_cache_that_computes_after_each_change(schedule, grid, lazy, cache
     assert within(1 + (new & (rounds < 3)).sum(axis=1), cached)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("steps, mean", [(64, 63.999993652), (1024, 647.47546684)])
 def test_t12_a_thousand_tokens(steps, mean):
     """Log-linear, L = 1024: n = 64 sequences, 4 standard errors of the law of L balls in T boxes.

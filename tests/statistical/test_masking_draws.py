@@ -11,6 +11,8 @@ from md4_jax.processes.masking import Masking
 from md4_jax.schedules import Cosine, Linear
 from md4_jax.step import draws
 
+pytestmark = pytest.mark.slow
+
 N = 20_000
 
 

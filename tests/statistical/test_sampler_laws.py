@@ -22,6 +22,8 @@ from md4_jax.samplers.transforms import Transform
 from md4_jax.samplers.tweedie import Tweedie
 from md4_jax.schedules import Cosine, Geometric
 
+pytestmark = pytest.mark.slow
+
 TABLE = exact.denoiser_of(exact.table_logits(3, 2))
 MU = np.asarray(jax.nn.softmax(exact.table_logits(3, 2)), np.float64)  # [16, 2, 3], z in base 4
 PERFECT = exact.denoiser_of(exact.perfect_logits(exact.P_V3L2))
@@ -79,7 +81,6 @@ ONE_BY_ONE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step, law", ONE_BY_ONE.values(), ids=ONE_BY_ONE)
 def test_m16_tokens_one_after_another(step, law):
     """A wrong denoiser's law by enumeration of orders: 9 sequences, n = 20,000, p > 1e-4."""
@@ -91,14 +92,12 @@ def test_m16_tokens_one_after_another(step, law):
     assert len(others) >= 4 and not any(laws.accepted(counts, other) for other in others)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [FirstHitting(), AnyOrder(), AnyOrder("left_to_right")])
 def test_m16_one_after_another_from_the_perfect_denoiser_is_the_data(step):
     """Chi-squared over 9 sequences, n = 20,000, p > 1e-4."""
     assert laws.accepted(counts_of(PERFECT, Masking(3), step, uniform(1), seed=2), exact.P_V3L2)
 
 
-@pytest.mark.slow
 def test_first_hitting_asks_the_network_at_the_times_of_the_exact_process():
     """A denoiser of time, cosine schedule: the limit of many ancestral steps, n = 20,000."""
     denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=1.0)
@@ -124,7 +123,6 @@ def by_chances(denoiser, grid, chances) -> np.ndarray:
     return law.reshape(4, 4)[:3, :3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "several, chances",
     [
@@ -163,7 +161,6 @@ def surest_first(score: str) -> np.ndarray:
     return law
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"per_step": 1}], ids=["grid", "per_step"])
 @pytest.mark.parametrize("score", ["probability", "margin", "entropy"])
 def test_the_surest_token_first(score, options):

@@ -11,6 +11,8 @@ import pytest
 
 from md4_jax.samplers import draw
 
+pytestmark = pytest.mark.slow
+
 GPT2 = 50257
 
 
@@ -43,7 +45,6 @@ def compile_quickly():
     """Takes the place of the fixture for all files: here it is the noise that takes the time."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("each, rows", [(0.9e-8, 360_000), (5e-8, 36_000)])
 def test_a_tail_of_gpt2_size(each, rows):
     """50,256 symbols of probability 0.9e-8 or 5e-8: 163 or 90 draws in the tail, 4 errors."""
@@ -52,7 +53,6 @@ def test_a_tail_of_gpt2_size(each, rows):
     assert right(tails(draw.categorical, logits, rows, 9000), rows, tail)
 
 
-@pytest.mark.slow
 def test_noise_of_few_bits_has_no_such_tail():
     """The test above has power: JAX's default noise is refused, n = 15,360, 39 of 5e-8 each."""
     logits, tail = with_tail(GPT2, 5e-8)

@@ -171,6 +171,7 @@ def draw(p, step, grid, keys):
     return exact.drawn(causal_of(p), Masking(p.shape[0]), step, grid, keys, length=p.ndim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [exact.P_V3L2, exact.P_V2L3], ids=["V3L2", "V2L3"])
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_samples_have_the_law_on_every_grid(p, grid):

@@ -80,6 +80,7 @@ def test_every_sampler_and_every_process_is_among_the_cases():
     assert isinstance(cases()["transition, ancestral"][0], Transition)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process, step", marked())
 def test_given_tokens_come_out_and_samples_stay_apart(process, step):
     denoiser = Denoiser(causal, lambda h: h) if step.needs.causal else TABLE

@@ -222,6 +222,7 @@ def test_the_ends_have_finite_gradients(form, process, u, dtype):
         assert jnp.abs(gradient).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_clean_data_is_not_noised_and_one_level_is_told_to_the_network():
     seen = []
 

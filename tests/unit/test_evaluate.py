@@ -74,6 +74,7 @@ SAMPLER = make_sampler(NETWORK, sample, cosine(4), MESH)
 BLANK = Template(*(row[0] for row in blank(1, 2)))
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_the_seed_and_its_number_alone():
     def drawn(**options):
         asked = SampleOptions(**options)

@@ -153,6 +153,7 @@ def test_g05_the_gradient_in_w_at_one_time():
     np.testing.assert_allclose(gradient, [0.6853457117, 0.51769630423, 0.31294406289], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_g05_the_whole_gradient_in_w():
     t, weight = exact.quadrature(FIRST, 1.0, nodes=120, power=2)
     objective = GenMD4(first_time=FIRST)
@@ -164,6 +165,7 @@ def test_g05_the_whole_gradient_in_w():
     np.testing.assert_allclose(total, [0.49831985901, -0.26650926983, -0.050757421721], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_g06_the_expected_gradient_at_the_perfect_denoiser():
     """Not zero at one t, but its integral over t is: here at t = 0.6."""
     at_one_time = sum(

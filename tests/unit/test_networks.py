@@ -116,6 +116,7 @@ def test_scanned_and_unrolled_blocks_compute_the_same(options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["dots", "full"])
 @pytest.mark.parametrize("scan_blocks", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_recomputed_blocks_have_the_same_gradients(scan_blocks, remat):
@@ -303,6 +304,7 @@ def test_an_ordinal_head_starts_broad_and_in_float32():
     np.testing.assert_allclose(rounded, exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_ordinal_head_is_laid_out_and_learns():
     """A row of the sharding table has it; ten plain steps bring a symbol's cost down."""
     network = Transformer(**(SIZES | ORDINAL)).build()
@@ -336,6 +338,7 @@ def test_impossible_sizes_are_refused(options, words):
         Transformer(**(SIZES | options))
 
 
+@pytest.mark.slow
 @every_network
 @pytest.mark.parametrize("time_conditioning", [True, False])
 def test_every_parameter_learns_from_the_true_initialisation(make, time_conditioning):

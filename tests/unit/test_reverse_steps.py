@@ -69,6 +69,7 @@ NOISES = {f"uniform {form}": Uniform(3, NoiseIsTime(), form) for form in FORMS} 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["uniform joint", "uniform score", "rates mixture"])
 @pytest.mark.parametrize(
     "step, distances",
@@ -283,6 +284,7 @@ def test_g01_the_rates_are_those_of_the_exact_step(x64):
     assert (process.reverse_rates(outputs, jnp.array([[1]]), jnp.array([t])) == 0.0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [Ancestral, Tweedie, Euler, TauLeaping, Remask])
 def test_t13_temperature_zero_changes_tokens_but_not_when_they_appear(step):
     """One step from t = 0.9 to 0.3, all 16 states 8 times: the same positions, argmax at them."""

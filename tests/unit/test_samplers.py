@@ -66,6 +66,7 @@ def test_the_loop_leaves_no_mask_and_counts_evaluations(make, grid):
     assert len(np.unique(z, axis=0)) > 3
 
 
+@pytest.mark.slow
 @every_sampler
 def test_masks_that_a_schedule_leaves_are_filled_and_counted(make):
     """alpha_0 = exp(-2): every position has a fair chance of being left; two runs are the same."""

@@ -62,6 +62,7 @@ def test_microbatches_change_no_draw(microbatches):
     np.testing.assert_allclose(same["u"], metrics["u"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_microbatches_of_a_network_average_to_its_gradient():
     network = Transformer(5, size=8, depth=1, heads=2, hidden=8, scan_blocks=False).build()
     optimizer, x = optax.sgd(0.1), np.random.default_rng(0).integers(0, 5, (BATCH, 6))

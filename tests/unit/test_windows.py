@@ -132,6 +132,7 @@ def random_samples(**options):
     return drawn(free(9), features=table, step=Ancestral(), **options)
 
 
+@pytest.mark.slow
 def test_a_sample_depends_on_the_seed_and_its_number_alone():
     whole = random_samples(num=7, batch_size=7)
     assert whole.tokens.shape == (7, 9) and whole.tokens.max() < VOCABULARY
@@ -194,6 +195,7 @@ def test_a_token_keeps_its_probability_in_later_windows():
     assert ((sure[-1, -1] > 0) & (sure[-1, -1] < 1)).all()
 
 
+@pytest.mark.slow
 def test_frames_do_not_depend_on_the_batch():
     one = random_samples(num=5, batch_size=5, trace=True)
     other = random_samples(num=5, batch_size=2, trace=True)
