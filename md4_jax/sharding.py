@@ -73,7 +73,7 @@ def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
     Slices of TPUs, between which there is only the data centre's network, lie along `data`.
     """
     is_tpu = devices[0].platform == "tpu"
-    slices = len({device.slice_index for device in devices}) if is_tpu else 1
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
     if slices == 1:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     if shape[0] % slices:

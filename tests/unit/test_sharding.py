@@ -1,5 +1,7 @@
 """The table from parameter path to sharding, on meshes of devices that need not be there."""
 
+import dataclasses
+
 import exact
 import jax
 import jax.numpy as jnp
@@ -102,6 +104,46 @@ def test_a_mesh_has_all_axes_and_counts_its_batch_shards():
 def test_too_few_devices(options, words):
     with pytest.raises(UserError, match=words):
         make_mesh(options, jax.devices()[:1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a mesh asks of a device."""
+
+    platform: str
+    device_kind: str
+    slice_index: int
+    core_on_chip: int
+    coords: tuple[int, int, int]
+    process_index: int
+    id: int
+
+
+def chips(slices: int):
+    """Slices of 4 x 4 chips, numbered slice by slice and row by row."""
+    return [
+        Chip(
+            platform="tpu", device_kind="TPU v5 lite", slice_index=number, core_on_chip=0,
+            coords=(x, y, 0), process_index=4 * number + y, id=16 * number + 4 * y + x,
+        )
+        for number in range(slices) for y in range(4) for x in range(4)
+    ]  # fmt: skip
+
+
+def test_neighbours_on_an_axis_are_neighbours_in_the_machine():
+    mesh = make_mesh(MeshOptions(fsdp=4), chips(1))
+    for row in mesh.devices[:, :, 0]:
+        places = np.array([chip.coords for chip in row])
+        assert np.ptp(places, axis=0).tolist() in ([3, 0, 0], [0, 3, 0])  # a ring of the torus
+
+
+def test_slices_lie_along_data():
+    mesh = make_mesh(MeshOptions(fsdp=8, tensor=2), chips(2))
+    assert mesh.devices.shape == (2, 8, 2)
+    for number in range(2):
+        assert {chip.slice_index for chip in mesh.devices[number].ravel()} == {number}
+    with pytest.raises(UserError, match="mesh.data=1 must be a multiple of the 2 slices"):
+        make_mesh(MeshOptions(fsdp=32), chips(2))
 
 
 def test_rows_of_the_host_become_one_array_and_come_back():
