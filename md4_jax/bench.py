@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax import corpus
+from md4_jax.compiling import jit
 from md4_jax.experiment import Experiment, eval_batch_size, sample_length
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
@@ -133,9 +134,9 @@ def matrix_product(exp: Experiment) -> Part:
     return Part(lambda: product(a), side, flops=2.0 * side**3 * exp.mesh.size)
 
 
-def _compiled(fn: Callable, *arguments: Any, donate: tuple[int, ...] = ()):
+def _compiled(fn: Callable, *arguments: Any):
     began = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=donate).lower(*arguments).compile()
+    compiled = fn.lower(*arguments).compile()
     spent = time.perf_counter() - began
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     facts = dict(
@@ -173,7 +174,7 @@ def _train(exp: Experiment, source: Any) -> Part:
         state = fresh_state(exp)
         batch = _batch(exp, exp.train.batch_size)
         step = make_train_step(exp.network, exp.objective, exp.optimizer, exp.train)
-        compiled, facts = _compiled(step, state, batch, donate=(0,))
+        compiled, facts = _compiled(jit(step, exp.mesh, donate_argnums=0), state, batch)
     held = [state]
     tokens = batch.tokens.size
     model = 3.0 * tokens * forward_flops(exp, state.params["network"])
@@ -191,7 +192,7 @@ def _eval(exp: Experiment, source: Any) -> Part:
     batch = _batch(exp, eval_batch_size(exp))
     step = make_eval_step(exp.network, exp.eval_objective, exp.eval.draws, exp.eval.seed)
     with jax.set_mesh(exp.mesh):
-        compiled, facts = _compiled(step, params, batch, jnp.int32(0))
+        compiled, facts = _compiled(jit(step, exp.mesh), params, batch, jnp.int32(0))
     facts["flops"] *= exp.eval.draws
     tokens = batch.tokens.size * exp.eval.draws
     model = tokens * forward_flops(exp, params["network"])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from md4_jax.compiling import jit
 from md4_jax.metrics import Likelihood
 from md4_jax.protocols import Array, Batch, Params, UserError
 from md4_jax.sharding import to_global, to_host
@@ -56,7 +57,7 @@ class Evaluator:
         *,
         characters: bool,
     ):
-        self._step = jax.jit(eval_step)
+        self._step = jit(eval_step, mesh)
         self._mesh = mesh
         self._draws = draws
         self._characters = characters

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.bench import forward_flops
+from md4_jax.compiling import jit
 from md4_jax.experiment import Experiment, eval_batch_size, sample_length
 from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch, UserError
@@ -114,7 +115,7 @@ def _train(exp: Experiment, shapes: Any) -> Plan:
     step = make_train_step(exp.network, exp.objective, exp.optimizer, exp.train)
     batch = _batch(exp, exp.train.batch_size, exp.data.length)
     flops = 3.0 * batch.tokens.size * forward_flops(exp, shapes.params["network"])
-    return _compiled(exp, jax.jit(step, donate_argnums=0), flops, shapes, batch)
+    return _compiled(exp, jit(step, exp.mesh, donate_argnums=0), flops, shapes, batch)
 
 
 def _eval(exp: Experiment, shapes: Any) -> Plan:
@@ -122,7 +123,7 @@ def _eval(exp: Experiment, shapes: Any) -> Plan:
     batch = _batch(exp, eval_batch_size(exp), exp.data.length)
     flops = exp.eval.draws * batch.tokens.size * forward_flops(exp, shapes.params["network"])
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(exp.mesh, P()))
-    return _compiled(exp, jax.jit(step), flops, shapes.ema, batch, index)
+    return _compiled(exp, jit(step, exp.mesh), flops, shapes.ema, batch, index)
 
 
 def _sample(exp: Experiment, shapes: Any) -> Plan:

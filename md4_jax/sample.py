@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from md4_jax.compiling import jit
 from md4_jax.paths import Place
 from md4_jax.prompts import Template
 from md4_jax.protocols import Array, Denoiser, Network, Params, SamplerStep, UserError
@@ -83,7 +84,7 @@ def make_sampler(
             grid=grid, keys=keys, fixed=(tokens, given), trace=trace,
         )  # fmt: skip
 
-    return jax.jit(run)
+    return jit(run, mesh)
 
 
 def draw_samples(

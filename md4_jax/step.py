@@ -121,8 +121,7 @@ def make_train_step(
         )
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
-        new = _apply(optimizer, state, grads, options.ema)
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, state)
+        kept = _apply(optimizer, state, grads, good, options.ema)
         bad = jnp.logical_not(good).astype(jnp.int32)
         state = kept._replace(
             step=state.step + 1,
@@ -165,11 +164,23 @@ def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, state: TrainState, grads: Params, decay: float
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    grads: Params,
+    good: Array,
+    decay: float,
 ) -> TrainState:
+    """The update, or the state as it is where it is not good."""
+
+    def chosen(new: Params, old: Params) -> Params:
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    ema = ema_update(state.ema, params, state.step, decay)
+    params = chosen(optax.apply_updates(state.params, updates), state.params)
+    # Written before the average reads them: to compute them twice would keep the old ones alive.
+    params = jax.lax.optimization_barrier(params)
+    ema = chosen(ema_update(state.ema, params, state.step, decay), state.ema)
+    opt_state = chosen(opt_state, state.opt_state)
     return state._replace(params=params, ema=ema, opt_state=opt_state)
 
 

@@ -8,6 +8,7 @@ import jax
 
 from md4_jax import build, corpus, report
 from md4_jax.checkpoint import Checkpoints
+from md4_jax.compiling import jit
 from md4_jax.experiment import Experiment
 from md4_jax.metrics import NullWriter, Progress, Writer
 from md4_jax.paths import Place
@@ -59,9 +60,8 @@ def train(exp: Experiment, source, workdir: Place) -> tuple[int, int | None]:
         data.set_state(host["data"])
         log.set_state(host["log"])
     evaluator = build.evaluator(exp)
-    step_fn = jax.jit(
-        make_train_step(exp.network, exp.objective, exp.optimizer, exp.train), donate_argnums=0
-    )
+    step_fn = make_train_step(exp.network, exp.objective, exp.optimizer, exp.train)
+    step_fn = jit(step_fn, exp.mesh, donate_argnums=0)
     stop, began = Stop(), time.monotonic()
 
     def evaluate_if_due() -> None:

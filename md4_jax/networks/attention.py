@@ -1,7 +1,10 @@
 """Attention behind one function, whatever computes it on a platform."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
@@ -39,24 +42,73 @@ def attend(
     if segments is not None:
         asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)
         mask = (asking[:, :, None] == segments[:, None, :])[:, None]
-    if index is not None and causal:
-        left = (index[:, :, None] >= jnp.arange(key_BxLxHxDh.shape[1]))[:, None]
-        mask, causal = left if mask is None else mask & left, False
-    return jax.nn.dot_product_attention(
-        query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask=mask, is_causal=causal
-    )
+    if causal:
+        asked = jnp.arange(key_BxLxHxDh.shape[1])[None] if index is None else index
+        left = (asked[:, :, None] >= jnp.arange(key_BxLxHxDh.shape[1]))[:, None]
+        mask = left if mask is None else mask & left
+    return _plain(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
 
 
-def rotate(x_BxLxHxDh: Array, index: Array | None = None, *, base: float = 10_000.0) -> Array:
-    """Rotary position embedding (arXiv:2104.09864), computed in float32, halves rotated.
+@jax.custom_vjp
+def _plain(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
+    """The formula; mask bool [B or 1, 1, Q, L] says which keys a query sees, one at least.
 
-    index int32 [B, L] are the positions, if they are not 0, 1, ...
+    Scores are read as few times as can be: sums are divided after the product with the values,
+    and the backward pass takes sum_j p_j dp_j from the output (arXiv:2205.14135, section 3.1).
     """
-    length, size = x_BxLxHxDh.shape[1], x_BxLxHxDh.shape[-1]
-    frequency = base ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
-    position = jnp.arange(length)[None] if index is None else index
-    angle = position.astype(jnp.float32)[..., None] * frequency
-    cos, sin = (f(angle)[:, :, None, :] for f in (jnp.cos, jnp.sin))
+    return _forward(query, key, value, mask)[0]
+
+
+def _forward(query: Array, key: Array, value: Array, mask: Array | None):
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    scores = _product("bqhd,bkhd->bhqk", query, key)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    inverse = 1.0 / jnp.swapaxes(jnp.sum(weights, axis=-1), 1, 2)[..., None]
+    weights = weights.astype(value.dtype)
+    out = (_product("bhqk,bkhd->bqhd", weights, value) * inverse).astype(value.dtype)
+    return out, (query, key, value, out, weights, inverse)
+
+
+def _backward(kept: tuple[Array, ...], slope: Array):
+    query, key, value, out, weights, inverse = kept
+    wide = slope.astype(jnp.float32) * inverse
+    mean = jnp.swapaxes(jnp.sum(wide * out, axis=-1), 1, 2)[..., None]
+    narrow = wide.astype(value.dtype)
+    of_value = _product("bhqk,bqhd->bkhd", weights, narrow)
+    of_scores = weights * (_product("bqhd,bkhd->bhqk", narrow, value) - mean)
+    of_scores = of_scores.astype(query.dtype)
+    of_query = _product("bhqk,bkhd->bqhd", of_scores, key) * query.shape[-1] ** -0.5
+    of_key = _product("bhqk,bqhd->bkhd", of_scores, query)
+    return *(x.astype(query.dtype) for x in (of_query, of_key, of_value)), None
+
+
+_plain.defvjp(_forward, _backward)
+
+
+def _product(spec: str, left: Array, right: Array) -> Array:
+    return jnp.einsum(spec, left, right, preferred_element_type=jnp.float32)
+
+
+@functools.lru_cache(maxsize=8)
+def _angles(length: int, size: int, base: float) -> np.ndarray:
+    """cos and sin [2, L, Dh / 2] of position times frequency: computed once, in float64."""
+    frequency = base ** (-np.arange(0, size, 2) / size)
+    angle = np.arange(length)[:, None] * frequency
+    return np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
+
+
+def rotate(
+    x_BxLxHxDh: Array, index: Array | None = None, *, length: int = 0, base: float = 10_000.0
+) -> Array:
+    """Rotary position embedding (arXiv:2104.09864), applied in float32, halves rotated.
+
+    index int32 [B, P] are the positions, all below length, if they are not 0, 1, ...
+    """
+    angles = _angles(length or x_BxLxHxDh.shape[1], x_BxLxHxDh.shape[-1], base)
+    cos, sin = angles if index is None else jnp.asarray(angles)[:, index]
+    cos, sin = (x[..., :, None, :] for x in (cos, sin))
     left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
     return rotated.astype(x_BxLxHxDh.dtype)

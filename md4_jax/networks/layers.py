@@ -12,10 +12,16 @@ from md4_jax.sharding import BATCH_AXES, constrain
 KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
-def dense(size: int, name: str, dtype, *, zeros: bool = False, bias: bool = False) -> nn.Dense:
+def dense(size: int, name: str, dtype, *, zeros: bool = False, bias: bool = False):
     """A linear layer with float32 parameters that computes in dtype."""
     init = nn.initializers.zeros if zeros else KERNEL_INIT
-    return nn.Dense(size, use_bias=bias, kernel_init=init, dtype=dtype, name=name)
+    layer = nn.Dense(size, use_bias=bias, kernel_init=init, dtype=dtype, name=name)
+
+    def apply(x: Array) -> Array:
+        # Over one axis of all tokens: XLA's gradient of a sum over two transposes both factors.
+        return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], size)
+
+    return apply
 
 
 class Normalize(nn.Module):
@@ -59,7 +65,7 @@ class Attention(nn.Module):
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
         mixed = attend(
-            rotate(query, index), rotate(key), value,
+            rotate(query, index, length=key.shape[1]), rotate(key), value,
             segments=segments, causal=self.causal, index=index, kernel=self.kernel,
         )  # fmt: skip
         mixed_BxLxD = mixed.reshape(asking.shape)
@@ -95,6 +101,12 @@ class LocalMixing(nn.Module):
         return mixed
 
 
+@jax.checkpoint
+def gated(gate: Array, up: Array) -> Array:
+    """silu(gate) * up; the backward pass computes the sigmoid again rather than read it."""
+    return nn.silu(gate) * up
+
+
 class FeedForward(nn.Module):
     """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202)."""
 
@@ -104,8 +116,8 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxLxD: Array) -> Array:
-        gate_BxLxF = nn.silu(dense(self.hidden, "gate", self.dtype)(x_BxLxD))
-        hidden_BxLxF = gate_BxLxF * dense(self.hidden, "up", self.dtype)(x_BxLxD)
+        gate_BxLxF = dense(self.hidden, "gate", self.dtype)(x_BxLxD)
+        hidden_BxLxF = gated(gate_BxLxF, dense(self.hidden, "up", self.dtype)(x_BxLxD))
         hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
         return dense(x_BxLxD.shape[-1], "down", self.dtype, zeros=self.zero_output)(hidden_BxLxF)
 

@@ -197,7 +197,8 @@ class TransformerModule(nn.Module):
         return apply(x_BxLxD, self.options.depth - 1, index)[0]
 
     def unembed(self, h: Array) -> Array:
-        logits = self.head(h).astype(jnp.float32)
+        rows = h.reshape(-1, h.shape[-1])  # as in layers.dense
+        logits = self.head(rows).astype(jnp.float32).reshape(*h.shape[:-1], -1)
         return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,11 @@ from md4_jax.protocols import Array, Denoiser
 # Logits of one device that are alive at once: 64 MiB of float32. More are made chunk by chunk,
 # and again in the backward pass.
 CHUNK = 2**24
+# As many are kept for the backward pass, if the chosen positions have no more: 256 MiB.
+KEPT = 2**26
 # Below this vocabulary the head is too small a part of a step for gathering to pay.
 LEAST_VOCABULARY = 1024
+KEEP = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
 def at_positions(
@@ -38,16 +40,18 @@ def at_positions(
     count = chosen_GxN.shape[1]
     room = min(count, math.ceil(share * count))
 
-    def at(h: Array, rows: list[Array]) -> Array:
-        return _chunked(denoiser.unembed, reduce, vocabulary, h, rows)
+    def at(h: Array, rows: list[Array], kept: int) -> Array:
+        policy = KEEP if h.shape[1] * vocabulary <= kept else None
+        one = jax.checkpoint(lambda h, *rows: reduce(denoiser.unembed(h), *rows), policy=policy)
+        return _chunked(one, vocabulary, h, rows)
 
     def everywhere() -> Array:
-        return jnp.where(chosen_GxN, at(h, rows_GxN), 0.0)
+        return jnp.where(chosen_GxN, at(h, rows_GxN, CHUNK), 0.0)
 
     def gathered() -> Array:
         order_GxC = jnp.argsort(jnp.logical_not(chosen_GxN), axis=1, stable=True)[:, :room]
         picked = [jnp.take_along_axis(x, order_GxC, axis=1) for x in (chosen_GxN, *rows_GxN)]
-        found = at(jnp.take_along_axis(h, order_GxC[..., None], axis=1), picked[1:])
+        found = at(jnp.take_along_axis(h, order_GxC[..., None], axis=1), picked[1:], KEPT)
         found = jnp.where(picked[0], found, 0.0)
         group = jnp.arange(len(order_GxC))[:, None]
         return jnp.zeros(chosen_GxN.shape, found.dtype).at[group, order_GxC].set(found)
@@ -63,12 +67,12 @@ def _grouped(x: Array, groups: int) -> Array:
     return x.reshape(groups, x.shape[0] // groups * x.shape[1], *x.shape[2:])
 
 
-def _chunked(unembed: Callable, reduce: Callable, vocabulary: int, h: Array, rows: Any) -> Array:
-    """reduce(unembed(h), *rows), [G, N], with no more than about CHUNK logits at a time."""
+def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array]) -> Array:
+    """one(h, *rows), [G, N], with no more than about CHUNK logits at a time."""
     groups, count = h.shape[:2]
     chunks = -(-count * vocabulary // CHUNK)
     if chunks == 1:
-        return reduce(unembed(h), *rows)
+        return one(h, *rows)
     size = -(-count // chunks)
 
     def split(x: Array) -> Array:
@@ -76,9 +80,5 @@ def _chunked(unembed: Callable, reduce: Callable, vocabulary: int, h: Array, row
         parts = jnp.pad(x, padding).reshape(groups, chunks, size, *x.shape[2:])
         return jnp.moveaxis(parts, 1, 0)
 
-    @jax.checkpoint
-    def one(part: tuple[Array, list[Array]]) -> Array:
-        return reduce(unembed(part[0]), *part[1])
-
-    out = jax.lax.map(one, (split(h), [split(x) for x in rows]))
+    out = jax.lax.map(lambda part: one(*part), tuple(split(x) for x in (h, *rows)))
     return jnp.moveaxis(out, 0, 1).reshape(groups, chunks * size)[:, :count]

@@ -92,14 +92,28 @@ def test_a_small_vocabulary_is_not_gathered(monkeypatch):
     assert {shape[:-1] for shape in seen if len(shape) == 3} == {(1, 32)}
 
 
+def temporary(nats) -> int:
+    """Bytes of the compiled gradient beside its arguments and results."""
+    grad = jax.jit(jax.grad(lambda params: jnp.sum(nats(params))))
+    return grad.lower(PARAMS).compile().memory_analysis().temp_size_in_bytes
+
+
 def test_no_array_of_all_logits_is_alive(monkeypatch):
     """The compiled gradient's temporary memory is less than one float32 [B, L, V]."""
     monkeypatch.setattr(head, "CHUNK", 4000)
-    grad = jax.jit(jax.grad(lambda params: jnp.sum(nats(params, share=0.6))))
-    memory = grad.lower(PARAMS).compile().memory_analysis()
-    plain = jax.jit(jax.grad(lambda params: jnp.sum(plainly(params))))
-    assert memory.temp_size_in_bytes < B * L * V * 4
-    assert plain.lower(PARAMS).compile().memory_analysis().temp_size_in_bytes > B * L * V * 4
+    monkeypatch.setattr(head, "KEPT", 4000)
+    assert temporary(lambda params: nats(params, share=0.6)) < B * L * V * 4
+    assert temporary(plainly) > B * L * V * 4
+
+
+def test_logits_of_the_chosen_are_kept_where_they_fit(monkeypatch):
+    """Those of ceil(0.6 B L) positions and of no others."""
+    monkeypatch.setattr(head, "CHUNK", 4000)
+    monkeypatch.setattr(head, "KEPT", 4000)
+    least = temporary(lambda params: nats(params, share=0.6))
+    monkeypatch.setattr(head, "KEPT", B * L * V)
+    kept = temporary(lambda params: nats(params, share=0.6)) - least
+    assert 20 * V * 4 <= kept < 28 * V * 4  # with what fills up the last chunk; all are 32
 
 
 @pytest.mark.parametrize("objective", [AnyOrder(), AnyOrder(0.0, 0.6), MD4()])
