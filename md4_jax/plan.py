@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     moved                            bytes read and written in its memory, by `hlo.traffic`
     collectives                      {kind: (how many, bytes that it receives)}, by the same
     flops                            by the formula of `bench`
-    counted                          FLOPs by the compiler's count, bodies of loops once
+    counted, accessed                FLOPs and bytes by the compiler's count, bodies of loops once
     compile                          seconds
     """
 
@@ -59,6 +59,7 @@ class Plan(NamedTuple):
     collectives: dict[str, tuple[int, float]]
     flops: float
     counted: float
+    accessed: float
     compile: float
 
     @property
@@ -178,6 +179,7 @@ def _compiled(
         moving.collectives,
         flops / exp.mesh.size,
         float(cost["flops"]),
+        float(cost["bytes accessed"]),
         spent,
     )
 

@@ -165,7 +165,9 @@ class TransformerModule(nn.Module):
 
         The last block then computes no more than keys and values for the other positions.
         """
-        x_BxLxD = self.embedding.astype(self.compute_dtype)[z_BxL]
+        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
+        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
+        x_BxLxD = table[z_BxL]
         x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
         condition_BxD = self.time(t_B) if self.options.time_conditioning else None
         if self.options.scan_blocks and index is not None:

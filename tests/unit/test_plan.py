@@ -17,7 +17,7 @@ EXPERIMENT = types.SimpleNamespace(
 
 def program(gib: float) -> Plan:
     arguments, temporaries = int(gib * 2**28), int(gib * 3 * 2**28)
-    return Plan(arguments, 0, temporaries, 819e9, {"all-reduce": (2, 1e11)}, 197e12, 0.0, 1.0)
+    return Plan(arguments, 0, temporaries, 819e9, {"all-reduce": (2, 1e11)}, 197e12, 0.0, 0.0, 1.0)
 
 
 def test_a_program_that_is_too_large_is_refused_with_the_numbers():
