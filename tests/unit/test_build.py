@@ -42,7 +42,7 @@ DROP = object()
 @pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
 def test_a_config_builds(path: str):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
-    config = sections.load_config(path, {"mesh.data": "1"})
+    config = sections.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
     built = build.experiment(config, TOKENIZER)
     assert built.network.time_free == (not config["network"]["time_conditioning"])
     assert built.process.vocab_size == 27 and built.grid.shape == (built.sample.steps + 1,)
