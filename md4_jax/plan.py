@@ -162,6 +162,11 @@ def _compiled(
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith("INTERNAL"):
+            raise UserError(
+                f"XLA failed: {str(error).splitlines()[0][:200]}. If libtpu is not the one that "
+                f"jax {jax.__version__} asks for: pip install 'jax[tpu]=={jax.__version__}'"
+            ) from error
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         numbers = re.search(r"(Ran out of .*?|Used .*?) ?\.? (HLO module|Exceeded)", str(error))

@@ -2,11 +2,13 @@
 
 import types
 
+import jax
 import pytest
 
 from md4_jax import plan as plans
 from md4_jax.plan import CHIPS, Plan, check_fits, devices_of, seconds, table
 from md4_jax.protocols import UserError
+from md4_jax.sharding import MeshOptions, make_mesh
 
 EXPERIMENT = types.SimpleNamespace(
     config={"network": {"remat": "none", "dtype": "bfloat16"}},
@@ -37,6 +39,28 @@ def test_the_least_times_of_a_chip():
     shown = table({"train": program(1.0)}, chip)
     assert "| 256.0 MiB | 0.0 MiB | 768.0 MiB |" in shown and "2 all-reduce" in shown
     assert "| 100% |" in shown and "GiB" not in table({"train": program(1.0)}, None)
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        (
+            "INTERNAL: RET_CHECK failure (hlo.cc:1)",
+            r"XLA failed: INTERNAL: RET_CHECK .*jax\[tpu\]==",
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of 5G. HLO module", "does not fit the chip: Ran out of 5G"),
+    ],
+)
+def test_what_the_compiler_refuses(said, words):
+    def compile():
+        raise jax.errors.JaxRuntimeError(said)
+
+    lowered = types.SimpleNamespace(compile=compile)
+    fn = types.SimpleNamespace(lower=lambda: lowered)
+    mesh = make_mesh(MeshOptions(), jax.devices()[:1])
+    exp = types.SimpleNamespace(config=EXPERIMENT.config, train=EXPERIMENT.train, mesh=mesh)
+    with pytest.raises(UserError, match=words):
+        plans._compiled(exp, fn, 1.0)
 
 
 @pytest.mark.parametrize("topology", ["cpu:0", "cpu:4000", "cpu:x", "v99:3x3", "nothing"])
