@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-# cpu: matrix products are left to Eigen. By default XLA fuses them into calls of YNNPACK, which
-# takes twice as long for products of many small matrices, as in attention.
+# cpu: matrix products are left to Eigen. XLA's default, fusing them into calls of YNNPACK, made a
+# step of 16 x 256 tokens at width 256 a tenth slower and its temporaries a third larger.
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
     "gpu": {},

@@ -33,7 +33,7 @@ def attend(
 
     segments int32 [B, L]: a token attends only to tokens of its own segment. causal: only to
     itself and to those on its left. index int32 [B, P]: the queries are of these positions
-    alone. The softmax is float32 whatever the inputs are. kernel: plain, XLA's own, or splash,
+    alone. The softmax is float32 whatever the inputs are. kernel: plain, the formula, or splash,
     the TPU's, which is used where it can be: all queries, and a length of whole tiles.
     """
     if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):

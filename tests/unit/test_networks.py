@@ -364,3 +364,27 @@ def test_every_parameter_learns_from_the_true_initialisation(make, time_conditio
         if (old == new).all()
     ]
     assert still == []
+
+
+@pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("case", ["all", "causal", "segments", "index"])
+def test_output_and_gradients_of_attention_are_those_of_jax(case, dtype, rtol):
+    """Of attend, whose gradient is written by hand, relative to the largest number."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    query, key, value, slope = (2.0 * jax.random.normal(k, (2, 8, 2, 4), dtype) for k in keys)
+    segments = jnp.array([[0] * 3 + [1] * 5, [0] * 8])
+    index = jnp.array([[5, 0, 2], [7, 7, 1]])
+    mine, mask = {}, None
+    if case == "causal":
+        mine, mask = dict(causal=True), jnp.tril(jnp.ones((8, 8), bool))[None, None]
+    if case == "segments":
+        mine, mask = dict(segments=segments), (segments[:, :, None] == segments[:, None])[:, None]
+    if case == "index":
+        mine, query, slope = dict(index=index), query[:, :3], slope[:, :3]
+    got, pull = jax.vjp(lambda *qkv: attend(*qkv, **mine), query, key, value)
+    wanted, other = jax.vjp(
+        lambda *qkv: jax.nn.dot_product_attention(*qkv, mask=mask), query, key, value
+    )
+    for a, b in zip((got, *pull(slope)), (wanted, *other(slope)), strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, atol=rtol * np.abs(b).max())
