@@ -12,16 +12,42 @@ from md4_jax.sharding import BATCH_AXES, constrain
 KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
-def dense(size: int, name: str, dtype, *, zeros: bool = False, bias: bool = False):
-    """A linear layer with float32 parameters that computes in dtype."""
-    init = nn.initializers.zeros if zeros else KERNEL_INIT
-    layer = nn.Dense(size, use_bias=bias, kernel_init=init, dtype=dtype, name=name)
+class Linear(nn.Module):
+    """x W + b with float32 parameters, computed in dtype; W starts as KERNEL_INIT or as zeros.
 
-    def apply(x: Array) -> Array:
+    fan_in, and columns: what x and the result have beyond the sizes of W are zeros and made from
+    zeros (padded_size); 0 for none.
+    """
+
+    size: int
+    dtype: jnp.dtype
+    zeros: bool = False
+    bias: bool = False
+    fan_in: int = 0
+    columns: int = 0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = nn.initializers.zeros if self.zeros else KERNEL_INIT
+        shape = (self.fan_in or x.shape[-1], self.size)
+        kernel = self.param("kernel", init, shape).astype(self.dtype)
+        more = (x.shape[-1] - shape[0], (self.columns or self.size) - self.size)
+        if any(more):
+            kernel = jnp.pad(kernel, [(0, more[0]), (0, more[1])])
         # Over one axis of all tokens: XLA's gradient of a sum over two transposes both factors.
-        return layer(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], size)
+        y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ kernel
+        if self.bias:
+            y = y + self.param("bias", nn.initializers.zeros, (self.size,)).astype(self.dtype)
+        return y.reshape(*x.shape[:-1], -1)
 
-    return apply
+
+def padded_size(size: int, platform: str) -> int:
+    """The width at which hidden features are computed, which is more where that is faster.
+
+    On CPUs rows of whole multiples of 4 KiB fall into the same few sets of the caches, which
+    costs a product a fifth of its rate; columns of zeros put them apart.
+    """
+    return size + 16 if platform == "cpu" and size % 1024 == 0 else size
 
 
 class Normalize(nn.Module):
@@ -53,7 +79,9 @@ class Attention(nn.Module):
         batch, _, size = x_BxLxD.shape
         asking = x_BxLxD if index is None else rows(x_BxLxD, index)
         query, key, value = (
-            dense(size, name, self.dtype)(x).reshape(batch, -1, self.heads, size // self.heads)
+            Linear(size, self.dtype, name=name)(x).reshape(
+                batch, -1, self.heads, size // self.heads
+            )
             for name, x in (("query", asking), ("key", x_BxLxD), ("value", x_BxLxD))
         )
         if self.qk_norm:
@@ -69,7 +97,7 @@ class Attention(nn.Module):
             segments=segments, causal=self.causal, index=index, kernel=self.kernel,
         )  # fmt: skip
         mixed_BxLxD = mixed.reshape(asking.shape)
-        return dense(size, "out", self.dtype, zeros=self.zero_output)(mixed_BxLxD)
+        return Linear(size, self.dtype, self.zero_output, name="out")(mixed_BxLxD)
 
 
 class LocalMixing(nn.Module):
@@ -108,18 +136,25 @@ def gated(gate: Array, up: Array) -> Array:
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202)."""
+    """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202).
+
+    hidden features, computed at the width `padded`.
+    """
 
     hidden: int
+    padded: int
     zero_output: bool
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x_BxLxD: Array) -> Array:
-        gate_BxLxF = dense(self.hidden, "gate", self.dtype)(x_BxLxD)
-        hidden_BxLxF = gated(gate_BxLxF, dense(self.hidden, "up", self.dtype)(x_BxLxD))
-        hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
-        return dense(x_BxLxD.shape[-1], "down", self.dtype, zeros=self.zero_output)(hidden_BxLxF)
+        gate_BxLxF, up_BxLxF = (
+            Linear(self.hidden, self.dtype, columns=self.padded, name=name)(x_BxLxD)
+            for name in ("gate", "up")
+        )
+        hidden_BxLxF = constrain(gated(gate_BxLxF, up_BxLxF), BATCH_AXES, None, "tensor")
+        size, zero = x_BxLxD.shape[-1], self.zero_output
+        return Linear(size, self.dtype, zero, fan_in=self.hidden, name="down")(hidden_BxLxF)
 
 
 class Block(nn.Module):
@@ -127,6 +162,7 @@ class Block(nn.Module):
 
     heads: int
     hidden: int
+    padded: int
     qk_norm: bool
     local_width: int
     causal: bool
@@ -146,7 +182,7 @@ class Block(nn.Module):
         attention = Attention(
             self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, name="attention"
         )
-        feed_forward = FeedForward(self.hidden, zero, self.dtype, name="feed_forward")
+        feed_forward = FeedForward(self.hidden, self.padded, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxD is not None:
             six = modulation(6, x_BxLxD.shape[-1], condition_BxD, self.dtype)
@@ -165,7 +201,7 @@ class Block(nn.Module):
 
 def modulation(count: int, size: int, condition_BxD: Array, dtype) -> list[Array]:
     """`count` vectors [B, 1, D] that scale, shift or gate; all zero at initialisation."""
-    layer = dense(count * size, "modulation", dtype, zeros=True, bias=True)
+    layer = Linear(count * size, dtype, zeros=True, bias=True, name="modulation")
     return jnp.split(layer(nn.silu(condition_BxD))[:, None, :], count, axis=-1)
 
 
@@ -201,5 +237,5 @@ class TimeEmbedding(nn.Module):
         frequency = jnp.exp(-jnp.log(10_000.0) * jnp.arange(half) / (half - 1))
         angle_BxD = 1000.0 * t_B.astype(jnp.float32)[:, None] * frequency
         waves_BxD = jnp.concatenate([jnp.sin(angle_BxD), jnp.cos(angle_BxD)], axis=-1)
-        hidden = nn.silu(dense(self.size, "time_in", self.dtype, bias=True)(waves_BxD))
-        return dense(self.size, "time_out", self.dtype, bias=True)(hidden)
+        hidden = nn.silu(Linear(self.size, self.dtype, bias=True, name="time_in")(waves_BxD))
+        return Linear(self.size, self.dtype, bias=True, name="time_out")(hidden)

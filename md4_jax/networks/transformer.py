@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
-from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation
+from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation, padded_size
 from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array, Denoiser, Network, UserError
 from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
@@ -85,7 +85,9 @@ class Transformer:
     def build(self, platform: str = "cpu") -> Network:
         """init and bind of the linen module, with the padded vocabulary rows cut off."""
         kernel = kernel_for(self.attention, platform)
-        module = TransformerModule(dataclasses.replace(self, attention=kernel))
+        hidden = self.hidden or -(-8 * self.size // (3 * 64)) * 64
+        options = dataclasses.replace(self, attention=kernel, hidden=hidden)
+        module = TransformerModule(options, padded_size(hidden, platform))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):
@@ -116,6 +118,7 @@ class TransformerModule(nn.Module):
     """Tokens z [B, L] in 0..V and times t [B] -> features [B, L, D] -> logits [B, L, V]."""
 
     options: Transformer
+    padded: int
 
     def setup(self):
         o = self.options
@@ -136,12 +139,12 @@ class TransformerModule(nn.Module):
                 dtype=self.compute_dtype,
                 use_bias=True,
             )
-        hidden = o.hidden or -(-8 * o.size // (3 * 64)) * 64
         block = Block
         if o.remat != "none":
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
         arguments = (
-            o.heads, hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype, o.attention,
+            o.heads, o.hidden, self.padded, o.qk_norm, o.local_width, o.causal,
+            self.compute_dtype, o.attention,
         )  # fmt: skip
         self.block_arguments = arguments
         if o.scan_blocks:
@@ -199,7 +202,7 @@ class TransformerModule(nn.Module):
         return apply(x_BxLxD, self.options.depth - 1, index)[0]
 
     def unembed(self, h: Array) -> Array:
-        rows = h.reshape(-1, h.shape[-1])  # as in layers.dense
+        rows = h.reshape(-1, h.shape[-1])  # as in layers.Linear
         logits = self.head(rows).astype(jnp.float32).reshape(*h.shape[:-1], -1)
         return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
 
