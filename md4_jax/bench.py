@@ -15,6 +15,7 @@ import numpy as np
 from md4_jax import corpus
 from md4_jax.compiling import jit
 from md4_jax.experiment import Experiment, eval_batch_size, sample_length
+from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
 from md4_jax.samplers.loop import blank, sample
@@ -45,9 +46,9 @@ class Part(NamedTuple):
 
     call     runs it once and returns arrays to wait for
     tokens   that it processes in a call
-    flops    by the compiler's count, in which the body of a loop counts once: multiplied here
-             by the draws of an evaluation, not by the layers of scanned blocks or by
-             microbatches; 0 for a sampler, which is all loop, and where nothing is compiled
+    flops    of the compiled program: on CPUs its matrix products (`hlo.traffic`), elsewhere the
+             compiler's count, in which the body of a loop counts once; 0 for a sampler, whose
+             loops the data decide, and where nothing is compiled
     model    by the formula: 6 N per trained token and 12 L D per token and block for attention
              (a third of both for a forward pass), N the parameters of linear layers that see
              tokens; of a sampler for whole evaluations, of which it may need only a part
@@ -140,7 +141,7 @@ def _compiled(fn: Callable, *arguments: Any):
     spent = time.perf_counter() - began
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     facts = dict(
-        flops=float(cost["flops"]),
+        flops=traffic(compiled.as_text()).products or float(cost["flops"]),
         compile=spent,
         temporary=memory.temp_size_in_bytes,
         arguments=memory.argument_size_in_bytes,
@@ -193,7 +194,6 @@ def _eval(exp: Experiment, source: Any) -> Part:
     step = make_eval_step(exp.network, exp.eval_objective, exp.eval.draws, exp.eval.seed)
     with jax.set_mesh(exp.mesh):
         compiled, facts = _compiled(jit(step, exp.mesh), params, batch, jnp.int32(0))
-    facts["flops"] *= exp.eval.draws
     tokens = batch.tokens.size * exp.eval.draws
     model = tokens * forward_flops(exp, params["network"])
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)

@@ -1,4 +1,4 @@
-"""Reading a compiled program's text: what it moves in a chip's memory and over its links.
+"""Reading a compiled program's text: what it computes, and moves in memory and over links.
 
 Bodies of loops count as often as they run, unlike in the compiler's own count. Of the branches of
 a conditional the cheapest counts: conditionals stand where something may overflow and hardly does.
@@ -31,10 +31,14 @@ class Instruction(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Of one device: bytes read and written in its memory, {collective: (how many, bytes)}."""
+    """Of one device: bytes read and written in its memory, {collective: (how many, bytes)}.
+
+    products: FLOPs of the matrix products that the text calls `dot`, as it does for CPUs.
+    """
 
     moved: float
     collectives: dict[str, tuple[int, float]]
+    products: float = 0.0
 
 
 def traffic(text: str, unknown: int = 1) -> Traffic:
@@ -47,9 +51,10 @@ def traffic(text: str, unknown: int = 1) -> Traffic:
 
     @functools.cache
     def visit(name: str) -> Traffic:
-        moved, found = 0.0, collections.Counter()
+        moved, products, found = 0.0, 0.0, collections.Counter()
         for line in bodies.get(name, {}).values():
             moved += _moved(line, bodies[name], bodies)
+            products += _product(line, bodies[name])
             kind, size = _collective(line, name)
             if kind:
                 found[kind, "count"] += 1
@@ -58,11 +63,13 @@ def traffic(text: str, unknown: int = 1) -> Traffic:
                 parts = [visit(other) for other in others]
                 least = min(parts, key=lambda part: (part.moved, _received(part)))
                 moved += times * least.moved if line.op != "fusion" else 0.0
+                products += times * least.products
                 for kind, (count, size) in least.collectives.items():
                     found[kind, "count"] += times * count
                     found[kind, "bytes"] += times * size
         kinds = dict.fromkeys(kind for kind, _ in found)
-        return Traffic(moved, {k: (found[k, "count"], float(found[k, "bytes"])) for k in kinds})
+        received = {k: (found[k, "count"], float(found[k, "bytes"])) for k in kinds}
+        return Traffic(moved, received, products)
 
     return visit("ENTRY")
 
@@ -100,6 +107,21 @@ def size_of(shape: str) -> float:
             bits = BITS.get(kind, int(width[0]) if width else 32)
             size += bits / 8 * math.prod(map(int, filter(None, sides.split(","))))
     return size
+
+
+def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
+    """FLOPs of a `dot`: two for each number of the result and each that it sums over."""
+    if line.op != "dot" or line.operands[0] not in body:
+        return 0.0
+    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.more)
+    sides = _sides(body[line.operands[0]].shape)
+    count = math.prod(sides[int(axis)] for axis in summed[1].split(",") if axis)
+    return 2.0 * math.prod(_sides(line.shape)) * count
+
+
+def _sides(shape: str) -> list[int]:
+    """'f32[2,3]{1,0}' -> [2, 3]."""
+    return [int(side) for side in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if side]
 
 
 def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int, list[str]]]:

@@ -198,3 +198,17 @@ def test_a_loop_moves_what_its_turns_move():
     assert moved[2] - moved[1] == pytest.approx(12 * each, rel=1e-3)
     least = 4 * (128 * 128 + 2 * 256 * 128)
     assert least <= each <= 4 * least
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_products_count_as_often_as_they_run(scan):
+    """One of 256 x 128 x 128 in each of six layers, in a loop or not."""
+    program = compiled(lambda loss: loss, scan=scan)
+    assert traffic(program.as_text()).products == 6 * 2 * 256 * 128 * 128
+
+
+def test_of_a_conditional_the_cheaper_products_count():
+    a = jnp.ones((64, 64))
+    fn = jax.jit(lambda a, many: jax.lax.cond(many, lambda: a @ a @ a @ a, lambda: a @ a))
+    text = fn.lower(a, True).compile().as_text()
+    assert traffic(text).products == 2 * 64**3

@@ -58,8 +58,8 @@ ALLOWED = {
         "train",
     },
     "bench": {
-        "compiling", "corpus", "experiment", "sample", "samplers", "sections", "sharding", "step",
-        "train",
+        "compiling", "corpus", "experiment", "hlo", "sample", "samplers", "sections", "sharding",
+        "step", "train",
     },
     "modes": {
         "bench", "build", "checkpoint", "config", "corpus", "data", "experiment", "paths",

@@ -1,0 +1,44 @@
+"""The work of a compiled training step, counted, beside the formula."""
+
+import math
+
+import jax
+import pytest
+
+from md4_jax import bench, build, sections
+
+LENGTH, ROWS, SIZE = 64, 8, 64
+SYMBOLS = 8192
+
+
+def step(objective, **overrides):
+    """(products of the compiled step, the formula's FLOPs without the head)."""
+    config = sections.load_config(
+        "configs/base.py",
+        {
+            "network.size": str(SIZE), "network.heads": "2", "network.depth": "2",
+            "network.time_conditioning": "False", "data.length": str(LENGTH),
+            "train.batch_size": str(ROWS), "objective.name": objective,
+            "bench.random_tokens": str(SYMBOLS), "bench.parts": "train", **overrides,
+        },
+    )  # fmt: skip
+    experiment = build.experiment(config, bench.RandomTokens(SYMBOLS), jax.devices()[:1])
+    part = bench.MAKERS["train"](experiment, None)
+    head = 6.0 * ROWS * LENGTH * SIZE * SYMBOLS
+    return part.flops, part.model - head, head
+
+
+@pytest.mark.parametrize("scan", ["True", "False"])
+def test_the_head_costs_the_share_of_the_positions_that_room_is_made_for(scan):
+    """Half of them and some for chance, of the 81% of the formula's step that the head is."""
+    flops, trunk, head = step("any_order", **{"network.scan_blocks": scan})
+    assert head / (head + trunk) > 0.8
+    share = math.ceil((0.5 + 1 / LENGTH) * ROWS * LENGTH) / (ROWS * LENGTH)
+    assert flops == pytest.approx(trunk + share * head, rel=0.03)
+
+
+def test_where_every_position_counts_so_does_the_head():
+    flops, trunk, head = step(
+        "autoregressive", **{"network.causal": "True", "sample.name": "left_to_right"}
+    )
+    assert flops == pytest.approx(trunk + head, rel=0.03)
