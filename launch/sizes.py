@@ -44,10 +44,10 @@ SIZES = {
 }  # fmt: skip
 
 
-def measured(size: Size, windows: int = 5) -> dict[str, float]:
-    """The numbers of --mode bench for the training step."""
-    words = [*size.config.split(), "network.scan_blocks=false", "bench.parts=train"]
-    words += [f"bench.windows={windows}", "bench.seconds=2"]
+def bench_step(overrides: str, windows: int = 5, seconds: float = 2.0) -> dict[str, float]:
+    """The numbers of --mode bench for the training step of configs/base.py with these overrides."""
+    words = [*overrides.split(), "bench.parts=train"]
+    words += [f"bench.windows={windows}", f"bench.seconds={seconds}"]
     command = [sys.executable, "-m", "md4_jax.main", "--mode", "bench", "--config"]
     command += ["configs/base.py", *(f"--config.{word}" for word in words)]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -70,7 +70,7 @@ def main() -> None:
     )
     for name in sys.argv[1:] or SIZES:
         size = SIZES[name]
-        n = measured(size)
+        n = bench_step(f"{size.config} network.scan_blocks=false")
         share = size.gflop / (n["seconds"] * n["matrix_gflops"])
         others = [size.gflop / (s * RATE) for s in (size.seconds, size.seconds_huge)]
         print(

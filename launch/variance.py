@@ -1,0 +1,131 @@
+"""How noisy a run's gradient is under other draws of the noise, at equal cost.
+
+    python launch/variance.py --workdir RUN [--rows 16] [--repeats 100]
+
+At the moving average of a trained masked model, the standard deviation of the gradient of nats a
+token over repeated draws, sqrt(sum of the variances of its entries), in units of that of one
+independent time a sequence. "draws" is over the noise of one and the same batch of the training
+split, "all" over batches too. +- one standard error. Each row costs one pass over as many tokens.
+All are bounds with one mean, so that they differ in noise alone.
+
+    independent   u ~ U(0, 1) for each sequence
+    offset        (u_0 + j / B) mod 1, one u_0 for the batch
+    mirrored      `step.strata`: as the training step draws them
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from md4_jax import build, config, corpus
+from md4_jax.checkpoint import Checkpoints
+from md4_jax.experiment import Experiment
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.paths import place
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Array, Batch, Params, UserError
+from md4_jax.step import strata
+from md4_jax.train import abstract_state
+
+
+def independent(key: Array, rows: int) -> Array:
+    return jax.random.uniform(key, (rows,))
+
+
+def offset(key: Array, rows: int) -> Array:
+    return (jax.random.uniform(key) + jnp.arange(rows) / rows) % 1.0
+
+
+def mirrored(key: Array, rows: int) -> Array:
+    return strata(jax.random.uniform(key), rows)
+
+
+TIMES = (independent, offset, mirrored)
+ESTIMATORS = ("md4", "lambda_dce", "any_order")
+
+
+def loaded(workdir: str) -> tuple[Experiment, Params, np.ndarray]:
+    """The experiment, its averaged parameters and the tokens of its training split."""
+    directory = place(workdir)
+    asked = config.stored(directory)
+    if asked is None:
+        raise UserError(f"{directory} holds no run: train one first with --workdir {directory}")
+    tokenizer, source = corpus.tokenizer_and_source(asked, directory)
+    exp = build.experiment(asked, tokenizer)
+    if not isinstance(exp.process, Masking):
+        raise UserError(f"process.name={asked['process']['name']!r}: only masking has these draws")
+    checkpoints = Checkpoints(directory / "checkpoints", exp.checkpoint, read_only=True)
+    found = checkpoints.restore_ema(abstract_state(exp).ema)
+    checkpoints.close()
+    if found is None:
+        raise UserError(f"{directory} holds no checkpoint yet: train it first")
+    return exp, found[1], corpus.stream(source, tokenizer, "train")
+
+
+def gradients(
+    exp: Experiment, params: Params, tokens: np.ndarray, objective, times: Callable
+) -> np.ndarray:
+    """One flat gradient for each of tokens [R, B, L], with keys of its own: [R, parameters]."""
+
+    def loss(params: Params, rows: Array, key: Array) -> Array:
+        batch = Batch(rows, jnp.ones(len(rows)), {})
+        keys = jax.random.split(jax.random.fold_in(key, 1), len(rows))
+        denoiser = exp.network.bind(params["network"])
+        nats, _ = objective(denoiser, exp.process, batch, times(key, len(rows)), keys)
+        return jnp.mean(nats) / rows.shape[1]
+
+    one = jax.jit(lambda *arguments: ravel_pytree(jax.grad(loss)(*arguments))[0])
+    keys = jax.random.split(jax.random.key(0), len(tokens))
+    return np.stack([np.asarray(one(params, r, k)) for r, k in zip(tokens, keys, strict=True)])
+
+
+def spread(rows: np.ndarray) -> tuple[float, float]:
+    """The standard deviation of the rows around their mean, and its standard error."""
+    count = len(rows)
+    squares = (
+        np.sum((rows - rows.mean(axis=0)) ** 2, axis=1, dtype=np.float64) * count / (count - 1)
+    )
+    deviation = float(np.sqrt(squares.mean()))
+    return deviation, float(squares.std(ddof=1) / np.sqrt(count) / (2 * deviation))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", required=True, help="directory of a run")
+    parser.add_argument("--rows", type=int, default=16, help="sequences of a batch")
+    parser.add_argument("--repeats", type=int, default=100, help="draws")
+    flags = parser.parse_args()
+    try:
+        exp, params, stream = loaded(flags.workdir)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    length, generator = exp.data.length, np.random.default_rng(0)
+    starts = generator.integers(0, len(stream) - length, (flags.repeats, flags.rows))
+    batches = stream[starts[..., None] + np.arange(length)].astype(np.int32)
+    same = np.broadcast_to(batches[:1], batches.shape)
+    print("| estimator | times | draws | all | norm of the mean |\n|---|---|---|---|---|")
+    units: list[float] = []
+    for name in ESTIMATORS:
+        for times in TIMES:
+            found = [
+                gradients(exp, params, tokens, OBJECTIVES[name](), times)
+                for tokens in (same, batches)
+            ]
+            spreads = [spread(rows) for rows in found]
+            units = units or [deviation for deviation, _ in spreads]
+            cells = [
+                f"{d / u:.3f} +- {e / u:.3f}" for (d, e), u in zip(spreads, units, strict=True)
+            ]
+            norm = np.linalg.norm(found[1].mean(axis=0)) / units[1]
+            print(
+                f"| {name} | {times.__name__} | {cells[0]} | {cells[1]} | {norm:.3f} |", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
