@@ -51,7 +51,7 @@ def get_config() -> ConfigDict:
                 qk_norm=False,  # normalise queries and keys
                 local_width=0,  # neighbours of a depthwise convolution before attention; 0: none
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
-                attention="auto",  # kernel: plain | splash (TPU) | auto, the best of the platform
+                attention="auto",  # kernel: plain | splash (TPU) | cudnn | auto, the best
                 remat="none",  # what the backward pass computes again: none | dots | full
                 dtype="float32",  # of the computation: float32 | bfloat16
                 causal=False,  # a position sees nothing to its right

@@ -7,15 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.networks.splash import fits, splash
-from md4_jax.protocols import Array
+from md4_jax.protocols import Array, UserError
 
-KERNELS = ("auto", "plain", "splash")
+KERNELS = ("auto", "plain", "splash", "cudnn")
+# cuDNN's kernel takes heads of these sizes, and half precision alone.
+CUDNN_MULTIPLE, CUDNN_LARGEST = 8, 128
 
 
-def kernel_for(name: str, platform: str) -> str:
-    """The kernel of that name; auto is splash on TPUs and plain elsewhere."""
+def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
+    """The kernel of that name; auto is splash on TPUs, cudnn on GPUs where it can be, else plain.
+
+    UserError for cudnn where it cannot be.
+    """
+    fits_cudnn = head_size % CUDNN_MULTIPLE == 0 and head_size <= CUDNN_LARGEST
+    if name == "cudnn" and not (fits_cudnn and dtype == "bfloat16"):
+        raise UserError(
+            f"network.attention=cudnn needs network.dtype=bfloat16, not {dtype}, and heads of a "
+            f"multiple of {CUDNN_MULTIPLE} up to {CUDNN_LARGEST}, not {head_size} (network.size / "
+            "network.heads); plain has no such limits"
+        )
     if name != "auto":
         return name
+    if platform == "gpu":
+        return "cudnn" if fits_cudnn and dtype == "bfloat16" else "plain"
     return "splash" if platform == "tpu" else "plain"
 
 
@@ -33,11 +47,14 @@ def attend(
 
     segments int32 [B, L]: a token attends only to tokens of its own segment. causal: only to
     itself and to those on its left. index int32 [B, P]: the queries are of these positions
-    alone. The softmax is float32 whatever the inputs are. kernel: plain, the formula, or splash,
-    the TPU's, which is used where it can be: all queries, and a length of whole tiles.
+    alone. The softmax is float32 whatever the inputs are. kernel: plain, the formula; splash,
+    the TPU's, which is used where it can be: all queries, and a length of whole tiles; or cudnn,
+    that of NVIDIA's GPUs, by jax.nn.dot_product_attention.
     """
     if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):
         return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
+    if kernel == "cudnn" and causal and segments is None and index is None:
+        return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, None, causal=True)
     mask = None
     if segments is not None:
         asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)
@@ -46,7 +63,18 @@ def attend(
         asked = jnp.arange(key_BxLxHxDh.shape[1])[None] if index is None else index
         left = (asked[:, :, None] >= jnp.arange(key_BxLxHxDh.shape[1]))[:, None]
         mask = left if mask is None else mask & left
+    if kernel == "cudnn":
+        return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
     return _plain(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
+
+
+def _cudnn(
+    query: Array, key: Array, value: Array, mask: Array | None, *, causal: bool = False
+) -> Array:
+    """By a kernel of cuDNN, to which a causal mask is a word and any other one a matrix."""
+    return jax.nn.dot_product_attention(
+        query, key, value, mask=mask, is_causal=causal, implementation="cudnn"
+    )
 
 
 @jax.custom_vjp

@@ -35,7 +35,8 @@ class Transformer:
     but its matrix products (dots), or each block in full. causal lets a
     position see nothing to its right. output is what the head says of a token: a number for each
     symbol (categorical), or for ordered symbols a location and a scale (truncated_logistic).
-    attention is the kernel that computes it: plain, splash (TPU), or auto, the platform's best.
+    attention is the kernel that computes it: plain, splash (TPU), cudnn (NVIDIA), or auto, the
+    platform's best.
     """
 
     vocab_size: int
@@ -84,7 +85,7 @@ class Transformer:
 
     def build(self, platform: str = "cpu") -> Network:
         """init and bind of the linen module, with the padded vocabulary rows cut off."""
-        kernel = kernel_for(self.attention, platform)
+        kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
         hidden = self.hidden or -(-8 * self.size // (3 * 64)) * 64
         options = dataclasses.replace(self, attention=kernel, hidden=hidden)
         module = TransformerModule(options, padded_size(hidden, platform))

@@ -1,0 +1,51 @@
+"""Attention on NVIDIA's GPUs: lowered for one, since there may be none to run it on."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+
+from md4_jax.networks.attention import kernel_for
+from md4_jax.networks.transformer import Transformer
+from md4_jax.protocols import UserError
+
+SIZES = dict(vocab_size=5, size=32, depth=1, heads=2, hidden=32, dtype="bfloat16")
+
+
+def calls(monkeypatch, segments=None, **options) -> list[str]:
+    """The names of the kernels in a network's gradient."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    network = Transformer(**(SIZES | options)).build("gpu")
+    context = {} if segments is None else {"segments": segments}
+
+    def loss(params):
+        z = jnp.zeros((2, 64), jnp.int32)
+        return jnp.sum(network.bind(params)(z, jnp.zeros(2), **context))
+
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    traced = jax.jit(jax.grad(loss)).trace(shapes)
+    return re.findall(r"@(__cudnn\S*?)\(", traced.lower(lowering_platforms=("cuda",)).as_text())
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_a_gpu_gets_the_kernel_in_both_passes(causal, monkeypatch):
+    assert calls(monkeypatch, causal=causal) == [
+        "__cudnn$fmhaSoftmax",
+        "__cudnn$fmhaSoftmaxBackward",
+    ]
+
+
+def test_segments_are_a_mask_of_it(monkeypatch):
+    found = calls(monkeypatch, segments=jnp.zeros((2, 64), jnp.int32))
+    assert found == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
+
+
+def test_where_it_cannot_be_the_formula_is():
+    assert kernel_for("auto", "gpu", 64, "bfloat16") == "cudnn"
+    for size, dtype in ((64, "float32"), (12, "bfloat16"), (256, "bfloat16")):
+        assert kernel_for("auto", "gpu", size, dtype) == "plain"
+        with pytest.raises(UserError, match=f"not {dtype}.*not {size}"):
+            kernel_for("cudnn", "gpu", size, dtype)
+    assert kernel_for("auto", "cpu", 64, "bfloat16") == "plain"
