@@ -65,7 +65,7 @@ def attend(
         mask = left if mask is None else mask & left
     if kernel == "cudnn":
         return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
-    return _plain(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
+    return attend_where(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
 
 
 def _cudnn(
@@ -78,7 +78,7 @@ def _cudnn(
 
 
 @jax.custom_vjp
-def _plain(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
+def attend_where(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
     """The formula; mask bool [B or 1, 1, Q, L] says which keys a query sees, one at least.
 
     Scores are read as few times as can be: sums are divided after the product with the values,
@@ -112,7 +112,7 @@ def _backward(kept: tuple[Array, ...], slope: Array):
     return *(x.astype(query.dtype) for x in (of_query, of_key, of_value)), None
 
 
-_plain.defvjp(_forward, _backward)
+attend_where.defvjp(_forward, _backward)
 
 
 def _product(spec: str, left: Array, right: Array) -> Array:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import attend, rotate
+from md4_jax.networks.blocks import attend_halves
 from md4_jax.protocols import Array
 from md4_jax.sharding import BATCH_AXES, constrain
 
@@ -65,7 +66,11 @@ class Normalize(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions; optional query-key normalisation."""
+    """Self-attention with rotary positions; optional query-key normalisation.
+
+    block > 0: x holds a sequence as it is and, after it, as it was, in blocks of so many
+    positions, and attention is that of `attend_halves`.
+    """
 
     heads: int
     qk_norm: bool
@@ -73,6 +78,7 @@ class Attention(nn.Module):
     zero_output: bool
     dtype: jnp.dtype
     kernel: str
+    block: int
 
     @nn.compact
     def __call__(self, x_BxLxD: Array, segments: Array | None, index: Array | None) -> Array:
@@ -92,10 +98,13 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        mixed = attend(
-            rotate(query, index, length=key.shape[1]), rotate(key), value,
-            segments=segments, causal=self.causal, index=index, kernel=self.kernel,
-        )  # fmt: skip
+        if self.block:
+            mixed = attend_halves(query, key, value, block=self.block, segments=segments)
+        else:
+            mixed = attend(
+                rotate(query, index, length=key.shape[1]), rotate(key), value,
+                segments=segments, causal=self.causal, index=index, kernel=self.kernel,
+            )  # fmt: skip
         mixed_BxLxD = mixed.reshape(asking.shape)
         return Linear(size, self.dtype, self.zero_output, name="out")(mixed_BxLxD)
 
@@ -168,24 +177,26 @@ class Block(nn.Module):
     causal: bool
     dtype: jnp.dtype
     kernel: str
+    block: int = 0
 
     @nn.compact
     def __call__(
         self,
         x_BxLxD: Array,
-        condition_BxD: Array | None,
+        condition_BxGxD: Array | None,
         segments: Array | None,
         index: Array | None = None,
     ):
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
-        zero = condition_BxD is None
+        zero = condition_BxGxD is None
         attention = Attention(
-            self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, name="attention"
-        )
+            self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, self.block,
+            name="attention",
+        )  # fmt: skip
         feed_forward = FeedForward(self.hidden, self.padded, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
-        if condition_BxD is not None:
-            six = modulation(6, x_BxLxD.shape[-1], condition_BxD, self.dtype)
+        if condition_BxGxD is not None:
+            six = modulation(6, x_BxLxD.shape, condition_BxGxD, self.dtype)
             first, second = six[:3], six[3:]
 
         def mix(y_BxLxD: Array) -> Array:
@@ -199,10 +210,20 @@ class Block(nn.Module):
         return constrain(x_BxLxD, BATCH_AXES, None, None), None
 
 
-def modulation(count: int, size: int, condition_BxD: Array, dtype) -> list[Array]:
-    """`count` vectors [B, 1, D] that scale, shift or gate; all zero at initialisation."""
-    layer = Linear(count * size, dtype, zeros=True, bias=True, name="modulation")
-    return jnp.split(layer(nn.silu(condition_BxD))[:, None, :], count, axis=-1)
+def modulation(
+    count: int, shape: tuple[int, ...], condition_BxGxD: Array, dtype: jnp.dtype
+) -> list[Array]:
+    """`count` arrays that scale, shift or gate x of that shape [B, L, D]; zero at initialisation.
+
+    Each [B, 1, D] for one condition of a sequence, else [B, L, D], the same in each of G groups.
+    """
+    layer = Linear(count * shape[-1], dtype, zeros=True, bias=True, name="modulation")
+    y_BxGxN = layer(nn.silu(condition_BxGxD))
+    batch, groups = y_BxGxN.shape[:2]
+    if groups > 1:
+        spread = (batch, groups, shape[1] // groups, y_BxGxN.shape[-1])
+        y_BxGxN = jnp.broadcast_to(y_BxGxN[:, :, None], spread).reshape(batch, shape[1], -1)
+    return jnp.split(y_BxGxN, count, axis=-1)
 
 
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
@@ -226,16 +247,16 @@ def residual(
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids of 1000 t through two layers -> condition [B, D]."""
+    """Sinusoids of 1000 t through two layers: [B, G] -> condition [B, G, D]."""
 
     size: int
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, t_B: Array) -> Array:
+    def __call__(self, t_BxG: Array) -> Array:
         half = self.size // 2
         frequency = jnp.exp(-jnp.log(10_000.0) * jnp.arange(half) / (half - 1))
-        angle_BxD = 1000.0 * t_B.astype(jnp.float32)[:, None] * frequency
-        waves_BxD = jnp.concatenate([jnp.sin(angle_BxD), jnp.cos(angle_BxD)], axis=-1)
-        hidden = nn.silu(Linear(self.size, self.dtype, bias=True, name="time_in")(waves_BxD))
+        angle_BxGxD = 1000.0 * t_BxG.astype(jnp.float32)[..., None] * frequency
+        waves_BxGxD = jnp.concatenate([jnp.sin(angle_BxGxD), jnp.cos(angle_BxGxD)], axis=-1)
+        hidden = nn.silu(Linear(self.size, self.dtype, bias=True, name="time_in")(waves_BxGxD))
         return Linear(self.size, self.dtype, bias=True, name="time_out")(hidden)

@@ -97,8 +97,11 @@ class Transformer:
         def bind(params) -> Denoiser:
             variables = {"params": params}
 
-            def features(z, t, **context):
-                return module.apply(variables, z, t, **context, method="features")
+            def features(z, t, *, clean=None, block=0, **context):
+                if clean is None:
+                    return module.apply(variables, z, t, **context, method="features")
+                blocks = module.clone(block=block)
+                return blocks.apply(variables, z, t, clean, **context, method="block_features")
 
             def unembed(h):
                 return module.apply(variables, h, method="unembed")
@@ -120,6 +123,7 @@ class TransformerModule(nn.Module):
 
     options: Transformer
     padded: int
+    block: int = 0
 
     def setup(self):
         o = self.options
@@ -145,7 +149,7 @@ class TransformerModule(nn.Module):
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
         arguments = (
             o.heads, o.hidden, self.padded, o.qk_norm, o.local_width, o.causal,
-            self.compute_dtype, o.attention,
+            self.compute_dtype, o.attention, self.block,
         )  # fmt: skip
         self.block_arguments = arguments
         if o.scan_blocks:
@@ -169,27 +173,44 @@ class TransformerModule(nn.Module):
 
         The last block then computes no more than keys and values for the other positions.
         """
+        return self._trunk(z_BxL, t_B[:, None], segments, index)
+
+    def block_features(
+        self, z_BxL: Array, t_BxG: Array, clean_BxL: Array, segments: Array | None = None
+    ) -> Array:
+        """h [B, L, D] of z, each block of which sees itself and the blocks of clean before it.
+
+        t holds a time for each block, G = L / block. Both are read in one pass of length 2 L.
+        """
+        length = z_BxL.shape[1]
+        both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
+        times = jnp.concatenate([t_BxG, jnp.zeros_like(t_BxG)], axis=1)
+        return self._trunk(both_Bx2L, times, segments, None)[:, :length]
+
+    def _trunk(
+        self, z_BxL: Array, t_BxG: Array, segments: Array | None, index: Array | None
+    ) -> Array:
         # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
         table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
         x_BxLxD = table[z_BxL]
         x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
-        condition_BxD = self.time(t_B) if self.options.time_conditioning else None
+        condition_BxGxD = self.time(t_BxG) if self.options.time_conditioning else None
         if self.options.scan_blocks and index is not None:
-            x_BxLxD = self._gathered(x_BxLxD, condition_BxD, segments, index)
+            x_BxLxD = self._gathered(x_BxLxD, condition_BxGxD, segments, index)
         elif self.options.scan_blocks:
-            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxD, segments)
+            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments)
         else:
             for block in self.blocks[:-1]:
-                x_BxLxD, _ = block(x_BxLxD, condition_BxD, segments)
-            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxD, segments, index)
+                x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments)
+            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxGxD, segments, index)
         x_BxLxD = self.final_norm(x_BxLxD)
-        if condition_BxD is None:
+        if condition_BxGxD is None:
             return x_BxLxD
-        shift, scale = self.final_modulation(condition_BxD)
+        shift, scale = self.final_modulation(condition_BxGxD, x_BxLxD.shape)
         return x_BxLxD * (1.0 + scale) + shift
 
     def _gathered(
-        self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None, index: Array
+        self, x_BxLxD: Array, condition_BxGxD: Array | None, segments: Array | None, index: Array
     ) -> Array:
         """Scanned blocks of which the last, taken out of the scan, is given the index."""
         stacked = self.variables["params"]["blocks"]
@@ -197,7 +218,7 @@ class TransformerModule(nn.Module):
 
         def apply(x_BxLxD: Array, number: Array | int, *more) -> tuple[Array, None]:
             params = jax.tree.map(lambda leaf: leaf[number], stacked)
-            return block.apply({"params": params}, x_BxLxD, condition_BxD, segments, *more)
+            return block.apply({"params": params}, x_BxLxD, condition_BxGxD, segments, *more)
 
         x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, jnp.arange(self.options.depth - 1))
         return apply(x_BxLxD, self.options.depth - 1, index)[0]
@@ -215,5 +236,5 @@ class FinalModulation(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, condition_BxD: Array) -> list[Array]:
-        return modulation(2, self.size, condition_BxD, self.dtype)
+    def __call__(self, condition_BxGxD: Array, shape: tuple[int, ...]) -> list[Array]:
+        return modulation(2, shape, condition_BxGxD, self.dtype)

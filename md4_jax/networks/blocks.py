@@ -1,0 +1,77 @@
+"""Attention of block diffusion: to one's own block as it is, to earlier blocks as they were."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.networks.attention import attend_where, rotate
+from md4_jax.protocols import Array
+
+# Queries are taken in so many tiles at most, each with the keys that some of it may see.
+TILES = 8
+
+
+def attend_blocks(
+    query_BxLxHxDh: Array,
+    own: tuple[Array, Array],
+    past: tuple[Array, Array] | None,
+    *,
+    block: int,
+    segments: Array | None = None,
+) -> Array:
+    """softmax(q k^T / sqrt(Dh)) v over own's block of a position and past's earlier ones.
+
+    own, past  (keys, values), each [B, L, H, Dh]; past None: own is also what came before, so
+               that a position sees all blocks up to its own (block-causal)
+    block      positions of a block, divides L
+    segments   int32 [B, L]: a token sees only tokens of its own segment
+
+    Three quarters of the square of both halves, [L + L, L + L], is empty (identity B03), and none
+    of it is computed beside what fills up tiles: L (L + T) / 2 and, with past, L T scores more.
+    """
+    length = query_BxLxHxDh.shape[1]
+    size, out = tile(length, block), []
+    for begin in range(0, length, size):
+        end = min(begin + size, length)
+        # Of earlier blocks the last that a query of this tile can see ends a block before it does.
+        seen = end if past is None else max(0, end - block)
+        parts = [slice(0, seen)] if past is None else [slice(0, seen), slice(begin, end)]
+        sources = [own] if past is None else [past, own]
+        keys, values = (
+            jnp.concatenate([s[k][:, part] for s, part in zip(sources, parts, strict=True)], axis=1)
+            for k in range(2)
+        )
+        of_query = np.arange(begin, end)[:, None] // block
+        allowed = of_query >= np.arange(seen) // block
+        if past is not None:
+            allowed = of_query > np.arange(seen) // block
+            allowed = np.concatenate([allowed, of_query == np.arange(begin, end) // block], axis=1)
+        mask = None if allowed.all() else jnp.asarray(allowed)[None, None]
+        if segments is not None:
+            of_keys = jnp.concatenate([segments[:, part] for part in parts], axis=1)
+            same = (segments[:, begin:end, None] == of_keys[:, None, :])[:, None]
+            mask = same if mask is None else same & mask
+        out.append(attend_where(query_BxLxHxDh[:, begin:end], keys, values, mask))
+    return jnp.concatenate(out, axis=1)
+
+
+def attend_halves(
+    query: Array, key: Array, value: Array, *, block: int, segments: Array | None = None
+) -> Array:
+    """Of the sequence as it is, with its own block and earlier ones as they were, and of the
+    sequence as it was, block-causal: each [B, 2 L, H, Dh], positions of both 0..L-1."""
+    query, key = (_rotated_halves(x) for x in (query, key))
+    (asks, asked), (keys, past), (values, held) = (
+        jnp.split(x, 2, axis=1) for x in (query, key, value)
+    )
+    is_now = attend_blocks(asks, (keys, values), (past, held), block=block, segments=segments)
+    was = attend_blocks(asked, (past, held), None, block=block, segments=segments)
+    return jnp.concatenate([is_now, was], axis=1)
+
+
+def _rotated_halves(x: Array) -> Array:
+    return jnp.concatenate([rotate(half) for half in jnp.split(x, 2, axis=1)], axis=1)
+
+
+def tile(length: int, block: int) -> int:
+    """Positions of a tile: whole blocks, an eighth of the length or more."""
+    return block * -(-length // (TILES * block))
