@@ -82,6 +82,18 @@ class Process(Protocol):
         ...
 
 
+class Memory(NamedTuple):
+    """What a network can keep of finished blocks while it works on the next one.
+
+    empty(rows, window) -> past that holds nothing yet and will hold `window` tokens
+    after(z [B, P], t [B], past) -> (h [B, P, D], past with z): the features of one block that sees
+        itself and what past holds
+    """
+
+    empty: Callable[[int, int], Any]
+    after: Callable[[Array, Array, Any], tuple[Array, Any]]
+
+
 class Denoiser(NamedTuple):
     """A network with its parameters bound.
 
@@ -92,13 +104,16 @@ class Denoiser(NamedTuple):
     is masked, and a sampler only where one is about to be revealed. groups is the number
     of parts that a batch is split into over devices: what is gathered stays within a part.
     gathered(z, t, index [B, P]) -> h [B, P, D], where the network has a cheaper way than
-    computing all features.
+    computing all features. memory: for networks that can work block by block.
+    features takes clean [B, L] and block too, where memory is there: z's blocks of so many
+    positions, each at its own t [B, L / block], after the blocks of clean.
     """
 
     features: Callable[..., Array]
     unembed: Callable[[Array], Array]
     groups: int = 1
     gathered: Callable[[Array, Array, Array], Array] | None = None
+    memory: Memory | None = None
 
     def __call__(self, z: Array, t: Array, **context: Array) -> Array:
         """Logits [B, L, V]."""

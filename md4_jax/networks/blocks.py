@@ -1,5 +1,8 @@
 """Attention of block diffusion: to one's own block as it is, to earlier blocks as they were."""
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -8,6 +11,47 @@ from md4_jax.protocols import Array
 
 # Queries are taken in so many tiles at most, each with the keys that some of it may see.
 TILES = 8
+
+
+class Past(NamedTuple):
+    """Keys and values of finished tokens, before their rotation, in a ring: token p at p mod W.
+
+    keys, values  [..., B, W, H, Dh], of one layer or of all
+    count         int32 [], tokens that were ever held; the last W of them are seen
+    """
+
+    keys: Array
+    values: Array
+    count: Array
+
+    def append(self, keys: Array, values: Array) -> "Past":
+        """With those of a block [..., B, P, H, Dh], over the oldest; P divides W and count."""
+        begin = self.count % self.keys.shape[-3]
+        put = jax.lax.dynamic_update_slice_in_dim
+        return Past(
+            put(self.keys, keys, begin, axis=-3),
+            put(self.values, values, begin, axis=-3),
+            self.count + keys.shape[-3],
+        )
+
+
+def attend_past(query: Array, own: tuple[Array, Array], past: Past) -> Array:
+    """One block [B, P, H, Dh] after the tokens of past: it sees these and all of itself.
+
+    Positions count from the oldest token that a full ring holds, so that they stay below W + P.
+    """
+    keys, values = (
+        jnp.concatenate(x, axis=1) for x in zip((past.keys, past.values), own, strict=True)
+    )
+    window, length = past.keys.shape[1], query.shape[1]
+    slot = jnp.arange(window)
+    # The newest token of each slot is `age` before the first one of the block.
+    age = 1 + (past.count - 1 - slot) % window
+    places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
+    seen = jnp.concatenate([age <= past.count, jnp.ones(length, bool)])
+    query = rotate(query, places[:, window:], length=window + length)
+    keys = rotate(keys, places, length=window + length)
+    return attend_where(query, keys, values, seen[None, None, None])
 
 
 def attend_blocks(

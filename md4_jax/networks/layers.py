@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import attend, rotate
-from md4_jax.networks.blocks import attend_halves
+from md4_jax.networks.blocks import Past, attend_halves, attend_past
 from md4_jax.protocols import Array
 from md4_jax.sharding import BATCH_AXES, constrain
 
@@ -69,7 +69,8 @@ class Attention(nn.Module):
     """Self-attention with rotary positions; optional query-key normalisation.
 
     block > 0: x holds a sequence as it is and, after it, as it was, in blocks of so many
-    positions, and attention is that of `attend_halves`.
+    positions, and attention is that of `attend_halves`. past: x is one block, after what is
+    held there. Returns keys and values, before their rotation, beside the result.
     """
 
     heads: int
@@ -81,7 +82,13 @@ class Attention(nn.Module):
     block: int
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array, segments: Array | None, index: Array | None) -> Array:
+    def __call__(
+        self,
+        x_BxLxD: Array,
+        segments: Array | None,
+        index: Array | None,
+        past: Past | None = None,
+    ) -> tuple[Array, tuple[Array, Array]]:
         batch, _, size = x_BxLxD.shape
         asking = x_BxLxD if index is None else rows(x_BxLxD, index)
         query, key, value = (
@@ -98,7 +105,9 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        if self.block:
+        if past is not None:
+            mixed = attend_past(query, (key, value), past)
+        elif self.block:
             mixed = attend_halves(query, key, value, block=self.block, segments=segments)
         else:
             mixed = attend(
@@ -106,7 +115,8 @@ class Attention(nn.Module):
                 segments=segments, causal=self.causal, index=index, kernel=self.kernel,
             )  # fmt: skip
         mixed_BxLxD = mixed.reshape(asking.shape)
-        return Linear(size, self.dtype, self.zero_output, name="out")(mixed_BxLxD)
+        out = Linear(size, self.dtype, self.zero_output, name="out")
+        return out(mixed_BxLxD), (key, value)
 
 
 class LocalMixing(nn.Module):
@@ -186,7 +196,9 @@ class Block(nn.Module):
         condition_BxGxD: Array | None,
         segments: Array | None,
         index: Array | None = None,
-    ):
+        past: Past | None = None,
+    ) -> tuple[Array, tuple[Array, Array] | None]:
+        """(x, None), or with past (x, (keys, values)) of x for those who come after it."""
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
         zero = condition_BxGxD is None
         attention = Attention(
@@ -198,16 +210,16 @@ class Block(nn.Module):
         if condition_BxGxD is not None:
             six = modulation(6, x_BxLxD.shape, condition_BxGxD, self.dtype)
             first, second = six[:3], six[3:]
-
-        def mix(y_BxLxD: Array) -> Array:
-            if self.local_width:
-                mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
-                y_BxLxD = mixing(y_BxLxD, segments)
-            return attention(y_BxLxD, segments, index)
-
-        x_BxLxD = residual(x_BxLxD, mix, first, "attention_norm", index)
-        x_BxLxD = residual(x_BxLxD, feed_forward, second, "feed_forward_norm")
-        return constrain(x_BxLxD, BATCH_AXES, None, None), None
+        y_BxLxD = normalized(x_BxLxD, first, "attention_norm")
+        if self.local_width:
+            mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
+            y_BxLxD = mixing(y_BxLxD, segments)
+        y_BxLxD, held = attention(y_BxLxD, segments, index, past)
+        kept = x_BxLxD if index is None else rows(x_BxLxD, index)
+        x_BxLxD = kept + gated_by(first, y_BxLxD)
+        y_BxLxD = feed_forward(normalized(x_BxLxD, second, "feed_forward_norm"))
+        x_BxLxD = constrain(x_BxLxD + gated_by(second, y_BxLxD), BATCH_AXES, None, None)
+        return x_BxLxD, None if past is None else held
 
 
 def modulation(
@@ -231,19 +243,18 @@ def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
     return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
 
 
-def residual(
-    x_BxLxD: Array, layer, shift_scale_gate, norm_name: str, index: Array | None = None
-) -> Array:
-    """x + gate * layer(norm(x) * (1 + scale) + shift); plain x + layer(norm(x)) without them.
-
-    With index [B, P] the layer returns these rows alone, and so does this.
-    """
-    shift, scale, gate = shift_scale_gate
-    kept = x_BxLxD if index is None else rows(x_BxLxD, index)
+def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:
+    """norm(x) * (1 + scale) + shift, or norm(x) with a gain where there is no condition."""
+    shift, scale, _ = shift_scale_gate
     if shift is None:
-        return kept + layer(Normalize(gain=True, name=norm_name)(x_BxLxD))
-    y_BxLxD = Normalize(gain=False, name=norm_name)(x_BxLxD)
-    return kept + gate * layer(y_BxLxD * (1.0 + scale) + shift)
+        return Normalize(gain=True, name=name)(x_BxLxD)
+    return Normalize(gain=False, name=name)(x_BxLxD) * (1.0 + scale) + shift
+
+
+def gated_by(shift_scale_gate, y_BxLxD: Array) -> Array:
+    """gate * y, or y."""
+    gate = shift_scale_gate[2]
+    return y_BxLxD if gate is None else gate * y_BxLxD
 
 
 class TimeEmbedding(nn.Module):

@@ -1,15 +1,18 @@
 """The transformer: bidirectional as MD4 trains it or causal, with or without time."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
+from md4_jax.networks.blocks import Past
 from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation, padded_size
 from md4_jax.networks.ordinal import TruncatedLogistic
-from md4_jax.protocols import Array, Denoiser, Network, UserError
+from md4_jax.protocols import Array, Denoiser, Memory, Network, UserError
 from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
 
 # Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
@@ -109,7 +112,16 @@ class Transformer:
             def gathered(z, t, index):
                 return module.apply(variables, z, t, index=index, method="features")
 
-            return Denoiser(features, unembed, batch_groups(), gathered)
+            def empty(rows, window):
+                shape = (self.depth, rows, window, self.heads, self.size // self.heads)
+                held = jnp.zeros(shape, self.dtype)
+                return Past(held, held, jnp.int32(0))
+
+            def after(z, t, past):
+                return module.apply(variables, z, t, past, method="after")
+
+            memory = None if self.causal or self.local_width else Memory(empty, after)
+            return Denoiser(features, unembed, batch_groups(), gathered, memory)
 
         return Network(init, bind, time_free=not self.time_conditioning, causal=self.causal)
 
@@ -133,7 +145,7 @@ class TransformerModule(nn.Module):
         )
         if o.time_conditioning:
             self.time = TimeEmbedding(o.size, self.compute_dtype)
-            self.final_modulation = FinalModulation(o.size, self.compute_dtype)
+            self.final_modulation = FinalModulation(self.compute_dtype)
         self.final_norm = Normalize(gain=not o.time_conditioning)
         if o.is_ordinal:
             self.head = TruncatedLogistic(o.vocab_size)
@@ -190,10 +202,7 @@ class TransformerModule(nn.Module):
     def _trunk(
         self, z_BxL: Array, t_BxG: Array, segments: Array | None, index: Array | None
     ) -> Array:
-        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
-        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
-        x_BxLxD = table[z_BxL]
-        x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
+        x_BxLxD = self._embedded(z_BxL)
         condition_BxGxD = self.time(t_BxG) if self.options.time_conditioning else None
         if self.options.scan_blocks and index is not None:
             x_BxLxD = self._gathered(x_BxLxD, condition_BxGxD, segments, index)
@@ -203,25 +212,60 @@ class TransformerModule(nn.Module):
             for block in self.blocks[:-1]:
                 x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments)
             x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxGxD, segments, index)
+        return self._headed(x_BxLxD, condition_BxGxD)
+
+    def _embedded(self, z_BxL: Array) -> Array:
+        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
+        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
+        return constrain(table[z_BxL], BATCH_AXES, None, None)
+
+    def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)
         if condition_BxGxD is None:
             return x_BxLxD
         shift, scale = self.final_modulation(condition_BxGxD, x_BxLxD.shape)
         return x_BxLxD * (1.0 + scale) + shift
 
+    def after(self, z_BxP: Array, t_B: Array, past: Past) -> tuple[Array, Past]:
+        """(h [B, P, D], past with z): one block z, after the tokens that past holds."""
+        x_BxPxD, condition = self._embedded(z_BxP), None
+        if self.options.time_conditioning:
+            condition = self.time(t_B[:, None])
+        layers = (past.keys, past.values)
+        if self.options.scan_blocks:
+            x_BxPxD, held = jax.lax.scan(
+                lambda x, layer: self._stacked(layer[0])(
+                    x, condition, None, None, Past(*layer[1], past.count)
+                ),
+                x_BxPxD, (jnp.arange(self.options.depth), layers),
+            )  # fmt: skip
+        else:
+            found = []
+            for number, block in enumerate(self.blocks):
+                own = Past(*(x[number] for x in layers), past.count)
+                x_BxPxD, held = block(x_BxPxD, condition, None, None, own)
+                found.append(held)
+            held = jax.tree.map(lambda *x: jnp.stack(x), *found)
+        return self._headed(x_BxPxD, condition), past.append(*held)
+
     def _gathered(
-        self, x_BxLxD: Array, condition_BxGxD: Array | None, segments: Array | None, index: Array
+        self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array
     ) -> Array:
         """Scanned blocks of which the last, taken out of the scan, is given the index."""
-        stacked = self.variables["params"]["blocks"]
-        block = Block(*self.block_arguments, parent=None)
 
-        def apply(x_BxLxD: Array, number: Array | int, *more) -> tuple[Array, None]:
-            params = jax.tree.map(lambda leaf: leaf[number], stacked)
-            return block.apply({"params": params}, x_BxLxD, condition_BxGxD, segments, *more)
+        def apply(x_BxLxD: Array, number: Array) -> tuple[Array, None]:
+            return self._stacked(number)(x_BxLxD, condition, segments)
 
         x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, jnp.arange(self.options.depth - 1))
-        return apply(x_BxLxD, self.options.depth - 1, index)[0]
+        return self._stacked(self.options.depth - 1)(x_BxLxD, condition, segments, index)[0]
+
+    def _stacked(self, number: Array | int) -> Callable:
+        """One of the scanned blocks, taken out of the scan."""
+        stacked = self.variables["params"]["blocks"]
+        params = jax.tree.map(lambda leaf: leaf[number], stacked)
+        return functools.partial(
+            Block(*self.block_arguments, parent=None).apply, {"params": params}
+        )
 
     def unembed(self, h: Array) -> Array:
         rows = h.reshape(-1, h.shape[-1])  # as in layers.Linear
@@ -232,7 +276,6 @@ class TransformerModule(nn.Module):
 class FinalModulation(nn.Module):
     """Shift and scale before the head, zero at initialisation."""
 
-    size: int
     dtype: jnp.dtype
 
     @nn.compact

@@ -267,3 +267,39 @@ def test_what_is_no_bound_is_not_called_one():
     assert not BlockDiffusion(4, "times", 0.3, 0.8).is_bound(Masking(5))
     with pytest.raises(UserError, match="objective.block=5 must divide .* data.length=12"):
         BlockDiffusion(5).check_length(12)
+
+
+@pytest.mark.parametrize("scan_blocks", [True, False])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_block_by_block_with_a_memory_is_the_whole_pass(scan_blocks, time_conditioning):
+    """Features of each block after the clean ones before it, to 2e-5, with room for all."""
+    denoiser = network_of(scan_blocks=scan_blocks, time_conditioning=time_conditioning)
+    rng, block = np.random.default_rng(1), 3
+    z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // block)), jnp.float32)
+    whole = denoiser.features(z, t, clean=X, block=block)
+    past = denoiser.memory.empty(4, L)
+    after = jax.jit(denoiser.memory.after)
+    for b in range(L // block):
+        part = slice(b * block, (b + 1) * block)
+        h, _ = after(z[:, part], t[:, b], past)
+        np.testing.assert_allclose(h, whole[:, part], atol=2e-5)
+        _, past = after(X[:, part], jnp.zeros(4), past)
+    assert int(past.count) == L
+
+
+def test_a_memory_forgets_what_is_older_than_its_window():
+    """Of 12 tokens the last 6 are seen: the same features after other tokens before these, in a
+    network of one layer, whose keys follow from their token alone."""
+    denoiser, block = network_of(depth=1), 3
+    after = jax.jit(denoiser.memory.after)
+
+    def last(x, window):
+        past = denoiser.memory.empty(4, window)
+        for b in range(3):
+            _, past = after(x[:, b * block : (b + 1) * block], jnp.zeros(4), past)
+        return after(x[:, -block:], jnp.full(4, 0.5), past)[0]
+
+    other = X.copy()
+    other[:, :3] = (X[:, :3] + 1) % 5
+    np.testing.assert_allclose(last(X, 6), last(other, 6), atol=1e-6)
+    assert np.abs(last(X, 9) - last(other, 9)).max() > 1e-3
