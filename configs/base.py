@@ -33,6 +33,7 @@ def get_config() -> ConfigDict:
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
                 # t_dce(drawn_constant) | lambda_dce | along_order(order) |
+                # block(block, draws, low, high), block diffusion |
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
                 # uniform_elbo | cross_entropy, with process uniform |
@@ -109,6 +110,10 @@ def get_config() -> ConfigDict:
                 steps=256,  # reverse steps
                 grid="cosine",  # cosine | uniform | log_linear | a list of times from 1.0 to 0.0
                 length=0,  # tokens; 0: as in training
+                block=0,  # tokens sampled together; 0: objective.block if there is one, else all
+                memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
+                cached=True,  # keep their keys and values; False: compute them again
+                stop="",  # end_of_text ends a text with its block
                 stride=0,  # new tokens of each window of longer text; 0: no windows
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,

@@ -18,7 +18,7 @@ from md4_jax.experiment import Experiment, eval_batch_size, sample_length
 from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
-from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.loop import blank
 from md4_jax.sections import BENCH_PARTS
 from md4_jax.sharding import to_global
 from md4_jax.step import make_eval_step, make_train_step
@@ -203,7 +203,7 @@ def _sample(exp: Experiment, source: Any) -> Part:
     del source
     params, rows = fresh_state(exp).ema, exp.sample.batch_size
     length = sample_length(exp)
-    sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh)
+    sampler = make_sampler(exp.network, exp.loop, exp.grid, exp.mesh)
     keys = jax.random.split(jax.random.key(0), rows)
     arguments = (params, exp.sampler_step, keys, *blank(rows, length))
     with jax.set_mesh(exp.mesh):

@@ -1,6 +1,7 @@
 """The composition root: a config -> an experiment, and every check that spans sections."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,21 @@ import numpy as np
 from md4_jax.checkpoint import CheckpointOptions
 from md4_jax.config import parse, unknown
 from md4_jax.evaluate import EvalOptions, Evaluator
-from md4_jax.experiment import Experiment, eval_batch_size, templates
+from md4_jax.experiment import (
+    Experiment,
+    eval_batch_size,
+    sample_block,
+    sample_length,
+    templates,
+)
 from md4_jax.metrics import LogOptions
+from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.processes.masking import Masking
 from md4_jax.prompts import PromptOptions
 from md4_jax.protocols import Objective, UserError
 from md4_jax.sample import SampleOptions
-from md4_jax.samplers import GRIDS
+from md4_jax.samplers import GRIDS, loop
+from md4_jax.samplers.blocks import sample_blocks
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.sections import REGISTRIES, BenchOptions, DataOptions, PlanOptions, fields, make
@@ -26,6 +36,7 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
     """Builds and checks everything but the data, for these devices or all that there are."""
     train = fields(TrainOptions, config["train"])
     sample = fields(SampleOptions, config["sample"])
+    data = fields(DataOptions, config["data"])
     mesh = make_mesh(fields(MeshOptions, config["mesh"]), devices)
     network = make("network", config["network"], vocab_size=tokenizer.vocab_size)
     optimizer, rate = make("optim", config["optim"]).build(train.num_steps)
@@ -44,9 +55,10 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
         optimizer=optimizer,
         learning_rate=rate,
         sampler_step=make("sample", config["sample"], transform=transform),
+        loop=_loop(objective, sample, data, tokenizer),
         grid=_grid(sample),
         mesh=mesh,
-        data=fields(DataOptions, config["data"]),
+        data=data,
         train=train,
         eval=fields(EvalOptions, config["eval"]),
         sample=sample,
@@ -86,12 +98,26 @@ BOUNDS = {
 }
 
 
+def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, tokenizer: Any):
+    """What runs the sampler's steps: over all of a text, or block by block."""
+    block = sample.block or getattr(objective, "block", 0)
+    if not block:
+        return loop.sample
+    stop = tokenizer.eot_id if sample.stop else None
+    return functools.partial(
+        sample_blocks, block=block, window=sample.memory or data.length,
+        stop=stop, cached=sample.cached,
+    )  # fmt: skip
+
+
 def reported(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The section of the bound that is reported, with `auto` resolved."""
     section, process = config["eval"]["objective"], config["process"]
     if section["name"] != "auto":
         return section
     name = BOUNDS[process["name"]]
+    if config["objective"]["name"] == "block":
+        return {"name": "block", "block": config["objective"].get("block", BlockDiffusion.block)}
     if config["network"].get("causal"):
         name = "autoregressive"
     elif process.get("parametrisation") == "score":
@@ -168,6 +194,11 @@ def _check_fit(built: Experiment) -> None:
                     else "it predicts each token from those on both sides"
                 )
             )
+        if needs.blockwise and not network.blockwise:
+            raise UserError(
+                f"{key}={name!r} needs network.local_width=0 and network.causal=False, which a "
+                "border between blocks would cut"
+            )
         allowed = needs.parametrisations
         # A process without one leaves nothing to choose.
         own = getattr(built.process, "parametrisation", None)
@@ -192,6 +223,7 @@ def _check_sampling(built: Experiment) -> None:
                 f"sample.{key}={value} needs a distribution over symbols, and with "
                 "process.parametrisation='score' the network gives ratios"
             )
+    _check_blocks(built)
     if built.sample.stride >= built.data.length:
         raise UserError(
             f"sample.stride={built.sample.stride} must be less than data.length="
@@ -200,11 +232,45 @@ def _check_sampling(built: Experiment) -> None:
     templates(built)
 
 
+def _check_blocks(built: Experiment) -> None:
+    """UserError for text that cannot be sampled block by block as it is asked for."""
+    options, block = built.sample, sample_block(built)
+    if not block:
+        for key in ("memory", "stop"):
+            if getattr(options, key):
+                raise UserError(
+                    f"sample.{key}={getattr(options, key)} is for text that is sampled block by "
+                    "block: give sample.block too"
+                )
+        return
+    window = options.memory or built.data.length
+    for key, size in (("sample.length", sample_length(built)), ("sample.memory", window)):
+        if size % block:
+            raise UserError(f"sample.block={block} must divide {key}={size}")
+    if not (isinstance(built.process, Masking) and built.network.blockwise):
+        raise UserError(
+            f"sample.block={block} needs process.name='masking', network.local_width=0 and "
+            "network.causal=False"
+        )
+    if options.stride:
+        raise UserError(
+            f"sample.stride={options.stride} moves a window over a text that is sampled at once; "
+            f"with sample.block={block} every block sees the sample.memory={window} tokens before"
+        )
+    if options.stop and built.tokenizer.eot_id is None:
+        raise UserError(
+            "sample.stop='end_of_text' needs a tokenizer with an end-of-text token; "
+            f"{built.config['tokenizer']['name']!r} has none"
+        )
+
+
 def _check_steps(built: Experiment) -> None:
     """UserError where the process has its own steps, and an objective or the sampler others."""
     for user in (built.objective, built.eval_objective, built.sampler_step):
         if hasattr(user, "check"):
             user.check(built.process)
+        if hasattr(user, "check_length"):
+            user.check_length(built.data.length)
     own, sample = getattr(built.process, "timesteps", None), built.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(

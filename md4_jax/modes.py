@@ -19,7 +19,6 @@ from md4_jax.experiment import Experiment, eval_batch_size, sample_window, templ
 from md4_jax.paths import Place, check_writable, place
 from md4_jax.protocols import Params, UserError
 from md4_jax.sample import draw_samples, make_sampler, write_samples
-from md4_jax.samplers.loop import sample
 from md4_jax.train import abstract_state, train
 
 # n-gram models count in memory; text beyond this many tokens is not looked at.
@@ -201,7 +200,7 @@ def _sample(exp: Experiment, workdir: Place) -> None:
     step, params = _ema(exp, workdir)
     judge = _judge(exp, params)
     prompts, window = templates(exp), sample_window(exp)
-    sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh, trace=exp.sample.trace)
+    sampler = make_sampler(exp.network, exp.loop, exp.grid, exp.mesh, trace=exp.sample.trace)
     drawn = draw_samples(
         sampler, params, exp.sampler_step, exp.sample, prompts, mesh=exp.mesh, window=window
     )

@@ -131,13 +131,14 @@ class Network(NamedTuple):
 
     `time_free` says that the features do not depend on t, `causal` that those of a
     position depend on nothing to its right: some bounds and samplers need that, others
-    must refuse it.
+    must refuse it. `blockwise` that its denoiser has a memory, and features of blocks.
     """
 
     init: Callable[[Array], Params]
     bind: Callable[[Params], Denoiser]
     time_free: bool
     causal: bool = False
+    blockwise: bool = False
 
 
 class Needs(NamedTuple):
@@ -146,6 +147,7 @@ class Needs(NamedTuple):
     processes         the classes of processes that it is defined for
     time              its optimal denoiser depends on t: a time-free network is refused
     causal            its network must be causal; where it is False it must not be
+    blockwise         its network must be able to work block by block
     parametrisations  of the process, what the network's outputs may mean; None: any
     why               the reason, ends the sentence that refuses time or parametrisation
     """
@@ -153,6 +155,7 @@ class Needs(NamedTuple):
     processes: tuple[type, ...]
     time: bool = False
     causal: bool = False
+    blockwise: bool = False
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
 

@@ -25,6 +25,11 @@ class SampleOptions:
     steps       reverse steps: T of a grid that has a name
     grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
     length      tokens per sequence; 0: as in training
+    block       tokens that are sampled together, given those before them; 0: objective.block where
+                that is trained, else all of a text
+    memory      tokens of earlier blocks that a block sees; 0: as in training
+    cached      whether their keys and values are kept, or computed again for each block
+    stop        what ends a text before its length: '' nothing, 'end_of_text', with blocks
     stride      new tokens of each window of a text longer than in training; 0: no windows, the
                 network sees all of it at once
     batch_size  sequences sampled at once
@@ -39,6 +44,10 @@ class SampleOptions:
     grid: str | tuple[float, ...] = "cosine"
     length: int = 0
     stride: int = 0
+    block: int = 0
+    memory: int = 0
+    cached: bool = True
+    stop: str = ""
     batch_size: int = 16
     seed: int = 0
     trace: bool = False
@@ -48,9 +57,11 @@ class SampleOptions:
         for name in ("num", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("length", "stride"):
+        for name in ("length", "stride", "block", "memory"):
             if getattr(self, name) < 0:
                 raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")
+        if self.stop not in ("", "end_of_text"):
+            raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
 
 
 class Samples(NamedTuple):

@@ -94,6 +94,9 @@ class Transformer:
         module = TransformerModule(options, padded_size(hidden, platform))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
+        # Neighbours of a convolution and a causal mask cross the borders of blocks.
+        blockwise = not self.causal and not self.local_width
+
         def init(key: Array):
             return module.init(key, tokens, jnp.zeros((1,)))["params"]
 
@@ -120,10 +123,10 @@ class Transformer:
             def after(z, t, past):
                 return module.apply(variables, z, t, past, method="after")
 
-            memory = None if self.causal or self.local_width else Memory(empty, after)
+            memory = Memory(empty, after) if blockwise else None
             return Denoiser(features, unembed, batch_groups(), gathered, memory)
 
-        return Network(init, bind, time_free=not self.time_conditioning, causal=self.causal)
+        return Network(init, bind, not self.time_conditioning, self.causal, blockwise)
 
 
 def rounded(rows: int) -> int:

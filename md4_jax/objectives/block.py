@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_share
@@ -33,10 +34,10 @@ class BlockDiffusion:
                with draws='times' alone, and a training-only loss unless they are 0 and 1
 
     The times of a sequence's blocks are strata in a random order, so that no position is tied to a
-    noise level. UserError for a block that does not divide the length.
+    noise level. The last block of a length that is not whole blocks is shorter.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((Masking,), blockwise=True)
 
     block: int = 16
     draws: str = "exact"
@@ -78,9 +79,8 @@ class BlockDiffusion:
     def __call__(
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        self.check_length(batch.tokens.shape[1])
         order_keys, mask_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        u_BxG = self._spread(u, order_keys, batch.tokens.shape[1] // self.block)
+        u_BxG = self._spread(u, order_keys, len(self._sizes(batch.tokens.shape[1])))
         z, masked_BxG = self._masked(process, batch.tokens, u_BxG, mask_keys)
         nats = self.given_z(denoiser, process, batch, z, masked_BxG)
         return nats, {"masked": masked_share(process, z)}
@@ -91,20 +91,40 @@ class BlockDiffusion:
         """The integrand at z, where masked [B, G] is 1 - alpha of each block: its mean is the
         bound [B]. With draws='exact' the weight follows the masks of z, and masked is only what a
         time-conditioned denoiser is told."""
-        grouped = (len(z), -1, self.block)
+        length, sizes = z.shape[1], self._sizes(z.shape[1])
         masked = z == process.mask_id
         share_BxG = masked_BxG
         if self.draws == "exact":
-            share_BxG = jnp.mean(masked.reshape(grouped), axis=2, dtype=masked_BxG.dtype)
+            share_BxG = jnp.sum(self._blocks(masked), axis=2) / jnp.asarray(sizes, masked_BxG.dtype)
+        clean, context = batch.tokens, dict(batch.context)
+        if length % self.block:
+            # What fills up the last block is of a segment of its own, which nobody else sees.
+            segments = context.get("segments", jnp.zeros_like(clean))
+            context["segments"] = self._filled(segments, -1)
+            z, clean = self._filled(z), self._filled(clean)
         t_BxG = process.schedule.inverse(masked_BxG)
-        h = denoiser.features(z, t_BxG, clean=batch.tokens, block=self.block, **batch.context)
+        h = denoiser.features(z, t_BxG, clean=clean, block=self.block, **context)[:, :length]
         nats_BxL = at_positions(
-            denoiser, h, masked, reduce=token_nats, rows=(batch.tokens,), share=self._room(z)
+            denoiser, h, masked, reduce=token_nats, rows=(batch.tokens,), share=self._room(masked)
         )
-        per_block = jnp.sum(nats_BxL.reshape(grouped), axis=2)
+        per_block = jnp.sum(self._blocks(nats_BxL), axis=2)
         # A block without masks has nothing to weigh, whatever its share is.
         weight = 1.0 / jnp.where(share_BxG > 0.0, share_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)
+
+    def _sizes(self, length: int) -> np.ndarray:
+        """Tokens of each block; the last may have fewer than the others."""
+        begin = np.arange(0, length, self.block)
+        return np.minimum(self.block, length - begin)
+
+    def _filled(self, x_BxL: Array, value: float = 0) -> Array:
+        """With so many more positions that all blocks are whole."""
+        more = -x_BxL.shape[1] % self.block
+        return jnp.pad(x_BxL, ((0, 0), (0, more)), constant_values=value)
+
+    def _blocks(self, x_BxL: Array) -> Array:
+        """[B, L] -> [B, G, block], zeros where the last block is short."""
+        return self._filled(x_BxL).reshape(len(x_BxL), -1, self.block)
 
     def _spread(self, u: Array, keys: Array, groups: int) -> Array:
         """A stratum of [0, 1) for each block, in random order, shifted by u: [B, G]."""
@@ -113,22 +133,25 @@ class BlockDiffusion:
 
     def _masked(self, process: Masking, x: Array, u_BxG: Array, keys: Array) -> tuple[Array, Array]:
         """(z, 1 - alpha of each block)."""
-        draws = uniforms(keys, x.shape[1]).reshape(*u_BxG.shape, self.block)
+        length = x.shape[1]
+        draws = self._filled(uniforms(keys, length), jnp.inf)
+        draws = draws.reshape(*u_BxG.shape, self.block)
         if self.draws == "times":
-            share = self.low + (self.high - self.low) * jnp.maximum(u_BxG, SMALLEST_TIME)
-            hidden = draws < share[..., None]
-            return jnp.where(hidden.reshape(x.shape), process.mask_id, x), share
-        count = jnp.clip(jnp.floor(u_BxG * self.block).astype(jnp.int32), 0, self.block - 1)
-        ordered = jnp.sort(draws, axis=2)
-        # The law of 1 - alpha given that many masks: `Masking.mask_exactly`.
-        last = jnp.take_along_axis(ordered, count[..., None], axis=2)
-        return jnp.where((draws <= last).reshape(x.shape), process.mask_id, x), last[..., 0]
+            limit = self.low + (self.high - self.low) * jnp.maximum(u_BxG, SMALLEST_TIME)
+        else:
+            sizes = jnp.asarray(self._sizes(length))
+            count = jnp.minimum(jnp.floor(u_BxG * sizes).astype(jnp.int32), sizes - 1)
+            # The law of 1 - alpha given that many masks: `Masking.mask_exactly`.
+            limit = jnp.take_along_axis(jnp.sort(draws, axis=2), count[..., None], axis=2)[..., 0]
+        hidden = (draws <= limit[..., None]).reshape(len(x), -1)[:, :length]
+        return jnp.where(hidden, process.mask_id, x), limit
 
-    def _room(self, z: Array) -> float:
-        """Part of the positions that is hardly ever exceeded by the masks."""
+    def _room(self, masked: Array) -> float:
+        """Part of the positions that is hardly ever exceeded by the masks [B, L]."""
+        rows, length = masked.shape
         mean = 0.5 * (self.low + self.high)
         if self.draws == "exact":
             mean += 0.5 / self.block
-        odd = len(z) % 2 / len(z) / (z.shape[1] // self.block)
-        noise = 2.5 / (z.size**0.5) if self.draws == "times" else 1.0 / z.shape[1]
+        odd = rows % 2 / rows / len(self._sizes(length))
+        noise = 2.5 / (rows * length) ** 0.5 if self.draws == "times" else 1.0 / length
         return min(1.0, mean + 0.5 * odd + noise)

@@ -45,8 +45,8 @@ ALLOWED = {
     "experiment": {"checkpoint", "evaluate", "metrics", "prompts", "sample", "sections", "step"},
     "corpus": {"data", "experiment", "paths", "sections", "sharding"},
     "build": {
-        "checkpoint", "config", "evaluate", "experiment", "metrics", "prompts", "sample",
-        "samplers", "sections", "sharding", "step",
+        "checkpoint", "config", "evaluate", "experiment", "metrics", "objectives", "processes",
+        "prompts", "sample", "samplers", "sections", "sharding", "step",
     },
     "train": {
         "build", "checkpoint", "compiling", "corpus", "experiment", "metrics", "paths", "report",
