@@ -14,8 +14,8 @@ from md4_jax.protocols import UserError
 SIZES = dict(vocab_size=5, size=32, depth=1, heads=2, hidden=32, dtype="bfloat16")
 
 
-def calls(monkeypatch, segments=None, **options) -> list[str]:
-    """The names of the kernels in a network's gradient."""
+def lowered(monkeypatch, segments=None, **options) -> tuple[list[str], str]:
+    """The names of the kernels in a network's gradient, and all of its text."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     network = Transformer(**(SIZES | options)).build("gpu")
     context = {} if segments is None else {"segments": segments}
@@ -26,19 +26,19 @@ def calls(monkeypatch, segments=None, **options) -> list[str]:
 
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     traced = jax.jit(jax.grad(loss)).trace(shapes)
-    return re.findall(r"@(__cudnn\S*?)\(", traced.lower(lowering_platforms=("cuda",)).as_text())
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    return re.findall(r"@(__cudnn\S*?)\(", text), text
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 def test_a_gpu_gets_the_kernel_in_both_passes(causal, monkeypatch):
-    assert calls(monkeypatch, causal=causal) == [
-        "__cudnn$fmhaSoftmax",
-        "__cudnn$fmhaSoftmaxBackward",
-    ]
+    found, text = lowered(monkeypatch, causal=causal)
+    assert found == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    assert (text.count("CAUSAL") > 0) == causal
 
 
 def test_segments_are_a_mask_of_it(monkeypatch):
-    found = calls(monkeypatch, segments=jnp.zeros((2, 64), jnp.int32))
+    found, _ = lowered(monkeypatch, segments=jnp.zeros((2, 64), jnp.int32))
     assert found == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
 
 
