@@ -1,12 +1,14 @@
 """Attention of block diffusion: to one's own block as it is, to earlier blocks as they were."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.networks.attention import attend_where, rotate
+from md4_jax.networks.attention import attend_masked, attend_where, rotate
+from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
 
 # Queries are taken in so many tiles at most, each with the keys that some of it may see.
@@ -61,6 +63,7 @@ def attend_blocks(
     *,
     block: int,
     segments: Array | None = None,
+    kernel: str = "plain",
 ) -> Array:
     """softmax(q k^T / sqrt(Dh)) v over own's block of a position and past's earlier ones.
 
@@ -78,6 +81,8 @@ def attend_blocks(
         end = min(begin + size, length)
         # Of earlier blocks the last that a query of this tile can see ends a block before it does.
         seen = end if past is None else max(0, end - block)
+        # An even number of keys: cuDNN takes no other with a mask.
+        seen += (seen + end - begin) % 2 if past is not None and seen else 0
         parts = [slice(0, seen)] if past is None else [slice(0, seen), slice(begin, end)]
         sources = [own] if past is None else [past, own]
         keys, values = (
@@ -94,21 +99,34 @@ def attend_blocks(
             of_keys = jnp.concatenate([segments[:, part] for part in parts], axis=1)
             same = (segments[:, begin:end, None] == of_keys[:, None, :])[:, None]
             mask = same if mask is None else same & mask
-        out.append(attend_where(query_BxLxHxDh[:, begin:end], keys, values, mask))
+        out.append(attend_masked(query_BxLxHxDh[:, begin:end], keys, values, mask, kernel))
     return jnp.concatenate(out, axis=1)
 
 
 def attend_halves(
-    query: Array, key: Array, value: Array, *, block: int, segments: Array | None = None
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    block: int,
+    segments: Array | None = None,
+    kernel: str = "plain",
 ) -> Array:
     """Of the sequence as it is, with its own block and earlier ones as they were, and of the
-    sequence as it was, block-causal: each [B, 2 L, H, Dh], positions of both 0..L-1."""
+    sequence as it was, block-causal: each [B, 2 L, H, Dh], positions of both 0..L-1.
+
+    kernel as `attend`: splash takes both halves at once, the others tile by tile.
+    """
     query, key = (_rotated_halves(x) for x in (query, key))
+    if kernel == "splash" and fits(query.shape[1] // 2):
+        both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
+        return splash(query, key, value, both, block=block)
     (asks, asked), (keys, past), (values, held) = (
         jnp.split(x, 2, axis=1) for x in (query, key, value)
     )
-    is_now = attend_blocks(asks, (keys, values), (past, held), block=block, segments=segments)
-    was = attend_blocks(asked, (past, held), None, block=block, segments=segments)
+    attention = functools.partial(attend_blocks, block=block, segments=segments, kernel=kernel)
+    is_now = attention(asks, (keys, values), (past, held))
+    was = attention(asked, (past, held), None)
     return jnp.concatenate([is_now, was], axis=1)
 
 

@@ -108,7 +108,9 @@ class Attention(nn.Module):
         if past is not None:
             mixed = attend_past(query, (key, value), past)
         elif self.block:
-            mixed = attend_halves(query, key, value, block=self.block, segments=segments)
+            mixed = attend_halves(
+                query, key, value, block=self.block, segments=segments, kernel=self.kernel
+            )
         else:
             mixed = attend(
                 rotate(query, index, length=key.shape[1]), rotate(key), value,
