@@ -1,6 +1,6 @@
-"""Every family with the network, recipe and data of text8_small.py: configs/families.py:NAME."""
+"""Every family with the network, recipe and data of text8_fast.py: configs/families.py:NAME."""
 
-from configs import text8_small
+from configs import text8_fast
 
 SCORE = dict(name="uniform", schedule=dict(name="log_linear", eps=1e-3), parametrisation="score")
 PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint")
@@ -31,7 +31,7 @@ FAMILIES = dict(
 
 
 def get_config(name):
-    config = text8_small.get_config()
+    config = text8_fast.get_config()
     process, objective, bound, network, sample = FAMILIES[name]
     config.process, config.objective = process, dict(name=objective, **FORMS.get(objective, {}))
     config.eval.objective = dict(name=bound)

@@ -1,10 +1,10 @@
 """GenMD4 at a size for two CPU cores: a schedule learned for each symbol of text8."""
 
-from configs import text8_small
+from configs import text8_fast
 
 
 def get_config():
-    config = text8_small.get_config()
+    config = text8_fast.get_config()
     config.process = dict(name="state_dependent", initial_power=2.0)
     config.objective = dict(name="genmd4", first_time=1e-3)
     config.network.time_conditioning = True

@@ -10,12 +10,14 @@ def get_config():
     # Every masked token weighs the same, and sequences with hardly a token visible are
     # left out: in a short run this learns faster than the bound, which is what is reported.
     config.objective = dict(name="any_order", weight_power=0.0, max_masked=0.8)
-    config.network.update(size=128, depth=2, heads=4, time_conditioning=False, qk_norm=True)
+    config.network.update(size=128, depth=2, heads=2, time_conditioning=False, qk_norm=True)
     config.network.update(local_width=5, scan_blocks=False)
     config.optim = dict(
         name="muon",
         learning_rate=0.02,
         adam_learning_rate=0.02,
+        ns_steps=3,
+        preconditioning="aol",
         decay="cosine",
         warmup_steps=50,
         final_fraction=0.0,

@@ -17,6 +17,7 @@ DECAYED = re.compile(r"kernel$")
 # everything one-dimensional keep Adam.
 HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
 SHAPES = ("cosine", "linear", "constant")
+PRECONDITIONING = ("frobenius", "aol")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,21 +97,36 @@ class Muon(LearningRate):
     """Muon (Jordan et al. 2024, optax.contrib) on the blocks' matrices, Adam on the rest.
 
     learning_rate is Muon's, adam_learning_rate that of embedding, head and gains;
-    both follow the same warm-up and decay, and both have Nesterov momentum.
+    both follow the same warm-up and decay, and both have Nesterov momentum. ns_steps Newton-Schulz
+    iterations make an update nearly orthogonal, from a start that preconditioning says: of norm 1
+    (frobenius), or with its columns scaled so that fewer do (aol, arXiv:2512.04632).
     """
 
     learning_rate: float = 0.02
     adam_learning_rate: float = 3e-3
     momentum: float = 0.95
+    ns_steps: int = 5
+    preconditioning: str = "frobenius"
     b1: float = 0.9
     b2: float = 0.95
     weight_decay: float = 0.0
     clip: float = 1.0
 
+    def __post_init__(self):
+        if self.ns_steps < 1:
+            raise UserError(f"optim.ns_steps must be at least 1, not {self.ns_steps}")
+        if self.preconditioning not in PRECONDITIONING:
+            raise UserError(
+                f"optim.preconditioning must be one of {', '.join(PRECONDITIONING)}, "
+                f"not {self.preconditioning!r}"
+            )
+
     def build(self, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
         rate = self.schedule(self.learning_rate, num_steps)
         muon = contrib.muon(
             rate,
+            ns_steps=self.ns_steps,
+            preconditioning=self.preconditioning,
             beta=self.momentum,
             weight_decay=self.weight_decay,
             adam_b1=self.b1,

@@ -1,13 +1,13 @@
-"""The autoregressive baseline of text8_small.py: same network, data and budget, left to right.
+"""The autoregressive baseline of text8_fast.py: same network, data and budget, left to right.
 
-python -m md4_jax.main --config configs/ar_text8_small.py --config.data.path=FILE
+python -m md4_jax.main --config configs/ar_text8_fast.py --config.data.path=FILE
 """
 
-from configs import text8_small
+from configs import text8_fast
 
 
 def get_config():
-    config = text8_small.get_config()
+    config = text8_fast.get_config()
     config.objective = dict(name="autoregressive")
     config.network.causal = True
     config.sample.name = "left_to_right"
