@@ -26,6 +26,7 @@ FAMILIES = dict(
     d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),
     tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "ctmc", {}, {}),
+    block=(MASKS, "block", "auto", dict(FREE, local_width=0), {}),
     ar=(MASKS, "autoregressive", "autoregressive", dict(causal=True), dict(name="left_to_right")),
 )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from md4_jax import corpus
 from md4_jax.compiling import jit
-from md4_jax.experiment import Experiment, eval_batch_size, sample_length
+from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length
 from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
@@ -210,7 +210,9 @@ def _sample(exp: Experiment, source: Any) -> Part:
         compiled, facts = _compiled(sampler, *arguments)
     facts["flops"] = 0.0
     used = float(np.mean(compiled(*arguments)[0].evaluations))
-    model = used * rows * length * forward_flops(exp, params["network"])
+    # By blocks an evaluation is of one block; what is added to the memory is left out.
+    size = sample_block(exp) or length
+    model = used * rows * size * forward_flops(exp, params["network"])
     return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
 
 

@@ -30,11 +30,14 @@ class Batch(NamedTuple):
     weight   float32 [B], 1 for a real sequence and 0 for padding of the last batch
     context  what a family needs besides, each [B, ...]: segments of packed
              documents, class labels; handed to the denoiser by name
+    given    bool [B, L] or None, tokens that others are predicted from and that have no part in a
+             likelihood themselves; only objectives that `takes_given` get any
     """
 
     tokens: Array
     weight: Array
     context: Mapping[str, Array]
+    given: Array | None = None
 
 
 @runtime_checkable
@@ -142,7 +145,7 @@ class Network(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What an objective or a sampler can be combined with; `build.validate` refuses the rest.
+    """What an objective or a sampler can be combined with; `checks.validate` refuses the rest.
 
     processes         the classes of processes that it is defined for
     time              its optimal denoiser depends on t: a time-free network is refused

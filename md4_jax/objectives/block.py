@@ -34,10 +34,12 @@ class BlockDiffusion:
                with draws='times' alone, and a training-only loss unless they are 0 and 1
 
     The times of a sequence's blocks are strata in a random order, so that no position is tied to a
-    noise level. The last block of a length that is not whole blocks is shorter.
+    noise level. The last block of a length that is not whole blocks is shorter. Blocks that are
+    given are never masked: the bound is then of the others after them.
     """
 
     needs: ClassVar[Needs] = Needs((Masking,), blockwise=True)
+    takes_given: ClassVar[bool] = True
 
     block: int = 16
     draws: str = "exact"
@@ -82,6 +84,8 @@ class BlockDiffusion:
         order_keys, mask_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         u_BxG = self._spread(u, order_keys, len(self._sizes(batch.tokens.shape[1])))
         z, masked_BxG = self._masked(process, batch.tokens, u_BxG, mask_keys)
+        if batch.given is not None:
+            z = jnp.where(batch.given, batch.tokens, z)
         nats = self.given_z(denoiser, process, batch, z, masked_BxG)
         return nats, {"masked": masked_share(process, z)}
 

@@ -21,6 +21,7 @@ def sample_blocks(
     block: int,
     window: int,
     stop: int | None = None,
+    min_entropy: float = 0.0,
     cached: bool = True,
     trace: bool = False,
 ) -> tuple[Chain, Frames | None]:
@@ -28,8 +29,9 @@ def sample_blocks(
 
     What a network of block diffusion has learned (arXiv:2503.09573). fixed [B, N] with N a
     multiple of block, as is window: N may be far more than was trained on, and only the window's
-    keys and values are held. A sequence ends with the block that has the symbol `stop` in it;
-    what follows is `stop`, and where all have ended nothing more is computed. cached=False
+    keys and values are held. A sequence ends with the block that has the symbol `stop` in it, or
+    after which the last window tokens have an `entropy` below min_entropy; what
+    follows is left masked, and where all have ended nothing more is computed. cached=False
     computes the memory again before each block, from the tokens alone, by the same steps: the
     same samples, more slowly. trace: the path of the first sequence, block after block.
     """
@@ -50,7 +52,7 @@ def sample_blocks(
         if not cached:
             past = _remembered(memory, z, b, block, window)
         chain, path = one(b, past)
-        new = jnp.where(ended[:, None] & ~_block(given, b, block), stop or 0, chain.z)
+        new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
         _, past = memory.after(new, jnp.zeros(rows), past)
         put = jax.lax.dynamic_update_slice_in_dim
         z, sure = put(z, new, b * block, axis=1), put(sure, chain.sure, b * block, axis=1)
@@ -59,19 +61,29 @@ def sample_blocks(
             frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
         if stop is not None:
             ended = ended | jnp.any((new == stop) & ~_block(given, b, block), axis=1)
+        if min_entropy and window <= length:
+            end = (b + 1) * block
+            last = jax.lax.dynamic_slice_in_dim(z, jnp.maximum(0, end - window), window, axis=1)
+            ended = ended | (entropy(last) < min_entropy) & (end >= window)
         return b + 1, past, z, sure, evaluations, ended, frames
 
     none = jnp.zeros(rows, jnp.int32)
     past = memory.empty(rows, window)
     shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
     frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
-    begin = jnp.where(given, tokens, process.mask_id if stop is None else stop)
+    begin = jnp.where(given, tokens, process.mask_id)
     start = (jnp.int32(0), past, begin, jnp.where(given, 1.0, 0.0), none, none > 0, frames)
     _, _, z, sure, evaluations, _, frames = jax.lax.while_loop(
         lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
     )
     chain = Chain(z, given, sure, evaluations)
     return chain, _placed(frames, tokens, given, process.mask_id) if trace else None
+
+
+def entropy(tokens: Array) -> Array:
+    """Of the frequencies of symbols in each row of [B, W], in nats [B]; 0 where all are alike."""
+    alike = jnp.sum(tokens[:, :, None] == tokens[:, None, :], axis=2)
+    return -jnp.mean(jnp.log(alike / tokens.shape[1]), axis=1)
 
 
 def _block(x: Array, b: Array, block: int) -> Array:

@@ -305,6 +305,30 @@ def test_a_memory_forgets_what_is_older_than_its_window():
     assert np.abs(last(X, 9) - last(other, 9)).max() > 1e-3
 
 
+@pytest.mark.parametrize("block, given", [(1, 5), (4, 4), (4, 8)])
+def test_given_blocks_leave_the_bound_of_the_others(block, given):
+    """As the same sequence without their part, for the same masks of the rest, to 1e-5."""
+    denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(block)
+    batch, keys = exact.batch_of(X), exact.keys_for(3, 4)
+    marks = np.broadcast_to(np.arange(L) < given, X.shape)
+    u, seen = jnp.asarray([0.15, 0.85, 0.4, 0.6]), {}
+
+    def features(z, t, **context):
+        seen.update(z=z, t=t)
+        return denoiser.features(z, t, **context)
+
+    told = batch._replace(given=marks)
+    nats, _ = objective(denoiser._replace(features=features), process, told, u, keys)
+    z, t = np.asarray(seen["z"]), seen["t"]
+    assert (z[:, :given] == X[:, :given]).all() and (z[:, given:] == 5).any()
+    h = denoiser.features(z, t, clean=X, block=block)
+    masked = (z == 5).reshape(4, -1, block)
+    each = -jnp.take_along_axis(jax.nn.log_softmax(denoiser.unembed(h)), X[..., None], 2)[..., 0]
+    sums = np.where(masked, np.asarray(each).reshape(masked.shape), 0.0).sum(axis=2)
+    weight = block / np.maximum(1, masked.sum(axis=2))
+    np.testing.assert_allclose(nats, (weight * sums)[:, given // block :].sum(axis=1), rtol=1e-5)
+
+
 @pytest.mark.parametrize("draws", ["exact", "times"])
 def test_a_shorter_last_block_is_a_block(draws):
     """10 tokens in blocks of 4: nothing that fills up the last one is seen, masked or weighed."""

@@ -89,8 +89,28 @@ def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
     for row in range(8):
         end = 3 * (1 + int(np.argmax(hit[row]))) if hit[row].any() else 24
         np.testing.assert_array_equal(stopped[row, :end], free[row, :end])
-        assert (stopped[row, end:] == 2).all()
+        assert (stopped[row, end:] == 5).all()
     assert hit.any()
+
+
+def test_a_sequence_ends_once_its_window_repeats_itself():
+    """Of the last 6 tokens fewer than 1.0 nats: the same block as when looked at afterwards."""
+    options = dict(length=48, window=6, timed=False)
+    free, ended = (np.asarray(drawn(**options, min_entropy=h)[0].z) for h in (0.0, 1.0))
+    stopped = 0
+    for row in range(8):
+        ends = range(6, 49, 3)
+        nats = [exact_entropy(free[row, end - 6 : end]) for end in ends]
+        end = next((e for e, h in zip(ends, nats, strict=True) if h < 1.0), 48)
+        stopped += end < 48
+        np.testing.assert_array_equal(ended[row, :end], free[row, :end])
+        assert (ended[row, end:] == 5).all()
+    assert stopped > 0
+
+
+def exact_entropy(tokens: np.ndarray) -> float:
+    share = np.unique(tokens, return_counts=True)[1] / len(tokens)
+    return float(-np.sum(share * np.log(share)))
 
 
 def test_the_trace_goes_from_masks_to_the_sample_block_after_block():

@@ -44,8 +44,9 @@ ALLOWED = {
     },
     "experiment": {"checkpoint", "evaluate", "metrics", "prompts", "sample", "sections", "step"},
     "corpus": {"data", "experiment", "paths", "sections", "sharding"},
+    "checks": {"experiment", "processes", "samplers", "sections", "sharding"},
     "build": {
-        "checkpoint", "config", "evaluate", "experiment", "metrics", "objectives", "processes",
+        "checkpoint", "checks", "config", "evaluate", "experiment", "metrics", "objectives",
         "prompts", "sample", "samplers", "sections", "sharding", "step",
     },
     "train": {
@@ -61,9 +62,12 @@ ALLOWED = {
         "compiling", "corpus", "experiment", "hlo", "sample", "samplers", "sections", "sharding",
         "step", "train",
     },
+    "runs": {
+        "build", "checkpoint", "config", "corpus", "experiment", "paths", "sharding", "train",
+    },
     "modes": {
-        "bench", "build", "checkpoint", "config", "corpus", "data", "experiment", "paths",
-        "plan", "report", "sample", "samplers", "train",
+        "bench", "build", "config", "corpus", "data", "experiment", "paths", "plan", "report",
+        "runs", "sample", "samplers", "train",
     },
     "distributed": set(),
     "main": {"distributed", "modes", "paths", "sections"},
