@@ -5,7 +5,8 @@
 --mode bench of the sampler for each row, with the network of configs/block_text8.py as it is
 before training, `ancestral` with a step for each token of a block up to 16, and a memory of 256
 tokens, which is the training length. "with" keeps keys and values of finished blocks, "without"
-computes them again before each block, block by block: the same samples. KEY=VALUE are of the config.
+computes them again before each block, block by block: the same samples. KEY=VALUE are keys of the
+config.
 """
 
 import sys

@@ -115,23 +115,26 @@ def attend_halves(
     """Of the sequence as it is, with its own block and earlier ones as they were, and of the
     sequence as it was, block-causal: each [B, 2 L, H, Dh], positions of both 0..L-1.
 
-    kernel as `attend`: splash takes both halves at once, the others tile by tile.
+    query may be [B, L, H, Dh], of the sequence as it is alone. kernel as `attend`: splash takes
+    both halves at once, the others tile by tile.
     """
-    query, key = (_rotated_halves(x) for x in (query, key))
-    if kernel == "splash" and fits(query.shape[1] // 2):
+    length = key.shape[1] // 2
+    query, key = (_rotated_halves(x, length) for x in (query, key))
+    if kernel == "splash" and fits(length):
         both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
         return splash(query, key, value, both, block=block)
-    (asks, asked), (keys, past), (values, held) = (
-        jnp.split(x, 2, axis=1) for x in (query, key, value)
-    )
+    (keys, past), (values, held) = (jnp.split(x, 2, axis=1) for x in (key, value))
     attention = functools.partial(attend_blocks, block=block, segments=segments, kernel=kernel)
-    is_now = attention(asks, (keys, values), (past, held))
-    was = attention(asked, (past, held), None)
+    is_now = attention(query[:, :length], (keys, values), (past, held))
+    if query.shape[1] == length:
+        return is_now
+    was = attention(query[:, length:], (past, held), None)
     return jnp.concatenate([is_now, was], axis=1)
 
 
-def _rotated_halves(x: Array) -> Array:
-    return jnp.concatenate([rotate(half) for half in jnp.split(x, 2, axis=1)], axis=1)
+def _rotated_halves(x: Array, length: int) -> Array:
+    parts = jnp.split(x, x.shape[1] // length, axis=1)
+    return jnp.concatenate([rotate(part) for part in parts], axis=1)
 
 
 def tile(length: int, block: int) -> int:

@@ -69,8 +69,9 @@ class Attention(nn.Module):
     """Self-attention with rotary positions; optional query-key normalisation.
 
     block > 0: x holds a sequence as it is and, after it, as it was, in blocks of so many
-    positions, and attention is that of `attend_halves`. past: x is one block, after what is
-    held there. Returns keys and values, before their rotation, beside the result.
+    positions, and attention is that of `attend_halves`; with last, of the first half alone. past:
+    x is one block, after what is held there. Returns keys and values, before their rotation,
+    beside the result.
     """
 
     heads: int
@@ -80,6 +81,7 @@ class Attention(nn.Module):
     dtype: jnp.dtype
     kernel: str
     block: int
+    last: bool
 
     @nn.compact
     def __call__(
@@ -91,6 +93,8 @@ class Attention(nn.Module):
     ) -> tuple[Array, tuple[Array, Array]]:
         batch, _, size = x_BxLxD.shape
         asking = x_BxLxD if index is None else rows(x_BxLxD, index)
+        if self.block and self.last:
+            asking = first_half(x_BxLxD)
         query, key, value = (
             Linear(size, self.dtype, name=name)(x).reshape(
                 batch, -1, self.heads, size // self.heads
@@ -190,6 +194,7 @@ class Block(nn.Module):
     dtype: jnp.dtype
     kernel: str
     block: int = 0
+    last: bool = False
 
     @nn.compact
     def __call__(
@@ -200,12 +205,15 @@ class Block(nn.Module):
         index: Array | None = None,
         past: Past | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
-        """(x, None), or with past (x, (keys, values)) of x for those who come after it."""
+        """(x, None), or with past (x, (keys, values)) of x for those who come after it.
+
+        The last of blocks of block diffusion gives the first half of x, the sequence as it is.
+        """
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
         zero = condition_BxGxD is None
         attention = Attention(
             self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, self.block,
-            name="attention",
+            self.last, name="attention",
         )  # fmt: skip
         feed_forward = FeedForward(self.hidden, self.padded, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
@@ -218,6 +226,10 @@ class Block(nn.Module):
             y_BxLxD = mixing(y_BxLxD, segments)
         y_BxLxD, held = attention(y_BxLxD, segments, index, past)
         kept = x_BxLxD if index is None else rows(x_BxLxD, index)
+        if self.block and self.last:
+            kept = first_half(x_BxLxD)
+            if condition_BxGxD is not None:
+                first, second = (tuple(map(first_half, part)) for part in (first, second))
         x_BxLxD = kept + gated_by(first, y_BxLxD)
         y_BxLxD = feed_forward(normalized(x_BxLxD, second, "feed_forward_norm"))
         x_BxLxD = constrain(x_BxLxD + gated_by(second, y_BxLxD), BATCH_AXES, None, None)
@@ -243,6 +255,10 @@ def modulation(
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
     """The rows index of x: [B, P, D]."""
     return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
+
+
+def first_half(x_BxLxD: Array) -> Array:
+    return x_BxLxD[:, : x_BxLxD.shape[1] // 2]
 
 
 def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:

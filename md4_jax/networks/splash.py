@@ -27,16 +27,18 @@ def fits(length: int) -> bool:
 class HalvesMask(masks.Mask):
     """Who sees whom in [z, x], each of `length` positions in blocks of `block`.
 
-    z sees its own block of z and earlier ones of x, x its own and earlier ones of x. The kernel
-    asks for it tile by tile, and skips the tiles without an entry.
+    z sees its own block of z and earlier ones of x, x its own and earlier ones of x. The first
+    `asks` of the 2 length positions ask. The kernel wants it tile by tile, and skips the tiles
+    without an entry.
     """
 
     length: int
     block: int
+    asks: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        return 2 * self.length, 2 * self.length
+        return self.asks, 2 * self.length
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
         was, of = np.divmod(np.arange(2 * self.length), self.length)
@@ -59,7 +61,8 @@ def splash(
 ) -> Array:
     """softmax(q k^T / sqrt(Dh)) v, each device for its own sequences and heads.
 
-    block > 0: what comes is two halves, which see one another as `HalvesMask` says.
+    block > 0: what comes is two halves, which see one another as `HalvesMask` says; queries may
+    be of the first alone.
     """
     local = functools.partial(_local, causal=causal, block=block, interpret=interpret)
     arguments = (query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments)
@@ -72,13 +75,15 @@ def splash(
     return jax.shard_map(local, in_specs=specs, out_specs=heads, check_vma=False)(*arguments)
 
 
-def kernel_of(length: int, heads: int, *, causal: bool, block: int, interpret: bool = False):
-    """The kernel for one sequence [H, L, Dh], which has in it the tiles that it will compute."""
+def kernel_of(
+    asks: int, length: int, heads: int, *, causal: bool, block: int, interpret: bool = False
+):
+    """The kernel for queries [H, asks, Dh] and keys [H, length, Dh], with the tiles it computes."""
     if block:
         # Of half as many positions a quarter at most: the larger, the more empty ones it computes.
         half = length // 2
         tile = _tile(half, max(TILE, min(LARGEST_TILE, half // 4)))
-        one = HalvesMask(half, block)
+        one = HalvesMask(half, block, asks)
     else:
         tile = _tile(length, LARGEST_TILE)
         one = (masks.CausalMask if causal else masks.FullMask)((length, length))
@@ -100,11 +105,11 @@ def _tile(length: int, most: int) -> int:
 
 
 def _local(query, key, value, segments, *, causal: bool, block: int, interpret: bool) -> Array:
-    length, heads, size = query.shape[1:]
-    attention = kernel_of(length, heads, causal=causal, block=block, interpret=interpret)
+    (asks, heads, size), length = query.shape[1:], key.shape[1]
+    attention = kernel_of(asks, length, heads, causal=causal, block=block, interpret=interpret)
 
     def sequence(query: Array, key: Array, value: Array, segment: Array | None) -> Array:
-        ids = None if segment is None else kernel.SegmentIds(segment, segment)
+        ids = None if segment is None else kernel.SegmentIds(segment[:asks], segment)
         return attention(query, key, value, segment_ids=ids)
 
     query = (query.astype(jnp.float32) * size**-0.5).astype(query.dtype)

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.blocks import Past
-from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation, padded_size
+from md4_jax.networks.layers import (
+    Block,
+    Normalize,
+    TimeEmbedding,
+    first_half,
+    modulation,
+    padded_size,
+)
 from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array, Denoiser, Memory, Network, UserError
 from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
@@ -176,7 +183,8 @@ class TransformerModule(nn.Module):
                 length=o.depth,
             )(*arguments)
         else:
-            self.blocks = [block(*arguments) for _ in range(o.depth)]
+            lasts = [False] * (o.depth - 1) + [True]
+            self.blocks = [block(*arguments, last) for last in lasts]
 
     def __call__(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
         return self.unembed(self.features(z_BxL, t_B, segments=segments))
@@ -195,19 +203,19 @@ class TransformerModule(nn.Module):
     ) -> Array:
         """h [B, L, D] of z, each block of which sees itself and the blocks of clean before it.
 
-        t holds a time for each block, G = L / block. Both are read in one pass of length 2 L.
+        t holds a time for each block, G = L / block. Both are read in one pass of length 2 L, of
+        which the last layer computes no more than keys and values for clean.
         """
-        length = z_BxL.shape[1]
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.zeros_like(t_BxG)], axis=1)
-        return self._trunk(both_Bx2L, times, segments, None)[:, :length]
+        return self._trunk(both_Bx2L, times, segments, None)
 
     def _trunk(
         self, z_BxL: Array, t_BxG: Array, segments: Array | None, index: Array | None
     ) -> Array:
         x_BxLxD = self._embedded(z_BxL)
         condition_BxGxD = self.time(t_BxG) if self.options.time_conditioning else None
-        if self.options.scan_blocks and index is not None:
+        if self.options.scan_blocks and (index is not None or self.block):
             x_BxLxD = self._gathered(x_BxLxD, condition_BxGxD, segments, index)
         elif self.options.scan_blocks:
             x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments)
@@ -215,6 +223,8 @@ class TransformerModule(nn.Module):
             for block in self.blocks[:-1]:
                 x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments)
             x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxGxD, segments, index)
+        if self.block and condition_BxGxD is not None:
+            condition_BxGxD = first_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
 
     def _embedded(self, z_BxL: Array) -> Array:
@@ -237,10 +247,10 @@ class TransformerModule(nn.Module):
         layers = (past.keys, past.values)
         if self.options.scan_blocks:
             x_BxPxD, held = jax.lax.scan(
-                lambda x, layer: self._stacked(layer[0])(
+                lambda x, layer: self._block(layer[0])(
                     x, condition, None, None, Past(*layer[1], past.count)
                 ),
-                x_BxPxD, (jnp.arange(self.options.depth), layers),
+                x_BxPxD, (self.variables["params"]["blocks"], layers),
             )  # fmt: skip
         else:
             found = []
@@ -252,23 +262,25 @@ class TransformerModule(nn.Module):
         return self._headed(x_BxPxD, condition), past.append(*held)
 
     def _gathered(
-        self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array
+        self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array | None
     ) -> Array:
-        """Scanned blocks of which the last, taken out of the scan, is given the index."""
-
-        def apply(x_BxLxD: Array, number: Array) -> tuple[Array, None]:
-            return self._stacked(number)(x_BxLxD, condition, segments)
-
-        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, jnp.arange(self.options.depth - 1))
-        return self._stacked(self.options.depth - 1)(x_BxLxD, condition, segments, index)[0]
-
-    def _stacked(self, number: Array | int) -> Callable:
-        """One of the scanned blocks, taken out of the scan."""
+        """Scanned blocks of which the last, taken out of the scan, gives less than comes in."""
         stacked = self.variables["params"]["blocks"]
-        params = jax.tree.map(lambda leaf: leaf[number], stacked)
-        return functools.partial(
-            Block(*self.block_arguments, parent=None).apply, {"params": params}
-        )
+        rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
+
+        def apply(x_BxLxD: Array, params) -> tuple[Array, None]:
+            return self._block(params)(x_BxLxD, condition, segments)
+
+        if self.options.remat != "none":
+            policy = REMAT[self.options.remat]
+            apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
+        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest)
+        return self._block(last, last=True)(x_BxLxD, condition, segments, index)[0]
+
+    def _block(self, params, *, last: bool = False) -> Callable:
+        """One of the scanned blocks, taken out of the scan."""
+        block = Block(*self.block_arguments, last, parent=None)
+        return functools.partial(block.apply, {"params": params})
 
     def unembed(self, h: Array) -> Array:
         rows = h.reshape(-1, h.shape[-1])  # as in layers.Linear

@@ -79,6 +79,54 @@ def test_little_is_computed_beside_what_is_allowed():
     assert allowed < scores <= most < 0.4 * (2 * length) ** 2
 
 
+@pytest.mark.parametrize("scan_blocks", [True, False])
+@pytest.mark.parametrize("depth, least, most", [(1, 1.2, 1.5), (4, 1.5, 1.9)])
+def test_a_pass_costs_less_than_two(scan_blocks, depth, least, most):
+    """Matrix products of gradients by the compiler's count, beside those of one bidirectional pass:
+    the last layer computes no more of x than keys and values, and no layer the empty scores."""
+    length, block = 256, 16
+    network = Transformer(5, 64, depth, 1, 128, False, scan_blocks=scan_blocks).build()
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    z, t = jnp.zeros((2, length), jnp.int32), jnp.zeros((2, length // block))
+
+    def products(features) -> float:
+        loss = jax.grad(lambda params: jnp.sum(features(network.bind(params).features)))
+        return traffic(jax.jit(loss).lower(shapes).compile().as_text()).products
+
+    plain = products(lambda features: features(z, t[:, 0]))
+    both = products(lambda features: features(z, t, clean=z, block=block))
+    assert least < both / plain < most
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_scanned_layers_are_the_others(remat, time_conditioning):
+    """Features and gradients of block diffusion, with what is computed again or kept, to 1e-4."""
+    options = dict(time_conditioning=time_conditioning, remat=remat)
+    scanned, listed = (
+        Transformer(**SIZES, **options, scan_blocks=scan).build() for scan in (True, False)
+    )
+    rng = np.random.default_rng(0)
+    params = jax.jit(listed.init)(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)
+    stacked = {k: v for k, v in params.items() if not k.startswith("blocks_")}
+    stacked["blocks"] = jax.tree.map(
+        lambda *x: jnp.stack(x), *(params[f"blocks_{i}"] for i in range(SIZES["depth"]))
+    )
+    z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // 3)), jnp.float32)
+
+    def both(network, params):
+        def loss(params):
+            h = network.bind(params).features(z, t, clean=X, block=3)
+            return jnp.sum(jnp.sin(h)), h
+
+        slopes, h = jax.jit(jax.grad(loss, has_aux=True))(params)
+        return h, slopes["embedding"]
+
+    for a, b in zip(both(scanned, stacked), both(listed, params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
 def block_table(logits: np.ndarray) -> Denoiser:
     """A table's denoiser asked about blocks: what comes after a block is mask."""
     base = exact.denoiser_of(logits)
