@@ -17,7 +17,7 @@ from md4_jax.prompts import PromptOptions
 from md4_jax.protocols import Objective, UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS, loop
-from md4_jax.samplers.blocks import sample_blocks
+from md4_jax.samplers.blocks import Stop, sample_blocks
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.sections import BenchOptions, DataOptions, PlanOptions, fields, make
@@ -96,10 +96,10 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, tokeni
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
-    stop = tokenizer.eot_id if sample.stop else None
+    stop = Stop(tokenizer.eot_id if sample.stop else None, sample.min_entropy)
     return functools.partial(
         sample_blocks, block=block, window=sample.memory or data.length,
-        stop=stop, min_entropy=sample.min_entropy, cached=sample.cached,
+        stop=stop, cached=sample.cached,
     )  # fmt: skip
 
 

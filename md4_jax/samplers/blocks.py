@@ -1,6 +1,6 @@
 """Text block by block, each by any sampler, after a memory of those before: docs/samplers.md."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,28 @@ import numpy as np
 
 from md4_jax.protocols import Array, Chain, Denoiser, Memory, SamplerStep
 from md4_jax.samplers.loop import Frames, sample
+
+
+class Stop(NamedTuple):
+    """What ends a sequence before its length, with the block in which it happens.
+
+    symbol       that was drawn, None: none does
+    min_entropy  nats: the last tokens have an `entropy` below this
+    """
+
+    symbol: int | None = None
+    min_entropy: float = 0.0
+
+    def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
+        """bool [B]: by the drawn symbols [B, P], -1 where given, or by the `window` before end."""
+        ends = jnp.zeros(len(drawn), bool)
+        if self.symbol is not None:
+            ends = jnp.any(drawn == self.symbol, axis=1)
+        if self.min_entropy and window <= z.shape[1]:
+            begin = jnp.maximum(0, end - window)
+            last = jax.lax.dynamic_slice_in_dim(z, begin, window, axis=1)
+            ends = ends | (entropy(last) < self.min_entropy) & (end >= window)
+        return ends
 
 
 def sample_blocks(
@@ -20,24 +42,21 @@ def sample_blocks(
     fixed: tuple[Array, Array],
     block: int,
     window: int,
-    stop: int | None = None,
-    min_entropy: float = 0.0,
+    stop: Stop = Stop(),  # noqa: B008 (immutable)
     cached: bool = True,
     trace: bool = False,
 ) -> tuple[Chain, Frames | None]:
     """x_b ~ p(x_b | the window tokens before it) for b = 0, 1, ..., by `sample` within a block.
 
-    What a network of block diffusion has learned (arXiv:2503.09573). fixed [B, N] with N a
-    multiple of block, as is window: N may be far more than was trained on, and only the window's
-    keys and values are held. A sequence ends with the block that has the symbol `stop` in it, or
-    after which the last window tokens have an `entropy` below min_entropy; what
-    follows is left masked, and where all have ended nothing more is computed. cached=False
-    computes the memory again before each block, from the tokens alone, by the same steps: the
-    same samples, more slowly. trace: the path of the first sequence, block after block.
+    What a network of block diffusion has learned (arXiv:2503.09573). fixed [B, N] with N a multiple
+    of block, as is window: N may be far more than was trained on, and only the window's keys and
+    values are held. What follows the end of a sequence by `stop` is left masked, and where all have
+    ended nothing more is computed. cached=False computes the memory again before each block, from
+    the tokens alone, by the same steps: the same samples, more slowly. trace: the path of the first
+    sequence, block after block.
     """
-    tokens, given = fixed
+    (tokens, given), memory = fixed, denoiser.memory
     rows, length = tokens.shape
-    memory = denoiser.memory
 
     def one(b: Array, past: Any) -> tuple[Chain, Frames | None]:
         within = denoiser._replace(
@@ -59,16 +78,11 @@ def sample_blocks(
         evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
         if path is not None:
             frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
-        if stop is not None:
-            ended = ended | jnp.any((new == stop) & ~_block(given, b, block), axis=1)
-        if min_entropy and window <= length:
-            end = (b + 1) * block
-            last = jax.lax.dynamic_slice_in_dim(z, jnp.maximum(0, end - window), window, axis=1)
-            ended = ended | (entropy(last) < min_entropy) & (end >= window)
+        drawn = jnp.where(_block(given, b, block), -1, new)
+        ended = ended | stop.met(drawn, z, (b + 1) * block, window)
         return b + 1, past, z, sure, evaluations, ended, frames
 
-    none = jnp.zeros(rows, jnp.int32)
-    past = memory.empty(rows, window)
+    none, past = jnp.zeros(rows, jnp.int32), memory.empty(rows, window)
     shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
     frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
     begin = jnp.where(given, tokens, process.mask_id)

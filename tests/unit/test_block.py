@@ -80,10 +80,11 @@ def test_little_is_computed_beside_what_is_allowed():
 
 
 @pytest.mark.parametrize("scan_blocks", [True, False])
-@pytest.mark.parametrize("depth, least, most", [(1, 1.2, 1.5), (4, 1.5, 1.9)])
+@pytest.mark.parametrize("depth, least, most", [(1, 0.85, 1.05), (4, 1.35, 1.55)])
 def test_a_pass_costs_less_than_two(scan_blocks, depth, least, most):
     """Matrix products of gradients by the compiler's count, beside those of one bidirectional pass:
-    the last layer computes no more of x than keys and values, and no layer the empty scores."""
+    the last layer computes no more of x than keys and values, and no layer the empty scores, which
+    are most of the work at this width."""
     length, block = 256, 16
     network = Transformer(5, 64, depth, 1, 128, False, scan_blocks=scan_blocks).build()
     shapes = jax.eval_shape(network.init, jax.random.key(0))

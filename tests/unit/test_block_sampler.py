@@ -12,7 +12,7 @@ import pytest
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.blocks import sample_blocks
+from md4_jax.samplers.blocks import Stop, sample_blocks
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import FirstHitting
@@ -83,7 +83,7 @@ def test_the_last_token_has_the_law_of_the_network_after_the_first_two():
 
 def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
     free, _ = drawn(length=24)
-    stopped, _ = drawn(length=24, stop=2)
+    stopped, _ = drawn(length=24, stop=Stop(2))
     free, stopped = np.asarray(free.z), np.asarray(stopped.z)
     hit = (free.reshape(8, 8, 3) == 2).any(axis=2)
     for row in range(8):
@@ -96,7 +96,7 @@ def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
 def test_a_sequence_ends_once_its_window_repeats_itself():
     """Of the last 6 tokens fewer than 1.0 nats: the same block as when looked at afterwards."""
     options = dict(length=48, window=6, timed=False)
-    free, ended = (np.asarray(drawn(**options, min_entropy=h)[0].z) for h in (0.0, 1.0))
+    free, ended = (np.asarray(drawn(**options, stop=Stop(min_entropy=h))[0].z) for h in (0.0, 1.0))
     stopped = 0
     for row in range(8):
         ends = range(6, 49, 3)

@@ -55,8 +55,7 @@ ALLOWED = {
     },
     "hlo": set(),
     "plan": {
-        "bench", "compiling", "experiment", "hlo", "sample", "samplers", "sharding", "step",
-        "train",
+        "bench", "compiling", "experiment", "hlo", "sample", "sharding", "step", "train",
     },
     "bench": {
         "compiling", "corpus", "experiment", "hlo", "sample", "samplers", "sections", "sharding",
@@ -67,7 +66,7 @@ ALLOWED = {
     },
     "modes": {
         "bench", "build", "config", "corpus", "data", "experiment", "paths", "plan", "report",
-        "runs", "sample", "samplers", "train",
+        "runs", "sample", "train",
     },
     "distributed": set(),
     "main": {"distributed", "modes", "paths", "sections"},
