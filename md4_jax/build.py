@@ -1,6 +1,5 @@
 """The composition root: a config -> an experiment."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from md4_jax.prompts import PromptOptions
 from md4_jax.protocols import Objective, UserError
 from md4_jax.sample import SampleOptions
 from md4_jax.samplers import GRIDS, loop
-from md4_jax.samplers.blocks import Stop, sample_blocks
+from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.sections import BenchOptions, DataOptions, PlanOptions, fields, make
@@ -97,10 +96,7 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, tokeni
     if not block:
         return loop.sample
     stop = Stop(tokenizer.eot_id if sample.stop else None, sample.min_entropy)
-    return functools.partial(
-        sample_blocks, block=block, window=sample.memory or data.length,
-        stop=stop, cached=sample.cached,
-    )  # fmt: skip
+    return Blocks(block, sample.memory or data.length, stop, sample.cached)
 
 
 def _reported(config: Mapping[str, Any]) -> Mapping[str, Any]:

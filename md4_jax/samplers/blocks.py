@@ -1,5 +1,6 @@
 """Text block by block, each by any sampler, after a memory of those before: docs/samplers.md."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -32,66 +33,78 @@ class Stop(NamedTuple):
         return ends
 
 
-def sample_blocks(
-    denoiser: Denoiser,
-    process: Any,
-    step: SamplerStep,
-    *,
-    grid: np.ndarray,
-    keys: Array,
-    fixed: tuple[Array, Array],
-    block: int,
-    window: int,
-    stop: Stop = Stop(),  # noqa: B008 (immutable)
-    cached: bool = True,
-    trace: bool = False,
-) -> tuple[Chain, Frames | None]:
+@dataclasses.dataclass(frozen=True)
+class Blocks:
     """x_b ~ p(x_b | the window tokens before it) for b = 0, 1, ..., by `sample` within a block.
 
-    What a network of block diffusion has learned (arXiv:2503.09573). fixed [B, N] with N a multiple
-    of block, as is window: N may be far more than was trained on, and only the window's keys and
-    values are held. What follows the end of a sequence by `stop` is left masked, and where all have
-    ended nothing more is computed. cached=False computes the memory again before each block, from
-    the tokens alone, by the same steps: the same samples, more slowly. trace: the path of the first
-    sequence, block after block.
+    What a network of block diffusion has learned (arXiv:2503.09573).
+
+    block   tokens that are sampled together
+    window  tokens before them that are seen, a multiple of block: a text may be far longer than
+            was trained on, and only the window's keys and values are held
+    stop    what follows the end of a sequence is left masked, and where all have ended nothing
+            more is computed
+    cached  False: the memory is computed again before each block, from the tokens alone, by the
+            same steps: the same samples, more slowly
     """
-    (tokens, given), memory = fixed, denoiser.memory
-    rows, length = tokens.shape
 
-    def one(b: Array, past: Any) -> tuple[Chain, Frames | None]:
-        within = denoiser._replace(
-            features=lambda z, t: memory.after(z, t, past)[0], gathered=None, memory=None
+    block: int
+    window: int
+    stop: Stop = Stop()
+    cached: bool = True
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: Any,
+        step: SamplerStep,
+        *,
+        grid: np.ndarray,
+        keys: Array,
+        fixed: tuple[Array, Array],
+        trace: bool = False,
+    ) -> tuple[Chain, Frames | None]:
+        """As `loop.sample`, for fixed [B, N] with N a multiple of block.
+
+        The path of a trace is the first sequence's, block after block.
+        """
+        (tokens, given), memory = fixed, denoiser.memory
+        (rows, length), block = tokens.shape, self.block
+
+        def one(b: Array, past: Any) -> tuple[Chain, Frames | None]:
+            within = denoiser._replace(
+                features=lambda z, t: memory.after(z, t, past)[0], gathered=None, memory=None
+            )
+            mine = (_block(tokens, b, block), _block(given, b, block))
+            own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
+            return sample(within, process, step, grid=grid, keys=own, fixed=mine, trace=trace)
+
+        def body(state):
+            b, past, z, sure, evaluations, ended, frames = state
+            if not self.cached:
+                past = _remembered(memory, z, b, block, self.window)
+            chain, path = one(b, past)
+            new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
+            _, past = memory.after(new, jnp.zeros(rows), past)
+            put = jax.lax.dynamic_update_slice_in_dim
+            z, sure = put(z, new, b * block, axis=1), put(sure, chain.sure, b * block, axis=1)
+            evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
+            if path is not None:
+                frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
+            drawn = jnp.where(_block(given, b, block), -1, new)
+            ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
+            return b + 1, past, z, sure, evaluations, ended, frames
+
+        none, past = jnp.zeros(rows, jnp.int32), memory.empty(rows, self.window)
+        shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
+        frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
+        begin = jnp.where(given, tokens, process.mask_id)
+        start = (jnp.int32(0), past, begin, jnp.where(given, 1.0, 0.0), none, none > 0, frames)
+        _, _, z, sure, evaluations, _, frames = jax.lax.while_loop(
+            lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
         )
-        mine = (_block(tokens, b, block), _block(given, b, block))
-        own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
-        return sample(within, process, step, grid=grid, keys=own, fixed=mine, trace=trace)
-
-    def body(state):
-        b, past, z, sure, evaluations, ended, frames = state
-        if not cached:
-            past = _remembered(memory, z, b, block, window)
-        chain, path = one(b, past)
-        new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
-        _, past = memory.after(new, jnp.zeros(rows), past)
-        put = jax.lax.dynamic_update_slice_in_dim
-        z, sure = put(z, new, b * block, axis=1), put(sure, chain.sure, b * block, axis=1)
-        evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
-        if path is not None:
-            frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
-        drawn = jnp.where(_block(given, b, block), -1, new)
-        ended = ended | stop.met(drawn, z, (b + 1) * block, window)
-        return b + 1, past, z, sure, evaluations, ended, frames
-
-    none, past = jnp.zeros(rows, jnp.int32), memory.empty(rows, window)
-    shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
-    frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
-    begin = jnp.where(given, tokens, process.mask_id)
-    start = (jnp.int32(0), past, begin, jnp.where(given, 1.0, 0.0), none, none > 0, frames)
-    _, _, z, sure, evaluations, _, frames = jax.lax.while_loop(
-        lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
-    )
-    chain = Chain(z, given, sure, evaluations)
-    return chain, _placed(frames, tokens, given, process.mask_id) if trace else None
+        chain = Chain(z, given, sure, evaluations)
+        return chain, _placed(frames, tokens, given, process.mask_id) if trace else None
 
 
 def entropy(tokens: Array) -> Array:

@@ -12,7 +12,7 @@ import pytest
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.blocks import Stop, sample_blocks
+from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import FirstHitting
@@ -29,17 +29,18 @@ def denoiser(*, timed=True):
     return network.bind(jax.tree.map(noise, params))
 
 
-def drawn(rows=8, length=12, given=None, step=None, *, timed=True, **options):
+def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, **options):
     tokens = np.zeros((rows, length), np.int32)
     marks = np.zeros((rows, length), bool)
     if given is not None:
         tokens[:, : len(given)], marks[:, : len(given)] = given, True
     options = dict(block=3, window=12) | options
     network = denoiser(timed=timed)
+    blocks = Blocks(**options)
     call = jax.jit(
-        lambda keys: sample_blocks(
+        lambda keys: blocks(
             network, Masking(5), step or Ancestral(), grid=uniform(4), keys=keys,
-            fixed=(jnp.asarray(tokens), jnp.asarray(marks)), **options,
+            fixed=(jnp.asarray(tokens), jnp.asarray(marks)), trace=trace,
         )
     )  # fmt: skip
     return call(exact.keys_for(0, rows))
