@@ -33,6 +33,7 @@ def get_config() -> ConfigDict:
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
                 # t_dce(drawn_constant) | lambda_dce | along_order(order) |
+                # block(block, draws, low, high), block diffusion |
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
                 # uniform_elbo | cross_entropy, with process uniform |
@@ -77,6 +78,7 @@ def get_config() -> ConfigDict:
                 batch_size=512,  # sequences, over all devices
                 microbatches=1,  # the batch is split into so many parts to save memory
                 seed=0,  # of parameters, data order and noise
+                initial="",  # directory of another run, whose averaged parameters are the first
                 seconds=0.0,  # wall-clock budget of training; 0: none
                 ema=0.9999,  # decay of the moving average of the parameters, which is evaluated
                 max_skipped_in_a_row=20,  # non-finite steps before the run stops
@@ -91,6 +93,7 @@ def get_config() -> ConfigDict:
                 draws=1,  # noise draws per sequence
                 split="test",  # of the final evaluation and of --mode eval
                 batch_size=0,  # sequences; 0: as in training
+                stride=0,  # new tokens of each sequence, after given text; 0: all of it is new
                 limit=2048,  # sequences of the evaluations while training; 0: all
                 ngram_order=0,  # n-gram models printed beside the result; 0: none
                 seed=0,  # of the noise draws
@@ -109,6 +112,11 @@ def get_config() -> ConfigDict:
                 steps=256,  # reverse steps
                 grid="cosine",  # cosine | uniform | log_linear | a list of times from 1.0 to 0.0
                 length=0,  # tokens; 0: as in training
+                block=0,  # tokens sampled together; 0: objective.block if there is one, else all
+                memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
+                cached=True,  # keep their keys and values; False: compute them again
+                stop="",  # end_of_text ends a text with its block
+                min_entropy=0.0,  # nats; so does repetition in its last `memory` tokens; 0: never
                 stride=0,  # new tokens of each window of longer text; 0: no windows
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,

@@ -6,9 +6,8 @@ SCORE = dict(name="uniform", schedule=dict(name="log_linear", eps=1e-3), paramet
 PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint")
 GEOMETRIC = dict(name="geometric", minimum=1e-4, maximum=20.0)
 MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
-MASKS = dict(name="masking", schedule=dict(name="linear"))
-FREE, GRID = dict(time_conditioning=False), dict(grid="uniform")
-FORMS = dict(concrete_score=dict(form="denoising"))  # learns sooner than the 2022 form
+MASKS, FREE = dict(name="masking", schedule=dict(name="linear")), dict(time_conditioning=False)
+GRID, FORMS = dict(grid="uniform"), dict(concrete_score=dict(form="denoising"))  # learns sooner
 # name: (process, objective, reported bound, changes of the network, changes of sample)
 FAMILIES = dict(
     md4=(MASKS, "md4", "any_order", {}, {}),
@@ -26,6 +25,7 @@ FAMILIES = dict(
     d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),
     tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "ctmc", {}, {}),
+    block=(MASKS, "block", "auto", dict(FREE, local_width=0), {}),
     ar=(MASKS, "autoregressive", "autoregressive", dict(causal=True), dict(name="left_to_right")),
 )
 

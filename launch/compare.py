@@ -2,12 +2,14 @@
 
     python launch/compare.py --steps 500 --seconds 30 -- --config.data.path=text8.first10M
     python launch/compare.py --speed -- --config.bench.random_tokens=50257 --config.data.length=1024
+    python launch/compare.py --families block --vary objective.block=1,4,16,64,256 -- ...
 
 Each family is trained twice: for the same number of steps, and for the number of steps that fit
 the same time at its step time, so that what else runs on the machine then does not change what
 is compared. The step times are measured one after another in between, on a machine that should
 be quiet. Each run has its own learning-rate schedule. Runs and their logs stay in --workdir, and
 a comparison that was interrupted goes on where it was. --speed prints step times alone.
+--vary trains each family once for each value of a key.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -32,29 +35,50 @@ def call(words: list[str], log: Path) -> bool:
     return code == 0
 
 
-def bench(family: str, directory: Path, extra: list[str]) -> dict | str:
+class Row(NamedTuple):
+    """What is trained for a row of the table: a family, and arguments of its own."""
+
+    family: str
+    name: str
+    words: list[str]
+
+
+def rows_of(families: list[str], vary: str) -> list[Row]:
+    """Each family, once for each value of KEY=V1,V2,... where that is asked for."""
+    if not vary:
+        return [Row(name, name, []) for name in families]
+    key, _, values = vary.partition("=")
+    return [
+        Row(name, f"{name}-{key.rpartition('.')[2]}-{value}", [f"--config.{key}={value}"])
+        for name in families
+        for value in values.split(",")
+    ]
+
+
+def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
     """The train part of --mode bench, kept in a file; the reason where it is refused."""
-    kept = directory / f"{family}.bench.json"
+    kept = directory / f"{row.name}.bench.json"
     if not kept.exists():
-        log = directory / f"{family}.bench.log"
-        config = f"--config=configs/families.py:{family}"
-        if not call([config, "--mode=bench", "--config.bench.parts=train", *extra], log):
+        log = directory / f"{row.name}.bench.log"
+        words = [f"--config=configs/families.py:{row.family}", *row.words, *extra]
+        if not call([*words, "--mode=bench", "--config.bench.parts=train"], log):
             return log.read_text().strip().splitlines()[-1]
         kept.write_text(log.read_text().strip().splitlines()[-1])
     return json.loads(kept.read_text())["train"]
 
 
-def train(family: str, steps: int, workdir: Path, extra: list[str]) -> dict:
+def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
     """The last evaluation of a run of so many steps."""
     kept = workdir / "evaluations.jsonl"
     if not kept.exists():
         words = [
-            f"--config=configs/families.py:{family}",
+            f"--config=configs/families.py:{row.family}",
             f"--workdir={workdir}",
             f"--config.train.num_steps={steps}",
             f"--config.optim.warmup_steps={min(100, steps // 5)}",
             "--config.train.seconds=0",
             "--config.eval.every=0",
+            *row.words,
             *extra,
         ]
         if not call(words, workdir.with_suffix(".log")):
@@ -71,20 +95,20 @@ def bits(result: dict) -> str:
     return text + (f" ({', '.join(rest)})" if rest else "")
 
 
-def speed_table(families: list[str], directory: Path, extra: list[str]) -> None:
+def speed_table(rows: list[Row], directory: Path, extra: list[str]) -> None:
     """One row a family: step time, tokens, share of the matrix rate and memory."""
     print(
         "| family | s/step (min-max) | tokens/s | of the matrix rate (formula; compiler) "
         "| temporaries MiB | peak RSS GiB |\n|---|---|---|---|---|---|",
         flush=True,
     )
-    for name in families:
-        n = bench(name, directory, extra)
+    for row in rows:
+        n = bench(row, directory, extra)
         if isinstance(n, str):
-            print(f"| {name} | {n} | | | | |", flush=True)
+            print(f"| {row.name} | {n} | | | | |", flush=True)
             continue
         print(
-            f"| {name} | {n['seconds']:.3f} ({n['seconds_min']:.3f}-{n['seconds_max']:.3f}) "
+            f"| {row.name} | {n['seconds']:.3f} ({n['seconds_min']:.3f}-{n['seconds_max']:.3f}) "
             f"| {n['tokens_per_second']:,.0f} | {n['model_utilisation']:.0%}; "
             f"{n['compiler_utilisation']:.0%} | {n['temporary_mib']:,.0f} "
             f"| {n['peak_rss_gib']:.2f} |",
@@ -92,24 +116,24 @@ def speed_table(families: list[str], directory: Path, extra: list[str]) -> None:
         )
 
 
-def likelihood_table(flags: argparse.Namespace, families: list[str], directory: Path) -> None:
+def likelihood_table(flags: argparse.Namespace, rows: list[Row], directory: Path) -> None:
     """One row a family: bits at equal steps and at equal time."""
-    for name in families:
-        train(name, flags.steps, directory / f"{name}-steps", flags.extra)
-    speed = {name: bench(name, directory, flags.extra) for name in families}
+    for row in rows:
+        train(row, flags.steps, directory / f"{row.name}-steps", flags.extra)
+    speed = {row.name: bench(row, directory, flags.extra) for row in rows}
     print(
         f"| family | bound | ms/step | bits, {flags.steps} steps | steps in {flags.seconds:g} s "
         "| bits, equal time |\n|---|---|---|---|---|---|",
         flush=True,
     )
-    for name in families:
-        seconds = speed[name]["seconds"]
+    for row in rows:
+        name, seconds = row.name, speed[row.name]["seconds"]
         fitting = max(1, round(flags.seconds / seconds))
-        same = train(name, flags.steps, directory / f"{name}-steps", flags.extra)
-        timed = train(name, fitting, directory / f"{name}-time", flags.extra)
+        same = train(row, flags.steps, directory / f"{name}-steps", flags.extra)
+        timed = train(row, fitting, directory / f"{name}-time", flags.extra)
         print(
-            f"| {name} | {FAMILIES[name][2]} | {1e3 * seconds:.0f} | {bits(same)} | {fitting} "
-            f"| {bits(timed)} |",
+            f"| {name} | {FAMILIES[row.family][2]} | {1e3 * seconds:.0f} | {bits(same)} "
+            f"| {fitting} | {bits(timed)} |",
             flush=True,
         )
 
@@ -121,6 +145,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="step times alone")
     parser.add_argument("--workdir", default="runs/compare")
     parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--vary", default="", help="KEY=V1,V2,...: each family with each value")
     parser.add_argument("extra", nargs="*", help="after --: arguments for every run")
     flags = parser.parse_args()
     directory = Path(flags.workdir).absolute()
@@ -129,10 +154,11 @@ def main() -> None:
     for name in families:
         if name not in FAMILIES:
             sys.exit(f"error: unknown family {name!r}; known are {', '.join(FAMILIES)}")
+    rows = rows_of(families, flags.vary)
     if flags.speed:
-        speed_table(families, directory, flags.extra)
+        speed_table(rows, directory, flags.extra)
     else:
-        likelihood_table(flags, families, directory)
+        likelihood_table(flags, rows, directory)
 
 
 if __name__ == "__main__":

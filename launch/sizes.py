@@ -44,19 +44,26 @@ SIZES = {
 }  # fmt: skip
 
 
-def bench_step(overrides: str, windows: int = 5, seconds: float = 2.0) -> dict[str, float]:
-    """The numbers of --mode bench for the training step of configs/base.py with these overrides."""
-    words = [*overrides.split(), "bench.parts=train"]
+def bench_step(
+    overrides: str,
+    windows: int = 5,
+    seconds: float = 2.0,
+    *,
+    part: str = "train",
+    config: str = "configs/base.py",
+) -> dict[str, float]:
+    """The numbers of --mode bench for a part, the training step, of a config with overrides."""
+    words = [*overrides.split(), f"bench.parts={part}"]
     words += [f"bench.windows={windows}", f"bench.seconds={seconds}"]
     command = [sys.executable, "-m", "md4_jax.main", "--mode", "bench", "--config"]
-    command += ["configs/base.py", *(f"--config.{word}" for word in words)]
+    command += [config, *(f"--config.{word}" for word in words)]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
     )
     if ended.returncode:
         sys.exit(f"error: {' '.join(command)} failed:\n{ended.stderr}")
-    return json.loads(ended.stdout.splitlines()[-1])["train"]
+    return json.loads(ended.stdout.splitlines()[-1])[part]
 
 
 def main() -> None:

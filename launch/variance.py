@@ -1,6 +1,6 @@
 """How noisy a run's gradient is under other draws of the noise, at equal cost.
 
-    python launch/variance.py --workdir RUN [--rows 16] [--repeats 100]
+    python launch/variance.py --workdir RUN [--rows 16] [--repeats 100] [--split train]
 
 At the moving average of a trained masked model, the standard deviation of the gradient of nats a
 token over repeated draws, sqrt(sum of the variances of its entries), in units of that of one
@@ -11,6 +11,11 @@ All are bounds with one mean, so that they differ in noise alone.
     independent   u ~ U(0, 1) for each sequence
     offset        (u_0 + j / B) mod 1, one u_0 for the batch
     mirrored      `step.strata`: as the training step draws them
+
+Of a run of block diffusion, the draws and the clipped schedules of its block instead, with the
+times of the training step: shares of masks in U[low, high], which are no bounds of one mean, so
+that the units are the norm of each one's own mean gradient, without its noise. The last line is
+the schedule of the least noise over batches too, as arguments.
 """
 
 import argparse
@@ -22,15 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from md4_jax import build, config, corpus
-from md4_jax.checkpoint import Checkpoints
+from md4_jax import build, config, corpus, runs
 from md4_jax.experiment import Experiment
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.paths import place
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Array, Batch, Params, UserError
 from md4_jax.step import strata
-from md4_jax.train import abstract_state
 
 
 def independent(key: Array, rows: int) -> Array:
@@ -47,10 +51,12 @@ def mirrored(key: Array, rows: int) -> Array:
 
 TIMES = (independent, offset, mirrored)
 ESTIMATORS = ("md4", "lambda_dce", "any_order")
+# Shares of masks from low to high, at least a third of all apart.
+LOWS, HIGHS, WIDTH = (0.0, 0.15, 0.3, 0.45, 0.6), (0.5, 0.65, 0.8, 0.95, 1.0), 0.33
 
 
-def loaded(workdir: str) -> tuple[Experiment, Params, np.ndarray]:
-    """The experiment, its averaged parameters and the tokens of its training split."""
+def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
+    """The experiment, its averaged parameters and the tokens of a split."""
     directory = place(workdir)
     asked = config.stored(directory)
     if asked is None:
@@ -59,12 +65,7 @@ def loaded(workdir: str) -> tuple[Experiment, Params, np.ndarray]:
     exp = build.experiment(asked, tokenizer)
     if not isinstance(exp.process, Masking):
         raise UserError(f"process.name={asked['process']['name']!r}: only masking has these draws")
-    checkpoints = Checkpoints(directory / "checkpoints", exp.checkpoint, read_only=True)
-    found = checkpoints.restore_ema(abstract_state(exp).ema)
-    checkpoints.close()
-    if found is None:
-        raise UserError(f"{directory} holds no checkpoint yet: train it first")
-    return exp, found[1], corpus.stream(source, tokenizer, "train")
+    return exp, runs.averaged(exp, directory)[1], corpus.stream(source, tokenizer, split)
 
 
 def gradients(
@@ -94,20 +95,53 @@ def spread(rows: np.ndarray) -> tuple[float, float]:
     return deviation, float(squares.std(ddof=1) / np.sqrt(count) / (2 * deviation))
 
 
+def clipping_table(exp: Experiment, params: Params, same: np.ndarray, batches: np.ndarray) -> None:
+    """Noise and signal of the draws of block diffusion, with all shares of masks and with some."""
+    block = exp.objective.block
+    forms = [BlockDiffusion(block)] + [
+        BlockDiffusion(block, "times", low, high)
+        for low in LOWS for high in HIGHS if high - low >= WIDTH
+    ]  # fmt: skip
+    print(
+        f"| draws, blocks of {block} | low | high | draws | all | norm of the mean |\n"
+        "|---|---|---|---|---|---|"
+    )
+    found = []
+    for form in forms:
+        rows = [gradients(exp, params, tokens, form, mirrored) for tokens in (same, batches)]
+        (drawn, error), (noise, its_error) = (spread(part) for part in rows)
+        mean = rows[1].mean(axis=0, dtype=np.float64)
+        norm = np.sqrt(max(mean @ mean - noise**2 / len(batches), 1e-30))
+        found.append((noise / norm, form))
+        print(
+            f"| {form.draws} | {form.low} | {form.high} | {drawn / norm:.3f} +- {error / norm:.3f} "
+            f"| {noise / norm:.3f} +- {its_error / norm:.3f} | {norm:.4f} |",
+            flush=True,
+        )
+    best = min(found, key=lambda pair: pair[0])[1]
+    print("--config.objective." + " --config.objective.".join(
+        f"{key}={getattr(best, key)}" for key in ("draws", "low", "high")
+    ))  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", required=True, help="directory of a run")
     parser.add_argument("--rows", type=int, default=16, help="sequences of a batch")
     parser.add_argument("--repeats", type=int, default=100, help="draws")
+    parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
     flags = parser.parse_args()
     try:
-        exp, params, stream = loaded(flags.workdir)
+        exp, params, stream = loaded(flags.workdir, flags.split)
     except UserError as error:
         sys.exit(f"error: {error}")
     length, generator = exp.data.length, np.random.default_rng(0)
     starts = generator.integers(0, len(stream) - length, (flags.repeats, flags.rows))
     batches = stream[starts[..., None] + np.arange(length)].astype(np.int32)
     same = np.broadcast_to(batches[:1], batches.shape)
+    if isinstance(exp.objective, BlockDiffusion):
+        clipping_table(exp, params, same, batches)
+        return
     print("| estimator | times | draws | all | norm of the mean |\n|---|---|---|---|---|")
     units: list[float] = []
     for name in ESTIMATORS:

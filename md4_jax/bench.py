@@ -14,11 +14,11 @@ import numpy as np
 
 from md4_jax import corpus
 from md4_jax.compiling import jit
-from md4_jax.experiment import Experiment, eval_batch_size, sample_length
+from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length
 from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch
 from md4_jax.sample import make_sampler
-from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.loop import blank
 from md4_jax.sections import BENCH_PARTS
 from md4_jax.sharding import to_global
 from md4_jax.step import make_eval_step, make_train_step
@@ -203,14 +203,16 @@ def _sample(exp: Experiment, source: Any) -> Part:
     del source
     params, rows = fresh_state(exp).ema, exp.sample.batch_size
     length = sample_length(exp)
-    sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh)
+    sampler = make_sampler(exp.network, exp.loop, exp.grid, exp.mesh)
     keys = jax.random.split(jax.random.key(0), rows)
     arguments = (params, exp.sampler_step, keys, *blank(rows, length))
     with jax.set_mesh(exp.mesh):
         compiled, facts = _compiled(sampler, *arguments)
     facts["flops"] = 0.0
     used = float(np.mean(compiled(*arguments)[0].evaluations))
-    model = used * rows * length * forward_flops(exp, params["network"])
+    # By blocks an evaluation is of one block; what is added to the memory is left out.
+    size = sample_block(exp) or length
+    model = used * rows * size * forward_flops(exp, params["network"])
     return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
 
 

@@ -168,8 +168,12 @@ def stored(workdir: paths.Place) -> dict[str, Any] | None:
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:
-    """UserError that lists every key in which a run's config and the asked one differ."""
+    """UserError that lists every key in which a run's config and the asked one differ.
+
+    A key that the run's version did not have yet is no difference where it is empty.
+    """
     before, after, missing = dict(flatten(old)), dict(flatten(new)), object()
+    after = {key: value for key, value in after.items() if key in before or value != ""}
     differing = [
         f"  {key}: {before[key]!r} in the workdir, {after[key]!r} asked for"
         if key in before and key in after

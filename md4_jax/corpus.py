@@ -76,6 +76,7 @@ def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
         stream(source, built.tokenizer, split),
         built.data.length,
         batch_size=eval_batch_size(built),
+        stride=built.eval.stride,
         rows=local_rows(built.mesh, eval_batch_size(built)),
         segments_eot=_segments_eot(built),
     )

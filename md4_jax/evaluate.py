@@ -23,6 +23,7 @@ class EvalOptions:
     draws        noise draws per sequence
     split        what the final evaluation and `--mode eval` measure, always the whole of it
     batch_size   sequences per batch; 0: as in training
+    stride       new tokens of each sequence, which has the text before them given; 0: all of it
     limit        sequences used by the evaluations while training; 0: all
     ngram_order  n-gram models up to this order are printed beside the result; 0 for none
     seed         of the noise draws
@@ -32,6 +33,7 @@ class EvalOptions:
     draws: int = 1
     split: str = "test"
     batch_size: int = 0
+    stride: int = 0
     limit: int = 0
     ngram_order: int = 0
     seed: int = 0
@@ -39,7 +41,7 @@ class EvalOptions:
     def __post_init__(self):
         if self.draws < 1:
             raise UserError(f"eval.draws must be at least 1, not {self.draws}")
-        for name in ("every", "batch_size", "limit", "ngram_order"):
+        for name in ("every", "batch_size", "stride", "limit", "ngram_order"):
             if getattr(self, name) < 0:
                 raise UserError(f"eval.{name} must not be negative, not {getattr(self, name)}")
         if self.split not in ("train", "validation", "test"):
@@ -74,9 +76,11 @@ class Evaluator:
             rows = to_global(batch, self._mesh)
             with jax.set_mesh(self._mesh):
                 nats = self._step(params, rows, jnp.int32(index))
-            weight = to_host(rows.weight)
+            weight, lengths = to_host(rows.weight), batch.tokens.shape[1]
+            if rows.given is not None:
+                lengths = lengths - np.sum(to_host(rows.given), axis=1)
             for name, value in nats.items():
-                totals[name].add(to_host(value), batch.tokens.shape[1], weight)
+                totals[name].add(to_host(value), lengths, weight)
             seen += int(np.sum(weight))
             if limit and seen >= limit:
                 break

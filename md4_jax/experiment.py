@@ -1,5 +1,6 @@
 """What a config describes, as objects: made by `build`, used by every mode."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Experiment(NamedTuple):
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
     sampler_step: Any
+    loop: Callable
     grid: np.ndarray
     mesh: Mesh
     data: DataOptions
@@ -55,6 +57,11 @@ def sample_window(built: Experiment) -> int:
     """Tokens that the network sees at once when sampling."""
     length = sample_length(built)
     return min(length, built.data.length) if built.sample.stride else length
+
+
+def sample_block(built: Experiment) -> int:
+    """Tokens of a text that are sampled together, 0 for all."""
+    return built.sample.block or getattr(built.objective, "block", 0)
 
 
 def eval_batch_size(built: Experiment) -> int:

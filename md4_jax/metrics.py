@@ -48,11 +48,11 @@ class Likelihood:
         self._nats: list[np.ndarray] = []
         self._tokens: list[np.ndarray] = []
 
-    def add(self, nats: Array, length: int, weight: Array) -> None:
-        """nats [draws, B] of sequences with `length` tokens; rows of weight 0 are padding."""
-        mean = np.asarray(nats, np.float64).mean(axis=0)[np.asarray(weight) > 0]
-        self._nats.append(mean)
-        self._tokens.append(np.full(mean.shape, float(length)))
+    def add(self, nats: Array, lengths: Array | int, weight: Array) -> None:
+        """nats [draws, B] of sequences of lengths [B] or one; rows of weight 0 are padding."""
+        real = np.asarray(weight) > 0
+        self._nats.append(np.asarray(nats, np.float64).mean(axis=0)[real])
+        self._tokens.append(np.broadcast_to(np.asarray(lengths, np.float64), real.shape)[real])
 
     def result(self, *, characters: bool) -> dict[str, float]:
         """Named numbers per token (and per character, where tokens are characters) with errors."""

@@ -10,16 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from md4_jax import build, config, corpus, report
+from md4_jax import build, config, corpus, report, runs
 from md4_jax import plan as plans
 from md4_jax.bench import RandomTokens, bench, table
-from md4_jax.checkpoint import Checkpoints
 from md4_jax.data import ngrams
-from md4_jax.experiment import Experiment, eval_batch_size, sample_window, templates
+from md4_jax.experiment import Experiment, sample_window, templates
 from md4_jax.paths import Place, check_writable, place
 from md4_jax.protocols import Params, UserError
 from md4_jax.sample import draw_samples, make_sampler, write_samples
-from md4_jax.samplers.loop import sample
 from md4_jax.train import abstract_state, train
 
 # n-gram models count in memory; text beyond this many tokens is not looked at.
@@ -35,14 +33,15 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     sizes = corpus.data_sizes(exp, source)
     # Refuse what will not do before anything is written.
     abstract_state(exp)
-    _judge_of(exp)
+    runs.judge_of(exp)
+    begin = runs.beginning(exp, _say)
     if jax.process_index() == 0:
         _open_workdir(exp, asked, workdir)
     for warning in source.warnings:
         _say(f"warning: {warning}")
     for split, size in sizes.items():
         _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} sequences")
-    step, signalled = train(exp, source, workdir)
+    step, signalled = train(exp, source, workdir, begin)
     if signalled is not None:
         name = signal.Signals(signalled).name
         _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {command}")
@@ -162,21 +161,9 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
     return build.experiment(asked, tokenizer), source
 
 
-def _ema(exp: Experiment, workdir: Place) -> tuple[int, Params]:
-    directory = workdir / "checkpoints"
-    found = None
-    if directory.exists():
-        checkpoints = Checkpoints(directory, exp.checkpoint, read_only=True)
-        found = checkpoints.restore_ema(abstract_state(exp).ema)
-        checkpoints.close()
-    if found is None:
-        raise UserError(f"{workdir} holds no checkpoint yet: train it first")
-    return found
-
-
 def _evaluate(exp: Experiment, source, workdir: Place) -> tuple[dict[str, Any], list[float]]:
     """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
-    step, params = _ema(exp, workdir)
+    step, params = runs.averaged(exp, workdir)
     _say(f"\nevaluating step {step} on the whole {exp.eval.split} split ...")
     result = build.evaluator(exp)(params, corpus.eval_batches(exp, source, exp.eval.split))
     result = {"step": step, "split": exp.eval.split, **result}
@@ -198,63 +185,37 @@ def _evaluate(exp: Experiment, source, workdir: Place) -> tuple[dict[str, Any], 
 
 def _sample(exp: Experiment, workdir: Place) -> None:
     """Writes and prints samples, then their numbers as a line of JSON."""
-    step, params = _ema(exp, workdir)
+    step, params = runs.averaged(exp, workdir)
     judge = _judge(exp, params)
     prompts, window = templates(exp), sample_window(exp)
-    sampler = make_sampler(exp.network, sample, exp.grid, exp.mesh, trace=exp.sample.trace)
+    sampler = make_sampler(exp.network, exp.loop, exp.grid, exp.mesh, trace=exp.sample.trace)
     drawn = draw_samples(
         sampler, params, exp.sampler_step, exp.sample, prompts, mesh=exp.mesh, window=window
     )
     judged = judge(drawn.tokens)
     if jax.process_index() != 0:
         return
-    texts = [exp.tokenizer.decode(row) for row in drawn.tokens]
+    rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
+    texts = [exp.tokenizer.decode(row) for row in rows]
     path = write_samples(workdir / "samples", step, texts, drawn, {"seed": exp.sample.seed})
     _say("\n" + path.read_text(encoding="utf-8"))
     if drawn.frames is not None:
         for picture in report.trace(path, drawn, exp, params):
             _say(f"trace: {picture}")
-    _say(f"{len(texts)} samples of {drawn.tokens.shape[1]} tokens from step {step}: {path}")
+    least, most = drawn.lengths.min(), drawn.lengths.max()
+    size = f"{most}" if least == most else f"{least} to {most}"
+    _say(f"{len(texts)} samples of {size} tokens from step {step}: {path}")
     facts = {"sampler": exp.config["sample"]["name"], "step": step}
     _say(report.as_json({**facts, **report.of_samples(drawn), **judged}))
 
 
-def _judge_of(exp: Experiment) -> Experiment | None:
-    """Whose bound of the samples is reported: the experiment itself, that of another run, None.
-
-    Another run keeps its network, process and bound; mesh, draws and batch are those asked for.
-    UserError if there is none, or if it has another tokenizer.
-    """
-    asked = exp.sample.judge
-    if asked in ("", "self"):
-        return exp if asked else None
-    directory = place(asked, "sample.judge")
-    kept = config.stored(directory) if directory.is_dir() else None
-    if kept is None:
-        raise UserError(f"sample.judge={asked} holds no run; 'self' is the run that samples")
-    tokenizer = corpus.stored_tokenizer(directory)
-    if tokenizer.to_json() != exp.tokenizer.to_json():
-        raise UserError(f"sample.judge={asked} was trained with another tokenizer than this run")
-    mine = {
-        "draws": exp.eval.draws,
-        "seed": exp.eval.seed,
-        "batch_size": eval_batch_size(exp),
-    }
-    changed = {
-        "mesh": exp.config["mesh"],
-        "eval": {**kept["eval"], **mine},
-        "sample": {**kept["sample"], "judge": "", "templates": ""},
-    }
-    return build.experiment({**kept, **changed}, tokenizer)
-
-
 def _judge(exp: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, Any]]:
     """tokens -> the bound on -log p of them under sample.judge, whose parameters are read here."""
-    judge = _judge_of(exp)
+    judge = runs.judge_of(exp)
     if judge is None:
         return lambda tokens: {}
     if judge is not exp:
-        _, params = _ema(judge, place(exp.sample.judge))
+        _, params = runs.averaged(judge, place(exp.sample.judge))
 
     def judged(tokens: np.ndarray) -> dict[str, Any]:
         result = build.evaluator(judge)(params, corpus.batches_of(judge, tokens))

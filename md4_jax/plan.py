@@ -18,7 +18,6 @@ from md4_jax.experiment import Experiment, eval_batch_size, sample_length
 from md4_jax.hlo import traffic
 from md4_jax.protocols import Batch, UserError
 from md4_jax.sample import make_sampler
-from md4_jax.samplers.loop import sample
 from md4_jax.sharding import batch_sharding
 from md4_jax.step import make_eval_step, make_train_step
 from md4_jax.train import abstract_state
@@ -131,7 +130,7 @@ def _sample(exp: Experiment, shapes: Any) -> Plan:
     rows, length = exp.sample.batch_size, sample_length(exp)
     shards = math.prod(exp.mesh.shape[axis] for axis in ("data", "fsdp"))
     rows = -(-rows // shards) * shards
-    step = make_sampler(exp.network, sample, exp.grid, exp.mesh)
+    step = make_sampler(exp.network, exp.loop, exp.grid, exp.mesh)
     split = batch_sharding(exp.mesh)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     keys = jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=NamedSharding(exp.mesh, P()))

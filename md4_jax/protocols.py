@@ -30,11 +30,14 @@ class Batch(NamedTuple):
     weight   float32 [B], 1 for a real sequence and 0 for padding of the last batch
     context  what a family needs besides, each [B, ...]: segments of packed
              documents, class labels; handed to the denoiser by name
+    given    bool [B, L] or None, tokens that others are predicted from and that have no part in a
+             likelihood themselves; only objectives that `takes_given` get any
     """
 
     tokens: Array
     weight: Array
     context: Mapping[str, Array]
+    given: Array | None = None
 
 
 @runtime_checkable
@@ -82,6 +85,18 @@ class Process(Protocol):
         ...
 
 
+class Memory(NamedTuple):
+    """What a network can keep of finished blocks while it works on the next one.
+
+    empty(rows, window) -> past that holds nothing yet and will hold `window` tokens
+    after(z [B, P], t [B], past) -> (h [B, P, D], past with z): the features of one block that sees
+        itself and what past holds
+    """
+
+    empty: Callable[[int, int], Any]
+    after: Callable[[Array, Array, Any], tuple[Array, Any]]
+
+
 class Denoiser(NamedTuple):
     """A network with its parameters bound.
 
@@ -92,13 +107,16 @@ class Denoiser(NamedTuple):
     is masked, and a sampler only where one is about to be revealed. groups is the number
     of parts that a batch is split into over devices: what is gathered stays within a part.
     gathered(z, t, index [B, P]) -> h [B, P, D], where the network has a cheaper way than
-    computing all features.
+    computing all features. memory: for networks that can work block by block.
+    features takes clean [B, L] and block too, where memory is there: z's blocks of so many
+    positions, each at its own t [B, L / block], after the blocks of clean.
     """
 
     features: Callable[..., Array]
     unembed: Callable[[Array], Array]
     groups: int = 1
     gathered: Callable[[Array, Array, Array], Array] | None = None
+    memory: Memory | None = None
 
     def __call__(self, z: Array, t: Array, **context: Array) -> Array:
         """Logits [B, L, V]."""
@@ -116,21 +134,23 @@ class Network(NamedTuple):
 
     `time_free` says that the features do not depend on t, `causal` that those of a
     position depend on nothing to its right: some bounds and samplers need that, others
-    must refuse it.
+    must refuse it. `blockwise` that its denoiser has a memory, and features of blocks.
     """
 
     init: Callable[[Array], Params]
     bind: Callable[[Params], Denoiser]
     time_free: bool
     causal: bool = False
+    blockwise: bool = False
 
 
 class Needs(NamedTuple):
-    """What an objective or a sampler can be combined with; `build.validate` refuses the rest.
+    """What an objective or a sampler can be combined with; `checks.validate` refuses the rest.
 
     processes         the classes of processes that it is defined for
     time              its optimal denoiser depends on t: a time-free network is refused
     causal            its network must be causal; where it is False it must not be
+    blockwise         its network must be able to work block by block
     parametrisations  of the process, what the network's outputs may mean; None: any
     why               the reason, ends the sentence that refuses time or parametrisation
     """
@@ -138,6 +158,7 @@ class Needs(NamedTuple):
     processes: tuple[type, ...]
     time: bool = False
     causal: bool = False
+    blockwise: bool = False
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
 

@@ -95,12 +95,16 @@ def of_samples(drawn: Any) -> dict[str, Any]:
     used = drawn.evaluations
     return {
         "samples": len(drawn.tokens),
-        "length": int(drawn.tokens.shape[1]),
+        "length": float(drawn.lengths.mean()),
+        "length_min": int(drawn.lengths.min()),
+        "length_max": int(drawn.lengths.max()),
         "network_evaluations": float(used.mean()),
         "network_evaluations_min": int(used.min()),
         "network_evaluations_max": int(used.max()),
         "seconds_per_sequence": drawn.seconds / len(drawn.tokens),
-        **diversity.numbers(drawn.tokens),
+        **diversity.numbers(
+            [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
+        ),
     }
 
 

@@ -25,6 +25,13 @@ class SampleOptions:
     steps       reverse steps: T of a grid that has a name
     grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
     length      tokens per sequence; 0: as in training
+    block       tokens that are sampled together, given those before them; 0: objective.block where
+                that is trained, else all of a text
+    memory      tokens of earlier blocks that a block sees; 0: as in training
+    cached      whether their keys and values are kept, or computed again for each block
+    stop        what ends a text before its length: '' nothing, 'end_of_text', with blocks
+    min_entropy a text ends too where the symbols of its last `memory` tokens have an entropy below
+                this, in nats: where it repeats itself. 0: never. With blocks
     stride      new tokens of each window of a text longer than in training; 0: no windows, the
                 network sees all of it at once
     batch_size  sequences sampled at once
@@ -39,6 +46,11 @@ class SampleOptions:
     grid: str | tuple[float, ...] = "cosine"
     length: int = 0
     stride: int = 0
+    block: int = 0
+    memory: int = 0
+    cached: bool = True
+    stop: str = ""
+    min_entropy: float = 0.0
     batch_size: int = 16
     seed: int = 0
     trace: bool = False
@@ -48,9 +60,11 @@ class SampleOptions:
         for name in ("num", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("length", "stride"):
+        for name in ("length", "stride", "block", "memory", "min_entropy"):
             if getattr(self, name) < 0:
                 raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")
+        if self.stop not in ("", "end_of_text"):
+            raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
 
 
 class Samples(NamedTuple):
@@ -58,6 +72,7 @@ class Samples(NamedTuple):
 
     tokens       int32 [N, L]
     given        bool [N, L]
+    lengths      int64 [N], tokens of each until it ended; what follows means nothing
     evaluations  int64 [N], network evaluations that each sequence used
     seconds      of the compiled programs, their compilation excluded
     frames       (z, sure), each [W, F, L]: after each step of each of W windows; z is -1 where
@@ -66,6 +81,7 @@ class Samples(NamedTuple):
 
     tokens: np.ndarray
     given: np.ndarray
+    lengths: np.ndarray
     evaluations: np.ndarray
     seconds: float
     frames: tuple[np.ndarray, np.ndarray] | None
@@ -127,7 +143,10 @@ def draw_samples(
             evaluations[start : start + keep] += to_host(chain.evaluations)[:keep]
         known[:, part] = True
     path = tuple(np.stack(x) for x in zip(*frames, strict=True)) if frames else None
-    return Samples(out, given, evaluations, seconds, path)
+    # A text that has ended is masked from there on.
+    ended = out == (-1 if params["process"].mask_id is None else params["process"].mask_id)
+    lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), out.shape[1])
+    return Samples(out, given, lengths, evaluations, seconds, path)
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[slice]:
@@ -175,7 +194,7 @@ def write_samples(
                 **facts,
                 "network_evaluations": int(samples.evaluations[i]),
                 "text": text,
-                "tokens": samples.tokens[i].tolist(),
+                "tokens": samples.tokens[i][: samples.lengths[i]].tolist(),
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return path

@@ -38,7 +38,10 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """The `train` section. seconds 0: no wall-clock budget."""
+    """The `train` section. seconds 0: no wall-clock budget.
+
+    initial  the directory of another run, whose averaged parameters this one begins with; "": none
+    """
 
     num_steps: int = 1000
     batch_size: int = 512
@@ -47,6 +50,7 @@ class TrainOptions:
     seconds: float = 0.0
     max_skipped_in_a_row: int = 20
     ema: float = 0.9999
+    initial: str = ""
 
     def __post_init__(self):
         for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):

@@ -3,8 +3,10 @@
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from md4_jax import build, corpus, report
 from md4_jax.checkpoint import Checkpoints
@@ -12,7 +14,7 @@ from md4_jax.compiling import jit
 from md4_jax.experiment import Experiment
 from md4_jax.metrics import NullWriter, Progress, Writer
 from md4_jax.paths import Place
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Params, UserError
 from md4_jax.sharding import largest, shardings_of, to_global
 from md4_jax.step import TrainState, init_state, make_train_step
 from md4_jax.trainlog import TrainLog
@@ -40,15 +42,18 @@ class Stop:
             signal.signal(number, handler)
 
 
-def train(exp: Experiment, source, workdir: Place) -> tuple[int, int | None]:
+def train(
+    exp: Experiment, source, workdir: Place, begin: Callable[[Params], Params] | None = None
+) -> tuple[int, int | None]:
     """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
 
+    begin: fresh parameters -> those of the first step; not called where there is a checkpoint.
     UserError when too many non-finite steps follow one another or a checkpoint
     cannot be saved; the earlier checkpoints stay as they are.
     """
     primary = jax.process_index() == 0
     checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint)
-    state, host = first_state(exp, checkpoints)
+    state, host = first_state(exp, checkpoints, begin)
     step = int(state.step)
     data = corpus.train_batches(exp, source)
     if primary:
@@ -142,13 +147,20 @@ def abstract_state(exp: Experiment) -> TrainState:
     )
 
 
-def first_state(exp: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, dict | None]:
+def first_state(
+    exp: Experiment, checkpoints: Checkpoints, begin: Callable[[Params], Params] | None
+) -> tuple[TrainState, dict | None]:
     """The newest checkpoint's (state, host state), or a fresh state made in place on the mesh."""
     template = abstract_state(exp)
     found = checkpoints.restore(template)
     if found is not None:
         return found
-    return fresh_state(exp), None
+    state = fresh_state(exp)
+    if begin is not None:
+        params = begin(state.params)
+        # Buffers of its own for each, since both are given away to be written over.
+        state = state._replace(params=params, ema=jax.tree.map(jnp.copy, params))
+    return state, None
 
 
 def fresh_state(exp: Experiment) -> TrainState:

@@ -107,7 +107,8 @@ def denoiser_of(logits: np.ndarray, *, time: float = 0.0) -> Denoiser:
     digits = (vocab + 1) ** np.arange(length)[::-1]
 
     def features(z, t, **context):
-        drift = jnp.cos(3.0 * t[:, None, None] + jnp.arange(vocab))
+        t = t.reshape(len(t), -1)[:, :1]  # of the first block, where each has its own
+        drift = jnp.cos(3.0 * t[:, :, None] + jnp.arange(vocab))
         return jnp.asarray(logits)[jnp.sum(z * digits, axis=1)] + time * drift
 
     return Denoiser(features, lambda h: h)

@@ -113,6 +113,7 @@ def eval_batches(
     length: int,
     *,
     batch_size: int,
+    stride: int = 0,
     rows: np.ndarray | None = None,
     segments_eot: int | None = None,
 ) -> Iterator[Batch]:
@@ -123,17 +124,32 @@ def eval_batches(
     of tokens [len(rows), r] has them in row 0 of the global batch. Every process
     gets the same number of batches.
 
+    stride > 0: each sequence begins so many tokens after the one before it, and all but the first
+    have the length - stride tokens of both as `given`; without these each token is in one row.
+
     Raises UserError when the split is empty.
     """
     mine = slice(None) if rows is None else rows
-    size = split_size(tokens, length)
-    if size.tokens == 0:
+    if len(tokens) == 0:
         raise UserError("the split to evaluate on is empty: raise data.validation or data.test")
-    full = tokens[: size.sequences * length].reshape(-1, length)
-    for first in range(0, size.sequences, batch_size):
-        yield _padded(full[first : first + batch_size], batch_size, mine, segments_eot)
-    if size.remainder:
-        yield _padded(tokens[None, -size.remainder :], batch_size, mine, segments_eot)
+    step = stride or length
+    before = length - step
+    count = max(0, (len(tokens) - length) // step + 1)
+
+    def batch(real: np.ndarray, first: int) -> Batch:
+        made = _padded(real, batch_size, mine, segments_eot)
+        if not stride:
+            return made
+        has_before = (first + np.arange(batch_size) > 0)[mine]
+        return made._replace(given=has_before[:, None] & (np.arange(real.shape[1]) < before))
+
+    if count:
+        full = np.lib.stride_tricks.sliding_window_view(tokens, length)[::step]
+        for first in range(0, count, batch_size):
+            yield batch(full[first : first + batch_size], first)
+    rest = len(tokens) - (before + count * step if count else 0)
+    if rest:
+        yield batch(tokens[None, -(rest + before if count else rest) :], count)
 
 
 def _batch(sequences, segments_eot: int | None) -> Batch:

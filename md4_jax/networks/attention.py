@@ -63,9 +63,17 @@ def attend(
         asked = jnp.arange(key_BxLxHxDh.shape[1])[None] if index is None else index
         left = (asked[:, :, None] >= jnp.arange(key_BxLxHxDh.shape[1]))[:, None]
         mask = left if mask is None else mask & left
-    if kernel == "cudnn":
-        return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
-    return _plain(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask)
+    return attend_masked(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask, kernel)
+
+
+def attend_masked(
+    query: Array, key: Array, value: Array, mask: Array | None, kernel: str = "plain"
+) -> Array:
+    """`attend_where`, on NVIDIA's GPUs by their kernel, which takes a mask of even sides alone."""
+    odd = query.shape[1] % 2 or key.shape[1] % 2
+    if kernel == "cudnn" and (mask is None or not odd):
+        return _cudnn(query, key, value, mask)
+    return attend_where(query, key, value, mask)
 
 
 def _cudnn(
@@ -78,7 +86,7 @@ def _cudnn(
 
 
 @jax.custom_vjp
-def _plain(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
+def attend_where(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
     """The formula; mask bool [B or 1, 1, Q, L] says which keys a query sees, one at least.
 
     Scores are read as few times as can be: sums are divided after the product with the values,
@@ -115,7 +123,7 @@ def _backward(kept: tuple[Array, ...], slope: Array):
     return *slopes, None
 
 
-_plain.defvjp(_forward, _backward)
+attend_where.defvjp(_forward, _backward)
 
 
 def _product(spec: str, left: Array, right: Array) -> Array:

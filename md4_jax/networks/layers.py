@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import attend, rotate
+from md4_jax.networks.blocks import Past, attend_halves, attend_past
 from md4_jax.protocols import Array
 from md4_jax.sharding import BATCH_AXES, constrain
 
@@ -65,7 +66,13 @@ class Normalize(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions; optional query-key normalisation."""
+    """Self-attention with rotary positions; optional query-key normalisation.
+
+    block > 0: x holds a sequence as it is and, after it, as it was, in blocks of so many
+    positions, and attention is that of `attend_halves`; with last, of the first half alone. past:
+    x is one block, after what is held there. Returns keys and values, before their rotation,
+    beside the result.
+    """
 
     heads: int
     qk_norm: bool
@@ -73,11 +80,21 @@ class Attention(nn.Module):
     zero_output: bool
     dtype: jnp.dtype
     kernel: str
+    block: int
+    last: bool
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array, segments: Array | None, index: Array | None) -> Array:
+    def __call__(
+        self,
+        x_BxLxD: Array,
+        segments: Array | None,
+        index: Array | None,
+        past: Past | None = None,
+    ) -> tuple[Array, tuple[Array, Array]]:
         batch, _, size = x_BxLxD.shape
         asking = x_BxLxD if index is None else rows(x_BxLxD, index)
+        if self.block and self.last:
+            asking = first_half(x_BxLxD)
         query, key, value = (
             Linear(size, self.dtype, name=name)(x).reshape(
                 batch, -1, self.heads, size // self.heads
@@ -92,12 +109,20 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        mixed = attend(
-            rotate(query, index, length=key.shape[1]), rotate(key), value,
-            segments=segments, causal=self.causal, index=index, kernel=self.kernel,
-        )  # fmt: skip
+        if past is not None:
+            mixed = attend_past(query, (key, value), past)
+        elif self.block:
+            mixed = attend_halves(
+                query, key, value, block=self.block, segments=segments, kernel=self.kernel
+            )
+        else:
+            mixed = attend(
+                rotate(query, index, length=key.shape[1]), rotate(key), value,
+                segments=segments, causal=self.causal, index=index, kernel=self.kernel,
+            )  # fmt: skip
         mixed_BxLxD = mixed.reshape(asking.shape)
-        return Linear(size, self.dtype, self.zero_output, name="out")(mixed_BxLxD)
+        out = Linear(size, self.dtype, self.zero_output, name="out")
+        return out(mixed_BxLxD), (key, value)
 
 
 class LocalMixing(nn.Module):
@@ -168,41 +193,63 @@ class Block(nn.Module):
     causal: bool
     dtype: jnp.dtype
     kernel: str
+    block: int = 0
+    last: bool = False
 
     @nn.compact
     def __call__(
         self,
         x_BxLxD: Array,
-        condition_BxD: Array | None,
+        condition_BxGxD: Array | None,
         segments: Array | None,
         index: Array | None = None,
-    ):
+        past: Past | None = None,
+    ) -> tuple[Array, tuple[Array, Array] | None]:
+        """(x, None), or with past (x, (keys, values)) of x for those who come after it.
+
+        The last of blocks of block diffusion gives the first half of x, the sequence as it is.
+        """
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
-        zero = condition_BxD is None
+        zero = condition_BxGxD is None
         attention = Attention(
-            self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, name="attention"
-        )
+            self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, self.block,
+            self.last, name="attention",
+        )  # fmt: skip
         feed_forward = FeedForward(self.hidden, self.padded, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
-        if condition_BxD is not None:
-            six = modulation(6, x_BxLxD.shape[-1], condition_BxD, self.dtype)
+        if condition_BxGxD is not None:
+            six = modulation(6, x_BxLxD.shape, condition_BxGxD, self.dtype)
             first, second = six[:3], six[3:]
+        y_BxLxD = normalized(x_BxLxD, first, "attention_norm")
+        if self.local_width:
+            mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
+            y_BxLxD = mixing(y_BxLxD, segments)
+        y_BxLxD, held = attention(y_BxLxD, segments, index, past)
+        kept = x_BxLxD if index is None else rows(x_BxLxD, index)
+        if self.block and self.last:
+            kept = first_half(x_BxLxD)
+            if condition_BxGxD is not None:
+                first, second = (tuple(map(first_half, part)) for part in (first, second))
+        x_BxLxD = kept + gated_by(first, y_BxLxD)
+        y_BxLxD = feed_forward(normalized(x_BxLxD, second, "feed_forward_norm"))
+        x_BxLxD = constrain(x_BxLxD + gated_by(second, y_BxLxD), BATCH_AXES, None, None)
+        return x_BxLxD, None if past is None else held
 
-        def mix(y_BxLxD: Array) -> Array:
-            if self.local_width:
-                mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
-                y_BxLxD = mixing(y_BxLxD, segments)
-            return attention(y_BxLxD, segments, index)
 
-        x_BxLxD = residual(x_BxLxD, mix, first, "attention_norm", index)
-        x_BxLxD = residual(x_BxLxD, feed_forward, second, "feed_forward_norm")
-        return constrain(x_BxLxD, BATCH_AXES, None, None), None
+def modulation(
+    count: int, shape: tuple[int, ...], condition_BxGxD: Array, dtype: jnp.dtype
+) -> list[Array]:
+    """`count` arrays that scale, shift or gate x of that shape [B, L, D]; zero at initialisation.
 
-
-def modulation(count: int, size: int, condition_BxD: Array, dtype) -> list[Array]:
-    """`count` vectors [B, 1, D] that scale, shift or gate; all zero at initialisation."""
-    layer = Linear(count * size, dtype, zeros=True, bias=True, name="modulation")
-    return jnp.split(layer(nn.silu(condition_BxD))[:, None, :], count, axis=-1)
+    Each [B, 1, D] for one condition of a sequence, else [B, L, D], the same in each of G groups.
+    """
+    layer = Linear(count * shape[-1], dtype, zeros=True, bias=True, name="modulation")
+    y_BxGxN = layer(nn.silu(condition_BxGxD))
+    batch, groups = y_BxGxN.shape[:2]
+    if groups > 1:
+        spread = (batch, groups, shape[1] // groups, y_BxGxN.shape[-1])
+        y_BxGxN = jnp.broadcast_to(y_BxGxN[:, :, None], spread).reshape(batch, shape[1], -1)
+    return jnp.split(y_BxGxN, count, axis=-1)
 
 
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
@@ -210,32 +257,35 @@ def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
     return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
 
 
-def residual(
-    x_BxLxD: Array, layer, shift_scale_gate, norm_name: str, index: Array | None = None
-) -> Array:
-    """x + gate * layer(norm(x) * (1 + scale) + shift); plain x + layer(norm(x)) without them.
+def first_half(x_BxLxD: Array) -> Array:
+    return x_BxLxD[:, : x_BxLxD.shape[1] // 2]
 
-    With index [B, P] the layer returns these rows alone, and so does this.
-    """
-    shift, scale, gate = shift_scale_gate
-    kept = x_BxLxD if index is None else rows(x_BxLxD, index)
+
+def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:
+    """norm(x) * (1 + scale) + shift, or norm(x) with a gain where there is no condition."""
+    shift, scale, _ = shift_scale_gate
     if shift is None:
-        return kept + layer(Normalize(gain=True, name=norm_name)(x_BxLxD))
-    y_BxLxD = Normalize(gain=False, name=norm_name)(x_BxLxD)
-    return kept + gate * layer(y_BxLxD * (1.0 + scale) + shift)
+        return Normalize(gain=True, name=name)(x_BxLxD)
+    return Normalize(gain=False, name=name)(x_BxLxD) * (1.0 + scale) + shift
+
+
+def gated_by(shift_scale_gate, y_BxLxD: Array) -> Array:
+    """gate * y, or y."""
+    gate = shift_scale_gate[2]
+    return y_BxLxD if gate is None else gate * y_BxLxD
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids of 1000 t through two layers -> condition [B, D]."""
+    """Sinusoids of 1000 t through two layers: [B, G] -> condition [B, G, D]."""
 
     size: int
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, t_B: Array) -> Array:
+    def __call__(self, t_BxG: Array) -> Array:
         half = self.size // 2
         frequency = jnp.exp(-jnp.log(10_000.0) * jnp.arange(half) / (half - 1))
-        angle_BxD = 1000.0 * t_B.astype(jnp.float32)[:, None] * frequency
-        waves_BxD = jnp.concatenate([jnp.sin(angle_BxD), jnp.cos(angle_BxD)], axis=-1)
-        hidden = nn.silu(Linear(self.size, self.dtype, bias=True, name="time_in")(waves_BxD))
+        angle_BxGxD = 1000.0 * t_BxG.astype(jnp.float32)[..., None] * frequency
+        waves_BxGxD = jnp.concatenate([jnp.sin(angle_BxGxD), jnp.cos(angle_BxGxD)], axis=-1)
+        hidden = nn.silu(Linear(self.size, self.dtype, bias=True, name="time_in")(waves_BxGxD))
         return Linear(self.size, self.dtype, bias=True, name="time_out")(hidden)

@@ -1,9 +1,11 @@
 """Attention on TPUs by the Pallas kernel of JAX, which keeps no [L, L] array in memory."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
@@ -21,17 +23,48 @@ def fits(length: int) -> bool:
     return length % TILE == 0
 
 
+@dataclasses.dataclass(frozen=True)
+class HalvesMask(masks.Mask):
+    """Who sees whom in [z, x], each of `length` positions in blocks of `block`.
+
+    z sees its own block of z and earlier ones of x, x its own and earlier ones of x. The first
+    `asks` of the 2 length positions ask. The kernel wants it tile by tile, and skips the tiles
+    without an entry.
+    """
+
+    length: int
+    block: int
+    asks: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.asks, 2 * self.length
+
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+        was, of = np.divmod(np.arange(2 * self.length), self.length)
+        of = of // self.block
+        (asks_was, asks), (was, of) = ((was[part], of[part]) for part in index)
+        asks_was, asks = asks_was[:, None], asks[:, None]
+        # x of its own block is seen from x alone.
+        return np.where(was, asks + asks_was > of, (asks == of) & (asks_was == 0))
+
+
 def splash(
     query_BxLxHxDh: Array,
     key_BxLxHxDh: Array,
     value_BxLxHxDh: Array,
     segments: Array | None,
     *,
-    causal: bool,
+    causal: bool = False,
+    block: int = 0,
     interpret: bool = False,
 ) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v, each device for its own sequences and heads."""
-    local = functools.partial(_local, causal=causal, interpret=interpret)
+    """softmax(q k^T / sqrt(Dh)) v, each device for its own sequences and heads.
+
+    block > 0: what comes is two halves, which see one another as `HalvesMask` says; queries may
+    be of the first alone.
+    """
+    local = functools.partial(_local, causal=causal, block=block, interpret=interpret)
     arguments = (query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -42,22 +75,41 @@ def splash(
     return jax.shard_map(local, in_specs=specs, out_specs=heads, check_vma=False)(*arguments)
 
 
-def _local(query, key, value, segments, *, causal: bool, interpret: bool) -> Array:
-    length, heads, size = query.shape[1:]
-    tile = next(t for t in (LARGEST_TILE, LARGEST_TILE // 2, TILE) if length % t == 0)
+def kernel_of(
+    asks: int, length: int, heads: int, *, causal: bool, block: int, interpret: bool = False
+):
+    """The kernel for queries [H, asks, Dh] and keys [H, length, Dh], with the tiles it computes."""
+    if block:
+        # Of half as many positions a quarter at most: the larger, the more empty ones it computes.
+        half = length // 2
+        tile = _tile(half, max(TILE, min(LARGEST_TILE, half // 4)))
+        one = HalvesMask(half, block, asks)
+    else:
+        tile = _tile(length, LARGEST_TILE)
+        one = (masks.CausalMask if causal else masks.FullMask)((length, length))
     tiles = kernel.BlockSizes(
         block_q=tile, block_kv=tile, block_kv_compute=tile,
         block_q_dkv=tile, block_kv_dkv=tile, block_kv_dkv_compute=tile,
         block_q_dq=tile, block_kv_dq=tile,
     )  # fmt: skip
-    one = (masks.CausalMask if causal else masks.FullMask)((length, length))
-    attention = kernel.make_splash_mha(
+    return kernel.make_splash_mha(
         masks.MultiHeadMask([one] * heads),
         block_sizes=tiles, head_shards=1, q_seq_shards=1, interpret=interpret,
     )  # fmt: skip
 
+
+def _tile(length: int, most: int) -> int:
+    """The largest size of a tile up to `most` that divides the length."""
+    sizes = (LARGEST_TILE, LARGEST_TILE // 2, TILE)
+    return next(t for t in sizes if t <= most and length % t == 0)
+
+
+def _local(query, key, value, segments, *, causal: bool, block: int, interpret: bool) -> Array:
+    (asks, heads, size), length = query.shape[1:], key.shape[1]
+    attention = kernel_of(asks, length, heads, causal=causal, block=block, interpret=interpret)
+
     def sequence(query: Array, key: Array, value: Array, segment: Array | None) -> Array:
-        ids = None if segment is None else kernel.SegmentIds(segment, segment)
+        ids = None if segment is None else kernel.SegmentIds(segment[:asks], segment)
         return attention(query, key, value, segment_ids=ids)
 
     query = (query.astype(jnp.float32) * size**-0.5).astype(query.dtype)

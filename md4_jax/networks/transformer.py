@@ -1,15 +1,25 @@
 """The transformer: bidirectional as MD4 trains it or causal, with or without time."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
-from md4_jax.networks.layers import Block, Normalize, TimeEmbedding, modulation, padded_size
+from md4_jax.networks.blocks import Past
+from md4_jax.networks.layers import (
+    Block,
+    Normalize,
+    TimeEmbedding,
+    first_half,
+    modulation,
+    padded_size,
+)
 from md4_jax.networks.ordinal import TruncatedLogistic
-from md4_jax.protocols import Array, Denoiser, Network, UserError
+from md4_jax.protocols import Array, Denoiser, Memory, Network, UserError
 from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
 
 # Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
@@ -91,14 +101,20 @@ class Transformer:
         module = TransformerModule(options, padded_size(hidden, platform))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
+        # Neighbours of a convolution and a causal mask cross the borders of blocks.
+        blockwise = not self.causal and not self.local_width
+
         def init(key: Array):
             return module.init(key, tokens, jnp.zeros((1,)))["params"]
 
         def bind(params) -> Denoiser:
             variables = {"params": params}
 
-            def features(z, t, **context):
-                return module.apply(variables, z, t, **context, method="features")
+            def features(z, t, *, clean=None, block=0, **context):
+                if clean is None:
+                    return module.apply(variables, z, t, **context, method="features")
+                blocks = module.clone(block=block)
+                return blocks.apply(variables, z, t, clean, **context, method="block_features")
 
             def unembed(h):
                 return module.apply(variables, h, method="unembed")
@@ -106,9 +122,18 @@ class Transformer:
             def gathered(z, t, index):
                 return module.apply(variables, z, t, index=index, method="features")
 
-            return Denoiser(features, unembed, batch_groups(), gathered)
+            def empty(rows, window):
+                shape = (self.depth, rows, window, self.heads, self.size // self.heads)
+                held = jnp.zeros(shape, self.dtype)
+                return Past(held, held, jnp.int32(0))
 
-        return Network(init, bind, time_free=not self.time_conditioning, causal=self.causal)
+            def after(z, t, past):
+                return module.apply(variables, z, t, past, method="after")
+
+            memory = Memory(empty, after) if blockwise else None
+            return Denoiser(features, unembed, batch_groups(), gathered, memory)
+
+        return Network(init, bind, not self.time_conditioning, self.causal, blockwise)
 
 
 def rounded(rows: int) -> int:
@@ -120,6 +145,7 @@ class TransformerModule(nn.Module):
 
     options: Transformer
     padded: int
+    block: int = 0
 
     def setup(self):
         o = self.options
@@ -129,7 +155,7 @@ class TransformerModule(nn.Module):
         )
         if o.time_conditioning:
             self.time = TimeEmbedding(o.size, self.compute_dtype)
-            self.final_modulation = FinalModulation(o.size, self.compute_dtype)
+            self.final_modulation = FinalModulation(self.compute_dtype)
         self.final_norm = Normalize(gain=not o.time_conditioning)
         if o.is_ordinal:
             self.head = TruncatedLogistic(o.vocab_size)
@@ -145,7 +171,7 @@ class TransformerModule(nn.Module):
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
         arguments = (
             o.heads, o.hidden, self.padded, o.qk_norm, o.local_width, o.causal,
-            self.compute_dtype, o.attention,
+            self.compute_dtype, o.attention, self.block,
         )  # fmt: skip
         self.block_arguments = arguments
         if o.scan_blocks:
@@ -157,7 +183,8 @@ class TransformerModule(nn.Module):
                 length=o.depth,
             )(*arguments)
         else:
-            self.blocks = [block(*arguments) for _ in range(o.depth)]
+            lasts = [False] * (o.depth - 1) + [True]
+            self.blocks = [block(*arguments, last) for last in lasts]
 
     def __call__(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
         return self.unembed(self.features(z_BxL, t_B, segments=segments))
@@ -169,38 +196,91 @@ class TransformerModule(nn.Module):
 
         The last block then computes no more than keys and values for the other positions.
         """
-        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
-        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
-        x_BxLxD = table[z_BxL]
-        x_BxLxD = constrain(x_BxLxD, BATCH_AXES, None, None)
-        condition_BxD = self.time(t_B) if self.options.time_conditioning else None
-        if self.options.scan_blocks and index is not None:
-            x_BxLxD = self._gathered(x_BxLxD, condition_BxD, segments, index)
+        return self._trunk(z_BxL, t_B[:, None], segments, index)
+
+    def block_features(
+        self, z_BxL: Array, t_BxG: Array, clean_BxL: Array, segments: Array | None = None
+    ) -> Array:
+        """h [B, L, D] of z, each block of which sees itself and the blocks of clean before it.
+
+        t holds a time for each block, G = L / block. Both are read in one pass of length 2 L, of
+        which the last layer computes no more than keys and values for clean.
+        """
+        both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
+        times = jnp.concatenate([t_BxG, jnp.zeros_like(t_BxG)], axis=1)
+        return self._trunk(both_Bx2L, times, segments, None)
+
+    def _trunk(
+        self, z_BxL: Array, t_BxG: Array, segments: Array | None, index: Array | None
+    ) -> Array:
+        x_BxLxD = self._embedded(z_BxL)
+        condition_BxGxD = self.time(t_BxG) if self.options.time_conditioning else None
+        if self.options.scan_blocks and (index is not None or self.block):
+            x_BxLxD = self._gathered(x_BxLxD, condition_BxGxD, segments, index)
         elif self.options.scan_blocks:
-            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxD, segments)
+            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments)
         else:
             for block in self.blocks[:-1]:
-                x_BxLxD, _ = block(x_BxLxD, condition_BxD, segments)
-            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxD, segments, index)
+                x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments)
+            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxGxD, segments, index)
+        if self.block and condition_BxGxD is not None:
+            condition_BxGxD = first_half(condition_BxGxD)
+        return self._headed(x_BxLxD, condition_BxGxD)
+
+    def _embedded(self, z_BxL: Array) -> Array:
+        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
+        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
+        return constrain(table[z_BxL], BATCH_AXES, None, None)
+
+    def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)
-        if condition_BxD is None:
+        if condition_BxGxD is None:
             return x_BxLxD
-        shift, scale = self.final_modulation(condition_BxD)
+        shift, scale = self.final_modulation(condition_BxGxD, x_BxLxD.shape)
         return x_BxLxD * (1.0 + scale) + shift
 
+    def after(self, z_BxP: Array, t_B: Array, past: Past) -> tuple[Array, Past]:
+        """(h [B, P, D], past with z): one block z, after the tokens that past holds."""
+        x_BxPxD, condition = self._embedded(z_BxP), None
+        if self.options.time_conditioning:
+            condition = self.time(t_B[:, None])
+        layers = (past.keys, past.values)
+        if self.options.scan_blocks:
+            x_BxPxD, held = jax.lax.scan(
+                lambda x, layer: self._block(layer[0])(
+                    x, condition, None, None, Past(*layer[1], past.count)
+                ),
+                x_BxPxD, (self.variables["params"]["blocks"], layers),
+            )  # fmt: skip
+        else:
+            found = []
+            for number, block in enumerate(self.blocks):
+                own = Past(*(x[number] for x in layers), past.count)
+                x_BxPxD, held = block(x_BxPxD, condition, None, None, own)
+                found.append(held)
+            held = jax.tree.map(lambda *x: jnp.stack(x), *found)
+        return self._headed(x_BxPxD, condition), past.append(*held)
+
     def _gathered(
-        self, x_BxLxD: Array, condition_BxD: Array | None, segments: Array | None, index: Array
+        self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array | None
     ) -> Array:
-        """Scanned blocks of which the last, taken out of the scan, is given the index."""
+        """Scanned blocks of which the last, taken out of the scan, gives less than comes in."""
         stacked = self.variables["params"]["blocks"]
-        block = Block(*self.block_arguments, parent=None)
+        rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
 
-        def apply(x_BxLxD: Array, number: Array | int, *more) -> tuple[Array, None]:
-            params = jax.tree.map(lambda leaf: leaf[number], stacked)
-            return block.apply({"params": params}, x_BxLxD, condition_BxD, segments, *more)
+        def apply(x_BxLxD: Array, params) -> tuple[Array, None]:
+            return self._block(params)(x_BxLxD, condition, segments)
 
-        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, jnp.arange(self.options.depth - 1))
-        return apply(x_BxLxD, self.options.depth - 1, index)[0]
+        if self.options.remat != "none":
+            policy = REMAT[self.options.remat]
+            apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
+        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest)
+        return self._block(last, last=True)(x_BxLxD, condition, segments, index)[0]
+
+    def _block(self, params, *, last: bool = False) -> Callable:
+        """One of the scanned blocks, taken out of the scan."""
+        block = Block(*self.block_arguments, last, parent=None)
+        return functools.partial(block.apply, {"params": params})
 
     def unembed(self, h: Array) -> Array:
         rows = h.reshape(-1, h.shape[-1])  # as in layers.Linear
@@ -211,9 +291,8 @@ class TransformerModule(nn.Module):
 class FinalModulation(nn.Module):
     """Shift and scale before the head, zero at initialisation."""
 
-    size: int
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, condition_BxD: Array) -> list[Array]:
-        return modulation(2, self.size, condition_BxD, self.dtype)
+    def __call__(self, condition_BxGxD: Array, shape: tuple[int, ...]) -> list[Array]:
+        return modulation(2, shape, condition_BxGxD, self.dtype)

@@ -2,6 +2,7 @@
 
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
+from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
@@ -20,6 +21,7 @@ OBJECTIVES = {
     "lambda_dce": LambdaDCE,
     "along_order": AlongOrder,
     "autoregressive": Autoregressive,
+    "block": BlockDiffusion,
     "genmd4": GenMD4,
     "concrete_score": ConcreteScore,
     "score_entropy": ScoreEntropy,

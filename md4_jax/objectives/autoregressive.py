@@ -24,6 +24,7 @@ class Autoregressive:
     """
 
     needs: ClassVar[Needs] = Needs((Masking,), causal=True)
+    takes_given: ClassVar[bool] = True
 
     def is_bound(self, process: Masking) -> bool:
         return True
@@ -38,10 +39,11 @@ class Autoregressive:
     def given_z(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The sum over all positions of -log p(x_n | z) [B], whatever the network reads."""
-        h_BxLxD, every = denoiser.features(z, t, **batch.context), jnp.ones(z.shape, bool)
-        rows = (batch.tokens,)
-        return jnp.sum(at_positions(denoiser, h_BxLxD, every, reduce=token_nats, rows=rows), axis=1)
+        """The sum over positions that are not given of -log p(x_n | z) [B], whatever z is."""
+        h_BxLxD, rows = denoiser.features(z, t, **batch.context), (batch.tokens,)
+        counted = jnp.ones(z.shape, bool) if batch.given is None else ~batch.given
+        nats = at_positions(denoiser, h_BxLxD, counted, reduce=token_nats, rows=rows)
+        return jnp.sum(nats, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

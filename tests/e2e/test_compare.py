@@ -49,6 +49,15 @@ def test_speed_alone_says_which_family_a_vocabulary_is_too_large_for(environment
     assert "error: " in too_large and "3000" in too_large
 
 
+def test_a_key_is_varied(environment, tmp_path):
+    words = ("--families", "block", "--vary", "objective.block=1,4,5", "--speed")
+    ended = compare(environment, tmp_path, *words)
+    assert ended.returncode == 0, ended.stderr
+    _, _, *rows = ended.stdout.strip().splitlines()
+    assert [row.split()[1] for row in rows] == [f"block-block-{size}" for size in (1, 4, 5)]
+    assert "objective.block=5 must divide" in rows[2]
+
+
 def test_an_unknown_family_is_named(environment, tmp_path):
     ended = compare(environment, tmp_path, "--families", "md5", "--speed")
     assert ended.returncode == 1 and "unknown family 'md5'; known are md4" in ended.stderr

@@ -48,7 +48,7 @@ def words(family: str) -> list[str]:
 
 def test_every_objective_is_in_a_family():
     used = {objective for _, *both, _, _ in FAMILIES.values() for objective in both}
-    assert used | ELSEWHERE == set(OBJECTIVES)
+    assert used - {"auto"} | ELSEWHERE == set(OBJECTIVES)
 
 
 def evaluations(ended) -> int:

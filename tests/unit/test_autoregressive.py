@@ -71,6 +71,17 @@ def test_the_network_reads_the_mask_and_then_the_text_without_its_last_token():
     np.testing.assert_allclose(nats, 3 * np.log(3.0), rtol=1e-6)
 
 
+def test_given_tokens_are_read_and_not_counted(x64):
+    """-log p(x_2 | x_0, x_1) of a known law, for every x."""
+    p = exact.P_V2L3
+    x = exact.sequences(2, 3)
+    batch = exact.batch_of(x)._replace(given=np.broadcast_to([True, True, False], x.shape))
+    arguments = causal_of(p), Masking(2), batch, jnp.zeros(len(x)), exact.keys_for(0, len(x))
+    nats, _ = Autoregressive()(*arguments)
+    expected = -np.log(p / p.sum(axis=2, keepdims=True)).ravel()
+    np.testing.assert_allclose(nats, expected, rtol=1e-9)
+
+
 def orders(length: int) -> np.ndarray:
     return np.array(list(itertools.permutations(range(length))), np.int32)
 

@@ -43,7 +43,9 @@ DROP = object()
 def test_a_config_builds(path: str):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
     config = sections.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
-    built = build.experiment(config, TOKENIZER)
+    words = config["tokenizer"]["name"] == "bpe"
+    tokenizer = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
+    built = build.experiment(config, tokenizer)
     assert built.network.time_free == (not config["network"]["time_conditioning"])
     assert built.process.vocab_size == 27 and built.grid.shape == (built.sample.steps + 1,)
     assert built.eval_objective.is_bound(built.process)

@@ -14,15 +14,17 @@ from md4_jax.protocols import UserError
 SIZES = dict(vocab_size=5, size=32, depth=1, heads=2, hidden=32, dtype="bfloat16")
 
 
-def lowered(monkeypatch, segments=None, **options) -> tuple[list[str], str]:
+def lowered(monkeypatch, segments=None, block=0, **options) -> tuple[list[str], str]:
     """The names of the kernels in a network's gradient, and all of its text."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     network = Transformer(**(SIZES | options)).build("gpu")
     context = {} if segments is None else {"segments": segments}
 
     def loss(params):
-        z = jnp.zeros((2, 64), jnp.int32)
-        return jnp.sum(network.bind(params)(z, jnp.zeros(2), **context))
+        z, denoiser = jnp.zeros((2, 64), jnp.int32), network.bind(params)
+        if block:
+            return jnp.sum(denoiser(z, jnp.zeros((2, 64 // block)), clean=z, block=block))
+        return jnp.sum(denoiser(z, jnp.zeros(2), **context))
 
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     traced = jax.jit(jax.grad(loss)).trace(shapes)
@@ -40,6 +42,17 @@ def test_a_gpu_gets_the_kernel_in_both_passes(causal, monkeypatch):
 def test_segments_are_a_mask_of_it(monkeypatch):
     found, _ = lowered(monkeypatch, segments=jnp.zeros((2, 64), jnp.int32))
     assert found == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
+
+
+@pytest.mark.parametrize("block, tiles", [(1, 8), (16, 4), (64, 1)])
+def test_block_diffusion_asks_it_for_the_tiles_of_both_halves(block, tiles, monkeypatch):
+    """8 tiles at most of each half, with an even number of keys even in blocks of one."""
+    options = dict(depth=2, scan_blocks=False)
+    found, text = lowered(monkeypatch, block=block, **options)
+    assert len(found) == (4 + 2) * tiles  # the last layer of the first half alone
+    assert text.count("dot_general") == lowered(monkeypatch, depth=2, scan_blocks=False)[1].count(
+        "dot_general"
+    )
 
 
 def test_where_it_cannot_be_the_formula_is():

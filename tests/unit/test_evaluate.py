@@ -102,7 +102,7 @@ def test_impossible_sample_options(options, words):
 
 def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tmp_path):
     tokens = np.array([[0, 1], [2, 2]])
-    samples = Samples(tokens, tokens < 0, np.array([5, 6]), 1.0, None)
+    samples = Samples(tokens, tokens < 0, np.array([2, 1]), np.array([5, 6]), 1.0, None)
     paths = [
         write_samples(tmp_path / "samples", 12, ["ab", "ü\nc"], samples, {"seed": 3})
         for _ in range(3)
@@ -118,7 +118,7 @@ def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tm
     assert [row["text"] for row in rows] == ["ab", "ü\nc"]
     assert rows[1] == {
         "sample": 1, "step": 12, "seed": 3, "network_evaluations": 6, "text": "ü\nc",
-        "tokens": [2, 2],
+        "tokens": [2],
     }  # fmt: skip
 
 

@@ -78,6 +78,44 @@ def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, mo
     assert (np.asarray(values)[~CHOSEN] == 0).all() and (np.asarray(values)[CHOSEN] > 0).all()
 
 
+@pytest.mark.parametrize("dtype, digits", [("float32", 2.0**-18), ("bfloat16", 2.0**-7)])
+@pytest.mark.parametrize("seed", range(8))
+def test_of_any_shape_type_and_room_it_is_the_plain_form(seed, dtype, digits, monkeypatch):
+    """Gradients in features and head to the digits of the type, of the largest entry; none, some
+    or all chosen, in parts of a batch, with room for a hundredth to all of them."""
+    rng = np.random.default_rng(seed)
+    groups = int(rng.integers(1, 4))
+    rows, length, size = groups * int(rng.integers(1, 4)), *rng.integers(2, 20, 2)
+    symbols, share = int(rng.integers(1024, 1500)), float(rng.choice([0.01, 0.3, 0.6, 1.0]))
+    monkeypatch.setattr(head, "CHUNK", int(rng.choice([5 * symbols, 2**24])))
+    chosen = jnp.asarray(rng.random((rows, length)) < rng.choice([0.0, 0.3, 0.6, 1.0]))
+    x = jnp.asarray(rng.integers(0, symbols, (rows, length)), jnp.int32)
+    weight = jnp.asarray(rng.normal(size=(rows, length)), jnp.float32)
+    leaves = [
+        jnp.asarray(rng.normal(size=shape), dtype)
+        for shape in ((rows, length, size), (size, symbols))
+    ]
+
+    def unembed(h, kernel):
+        return (h @ kernel).astype(jnp.float32)
+
+    def gathered(h, kernel):
+        denoiser = Denoiser(None, lambda h: unembed(h, kernel), groups)
+        values = at_positions(denoiser, h, chosen, reduce=token_nats, rows=(x,), share=share)
+        return jnp.sum(weight * values)
+
+    def plain(h, kernel):
+        return jnp.sum(jnp.where(chosen, weight * token_nats(unembed(h, kernel), x), 0.0))
+
+    (found, slopes), (expected, its_slopes) = (
+        jax.jit(jax.value_and_grad(form, argnums=(0, 1)))(*leaves) for form in (gathered, plain)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for a, b in zip(slopes, its_slopes, strict=True):
+        a, b = (np.asarray(g, np.float32) for g in (a, b))
+        assert np.abs(a - b).max() <= digits * np.abs(b).max()
+
+
 def test_the_head_sees_the_share_alone():
     seen = []
     jax.eval_shape(lambda params: nats(params, 2, seen, share=0.6), PARAMS)

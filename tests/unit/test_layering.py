@@ -44,9 +44,10 @@ ALLOWED = {
     },
     "experiment": {"checkpoint", "evaluate", "metrics", "prompts", "sample", "sections", "step"},
     "corpus": {"data", "experiment", "paths", "sections", "sharding"},
+    "checks": {"experiment", "processes", "samplers", "sections", "sharding"},
     "build": {
-        "checkpoint", "config", "evaluate", "experiment", "metrics", "prompts", "sample",
-        "samplers", "sections", "sharding", "step",
+        "checkpoint", "checks", "config", "evaluate", "experiment", "metrics", "objectives",
+        "prompts", "sample", "samplers", "sections", "sharding", "step",
     },
     "train": {
         "build", "checkpoint", "compiling", "corpus", "experiment", "metrics", "paths", "report",
@@ -54,16 +55,18 @@ ALLOWED = {
     },
     "hlo": set(),
     "plan": {
-        "bench", "compiling", "experiment", "hlo", "sample", "samplers", "sharding", "step",
-        "train",
+        "bench", "compiling", "experiment", "hlo", "sample", "sharding", "step", "train",
     },
     "bench": {
         "compiling", "corpus", "experiment", "hlo", "sample", "samplers", "sections", "sharding",
         "step", "train",
     },
+    "runs": {
+        "build", "checkpoint", "config", "corpus", "experiment", "paths", "sharding", "train",
+    },
     "modes": {
-        "bench", "build", "checkpoint", "config", "corpus", "data", "experiment", "paths",
-        "plan", "report", "sample", "samplers", "train",
+        "bench", "build", "config", "corpus", "data", "experiment", "paths", "plan", "report",
+        "runs", "sample", "train",
     },
     "distributed": set(),
     "main": {"distributed", "modes", "paths", "sections"},

@@ -34,6 +34,12 @@ def test_p01_nats_and_tokens_are_pooled_before_they_are_divided():
     assert result["tokens"] == 22 and result["sequences"] == 2
 
 
+def test_sequences_of_one_batch_may_have_other_lengths():
+    result = likelihood(([[3.0, 50.0, 9.0]], [2, 20, 7], [1.0, 1.0, 0.0]))
+    assert result["perplexity"] == pytest.approx(11.123843962, rel=1e-9)
+    assert result["tokens"] == 22 and result["sequences"] == 2
+
+
 def test_draws_of_a_sequence_are_averaged_and_padding_is_left_out():
     result = likelihood(([[1.0, 4.0, 99.0], [3.0, 8.0, np.nan]], 2, [1.0, 1.0, 0.0]))
     assert result["sequences"] == 2 and result["tokens"] == 4

@@ -9,6 +9,7 @@ import pytest
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
+from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.radd import TDCE
@@ -17,6 +18,9 @@ from md4_jax.processes import PROCESSES
 from md4_jax.protocols import Denoiser, UserError
 
 CASES = {name: make() for name, make in OBJECTIVES.items()} | {
+    "block": BlockDiffusion(3),
+    "blocks of one": BlockDiffusion(1),
+    "a time for each block": BlockDiffusion(3, "times"),
     "four steps": DiscreteMD4(4),
     "four steps, uniform decoder": DiscreteMD4(4, "uniform"),
     "masked language model": AnyOrder(weight_power=0.0),
@@ -47,6 +51,10 @@ TABLE = exact.denoiser_of(exact.table_logits(2, 3), time=0.5)
 TOKENS = np.tile(exact.sequences(2, 3), (2, 1))[:ROWS]
 U = (0.37 + np.arange(ROWS) / ROWS).astype(np.float32) % 1.0
 KEYS = exact.keys_for(3, ROWS)
+
+
+def constant(outputs) -> Denoiser:
+    return Denoiser(lambda z, t, **own: jnp.broadcast_to(outputs, (*z.shape, 2)), lambda h: h)
 
 
 @every_pair
@@ -87,7 +95,7 @@ def test_the_ends_of_the_unit_interval_are_finite(objective, u, dtype):
 
         def loss(table, process=process):
             outputs = table.astype(dtype)
-            denoiser = Denoiser(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 2)), lambda h: h)
+            denoiser = constant(outputs)
             nats, _ = objective(denoiser, process, exact.batch_of(TOKENS), u, KEYS)
             return nats.sum(), nats
 
@@ -108,7 +116,8 @@ def test_the_context_reaches_the_denoiser_by_name(objective, make_process):
     batch = exact.batch_of(TOKENS, segments=segments)
     denoiser = Denoiser(features, lambda h: h)
     objective(denoiser, make_process(vocab_size=2), batch, jnp.asarray(U), KEYS)
-    assert list(seen) == ["segments"]
+    own = {"clean", "block"} if objective.needs.blockwise else set()
+    assert set(seen) == {"segments"} | own
     assert set(np.asarray(seen["segments"])[:, 0]) == set(range(ROWS))
 
 
@@ -117,8 +126,8 @@ def test_the_gradient_of_the_logits_is_finite_and_not_zero(objective, make_proce
     process = make_process(vocab_size=2)
 
     def loss(table):
-        denoiser = Denoiser(lambda z, t: jnp.broadcast_to(table, (*z.shape, 2)), lambda h: h)
-        return objective(denoiser, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)[0].sum()
+        arguments = constant(table), process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS
+        return objective(*arguments)[0].sum()
 
     gradient = jax.grad(loss)(jnp.asarray([0.3, -0.2]))
     assert jnp.isfinite(gradient).all() and jnp.abs(gradient).min() > 1e-3

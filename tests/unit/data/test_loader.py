@@ -159,6 +159,23 @@ def test_evaluation_covers_everything_once(sequences, remainder, processes):
     assert not remainder or last.weight.tolist() == [1] + [0] * (4 // processes - 1)
 
 
+@pytest.mark.parametrize("sequences, remainder", [(0, 3), (1, 0), (1, 1), (3, 3), (5, 2)])
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_windows_that_slide_count_everything_once(sequences, remainder, stride):
+    """What is not given comes once and in order, after the tokens that precede it in the text."""
+    tokens, seen = stream(sequences, remainder), []
+    for batch in eval_batches(tokens, LENGTH, batch_size=3, stride=stride):
+        assert batch.given.shape == batch.tokens.shape
+        for row, given in zip(batch.tokens[batch.weight > 0], batch.given, strict=False):
+            before = int(given.sum())
+            assert given[:before].all() and before in (0, LENGTH - stride)
+            start = len(seen) - before
+            assert row.tolist() == tokens[start : start + len(row)].tolist()
+            assert before == LENGTH - stride or start == 0
+            seen += row[before:].tolist()
+    assert seen == tokens.tolist()
+
+
 def test_nothing_to_evaluate():
     with pytest.raises(UserError, match="empty"):
         next(eval_batches(stream(0), LENGTH, batch_size=1))

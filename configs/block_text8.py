@@ -1,0 +1,18 @@
+"""Block diffusion on text8, in ten minutes on two CPU cores.
+
+python -m md4_jax.main --config configs/block_text8.py --config.data.path=FILE
+
+Another block for evaluation and sampling: --config.eval.objective.name=block
+--config.eval.objective.block=4 --config.sample.block=4.
+"""
+
+from configs import text8_fast
+
+
+def get_config():
+    config = text8_fast.get_config()
+    config.objective = dict(name="block", block=16)
+    config.network.local_width = 0
+    config.train.num_steps = 3200
+    config.sample.update(steps=16, length=1024)
+    return config

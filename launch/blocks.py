@@ -1,0 +1,64 @@
+"""How fast text is sampled block by block, with the memory of keys and values and without.
+
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python launch/blocks.py [KEY=VALUE ...]
+
+--mode bench of the sampler for each row, with the network of configs/block_text8.py as it is
+before training, `ancestral` with a step for each token of a block up to 16, and a memory of 256
+tokens, which is the training length. "with" keeps keys and values of finished blocks, "without"
+computes them again before each block, block by block: the same samples. KEY=VALUE are keys of the
+config.
+"""
+
+import sys
+
+from sizes import bench_step
+
+MEMORY = 256
+# Block, length and batch of each row, and whether it is timed without the memory too.
+ROWS = (
+    (1, 256, 8, True),
+    (4, 256, 8, True),
+    (16, 256, 8, True),
+    (64, 256, 8, True),
+    (256, 256, 8, True),
+    (16, 256, 1, True),
+    (16, 256, 32, True),
+    (16, 1024, 8, True),
+    (16, 2048, 8, False),
+    (16, 8192, 8, False),
+)
+
+
+def timed(block: int, length: int, batch: int, cached: bool) -> dict[str, float]:
+    words = (
+        f"bench.random_tokens=27 sample.block={block} sample.length={length} "
+        f"sample.batch_size={batch} sample.steps={min(block, 16)} sample.memory={MEMORY} "
+        f"sample.cached={cached} sample.trace=false objective.block={block} "
+    )
+    words += " ".join(sys.argv[1:])
+    return bench_step(words, 3, 1.0, part="sample", config="configs/block_text8.py")
+
+
+def main() -> None:
+    print(
+        "| block | length | batch | evaluations of a block, a sequence | tokens/s with (min-max) "
+        "| without | ratio | temporaries MiB |\n" + "|---" * 8 + "|"
+    )
+    for block, length, batch, both in ROWS:
+        n = timed(block, length, batch, True)
+        ends = (length * batch / n[key] for key in ("seconds_max", "seconds_min"))
+        spread = "-".join(f"{value:,.0f}" for value in ends)
+        rest = "| |"
+        if both:
+            without = timed(block, length, batch, False)["tokens_per_second"]
+            rest = f"| {without:,.0f} | {n['tokens_per_second'] / without:.1f}"
+        print(
+            f"| {block} | {length} | {batch} | {n['network_evaluations']:,.0f} "
+            f"| {n['tokens_per_second']:,.0f} ({spread}) {rest} "
+            f"| {n['temporary_mib']:,.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

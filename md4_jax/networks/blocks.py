@@ -1,0 +1,142 @@
+"""Attention of block diffusion: to one's own block as it is, to earlier blocks as they were."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.networks.attention import attend_masked, attend_where, rotate
+from md4_jax.networks.splash import fits, splash
+from md4_jax.protocols import Array
+
+# Queries are taken in so many tiles at most, each with the keys that some of it may see.
+TILES = 8
+
+
+class Past(NamedTuple):
+    """Keys and values of finished tokens, before their rotation, in a ring: token p at p mod W.
+
+    keys, values  [..., B, W, H, Dh], of one layer or of all
+    count         int32 [], tokens that were ever held; the last W of them are seen
+    """
+
+    keys: Array
+    values: Array
+    count: Array
+
+    def append(self, keys: Array, values: Array) -> "Past":
+        """With those of a block [..., B, P, H, Dh], over the oldest; P divides W and count."""
+        begin = self.count % self.keys.shape[-3]
+        put = jax.lax.dynamic_update_slice_in_dim
+        return Past(
+            put(self.keys, keys, begin, axis=-3),
+            put(self.values, values, begin, axis=-3),
+            self.count + keys.shape[-3],
+        )
+
+
+def attend_past(query: Array, own: tuple[Array, Array], past: Past) -> Array:
+    """One block [B, P, H, Dh] after the tokens of past: it sees these and all of itself.
+
+    Positions count from the oldest token that a full ring holds, so that they stay below W + P.
+    """
+    keys, values = (
+        jnp.concatenate(x, axis=1) for x in zip((past.keys, past.values), own, strict=True)
+    )
+    window, length = past.keys.shape[1], query.shape[1]
+    slot = jnp.arange(window)
+    # The newest token of each slot is `age` before the first one of the block.
+    age = 1 + (past.count - 1 - slot) % window
+    places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
+    seen = jnp.concatenate([age <= past.count, jnp.ones(length, bool)])
+    query = rotate(query, places[:, window:], length=window + length)
+    keys = rotate(keys, places, length=window + length)
+    return attend_where(query, keys, values, seen[None, None, None])
+
+
+def attend_blocks(
+    query_BxLxHxDh: Array,
+    own: tuple[Array, Array],
+    past: tuple[Array, Array] | None,
+    *,
+    block: int,
+    segments: Array | None = None,
+    kernel: str = "plain",
+) -> Array:
+    """softmax(q k^T / sqrt(Dh)) v over own's block of a position and past's earlier ones.
+
+    own, past  (keys, values), each [B, L, H, Dh]; past None: own is also what came before, so
+               that a position sees all blocks up to its own (block-causal)
+    block      positions of a block, divides L
+    segments   int32 [B, L]: a token sees only tokens of its own segment
+
+    Three quarters of the square of both halves, [L + L, L + L], is empty (identity B03), and none
+    of it is computed beside what fills up tiles: L (L + T) / 2 and, with past, L T scores more.
+    """
+    length = query_BxLxHxDh.shape[1]
+    size, out = tile(length, block), []
+    for begin in range(0, length, size):
+        end = min(begin + size, length)
+        # Of earlier blocks the last that a query of this tile can see ends a block before it does.
+        seen = end if past is None else max(0, end - block)
+        # An even number of keys: cuDNN takes no other with a mask.
+        seen += (seen + end - begin) % 2 if past is not None and seen else 0
+        parts = [slice(0, seen)] if past is None else [slice(0, seen), slice(begin, end)]
+        sources = [own] if past is None else [past, own]
+        keys, values = (
+            jnp.concatenate([s[k][:, part] for s, part in zip(sources, parts, strict=True)], axis=1)
+            for k in range(2)
+        )
+        of_query = np.arange(begin, end)[:, None] // block
+        allowed = of_query >= np.arange(seen) // block
+        if past is not None:
+            allowed = of_query > np.arange(seen) // block
+            allowed = np.concatenate([allowed, of_query == np.arange(begin, end) // block], axis=1)
+        mask = None if allowed.all() else jnp.asarray(allowed)[None, None]
+        if segments is not None:
+            of_keys = jnp.concatenate([segments[:, part] for part in parts], axis=1)
+            same = (segments[:, begin:end, None] == of_keys[:, None, :])[:, None]
+            mask = same if mask is None else same & mask
+        out.append(attend_masked(query_BxLxHxDh[:, begin:end], keys, values, mask, kernel))
+    return jnp.concatenate(out, axis=1)
+
+
+def attend_halves(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    block: int,
+    segments: Array | None = None,
+    kernel: str = "plain",
+) -> Array:
+    """Of the sequence as it is, with its own block and earlier ones as they were, and of the
+    sequence as it was, block-causal: each [B, 2 L, H, Dh], positions of both 0..L-1.
+
+    query may be [B, L, H, Dh], of the sequence as it is alone. kernel as `attend`: splash takes
+    both halves at once, the others tile by tile.
+    """
+    length = key.shape[1] // 2
+    query, key = (_rotated_halves(x, length) for x in (query, key))
+    if kernel == "splash" and fits(length):
+        both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
+        return splash(query, key, value, both, block=block)
+    (keys, past), (values, held) = (jnp.split(x, 2, axis=1) for x in (key, value))
+    attention = functools.partial(attend_blocks, block=block, segments=segments, kernel=kernel)
+    is_now = attention(query[:, :length], (keys, values), (past, held))
+    if query.shape[1] == length:
+        return is_now
+    was = attention(query[:, length:], (past, held), None)
+    return jnp.concatenate([is_now, was], axis=1)
+
+
+def _rotated_halves(x: Array, length: int) -> Array:
+    parts = jnp.split(x, x.shape[1] // length, axis=1)
+    return jnp.concatenate([rotate(part) for part in parts], axis=1)
+
+
+def tile(length: int, block: int) -> int:
+    """Positions of a tile: whole blocks, an eighth of the length or more."""
+    return block * -(-length // (TILES * block))

@@ -1,0 +1,105 @@
+"""What one run takes from another: its averaged parameters, to begin with or to judge by."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from md4_jax import build, config, corpus
+from md4_jax.checkpoint import Checkpoints
+from md4_jax.experiment import Experiment, eval_batch_size
+from md4_jax.paths import Place, place
+from md4_jax.protocols import Params, UserError
+from md4_jax.sharding import path_name
+from md4_jax.train import abstract_state
+
+
+def averaged(exp: Experiment, workdir: Place) -> tuple[int, Params]:
+    """(step, moving average) of the newest checkpoint; UserError if there is none."""
+    directory = workdir / "checkpoints"
+    found = None
+    if directory.exists():
+        checkpoints = Checkpoints(directory, exp.checkpoint, read_only=True)
+        found = checkpoints.restore_ema(abstract_state(exp).ema)
+        checkpoints.close()
+    if found is None:
+        raise UserError(f"{workdir} holds no checkpoint yet: train it first")
+    return found
+
+
+def judge_of(exp: Experiment) -> Experiment | None:
+    """Whose bound of the samples is reported: the experiment itself, that of another run, None.
+
+    Another run keeps its network, process and bound; mesh, draws and batch are those asked for.
+    UserError if there is none, or if it has another tokenizer.
+    """
+    asked = exp.sample.judge
+    if asked in ("", "self"):
+        return exp if asked else None
+    return _other(exp, "sample.judge", asked, hint="; 'self' is the run that samples")
+
+
+def beginning(exp: Experiment, say: Callable[[str], None]) -> Callable[[Params], Params] | None:
+    """What puts the parameters of train.initial in place of fresh ones; None where it is empty.
+
+    The network must have the same parameters; those of a process are taken where it has them too.
+    UserError now for another run that does not fit.
+    """
+    asked = exp.train.initial
+    if not asked:
+        return None
+    other = _other(exp, "train.initial", asked)
+    own, its = (_shapes(abstract_state(e).ema["network"]) for e in (exp, other))
+    if own != its:
+        raise UserError(f"train.initial={asked} has another network: {_difference(exp, other)}")
+
+    def begin(fresh: Params) -> Params:
+        step, params = averaged(other, place(asked))
+        say(f"begins with the averaged parameters of step {step} of {asked}")
+        same = _shapes(params["process"]) == _shapes(fresh["process"])
+        process = params["process"] if same else fresh["process"]
+        # Its values in this run's process, whose hyper-parameters may be others.
+        leaves, structure = jax.tree.leaves(process), jax.tree.structure(fresh["process"])
+        return params | {"process": jax.tree.unflatten(structure, leaves)}
+
+    return begin
+
+
+def _other(exp: Experiment, key: str, asked: str, hint: str = "") -> Experiment:
+    """The experiment of another run with the same tokenizer, on this one's mesh and batch."""
+    directory = place(asked, key)
+    kept = config.stored(directory) if directory.is_dir() else None
+    if kept is None:
+        raise UserError(f"{key}={asked} holds no run{hint}")
+    tokenizer = corpus.stored_tokenizer(directory)
+    if tokenizer.to_json() != exp.tokenizer.to_json():
+        raise UserError(f"{key}={asked} was trained with another tokenizer than this run")
+    mine = {
+        "draws": exp.eval.draws,
+        "seed": exp.eval.seed,
+        "batch_size": eval_batch_size(exp),
+    }
+    size = {"batch_size": exp.train.batch_size, "microbatches": exp.train.microbatches}
+    changed = {
+        "mesh": exp.config["mesh"],
+        "train": {**kept["train"], **size},
+        "eval": {**kept["eval"], **mine},
+        "sample": {**kept["sample"], "judge": "", "templates": ""},
+    }
+    return build.experiment({**kept, **changed}, tokenizer)
+
+
+def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    return {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _difference(exp: Experiment, other: Experiment) -> str:
+    """In which keys of the network's section two runs differ, or in which parameter."""
+    own, its = (dict(config.flatten(e.config["network"])) for e in (exp, other))
+    keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
+    if not keys:
+        shapes = [_shapes(abstract_state(e).ema["network"]) for e in (exp, other)]
+        name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
+        return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
+    said: list[Any] = [f"network.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]
+    return ", ".join(said)

@@ -1,0 +1,142 @@
+"""Text block by block, each by any sampler, after a memory of those before: docs/samplers.md."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.protocols import Array, Chain, Denoiser, Memory, SamplerStep
+from md4_jax.samplers.loop import Frames, sample
+
+
+class Stop(NamedTuple):
+    """What ends a sequence before its length, with the block in which it happens.
+
+    symbol       that was drawn, None: none does
+    min_entropy  nats: the last tokens have an `entropy` below this
+    """
+
+    symbol: int | None = None
+    min_entropy: float = 0.0
+
+    def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
+        """bool [B]: by the drawn symbols [B, P], -1 where given, or by the `window` before end."""
+        ends = jnp.zeros(len(drawn), bool)
+        if self.symbol is not None:
+            ends = jnp.any(drawn == self.symbol, axis=1)
+        if self.min_entropy and window <= z.shape[1]:
+            begin = jnp.maximum(0, end - window)
+            last = jax.lax.dynamic_slice_in_dim(z, begin, window, axis=1)
+            ends = ends | (entropy(last) < self.min_entropy) & (end >= window)
+        return ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """x_b ~ p(x_b | the window tokens before it) for b = 0, 1, ..., by `sample` within a block.
+
+    What a network of block diffusion has learned (arXiv:2503.09573).
+
+    block   tokens that are sampled together
+    window  tokens before them that are seen, a multiple of block: a text may be far longer than
+            was trained on, and only the window's keys and values are held
+    stop    what follows the end of a sequence is left masked, and where all have ended nothing
+            more is computed
+    cached  False: the memory is computed again before each block, from the tokens alone, by the
+            same steps: the same samples, more slowly
+    """
+
+    block: int
+    window: int
+    stop: Stop = Stop()
+    cached: bool = True
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: Any,
+        step: SamplerStep,
+        *,
+        grid: np.ndarray,
+        keys: Array,
+        fixed: tuple[Array, Array],
+        trace: bool = False,
+    ) -> tuple[Chain, Frames | None]:
+        """As `loop.sample`, for fixed [B, N] with N a multiple of block.
+
+        The path of a trace is the first sequence's, block after block.
+        """
+        (tokens, given), memory = fixed, denoiser.memory
+        (rows, length), block = tokens.shape, self.block
+
+        def one(b: Array, past: Any) -> tuple[Chain, Frames | None]:
+            within = denoiser._replace(
+                features=lambda z, t: memory.after(z, t, past)[0], gathered=None, memory=None
+            )
+            mine = (_block(tokens, b, block), _block(given, b, block))
+            own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
+            return sample(within, process, step, grid=grid, keys=own, fixed=mine, trace=trace)
+
+        def body(state):
+            b, past, z, sure, evaluations, ended, frames = state
+            if not self.cached:
+                past = _remembered(memory, z, b, block, self.window)
+            chain, path = one(b, past)
+            new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
+            _, past = memory.after(new, jnp.zeros(rows), past)
+            put = jax.lax.dynamic_update_slice_in_dim
+            z, sure = put(z, new, b * block, axis=1), put(sure, chain.sure, b * block, axis=1)
+            evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
+            if path is not None:
+                frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
+            drawn = jnp.where(_block(given, b, block), -1, new)
+            ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
+            return b + 1, past, z, sure, evaluations, ended, frames
+
+        none, past = jnp.zeros(rows, jnp.int32), memory.empty(rows, self.window)
+        shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
+        frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
+        begin = jnp.where(given, tokens, process.mask_id)
+        start = (jnp.int32(0), past, begin, jnp.where(given, 1.0, 0.0), none, none > 0, frames)
+        _, _, z, sure, evaluations, _, frames = jax.lax.while_loop(
+            lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
+        )
+        chain = Chain(z, given, sure, evaluations)
+        return chain, _placed(frames, tokens, given, process.mask_id) if trace else None
+
+
+def entropy(tokens: Array) -> Array:
+    """Of the frequencies of symbols in each row of [B, W], in nats [B]; 0 where all are alike."""
+    alike = jnp.sum(tokens[:, :, None] == tokens[:, None, :], axis=2)
+    return -jnp.mean(jnp.log(alike / tokens.shape[1]), axis=1)
+
+
+def _block(x: Array, b: Array, block: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, b * block, block, axis=1)
+
+
+def _remembered(memory: Memory, z: Array, b: Array, block: int, window: int) -> Any:
+    """The memory of the first b blocks of z."""
+    zeros = jnp.zeros(len(z))
+
+    def read(i: Array, past: Any) -> Any:
+        return memory.after(_block(z, i, block), zeros, past)[1]
+
+    return jax.lax.fori_loop(0, b, read, memory.empty(len(z), window))
+
+
+def _placed(frames: Frames, tokens: Array, given: Array, mask: int) -> Frames:
+    """The blocks' paths [N / P, F, P] one after another, as paths of the whole: [N / P F, N]."""
+    blocks, count, size = frames.z.shape
+    whole = jnp.where(given[0], tokens[0], mask), jnp.where(given[0], 1.0, 0.0)
+    out = []
+    for path, before in zip(frames, whole, strict=True):
+        last = path[:, -1].reshape(-1)
+        of = jnp.arange(blocks * size) // size
+        now = jnp.arange(blocks)[:, None]
+        rest = jnp.where(of < now, last, before)[:, None]
+        here = jnp.tile(path, (1, 1, blocks))
+        out.append(jnp.where((of == now)[:, None], here, rest).reshape(blocks * count, -1))
+    return Frames(*out)

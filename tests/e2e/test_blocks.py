@@ -1,0 +1,163 @@
+"""Block diffusion as users run it: other blocks, longer text, stops, a masked model before it."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LENGTH = 16  # of the tiny config
+BLOCK = ("--config.objective.name=block", "--config.objective.block=4")
+
+
+def said(ended) -> dict:
+    """The line of numbers at the end."""
+    assert ended.code == 0, ended
+    return json.loads(ended.out.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def at(run, tiny, scratch):
+    """The arguments of a trained run of blocks of 4."""
+    free = "--config.network.time_conditioning=False"
+    words = ("--config", tiny, "--workdir", scratch / "blocks", *BLOCK, free)
+    ended = run(*words)
+    assert ended.code == 0, ended
+    assert re.search(r"test: <= \d\.\d+ \+- \d\.\d+ bits/character", ended.out)
+    return words
+
+
+def sample(run, at, *assignments):
+    """(numbers, rows) of --mode sample."""
+    flags = [f"--config.sample.{assignment}" for assignment in assignments]
+    ended = run(*at, "--mode", "sample", *flags)
+    numbers = said(ended)
+    file = re.search(r"from step 30: (.*)\.txt$", ended.out.strip().splitlines()[-2])[1]
+    with open(f"{file}.jsonl", encoding="utf-8") as lines:
+        return numbers, [json.loads(line) for line in lines]
+
+
+def evaluate(run, at, *assignments) -> dict:
+    flags = [f"--config.eval.{assignment}" for assignment in assignments]
+    return said(run(*at, "--mode", "eval", *flags))
+
+
+def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
+    """Blocks of one are exact for a time-free network: other draws change nothing."""
+    one = [
+        evaluate(run, at, "objective.name=block", "objective.block=1", f"seed={s}") for s in (0, 1)
+    ]
+    assert one[0]["nats_per_token"] == pytest.approx(one[1]["nats_per_token"], rel=1e-6)
+    whole = evaluate(run, at, "objective.name=block", "objective.block=16", "draws=4")
+    assert whole["tokens"] == one[0]["tokens"]
+    assert abs(whole["nats_per_token"] - one[0]["nats_per_token"]) < 0.5
+
+
+def test_text_before_helps_and_every_token_counts_once(run, at):
+    """Windows that slide by 4: as many tokens, and no more nats than without what is before."""
+    apart = evaluate(run, at, "draws=4")
+    slid = evaluate(run, at, "draws=4", "stride=4")
+    assert slid["tokens"] == apart["tokens"] and slid["sequences"] > 3 * apart["sequences"]
+    noise = 3 * np.hypot(apart["nats_per_token_se"], slid["nats_per_token_se"])
+    assert slid["nats_per_token"] < apart["nats_per_token"] + noise
+
+
+def test_text_four_times_as_long_with_a_prompt_and_a_trace(run, at):
+    numbers, rows = sample(run, at, "length=64", "prompt=ROMEO", "trace=True", "memory=8")
+    assert numbers["length"] == 64 and len(rows) == 2
+    assert all(row["text"].startswith("ROMEO") and len(row["tokens"]) == 64 for row in rows)
+    again = sample(run, at, "length=64", "prompt=ROMEO", "memory=8", "cached=False")[1]
+    assert [row["tokens"] for row in again] == [row["tokens"] for row in rows]
+    other = sample(run, at, "length=64", "prompt=ROMEO", "memory=8", "block=8")[1]
+    assert [row["tokens"] for row in other] != [row["tokens"] for row in rows]
+
+
+def test_what_repeats_itself_ends(run, at):
+    """Of 8 tokens no entropy is above log 8 = 2.08 nats, so that all end once there are 8."""
+    numbers, rows = sample(run, at, "length=64", "memory=8", "min_entropy=2.1")
+    assert (numbers["length_min"], numbers["length_max"]) == (8, 8)
+    assert all(len(row["text"]) == len(row["tokens"]) == 8 for row in rows)
+
+
+def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused, arrays):
+    """Its averaged parameters are the first: a step of rate 0 leaves them, and training resumes."""
+    workdir = tmp_path / "run"
+    words = [
+        *("--config", tiny, "--workdir", workdir, *BLOCK, f"--config.train.initial={trained}"),
+        *("--config.optim.learning_rate=0", "--config.eval.every=0"),
+        *("--config.train.num_steps=1", "--config.optim.warmup_steps=0"),
+    ]
+    ended = run(*words)
+    assert ended.code == 0, ended
+    assert f"begins with the averaged parameters of step 30 of {trained}" in ended.out
+    before, after = arrays(trained), arrays(workdir)
+    names = [name for name in before if name.startswith("ema/network")]
+    assert len(names) > 20
+    for name in names:
+        np.testing.assert_array_equal(before[name], after[name])
+        params = name.replace("ema/", "params/", 1)
+        np.testing.assert_array_equal(before[name], after[params])
+    resumed = run(*words)
+    assert resumed.code == 0 and "begins with" not in resumed.out
+    wrong = ("--config", tiny, "--workdir", tmp_path / "other", f"--config.train.initial={trained}")
+    message = refused(*wrong, "--config.network.depth=1", "--config.network.size=48")
+    assert "network.depth=2 there and 1 here, network.size=32 there and 48 here" in message
+    message = refused(*wrong[:-1], "--config.train.initial=/nowhere")
+    assert "train.initial=/nowhere holds no run" in message
+    assert not (tmp_path / "other").exists()
+
+
+MISTAKES = [
+    (["objective.block=5"], ["objective.block=5", "data.length=16"]),
+    (["objective.block=0"], ["objective.block must be at least 1, not 0"]),
+    (["objective.low=0.3"], ["low=0.3", "high=1.0", "take draws='times'"]),
+    (["network.local_width=3"], ["network.local_width=0"]),
+    (["network.causal=True"], ["network.causal=False"]),
+    (["process.name=state_dependent"], ["process.name='masking', not 'state_dependent'"]),
+    (["sample.block=3"], ["sample.block=3 must divide sample.length=16"]),
+    (["sample.block=8", "sample.memory=12"], ["sample.block=8 must divide sample.memory=12"]),
+    (["sample.stride=4"], ["sample.stride=4", "sample.block=4", "sample.memory=16"]),
+    (["sample.stop=period"], ["sample.stop must be '' or 'end_of_text', not 'period'"]),
+    (["sample.stop=end_of_text"], ["end-of-text token", "'characters' has none"]),
+    (["sample.min_entropy=-1"], ["sample.min_entropy must not be negative, not -1"]),
+    (["sample.min_entropy=2", "sample.judge=self"], ["sample.judge='self'", "min_entropy=2"]),
+    (
+        ["sample.min_entropy=2", "sample.memory=32"],
+        ["sample.memory=32", "sample.length=16"],
+    ),
+    (["eval.stride=17"], ["eval.stride=17 must be at most data.length=16"]),
+    (["eval.stride=6"], ["eval.stride=6", "data.length=16", "eval.objective.block=4"]),
+    (["eval.stride=-1"], ["eval.stride must not be negative, not -1"]),
+    (
+        ["eval.objective.name=any_order", "eval.stride=4"],
+        ["eval.objective.name='block' or 'autoregressive', not 'any_order'"],
+    ),
+    (
+        [
+            *("eval.objective.name=block", "eval.objective.draws=times"),
+            *("eval.objective.low=0.3", "eval.objective.high=0.8"),
+        ],
+        ["eval.objective.name='block' is not a bound"],
+    ),
+]
+
+
+@pytest.mark.parametrize("assignments, words", MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
+def test_a_mistake_is_named_with_its_numbers(assignments, words, tiny, tmp_path, refused):
+    flags = [f"--config.{assignment}" for assignment in assignments]
+    message = refused("--config", tiny, "--workdir", tmp_path / "run", *BLOCK, *flags)
+    for word in words:
+        assert word in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_clipped_schedule_trains_and_is_not_printed_as_a_bound(run, tiny, tmp_path):
+    """The reported number is that of all shares of masks, of the same blocks."""
+    clipped = ("draws=times", "low=0.3", "high=0.8")
+    flags = [f"--config.objective.{word}" for word in clipped]
+    ended = run("--config", tiny, "--workdir", tmp_path / "run", *BLOCK, *flags)
+    assert ended.code == 0 and "training loss" in ended.out + ended.err
+    assert not re.search(r"<= [^\n]*training loss", ended.out + ended.err)
+    assert re.search(r"test: <= \d\.\d+", ended.out)

@@ -1,0 +1,400 @@
+"""Block diffusion: its bound by enumeration, its attention against the dense mask."""
+
+import itertools
+import math
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.hlo import traffic
+from md4_jax.networks.attention import attend_where, rotate
+from md4_jax.networks.blocks import attend_halves, tile
+from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.md4 import MD4
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Denoiser, UserError
+
+
+def dense_mask(length: int, block: int) -> np.ndarray:
+    """bool [2 L, 2 L] of [z, x], as BD3-LM writes it: diagonal, offset and causal blocks."""
+    half, place = np.divmod(np.arange(2 * length), length)
+    of = place // block
+    asks, keys = (half[:, None], of[:, None]), (half[None], of[None])
+    diagonal = (of[:, None] == of[None]) & (half[:, None] == half[None])
+    offset = (asks[1] > keys[1]) & (asks[0] == 0) & (keys[0] == 1)
+    causal = (asks[1] >= keys[1]) & (asks[0] == 1) & (keys[0] == 1)
+    return diagonal | offset | causal
+
+
+@pytest.mark.parametrize("length, block, ones", [(4, 1, 20), (4, 2, 24), (4, 4, 32), (12, 3, 180)])
+def test_b03_what_the_halves_see(length, block, ones):
+    """Each entry of the mask is found by moving a value: L (L + L') of the (2 L)^2 are ones."""
+    rng = np.random.default_rng(0)
+    query, key = (jnp.asarray(rng.normal(size=(1, 2 * length, 1, 4)), jnp.float32) for _ in "qk")
+    one_hot = jnp.eye(2 * length)[None, :, None, :]
+    weights = attend_halves(query, key, one_hot, block=block)[0, :, 0]
+    np.testing.assert_array_equal(weights > 0, dense_mask(length, block))
+    assert int((weights > 0).sum()) == ones == length * (length + block)
+
+
+@pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
+@pytest.mark.parametrize("length, block", [(24, 1), (24, 4), (24, 24), (40, 5)])
+def test_the_halves_are_the_dense_formula(length, block, segmented):
+    """Outputs and gradients of both halves to 1e-5."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 2 * length, 2, 8)), jnp.float32) for _ in range(3))
+    segments = jnp.asarray(np.sort(rng.integers(0, 3, (2, length)), axis=1)) if segmented else None
+    weight = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
+
+    def dense(q, k, v):
+        mask = jnp.asarray(dense_mask(length, block))[None, None]
+        if segmented:
+            both = jnp.concatenate([segments, segments], axis=1)
+            mask = mask & (both[:, None, :, None] == both[:, None, None, :])
+        turned = [
+            jnp.concatenate([rotate(h) for h in jnp.split(x, 2, axis=1)], axis=1) for x in (q, k)
+        ]
+        return attend_where(*turned, v, mask)
+
+    def both(fn):
+        return jax.value_and_grad(lambda *a: jnp.sum(fn(*a) * weight), argnums=(0, 1, 2))(q, k, v)
+
+    found = both(lambda q, k, v: attend_halves(q, k, v, block=block, segments=segments))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), found, both(dense))
+
+
+def test_little_is_computed_beside_what_is_allowed():
+    """Scores of both halves: L (L + L') allowed, at most L T and a little more are computed."""
+    length, block = 256, 4
+    shapes = [jax.ShapeDtypeStruct((1, 2 * length, 1, 8), jnp.float32)] * 3
+    fn = jax.jit(lambda q, k, v: attend_halves(q, k, v, block=block))
+    products = traffic(fn.lower(*shapes).compile().as_text()).products
+    scores = products / (2 * 2 * 8)
+    allowed, most = length * (length + block), length * (length + 2 * tile(length, block))
+    assert allowed < scores <= most < 0.4 * (2 * length) ** 2
+
+
+@pytest.mark.parametrize("scan_blocks", [True, False])
+@pytest.mark.parametrize("depth, least, most", [(1, 0.85, 1.05), (4, 1.35, 1.55)])
+def test_a_pass_costs_less_than_two(scan_blocks, depth, least, most):
+    """Matrix products of gradients by the compiler's count, beside those of one bidirectional pass:
+    the last layer computes no more of x than keys and values, and no layer the empty scores, which
+    are most of the work at this width."""
+    length, block = 256, 16
+    network = Transformer(5, 64, depth, 1, 128, False, scan_blocks=scan_blocks).build()
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    z, t = jnp.zeros((2, length), jnp.int32), jnp.zeros((2, length // block))
+
+    def products(features) -> float:
+        loss = jax.grad(lambda params: jnp.sum(features(network.bind(params).features)))
+        return traffic(jax.jit(loss).lower(shapes).compile().as_text()).products
+
+    plain = products(lambda features: features(z, t[:, 0]))
+    both = products(lambda features: features(z, t, clean=z, block=block))
+    assert least < both / plain < most
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_scanned_layers_are_the_others(remat, time_conditioning):
+    """Features and gradients of block diffusion, with what is computed again or kept, to 1e-4."""
+    options = dict(time_conditioning=time_conditioning, remat=remat)
+    scanned, listed = (
+        Transformer(**SIZES, **options, scan_blocks=scan).build() for scan in (True, False)
+    )
+    rng = np.random.default_rng(0)
+    params = jax.jit(listed.init)(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)
+    stacked = {k: v for k, v in params.items() if not k.startswith("blocks_")}
+    stacked["blocks"] = jax.tree.map(
+        lambda *x: jnp.stack(x), *(params[f"blocks_{i}"] for i in range(SIZES["depth"]))
+    )
+    z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // 3)), jnp.float32)
+
+    def both(network, params):
+        def loss(params):
+            h = network.bind(params).features(z, t, clean=X, block=3)
+            return jnp.sum(jnp.sin(h)), h
+
+        slopes, h = jax.jit(jax.grad(loss, has_aux=True))(params)
+        return h, slopes["embedding"]
+
+    for a, b in zip(both(scanned, stacked), both(listed, params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def block_table(logits: np.ndarray) -> Denoiser:
+    """A table's denoiser asked about blocks: what comes after a block is mask."""
+    base = exact.denoiser_of(logits)
+    vocab = logits.shape[2]
+
+    def features(z, t, clean=None, block=0):
+        place, parts = jnp.arange(z.shape[1]) // block, []
+        for b in range(z.shape[1] // block):
+            seen = jnp.where(place == b, z, jnp.where(place < b, clean, vocab))
+            parts.append(base.features(seen, t[:, b])[:, b * block : (b + 1) * block])
+        return jnp.concatenate(parts, axis=1)
+
+    return Denoiser(features, lambda h: h)
+
+
+def block_bound(logits: np.ndarray, x: np.ndarray, block: int) -> np.ndarray:
+    """The mean of the objective's terms over all masks with their exact law, [X]."""
+    vocab, length = logits.shape[2], x.shape[1]
+    process, objective = Masking(vocab), BlockDiffusion(block)
+    shapes = [m for m in exact.patterns(block) if m.any()]
+    total = np.zeros(len(x))
+    denoiser = block_table(logits)
+    for masks in itertools.product(shapes, repeat=length // block):
+        law = math.prod(1.0 / block / math.comb(block, int(m.sum())) for m in masks)
+        z = np.where(np.concatenate(masks), vocab, x)
+        share = jnp.full((len(x), length // block), 0.5)
+        batch = exact.batch_of(x)
+        total += law * np.asarray(
+            objective.given_z(denoiser, process, batch, jnp.asarray(z), share)
+        )
+    return total
+
+
+B01 = {1: 3.4412506329, 2: 3.1195077884, 4: 3.1124319407}
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_b01_the_table_denoiser(block, x64):
+    x = np.array([[0, 1, 1, 0]], np.int32)
+    bound = block_bound(exact.table_logits(2, 4), x, block)
+    np.testing.assert_allclose(bound, B01[block], rtol=1e-9)
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_b01_a_perfect_denoiser_has_the_likelihood_for_every_block(block, x64):
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(16)).reshape(2, 2, 2, 2)
+    bound = block_bound(exact.perfect_logits(p), exact.sequences(2, 4), block)
+    np.testing.assert_allclose(bound, -np.log(p.ravel()), rtol=1e-8)
+
+
+SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
+L = 12
+X = np.random.default_rng(0).integers(0, 5, (4, L)).astype(np.int32)
+
+
+def network_of(**options):
+    """(denoiser, its network) with noise on every leaf, since zeros hide most of it."""
+    network = Transformer(**(SIZES | options)).build()
+    params = jax.jit(network.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    return network.bind(
+        jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, dict(time_conditioning=False, qk_norm=True)])
+def test_a_block_as_long_as_the_sequence_is_masked_diffusion(options):
+    """The same parameters, masks and times: MD4's integrand and the any-order term, to 1e-6."""
+    denoiser, process, batch = network_of(**options), Masking(5), exact.batch_of(X)
+    share = jnp.asarray([0.3, 0.6, 0.9, 0.5])
+    z = process.mask_each(exact.keys_for(1, 4), X, share)
+    for draws, other in (("times", MD4()), ("exact", AnyOrder())):
+        block = BlockDiffusion(L, draws).given_z(denoiser, process, batch, z, share[:, None])
+        expected = other.given_z(denoiser, process, batch, z, share)
+        np.testing.assert_allclose(block, expected, rtol=1e-6)
+
+
+def test_blocks_of_one_are_the_likelihood_from_left_to_right():
+    """No draw changes it, and it is the sum of one call a token, to 1e-6."""
+    denoiser, process, batch = network_of(time_conditioning=False), Masking(5), exact.batch_of(X)
+    values = [
+        BlockDiffusion(1)(denoiser, process, batch, jnp.asarray(u), exact.keys_for(seed, 4))[0]
+        for seed, u in enumerate(([0.1, 0.2, 0.7, 0.8], [0.9, 0.5, 0.3, 0.0]))
+    ]
+    np.testing.assert_array_equal(*values)
+    total = 0.0
+    for n in range(L):
+        mask = np.full((4, 1), 5, np.int32)
+        past = np.concatenate([X[:, :n], mask], axis=1)
+        h = denoiser.features(past, jnp.ones((4, n + 1)), clean=past, block=1)[:, -1]
+        total += -jax.nn.log_softmax(denoiser.unembed(h))[np.arange(4), X[:, n]]
+    np.testing.assert_allclose(values[0], total, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_one_pass_is_one_pass_for_each_block(block):
+    """Features of every block from the tokens up to its end alone, each at its own time."""
+    denoiser = network_of()
+    rng = np.random.default_rng(1)
+    z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // block)), jnp.float32)
+    whole = denoiser.features(z, t, clean=X, block=block)
+    for b in range(L // block):
+        end = (b + 1) * block
+        noise = rng.integers(0, 6, (4, end - block))
+        seen = np.concatenate([noise, z[:, end - block : end]], axis=1)
+        clean = np.concatenate([X[:, : end - block], rng.integers(0, 5, (4, block))], axis=1)
+        times = jnp.concatenate([jnp.full((4, b), 0.77), t[:, b : b + 1]], axis=1)
+        part = denoiser.features(seen, times, clean=clean, block=block)
+        np.testing.assert_allclose(part[:, -block:], whole[:, end - block : end], atol=2e-5)
+
+
+def test_noise_is_tied_to_no_position_and_is_even_within_a_sequence():
+    """The k of 4 blocks of 4: all of 1..4 once in each sequence, in every order, uniform each."""
+    objective, process = BlockDiffusion(4), Masking(5)
+    x = np.zeros((2000, 16), np.int32)
+    u = jnp.asarray(np.random.default_rng(0).random(2000), jnp.float32)
+    seen = {}
+
+    def features(z, t, clean, block):
+        seen.update(z=z, t=t)
+        return jnp.zeros((*z.shape, 5))
+
+    objective(
+        Denoiser(features, lambda h: h), process, exact.batch_of(x), u, exact.keys_for(0, 2000)
+    )
+    count = np.asarray(seen["z"] == 5).reshape(2000, 4, 4).sum(axis=2)
+    np.testing.assert_array_equal(np.sort(count, axis=1), np.tile([1, 2, 3, 4], (2000, 1)))
+    share = np.mean(count[:, :, None] == np.arange(1, 5), axis=0)
+    assert np.abs(share - 0.25).max() < 4 * math.sqrt(0.25 * 0.75 / 2000)
+    assert seen["t"].shape == (2000, 4)
+
+
+@pytest.mark.parametrize("low, high, variance", [(0.001, 1.0, 5.9147), (0.45, 0.95, 0.4944)])
+def test_b02_the_variance_of_blocks_of_one(low, high, variance):
+    """At unit cross-entropy, by quadrature over the share of masks; exact draws have none."""
+    share, weight = exact.quadrature(low, high, nodes=200)
+    process, x = Masking(2), np.zeros((200, 1), np.int32)
+    denoiser = Denoiser(lambda z, t, **context: jnp.zeros((*z.shape, 2)), lambda h: h)
+    arguments = denoiser, process, exact.batch_of(x)
+    objective = BlockDiffusion(1, "times", low, high)
+    values = [
+        objective.given_z(*arguments, jnp.full((200, 1), z), jnp.asarray(share)[:, None])
+        for z in (2, 0)
+    ]
+    hidden, seen = (np.asarray(v, np.float64) / math.log(2.0) for v in values)
+    moments = [weight @ (share * hidden**k + (1 - share) * seen**k) / (high - low) for k in (1, 2)]
+    np.testing.assert_allclose(moments[0], 1.0, rtol=1e-5)
+    np.testing.assert_allclose(moments[1] - 1.0, variance, rtol=2e-4)
+    keys = exact.keys_for(0, 200)
+    exactly, _ = BlockDiffusion(1)(*arguments, jnp.asarray(share, jnp.float32), keys)
+    assert np.asarray(exactly).std() < 1e-6
+
+
+def test_the_room_for_the_head_is_hardly_ever_exceeded():
+    for block, draws in itertools.product((1, 4, 16), ("exact", "times")):
+        objective, process = BlockDiffusion(block, draws), Masking(5)
+        x, most = np.zeros((8, 64), np.int32), 0.0
+        for seed in range(100):
+            half = np.random.default_rng(seed).random(4)
+            u = jnp.asarray(np.stack([half, 1 - half], axis=1).ravel(), jnp.float32)
+            spread = objective._spread(u, exact.keys_for(seed, 8), 64 // block)
+            z, _ = objective._masked(process, x, spread, exact.keys_for(seed + 1, 8))
+            most = max(most, float(np.mean(z == 5)))
+        assert most <= objective._room(z) < (1.0 if block > 1 else 1.01)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(block=0), "objective.block must be at least 1, not 0"),
+        (dict(draws="some"), "'exact' or 'times', not 'some'"),
+        (dict(low=0.5, high=0.4, draws="times"), "not 0.5 and 0.4"),
+        (dict(low=0.3, high=0.8), "take draws='times'"),
+    ],
+)
+def test_impossible_options_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        BlockDiffusion(**options)
+
+
+def test_what_is_no_bound_is_not_called_one():
+    assert BlockDiffusion(4).is_bound(Masking(5)) and BlockDiffusion(4, "times").is_bound(
+        Masking(5)
+    )
+    assert not BlockDiffusion(4, "times", 0.3, 0.8).is_bound(Masking(5))
+    with pytest.raises(UserError, match="objective.block=5 must divide .* data.length=12"):
+        BlockDiffusion(5).check_length(12)
+
+
+@pytest.mark.parametrize("scan_blocks", [True, False])
+@pytest.mark.parametrize("time_conditioning", [True, False])
+def test_block_by_block_with_a_memory_is_the_whole_pass(scan_blocks, time_conditioning):
+    """Features of each block after the clean ones before it, to 2e-5, with room for all."""
+    denoiser = network_of(scan_blocks=scan_blocks, time_conditioning=time_conditioning)
+    rng, block = np.random.default_rng(1), 3
+    z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // block)), jnp.float32)
+    whole = denoiser.features(z, t, clean=X, block=block)
+    past = denoiser.memory.empty(4, L)
+    after = jax.jit(denoiser.memory.after)
+    for b in range(L // block):
+        part = slice(b * block, (b + 1) * block)
+        h, _ = after(z[:, part], t[:, b], past)
+        np.testing.assert_allclose(h, whole[:, part], atol=2e-5)
+        _, past = after(X[:, part], jnp.zeros(4), past)
+    assert int(past.count) == L
+
+
+def test_a_memory_forgets_what_is_older_than_its_window():
+    """Of 12 tokens the last 6 are seen: the same features after other tokens before these, in a
+    network of one layer, whose keys follow from their token alone."""
+    denoiser, block = network_of(depth=1), 3
+    after = jax.jit(denoiser.memory.after)
+
+    def last(x, window):
+        past = denoiser.memory.empty(4, window)
+        for b in range(3):
+            _, past = after(x[:, b * block : (b + 1) * block], jnp.zeros(4), past)
+        return after(x[:, -block:], jnp.full(4, 0.5), past)[0]
+
+    other = X.copy()
+    other[:, :3] = (X[:, :3] + 1) % 5
+    np.testing.assert_allclose(last(X, 6), last(other, 6), atol=1e-6)
+    assert np.abs(last(X, 9) - last(other, 9)).max() > 1e-3
+
+
+@pytest.mark.parametrize("block, given", [(1, 5), (4, 4), (4, 8)])
+def test_given_blocks_leave_the_bound_of_the_others(block, given):
+    """As the same sequence without their part, for the same masks of the rest, to 1e-5."""
+    denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(block)
+    batch, keys = exact.batch_of(X), exact.keys_for(3, 4)
+    marks = np.broadcast_to(np.arange(L) < given, X.shape)
+    u, seen = jnp.asarray([0.15, 0.85, 0.4, 0.6]), {}
+
+    def features(z, t, **context):
+        seen.update(z=z, t=t)
+        return denoiser.features(z, t, **context)
+
+    told = batch._replace(given=marks)
+    nats, _ = objective(denoiser._replace(features=features), process, told, u, keys)
+    z, t = np.asarray(seen["z"]), seen["t"]
+    assert (z[:, :given] == X[:, :given]).all() and (z[:, given:] == 5).any()
+    h = denoiser.features(z, t, clean=X, block=block)
+    masked = (z == 5).reshape(4, -1, block)
+    each = -jnp.take_along_axis(jax.nn.log_softmax(denoiser.unembed(h)), X[..., None], 2)[..., 0]
+    sums = np.where(masked, np.asarray(each).reshape(masked.shape), 0.0).sum(axis=2)
+    weight = block / np.maximum(1, masked.sum(axis=2))
+    np.testing.assert_allclose(nats, (weight * sums)[:, given // block :].sum(axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("draws", ["exact", "times"])
+def test_a_shorter_last_block_is_a_block(draws):
+    """10 tokens in blocks of 4: nothing that fills up the last one is seen, masked or weighed."""
+    denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(4, draws)
+    x, keys = X[:, :10], exact.keys_for(3, 4)
+    u = jnp.asarray([0.15, 0.85, 0.4, 0.6])
+    arguments = denoiser, process, exact.batch_of(x)
+    nats, _ = objective(*arguments, u, keys)
+    assert np.isfinite(nats).all() and (np.asarray(nats) > 0).all()
+    z = np.where(np.arange(10) % 3 == 0, 5, x)
+    share = jnp.asarray([[0.5, 0.25, 0.5]] * 4)
+    whole = objective.given_z(*arguments, z, share)
+    before = objective.given_z(denoiser, process, exact.batch_of(x[:, :8]), z[:, :8], share[:, :2])
+    h = denoiser.features(
+        np.pad(z, ((0, 0), (0, 2))), share, clean=np.pad(x, ((0, 0), (0, 2))), block=4,
+        segments=jnp.asarray([[0] * 10 + [1] * 2] * 4),
+    )  # fmt: skip
+    log_mu = jax.nn.log_softmax(denoiser.unembed(h))[:, 9]
+    last = -log_mu[np.arange(4), x[:, 9]] / 0.5
+    np.testing.assert_allclose(whole, before + last, rtol=1e-5)

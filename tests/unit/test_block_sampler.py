@@ -1,0 +1,124 @@
+"""Sampling block by block: the law, the memory, stops, prompts and texts of any length."""
+
+import functools
+
+import exact
+import jax
+import jax.numpy as jnp
+import laws
+import numpy as np
+import pytest
+
+from md4_jax.networks.transformer import Transformer
+from md4_jax.processes.masking import Masking
+from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.blocks import Blocks, Stop
+from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.orders import FirstHitting
+
+SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
+
+
+@functools.cache
+def denoiser(*, timed=True):
+    network = Transformer(**SIZES, time_conditioning=timed).build()
+    params = jax.jit(network.init)(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    noise = lambda x: x + 0.5 * rng.normal(size=x.shape).astype(x.dtype)  # noqa: E731
+    return network.bind(jax.tree.map(noise, params))
+
+
+def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, **options):
+    tokens = np.zeros((rows, length), np.int32)
+    marks = np.zeros((rows, length), bool)
+    if given is not None:
+        tokens[:, : len(given)], marks[:, : len(given)] = given, True
+    options = dict(block=3, window=12) | options
+    network = denoiser(timed=timed)
+    blocks = Blocks(**options)
+    call = jax.jit(
+        lambda keys: blocks(
+            network, Masking(5), step or Ancestral(), grid=uniform(4), keys=keys,
+            fixed=(jnp.asarray(tokens), jnp.asarray(marks)), trace=trace,
+        )
+    )  # fmt: skip
+    return call(exact.keys_for(0, rows))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("window", [12, 6])
+def test_with_and_without_the_memory_the_samples_are_the_same_bits(rows, window):
+    """Eight times the window too, so that it slides."""
+    options = dict(rows=rows, length=48, window=window)
+    kept, again = drawn(**options)[0], drawn(**options, cached=False)[0]
+    for a, b in zip(kept, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(np.unique(np.asarray(kept.z))) > 2
+
+
+@pytest.mark.parametrize("step", [Ancestral(), FirstHitting(), Confidence()])
+def test_every_mask_is_drawn_and_what_is_given_stays(step):
+    chain, _ = drawn(step=step, given=[1, 2, 3, 4])
+    assert (np.asarray(chain.z) < 5).all() and (np.asarray(chain.z)[:, :4] == [1, 2, 3, 4]).all()
+    assert (np.asarray(chain.sure)[:, :4] == 1.0).all()
+    assert (np.asarray(chain.evaluations) <= 4 * 3 + 3).all()
+
+
+def test_a_sample_does_not_depend_on_its_neighbours():
+    one, eight = (np.asarray(drawn(rows=rows)[0].z) for rows in (1, 8))
+    np.testing.assert_array_equal(one[0], eight[0])
+
+
+def test_the_last_token_has_the_law_of_the_network_after_the_first_two():
+    """Blocks of one after a given pair: chi-squared of the third token, n = 20,000, p > 1e-4."""
+    n = 20_000
+    chain, _ = drawn(rows=n, length=3, given=[1, 2], block=1, window=3, timed=False)
+    network = denoiser(timed=False)
+    h = network.features(
+        np.array([[1, 2, 5]]), jnp.asarray([[0.5, 0.5, 1.0]]), clean=np.array([[1, 2, 0]]), block=1
+    )
+    p = np.asarray(jax.nn.softmax(network.unembed(h)[0, 2]), np.float64)
+    assert laws.accepted(np.bincount(np.asarray(chain.z)[:, 2], minlength=5), p)
+
+
+def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
+    free, _ = drawn(length=24)
+    stopped, _ = drawn(length=24, stop=Stop(2))
+    free, stopped = np.asarray(free.z), np.asarray(stopped.z)
+    hit = (free.reshape(8, 8, 3) == 2).any(axis=2)
+    for row in range(8):
+        end = 3 * (1 + int(np.argmax(hit[row]))) if hit[row].any() else 24
+        np.testing.assert_array_equal(stopped[row, :end], free[row, :end])
+        assert (stopped[row, end:] == 5).all()
+    assert hit.any()
+
+
+def test_a_sequence_ends_once_its_window_repeats_itself():
+    """Of the last 6 tokens fewer than 1.0 nats: the same block as when looked at afterwards."""
+    options = dict(length=48, window=6, timed=False)
+    free, ended = (np.asarray(drawn(**options, stop=Stop(min_entropy=h))[0].z) for h in (0.0, 1.0))
+    stopped = 0
+    for row in range(8):
+        ends = range(6, 49, 3)
+        nats = [exact_entropy(free[row, end - 6 : end]) for end in ends]
+        end = next((e for e, h in zip(ends, nats, strict=True) if h < 1.0), 48)
+        stopped += end < 48
+        np.testing.assert_array_equal(ended[row, :end], free[row, :end])
+        assert (ended[row, end:] == 5).all()
+    assert stopped > 0
+
+
+def exact_entropy(tokens: np.ndarray) -> float:
+    share = np.unique(tokens, return_counts=True)[1] / len(tokens)
+    return float(-np.sum(share * np.log(share)))
+
+
+def test_the_trace_goes_from_masks_to_the_sample_block_after_block():
+    chain, frames = drawn(trace=True)
+    z = np.asarray(frames.z)
+    assert (z[0] == 5).all() and (z[-1] == np.asarray(chain.z)[0]).all()
+    masked = (z == 5).reshape(len(z), 4, 3).any(axis=2)
+    assert (np.diff(masked.sum(axis=1)) <= 0).all()
+    for frame in masked:
+        assert (np.diff(frame.astype(int)) >= 0).all()
