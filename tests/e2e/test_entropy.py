@@ -52,7 +52,11 @@ def experiment(family: str):
         f"{PACKAGE_ROOT / 'configs' / 'families.py'}:{family}", {"mesh.data": "1"}
     )
     config["data"]["length"] = LENGTH
-    config["network"].update(size=32, depth=2, heads=2, hidden=64, local_width=3)
+    config["network"].update(size=32, depth=2, heads=2, hidden=64)
+    if family == "block":
+        config["objective"]["block"] = 4
+    else:
+        config["network"]["local_width"] = 3
     config["train"].update(num_steps=STEPS, batch_size=BATCH, ema=0.98)
     config["optim"].update(warmup_steps=20, learning_rate=0.02, adam_learning_rate=0.01)
     if "timesteps" in config["process"]:
