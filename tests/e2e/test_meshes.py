@@ -41,7 +41,7 @@ def meshes(start, tiny, scratch):
     for name, mesh in RUNS.items():
         words += ["--config", tiny, "--workdir", workdirs[name], *flags(*WIDE, *OFTEN, *mesh), "--"]
     process = start(*words, **EIGHT)
-    _, err = process.communicate(timeout=500)
+    _, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     return workdirs
 

@@ -39,7 +39,7 @@ def together(start):
             words = words if processes > 1 else []
             words = ["-m", "md4_jax.main", *arguments, *words]
             started.append(start(*words, XLA_FLAGS=flags))
-        return [(*p.communicate(timeout=400), p.returncode) for p in started]
+        return [(*p.communicate(timeout=900), p.returncode) for p in started]
 
     return together
 
