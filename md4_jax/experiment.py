@@ -61,7 +61,7 @@ def sample_window(built: Experiment) -> int:
 
 def sample_block(built: Experiment) -> int:
     """Tokens of a text that are sampled together, 0 for all."""
-    return built.sample.block or getattr(built.objective, "block", 0)
+    return getattr(built.loop, "block", 0)
 
 
 def eval_batch_size(built: Experiment) -> int:

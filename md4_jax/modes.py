@@ -34,7 +34,7 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     # Refuse what will not do before anything is written.
     abstract_state(exp)
     runs.judge_of(exp)
-    begin = runs.beginning(exp, _say)
+    begin = runs.beginning(exp, workdir, _say)
     if jax.process_index() == 0:
         _open_workdir(exp, asked, workdir)
     for warning in source.warnings:

@@ -16,12 +16,7 @@ from md4_jax.train import abstract_state
 
 def averaged(exp: Experiment, workdir: Place) -> tuple[int, Params]:
     """(step, moving average) of the newest checkpoint; UserError if there is none."""
-    directory = workdir / "checkpoints"
-    found = None
-    if directory.exists():
-        checkpoints = Checkpoints(directory, exp.checkpoint, read_only=True)
-        found = checkpoints.restore_ema(abstract_state(exp).ema)
-        checkpoints.close()
+    found = _read(exp, workdir, lambda kept: kept.restore_ema(abstract_state(exp).ema))
     if found is None:
         raise UserError(f"{workdir} holds no checkpoint yet: train it first")
     return found
@@ -39,14 +34,17 @@ def judge_of(exp: Experiment) -> Experiment | None:
     return _other(exp, "sample.judge", asked, hint="; 'self' is the run that samples")
 
 
-def beginning(exp: Experiment, say: Callable[[str], None]) -> Callable[[Params], Params] | None:
+def beginning(
+    exp: Experiment, workdir: Place, say: Callable[[str], None]
+) -> Callable[[Params], Params] | None:
     """What puts the parameters of train.initial in place of fresh ones; None where it is empty.
 
-    The network must have the same parameters; those of a process are taken where it has them too.
+    None too where the run in workdir has a checkpoint: it needs the other run no more. The
+    network must have the same parameters; those of a process are taken where it has them too.
     UserError now for another run that does not fit.
     """
     asked = exp.train.initial
-    if not asked:
+    if not asked or _read(exp, workdir, Checkpoints.steps):
         return None
     other = _other(exp, "train.initial", asked)
     own, its = (_shapes(abstract_state(e).ema["network"]) for e in (exp, other))
@@ -63,6 +61,17 @@ def beginning(exp: Experiment, say: Callable[[str], None]) -> Callable[[Params],
         return params | {"process": jax.tree.unflatten(structure, leaves)}
 
     return begin
+
+
+def _read(exp: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:
+    """What the checkpoints of a run answer; None where there are none."""
+    directory = workdir / "checkpoints"
+    if not directory.exists():
+        return None
+    checkpoints = Checkpoints(directory, exp.checkpoint, read_only=True)
+    answer = ask(checkpoints)
+    checkpoints.close()
+    return answer
 
 
 def _other(exp: Experiment, key: str, asked: str, hint: str = "") -> Experiment:

@@ -28,7 +28,8 @@ class BlockDiffusion:
 
     draws 'exact' masks k ~ U{1..block} tokens of a block, with the weight block / k, as
     `any_order` does: the same mean, no noise of the mask count, and at block = 1 nothing
-    but masks, and of a time-free network no variance (B02). 'times' draws t and each mask by itself.
+    but masks, and of a time-free network no variance (B02). 'times' draws t and each mask
+    by itself.
 
     low, high  the share of masks is U[low, high] and the weight 1 / share (clipped schedules):
                with draws='times' alone, and a training-only loss unless they are 0 and 1

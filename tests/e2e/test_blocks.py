@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -83,15 +84,16 @@ def test_what_repeats_itself_ends(run, at):
 
 def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused, arrays):
     """Its averaged parameters are the first: a step of rate 0 leaves them, and training resumes."""
-    workdir = tmp_path / "run"
+    workdir, initial = tmp_path / "run", tmp_path / "masked"
+    shutil.copytree(trained, initial)
     words = [
-        *("--config", tiny, "--workdir", workdir, *BLOCK, f"--config.train.initial={trained}"),
+        *("--config", tiny, "--workdir", workdir, *BLOCK, f"--config.train.initial={initial}"),
         *("--config.optim.learning_rate=0", "--config.eval.every=0"),
         *("--config.train.num_steps=1", "--config.optim.warmup_steps=0"),
     ]
     ended = run(*words)
     assert ended.code == 0, ended
-    assert f"begins with the averaged parameters of step 30 of {trained}" in ended.out
+    assert f"begins with the averaged parameters of step 30 of {initial}" in ended.out
     before, after = arrays(trained), arrays(workdir)
     names = [name for name in before if name.startswith("ema/network")]
     assert len(names) > 20
@@ -99,6 +101,7 @@ def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused
         np.testing.assert_array_equal(before[name], after[name])
         params = name.replace("ema/", "params/", 1)
         np.testing.assert_array_equal(before[name], after[params])
+    shutil.rmtree(initial)  # no longer needed
     resumed = run(*words)
     assert resumed.code == 0 and "begins with" not in resumed.out
     wrong = ("--config", tiny, "--workdir", tmp_path / "other", f"--config.train.initial={trained}")

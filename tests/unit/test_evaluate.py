@@ -80,12 +80,14 @@ def test_a_sample_depends_on_the_seed_and_its_number_alone():
         asked = SampleOptions(**options)
         return draw_samples(SAMPLER, PARAMS, Ancestral(), asked, [BLANK], mesh=MESH, window=2)
 
-    whole, _, evaluations, seconds, frames = drawn(num=7, batch_size=7)
-    assert whole.shape == (7, 2) and (whole < 3).all() and seconds > 0 and frames is None
-    assert ((evaluations >= 1) & (evaluations <= 2)).all()
-    np.testing.assert_array_equal(drawn(num=7, batch_size=3)[0], whole)
-    np.testing.assert_array_equal(drawn(num=2, batch_size=7)[0], whole[:2])
-    assert (drawn(num=7, batch_size=7, seed=1)[0] != whole).any()
+    samples = drawn(num=7, batch_size=7)
+    whole = samples.tokens
+    assert whole.shape == (7, 2) and (whole < 3).all()
+    assert samples.seconds > 0 and samples.frames is None and (samples.lengths == 2).all()
+    assert ((samples.evaluations >= 1) & (samples.evaluations <= 2)).all()
+    np.testing.assert_array_equal(drawn(num=7, batch_size=3).tokens, whole)
+    np.testing.assert_array_equal(drawn(num=2, batch_size=7).tokens, whole[:2])
+    assert (drawn(num=7, batch_size=7, seed=1).tokens != whole).any()
 
 
 @pytest.mark.parametrize(
