@@ -128,4 +128,11 @@ def _eval_objective(config: Mapping[str, Any], objective: Objective, process: An
 def evaluator(built: Experiment) -> Evaluator:
     """What estimates the bound of the `eval` section."""
     step = make_eval_step(built.network, built.eval_objective, built.eval.draws, built.eval.seed)
-    return Evaluator(step, built.mesh, built.eval.draws, characters=built.tokenizer.is_character)
+    is_exact = getattr(built.eval_objective, "is_exact", lambda network: False)
+    return Evaluator(
+        step,
+        built.mesh,
+        built.eval.draws,
+        characters=built.tokenizer.is_character,
+        exact=is_exact(built.network),
+    )

@@ -58,17 +58,20 @@ class Evaluator:
         draws: int,
         *,
         characters: bool,
+        exact: bool = False,
     ):
         self._step = jit(eval_step, mesh)
         self._mesh = mesh
         self._draws = draws
         self._characters = characters
+        self._exact = exact
 
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
         """{'sequences', 'draws', 'nats_per_token', ... each with '_se'} over the batches.
 
         'diffusion_bits_per_token' and, where the bound has them, those of its other
-        PARTS say what the total consists of.
+        PARTS say what the total consists of; 'exact' whether it is the likelihood itself and
+        no bound of it.
         limit > 0 stops after that many sequences, rounded up to whole batches.
         """
         totals, seen = collections.defaultdict(Likelihood), 0
@@ -89,4 +92,5 @@ class Evaluator:
         bits = {name: part["bits_per_token"] for name, part in parts.items()}
         bits = {"diffusion": result["bits_per_token"] - sum(bits.values()), **bits}
         named = {f"{name}_bits_per_token": value for name, value in bits.items()}
-        return {"sequences": result.pop("sequences"), "draws": self._draws, **result, **named}
+        facts = {"sequences": result.pop("sequences"), "draws": self._draws, "exact": self._exact}
+        return {**facts, **result, **named}

@@ -167,7 +167,8 @@ class Objective(Protocol):
     """A bound or a loss of one sequence.
 
     `is_bound(process)` is False for a training-only loss, which is then never
-    reported as a likelihood. What a bound has besides the integral or sum over noise
+    reported as a likelihood. Where `is_exact(network)` is there and True, the bound is the
+    likelihood itself. What a bound has besides the integral or sum over noise
     levels is among the diagnostics too, by its name in PARTS. u [B] are stratified
     uniforms in [0, 1) over the global batch; the objective makes its own time, step
     or mask count of them. keys [B] holds one random key a sequence, so that neither

@@ -45,14 +45,15 @@ def start(built: Any, state: Any, workdir: Place, step: int) -> str:
 
 
 def line(result: dict[str, Any]) -> str:
-    """'2.345 +- 0.012 bits/token, ...' for a person."""
+    """'<= 2.345 +- 0.012 bits/token, ...' for a person; no sign before what is exact."""
     unit = "character" if "bits_per_character" in result else "token"
     value, error = result[f"bits_per_{unit}"], result[f"bits_per_{unit}_se"]
     parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
+    sign = "" if result["exact"] else "<= "
     other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
     return (
-        f"<= {value:.4f} +- {error:.4f} bits/{unit}{f' (of it {other})' if other else ''}, "
-        f"perplexity <= {result['perplexity']:.2f} +- {result['perplexity_se']:.2f} "
+        f"{sign}{value:.4f} +- {error:.4f} bits/{unit}{f' (of it {other})' if other else ''}, "
+        f"perplexity {sign}{result['perplexity']:.2f} +- {result['perplexity_se']:.2f} "
         f"({result['sequences']} sequences, {result['draws']} draws each)"
     )
 
@@ -76,7 +77,8 @@ def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
 def ladder(levels: list[float], result: dict[str, Any]) -> str:
     """n-gram models of the same text beside the model, best last, to judge it by."""
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
-    rows.append((result["bits_per_token"], "this model (bound)"))
+    kind = "exact" if result["exact"] else "bound"
+    rows.append((result["bits_per_token"], f"this model ({kind})"))
     body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
     return f"bits per token on the same text:\n{body}"
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Autoregressive:
     takes_given: ClassVar[bool] = True
 
     def is_bound(self, process: Masking) -> bool:
+        return True
+
+    def is_exact(self, network: Network) -> bool:
         return True
 
     def __call__(
@@ -75,6 +78,9 @@ class AlongOrder:
 
     def is_bound(self, process: Masking) -> bool:
         return True
+
+    def is_exact(self, network: Network) -> bool:
+        return self.order != "random"
 
     def __call__(
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array

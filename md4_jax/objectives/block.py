@@ -11,7 +11,7 @@ from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_share
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +70,9 @@ class BlockDiffusion:
 
     def is_bound(self, process: Masking) -> bool:
         return not self.is_clipped
+
+    def is_exact(self, network: Network) -> bool:
+        return self.block == 1 and network.time_free and not self.is_clipped
 
     def check_length(self, length: int) -> None:
         """UserError for sequences that are not whole blocks."""

@@ -50,7 +50,11 @@ def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
     one = [
         evaluate(run, at, "objective.name=block", "objective.block=1", f"seed={s}") for s in (0, 1)
     ]
+    assert one[0]["exact"] and not evaluate(run, at)["exact"]
     assert one[0]["nats_per_token"] == pytest.approx(one[1]["nats_per_token"], rel=1e-6)
+    flags = ("--config.eval.objective.name=block", "--config.eval.objective.block=1")
+    line = next(x for x in run(*at, "--mode", "eval", *flags).out.splitlines() if "perplexity" in x)
+    assert "<=" not in line
     whole = evaluate(run, at, "objective.name=block", "objective.block=16", "draws=4")
     assert whole["tokens"] == one[0]["tokens"]
     assert abs(whole["nats_per_token"] - one[0]["nats_per_token"]) < 0.5
