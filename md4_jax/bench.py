@@ -16,7 +16,7 @@ from md4_jax import corpus
 from md4_jax.compiling import jit
 from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length
 from md4_jax.hlo import traffic
-from md4_jax.protocols import Batch
+from md4_jax.protocols import Batch, Objective
 from md4_jax.sample import make_sampler
 from md4_jax.samplers.loop import blank
 from md4_jax.sections import BENCH_PARTS
@@ -156,8 +156,13 @@ def _batch(exp: Experiment, size: int) -> Batch:
     return to_global(Batch(tokens, np.ones(size, np.float32), {}), exp.mesh)
 
 
-def forward_flops(exp: Experiment, params: Any) -> float:
-    """Of one token through the network once: 2 N + 4 L D for each block."""
+def forward_flops(exp: Experiment, params: Any, objective: Objective | None = None) -> float:
+    """Of one token through the network once: 2 N + 4 L D for each layer.
+
+    With the objective of block diffusion, of one token of z and the same token of x: layers but
+    the last are passed by both, the last makes only keys and values of x, and each of the two sees
+    (L + block) / 2 tokens.
+    """
     named = [
         ([key.key for key in path], leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -165,8 +170,15 @@ def forward_flops(exp: Experiment, params: Any) -> float:
     matrices = sum(
         leaf.size for path, leaf in named if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
     )
-    options = exp.config["network"]
-    return 2.0 * matrices + 4.0 * exp.data.length * options["size"] * options["depth"]
+    options, length = exp.config["network"], exp.data.length
+    size, depth = options["size"], options["depth"]
+    block = getattr(objective, "block", 0)
+    if not block:
+        return 2.0 * matrices + 4.0 * length * size * depth
+    head = size * params["head"]["kernel"].shape[-1]
+    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
+    seen = (2 * depth - 1) * (length + block) / 2
+    return 2.0 * (matrices + clean) + 4.0 * seen * size
 
 
 def _train(exp: Experiment, source: Any) -> Part:
@@ -178,7 +190,7 @@ def _train(exp: Experiment, source: Any) -> Part:
         compiled, facts = _compiled(jit(step, exp.mesh, donate_argnums=0), state, batch)
     held = [state]
     tokens = batch.tokens.size
-    model = 3.0 * tokens * forward_flops(exp, state.params["network"])
+    model = 3.0 * tokens * forward_flops(exp, state.params["network"], exp.objective)
 
     def call():
         held[0], metrics = compiled(held[0], batch)
@@ -195,7 +207,7 @@ def _eval(exp: Experiment, source: Any) -> Part:
     with jax.set_mesh(exp.mesh):
         compiled, facts = _compiled(jit(step, exp.mesh), params, batch, jnp.int32(0))
     tokens = batch.tokens.size * exp.eval.draws
-    model = tokens * forward_flops(exp, params["network"])
+    model = tokens * forward_flops(exp, params["network"], exp.eval_objective)
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
 
 

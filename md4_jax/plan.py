@@ -114,14 +114,16 @@ def plan(exp: Experiment) -> dict[str, Plan]:
 def _train(exp: Experiment, shapes: Any) -> Plan:
     step = make_train_step(exp.network, exp.objective, exp.optimizer, exp.train)
     batch = _batch(exp, exp.train.batch_size, exp.data.length)
-    flops = 3.0 * batch.tokens.size * forward_flops(exp, shapes.params["network"])
+    network = shapes.params["network"]
+    flops = 3.0 * batch.tokens.size * forward_flops(exp, network, exp.objective)
     return _compiled(exp, jit(step, exp.mesh, donate_argnums=0), flops, shapes, batch)
 
 
 def _eval(exp: Experiment, shapes: Any) -> Plan:
     step = make_eval_step(exp.network, exp.eval_objective, exp.eval.draws, exp.eval.seed)
     batch = _batch(exp, eval_batch_size(exp), exp.data.length)
-    flops = exp.eval.draws * batch.tokens.size * forward_flops(exp, shapes.params["network"])
+    flops = forward_flops(exp, shapes.ema["network"], exp.eval_objective)
+    flops *= exp.eval.draws * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(exp.mesh, P()))
     return _compiled(exp, jit(step, exp.mesh), flops, shapes.ema, batch, index)
 

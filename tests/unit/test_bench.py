@@ -11,20 +11,20 @@ LENGTH, ROWS, SIZE = 64, 8, 64
 SYMBOLS = 8192
 
 
-def step(objective, **overrides):
+def step(objective, length=LENGTH, symbols=SYMBOLS, **overrides):
     """(products of the compiled step, the formula's FLOPs without the head)."""
     config = sections.load_config(
         "configs/base.py",
         {
             "network.size": str(SIZE), "network.heads": "2", "network.depth": "2",
-            "network.time_conditioning": "False", "data.length": str(LENGTH),
+            "network.time_conditioning": "False", "data.length": str(length),
             "train.batch_size": str(ROWS), "objective.name": objective,
-            "bench.random_tokens": str(SYMBOLS), "bench.parts": "train", **overrides,
+            "bench.random_tokens": str(symbols), "bench.parts": "train", **overrides,
         },
     )  # fmt: skip
-    experiment = build.experiment(config, bench.RandomTokens(SYMBOLS), jax.devices()[:1])
+    experiment = build.experiment(config, bench.RandomTokens(symbols), jax.devices()[:1])
     part = bench.MAKERS["train"](experiment, None)
-    head = 6.0 * ROWS * LENGTH * SIZE * SYMBOLS
+    head = 6.0 * ROWS * length * SIZE * symbols
     return part.flops, part.model - head, head
 
 
@@ -42,3 +42,15 @@ def test_where_every_position_counts_so_does_the_head():
         "autoregressive", **{"network.causal": "True", "sample.name": "left_to_right"}
     )
     assert flops == pytest.approx(trunk + head, rel=0.03)
+
+
+@pytest.mark.parametrize("length, block, most", [(64, 8, 1.0), (256, 64, 1.0), (512, 16, 1.25)])
+def test_block_diffusion_computes_what_its_mask_allows(length, block, most):
+    """Both halves of 2 L once, and of their (2 L)^2 scores no more than the allowed ones, where
+    tiles are blocks, or those and what fills up tiles: a dense mask has 2 to 4 times as many."""
+    words = {"objective.block": str(block), "sample.block": str(block)}
+    flops, trunk, head = step("block", length=length, symbols=127, **words)
+    a_score = 12.0 * ROWS * SIZE * length
+    allowed = 3 * (length + block) / 2  # of a token: of both halves, and in the last layer of one
+    scores = (flops - head - trunk) / a_score + allowed
+    assert 1.0 - 1e-6 <= scores / allowed <= most + 1e-6
