@@ -102,9 +102,11 @@ def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
 
 def test_eval_prints_one_json_object(evaluated):
     units = ("nats_per_token", "bits_per_token", "bits_per_character", "perplexity")
-    expected = {"step", "split", "sequences", "tokens", "draws", "diffusion_bits_per_token"}
-    assert set(evaluated) == expected | set(units) | {f"{unit}_se" for unit in units}
+    expected = {"step", "split", "sequences", "tokens", "draws", "exact"}
+    expected |= {"diffusion_bits_per_token", *units}
+    assert set(evaluated) == expected | {f"{unit}_se" for unit in units}
     assert (evaluated["step"], evaluated["split"], evaluated["draws"]) == (30, "test", 1)
+    assert evaluated["exact"] is False
     nats = evaluated["nats_per_token"]
     assert evaluated["bits_per_token"] == evaluated["bits_per_character"]
     assert evaluated["bits_per_token"] == pytest.approx(nats / math.log(2), rel=1e-12)
