@@ -40,7 +40,7 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     for warning in source.warnings:
         _say(f"warning: {warning}")
     for split, size in sizes.items():
-        _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} sequences")
+        _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
     step, signalled = train(exp, source, workdir, begin)
     if signalled is not None:
         name = signal.Signals(signalled).name
