@@ -13,6 +13,8 @@ from md4_jax import sections
 from md4_jax.data import text8
 from md4_jax.data.tokenizers import Bytes
 
+pytestmark = pytest.mark.slow
+
 # Assignments of the command line -> what the message must hold.
 CONFIG = [
     # Unknown names: the nearest is suggested, the known ones are listed.

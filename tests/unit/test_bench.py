@@ -7,6 +7,8 @@ import pytest
 
 from md4_jax import bench, build, sections
 
+pytestmark = pytest.mark.slow
+
 LENGTH, ROWS, SIZE = 64, 8, 64
 SYMBOLS = 8192
 

@@ -44,6 +44,7 @@ def test_b03_what_the_halves_see(length, block, ones):
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
 @pytest.mark.parametrize("length, block", [(24, 1), (24, 4), (24, 24), (40, 5)])
+@pytest.mark.slow
 def test_the_halves_are_the_dense_formula(length, block, segmented):
     """Outputs and gradients of both halves to 1e-5."""
     rng = np.random.default_rng(0)
@@ -81,6 +82,7 @@ def test_little_is_computed_beside_what_is_allowed():
 
 @pytest.mark.parametrize("scan_blocks", [True, False])
 @pytest.mark.parametrize("depth, least, most", [(1, 0.85, 1.05), (4, 1.35, 1.55)])
+@pytest.mark.slow
 def test_a_pass_costs_less_than_two(scan_blocks, depth, least, most):
     """Matrix products of gradients by the compiler's count, beside those of one bidirectional pass:
     the last layer computes no more of x than keys and values, and no layer the empty scores, which
@@ -101,6 +103,7 @@ def test_a_pass_costs_less_than_two(scan_blocks, depth, least, most):
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize("time_conditioning", [True, False])
+@pytest.mark.slow
 def test_scanned_layers_are_the_others(remat, time_conditioning):
     """Features and gradients of block diffusion, with what is computed again or kept, to 1e-4."""
     options = dict(time_conditioning=time_conditioning, remat=remat)
@@ -195,6 +198,7 @@ def network_of(**options):
 
 
 @pytest.mark.parametrize("options", [{}, dict(time_conditioning=False, qk_norm=True)])
+@pytest.mark.slow
 def test_a_block_as_long_as_the_sequence_is_masked_diffusion(options):
     """The same parameters, masks and times: MD4's integrand and the any-order term, to 1e-6."""
     denoiser, process, batch = network_of(**options), Masking(5), exact.batch_of(X)
@@ -206,6 +210,7 @@ def test_a_block_as_long_as_the_sequence_is_masked_diffusion(options):
         np.testing.assert_allclose(block, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_of_one_are_the_likelihood_from_left_to_right():
     """No draw changes it, and it is the sum of one call a token, to 1e-6."""
     denoiser, process, batch = network_of(time_conditioning=False), Masking(5), exact.batch_of(X)
@@ -224,6 +229,7 @@ def test_blocks_of_one_are_the_likelihood_from_left_to_right():
 
 
 @pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.slow
 def test_one_pass_is_one_pass_for_each_block(block):
     """Features of every block from the tokens up to its end alone, each at its own time."""
     denoiser = network_of()
@@ -240,6 +246,7 @@ def test_one_pass_is_one_pass_for_each_block(block):
         np.testing.assert_allclose(part[:, -block:], whole[:, end - block : end], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_noise_is_tied_to_no_position_and_is_even_within_a_sequence():
     """The k of 4 blocks of 4: all of 1..4 once in each sequence, in every order, uniform each."""
     objective, process = BlockDiffusion(4), Masking(5)
@@ -282,6 +289,7 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
     assert np.asarray(exactly).std() < 1e-6
 
 
+@pytest.mark.slow
 def test_the_room_for_the_head_is_hardly_ever_exceeded():
     for block, draws in itertools.product((1, 4, 16), ("exact", "times")):
         objective, process = BlockDiffusion(block, draws), Masking(5)
@@ -355,6 +363,7 @@ def test_a_memory_forgets_what_is_older_than_its_window():
 
 
 @pytest.mark.parametrize("block, given", [(1, 5), (4, 4), (4, 8)])
+@pytest.mark.slow
 def test_given_blocks_leave_the_bound_of_the_others(block, given):
     """As the same sequence without their part, for the same masks of the rest, to 1e-5."""
     denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(block)
@@ -379,6 +388,7 @@ def test_given_blocks_leave_the_bound_of_the_others(block, given):
 
 
 @pytest.mark.parametrize("draws", ["exact", "times"])
+@pytest.mark.slow
 def test_a_shorter_last_block_is_a_block(draws):
     """10 tokens in blocks of 4: nothing that fills up the last one is seen, masked or weighed."""
     denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(4, draws)

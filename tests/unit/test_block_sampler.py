@@ -17,6 +17,8 @@ from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import FirstHitting
 
+pytestmark = pytest.mark.slow
+
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
 
 

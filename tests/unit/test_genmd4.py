@@ -193,6 +193,7 @@ def test_g07_a_larger_power_is_revealed_earlier():
     np.testing.assert_allclose(chance, [0.29289321881, 0.5, 0.75], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_call_averages_two_draws_and_adds_no_value_by_its_surrogate():
     process, batch = process_of(W), exact.batch_of(np.tile([[1, 2]], (64, 1)))
     u, keys = jnp.arange(64) / 64, exact.keys_for(3, 64)

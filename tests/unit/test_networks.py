@@ -48,6 +48,7 @@ def unrolled(params, depth=2):
     return rest | blocks
 
 
+@pytest.mark.slow
 def test_hidden_features_apart_in_the_caches_are_the_same_function():
     """A width of 1024 is computed as 1040 on CPUs: same parameters, values and gradients."""
     wide = Transformer(**(SIZES | dict(hidden=1024)))
