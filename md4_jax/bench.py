@@ -167,15 +167,18 @@ def forward_flops(exp: Experiment, params: Any, objective: Objective | None = No
         ([key.key for key in path], leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     ]
-    matrices = sum(
-        leaf.size for path, leaf in named if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
-    )
+    kernels = [
+        (path, leaf.size)
+        for path, leaf in named
+        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
+    ]
+    matrices = sum(count for _, count in kernels)
     options, length = exp.config["network"], exp.data.length
     size, depth = options["size"], options["depth"]
     block = getattr(objective, "block", 0)
     if not block:
         return 2.0 * matrices + 4.0 * length * size * depth
-    head = size * params["head"]["kernel"].shape[-1]
+    head = sum(count for path, count in kernels if path[0] == "head")
     clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
     seen = (2 * depth - 1) * (length + block) / 2
     return 2.0 * (matrices + clean) + 4.0 * seen * size
