@@ -13,7 +13,9 @@ import numpy as np
 from md4_jax import build, config, corpus, report, runs
 from md4_jax import plan as plans
 from md4_jax.bench import RandomTokens, bench, table
+from md4_jax.compiling import keep_programs
 from md4_jax.data import ngrams
+from md4_jax.evaluate import Evaluator
 from md4_jax.experiment import Experiment, sample_window, templates
 from md4_jax.paths import Place, check_writable, place
 from md4_jax.protocols import Params, UserError
@@ -41,12 +43,13 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
         _say(f"warning: {warning}")
     for split, size in sizes.items():
         _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
-    step, signalled = train(exp, source, workdir, begin)
+    evaluator = build.evaluator(exp)  # one for the whole run, so that it is compiled once
+    step, signalled = train(exp, source, workdir, evaluator, begin)
     if signalled is not None:
         name = signal.Signals(signalled).name
         _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {command}")
         return 128 + signalled
-    result, levels = _evaluate(exp, source, workdir)
+    result, levels = _evaluate(exp, source, workdir, evaluator)
     _sample(exp, workdir)
     if jax.process_index() == 0:
         report.keep(workdir, result)
@@ -65,7 +68,7 @@ def eval_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Prints the bound of the whole split as the last line, in JSON."""
     del command
     exp, source = _experiment(_same(asked, workdir), workdir)
-    result, _ = _evaluate(exp, source, workdir)
+    result, _ = _evaluate(exp, source, workdir, build.evaluator(exp))
     _say(report.as_json(result))
     return 0
 
@@ -124,6 +127,8 @@ OF_A_RUN = ("eval", "sample")
 
 def run(mode: str, asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Runs a mode and returns the exit code; UserError too where a disk is full."""
+    if mode in ("train", *OF_A_RUN):  # the others time the compiler
+        keep_programs()
     try:
         return MODES[mode](asked, workdir, command)
     except OSError as error:
@@ -161,11 +166,13 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
     return build.experiment(asked, tokenizer), source
 
 
-def _evaluate(exp: Experiment, source, workdir: Place) -> tuple[dict[str, Any], list[float]]:
+def _evaluate(
+    exp: Experiment, source, workdir: Place, evaluator: Evaluator
+) -> tuple[dict[str, Any], list[float]]:
     """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
     step, params = runs.averaged(exp, workdir)
     _say(f"\nevaluating step {step} on the whole {exp.eval.split} split ...")
-    result = build.evaluator(exp)(params, corpus.eval_batches(exp, source, exp.eval.split))
+    result = evaluator(params, corpus.eval_batches(exp, source, exp.eval.split))
     result = {"step": step, "split": exp.eval.split, **result}
     _say(report.line(result))
     told = report.learned(params["process"], exp.tokenizer)

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,12 @@ def place(text: Any, key: str = "--workdir") -> Place:
     if importlib.util.find_spec(STORES[scheme]) is None:
         raise UserError(f"{key}={text} needs a package: pip install {STORES[scheme]}")
     return epath.Path(text)
+
+
+def cache_root() -> pathlib.Path:
+    """The directory of what can be made again: $MD4_JAX_CACHE, or ~/.cache/md4_jax."""
+    named = os.environ.get("MD4_JAX_CACHE")
+    return pathlib.Path(named) if named else pathlib.Path.home() / ".cache" / "md4_jax"
 
 
 def is_remote(path: Any) -> bool:

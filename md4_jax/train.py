@@ -8,9 +8,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from md4_jax import build, corpus, report
+from md4_jax import corpus, report
 from md4_jax.checkpoint import Checkpoints
 from md4_jax.compiling import jit
+from md4_jax.evaluate import Evaluator
 from md4_jax.experiment import Experiment
 from md4_jax.metrics import NullWriter, Progress, Writer
 from md4_jax.paths import Place
@@ -43,10 +44,15 @@ class Stop:
 
 
 def train(
-    exp: Experiment, source, workdir: Place, begin: Callable[[Params], Params] | None = None
+    exp: Experiment,
+    source,
+    workdir: Place,
+    evaluator: Evaluator,
+    begin: Callable[[Params], Params] | None = None,
 ) -> tuple[int, int | None]:
     """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
 
+    evaluator: what estimates the bound on the validation split, every eval.every steps.
     begin: fresh parameters -> those of the first step; not called where there is a checkpoint.
     UserError when too many non-finite steps follow one another or a checkpoint
     cannot be saved; the earlier checkpoints stay as they are.
@@ -64,7 +70,6 @@ def train(
     if host is not None:
         data.set_state(host["data"])
         log.set_state(host["log"])
-    evaluator = build.evaluator(exp)
     step_fn = make_train_step(exp.network, exp.objective, exp.optimizer, exp.train)
     step_fn = jit(step_fn, exp.mesh, donate_argnums=0)
     stop, began = Stop(), time.monotonic()

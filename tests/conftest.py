@@ -7,6 +7,80 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+from md4_jax import compiling
+
+# Tests are hundreds of small programs, so that compiling them is what takes time: all workers,
+# and later runs of the tests, share what was compiled. Processes that tests start inherit it.
+# JAX_ENABLE_COMPILATION_CACHE=false switches it off.
+compiling.keep_programs()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir or ""
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+COUNT = pytest.StashKey[dict[str, int]]()
+# Kinds of tests that are left out unless asked for -> how to ask for them.
+LEFT_OUT = {
+    "slow": "./launch/test.sh --all",
+    "campaign": "./launch/test.sh --all --campaign",
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--campaign", action="store_true", help="also the longest tests")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out the tests of campaigns, which take hours together, unless asked for."""
+    if config.getoption("--campaign"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    items[:] = [item for item in items if not item.get_closest_marker("campaign")]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_deselected(items):
+    """Counts what is left out, by kind; a test of a campaign counts as that alone."""
+    for item in items:
+        kind = next((k for k in reversed(LEFT_OUT) if item.get_closest_marker(k)), None)
+        if kind:
+            count = item.config.stash.setdefault(COUNT, dict.fromkeys(LEFT_OUT, 0))
+            count[kind] += 1
+
+
+def pytest_sessionfinish(session):
+    """Hands the count of a worker to the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(COUNT, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Takes the count of a worker: all workers collect the same."""
+    if node.workeroutput.get("left_out"):
+        node.config.stash[COUNT] = node.workeroutput["left_out"]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Says at the end what was not run, and how to run it."""
+    asked = config.option.keyword or any("::" in word for word in config.args)
+    for kind, number in config.stash.get(COUNT, {}).items():
+        if number and not asked:
+            terminalreporter.write_line(f"not run: {number} tests marked {kind}; {LEFT_OUT[kind]}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_quickly(request):
+    """Leaves out XLA's expensive passes, which change no result beyond rounding.
+
+    Not for the tests marked optimized, which look at the compiled program itself.
+    """
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update(
+        "jax_disable_most_optimizations", not request.node.get_closest_marker("optimized")
+    )
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
 
 @pytest.fixture
 def x64():

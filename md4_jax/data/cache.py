@@ -1,4 +1,4 @@
-"""Where downloads and tokenised corpora are kept, and how a file gets there whole or not at all."""
+"""How a download or a tokenised corpus gets into the cache, whole or not at all."""
 
 import contextlib
 import errno
@@ -8,12 +8,6 @@ import tempfile
 from collections.abc import Iterator
 
 from md4_jax.protocols import UserError
-
-
-def cache_root() -> pathlib.Path:
-    """The cache directory: $MD4_JAX_CACHE, or ~/.cache/md4_jax."""
-    named = os.environ.get("MD4_JAX_CACHE")
-    return pathlib.Path(named) if named else pathlib.Path.home() / ".cache" / "md4_jax"
 
 
 @contextlib.contextmanager

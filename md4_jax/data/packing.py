@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from md4_jax.data.cache import cache_root, new_file
+from md4_jax.data.cache import new_file
 from md4_jax.data.tokenizers import id_dtype
+from md4_jax.paths import cache_root
 from md4_jax.protocols import UserError
 
 FORMAT = 1  # raise it when the same text and tokenizer give another stream

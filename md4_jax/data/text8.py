@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import tqdm
 
-from md4_jax.data.cache import cache_root, new_file
+from md4_jax.data.cache import new_file
 from md4_jax.data.splits import bounds, digest
-from md4_jax.paths import Place, exists, place, version
+from md4_jax.paths import Place, cache_root, exists, place, version
 from md4_jax.protocols import UserError
 
 URL = "http://mattmahoney.net/dc/text8.zip"

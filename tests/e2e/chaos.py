@@ -225,7 +225,6 @@ def environment(directory: Path) -> dict[str, str]:
     return kept | {
         "JAX_PLATFORMS": "cpu",
         "MD4_JAX_CACHE": str(directory / "cache"),
-        "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
@@ -283,7 +282,7 @@ def main() -> int:
         parser.error(f"{directory} is not empty")
     logging.getLogger("absl").setLevel(logging.ERROR)
     campaign = Campaign(directory, flags.seed, flags.patience)
-    pairs = flags.kills // 4
+    pairs = -(-flags.kills // 4)
     campaign.kills("one process", 1, flags.kills - pairs, flags.damage)
     campaign.kills("two processes", 2, pairs, flags.damage)
     campaign.full_disks(flags.disks)

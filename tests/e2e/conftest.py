@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import pytest
 import runs
-from jax.experimental.compilation_cache import compilation_cache
 
 from md4_jax import main
 
@@ -47,26 +45,17 @@ def environment(scratch) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "MD4_JAX_CACHE": str(scratch / "cache"),
-        "JAX_COMPILATION_CACHE_DIR": str(scratch / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     }
 
 
 @pytest.fixture(scope="module", autouse=True)
-def caches(scratch):
+def here(scratch):
     """The same for runs in this process, undone after each file of tests."""
-    keys = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {key: getattr(jax.config, key) for key in keys}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MD4_JAX_CACHE", str(scratch / "cache"))
         patch.chdir(ROOT)
-        jax.config.update("jax_compilation_cache_dir", str(scratch / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        compilation_cache.reset_cache()
         yield
-    for key, value in before.items():
-        jax.config.update(key, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")

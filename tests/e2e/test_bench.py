@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 SMALL = ("--config.bench.windows=2", "--config.bench.seconds=0.01", "--config.sample.batch_size=2")
 

@@ -9,16 +9,20 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_a_short_campaign(tiny, tmp_path):
-    words = ["--directory", tmp_path / "runs", "--kills", 4, "--disks", 1, "--seed", 1]
+@pytest.mark.parametrize(
+    "kills, of_pairs, disks",
+    [(2, 1, 1), pytest.param(56, 14, 4, marks=pytest.mark.campaign)],
+)
+def test_a_campaign(kills, of_pairs, disks, tiny, tmp_path):
+    words = ["--directory", tmp_path / "runs", "--kills", kills, "--disks", disks, "--seed", 1]
     done = subprocess.run(
         [sys.executable, tiny.with_name("chaos.py"), *map(str, words)],
-        capture_output=True, text=True, timeout=1500,
+        capture_output=True, text=True, timeout=150 + 300 * kills,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     count = json.loads((tmp_path / "runs" / "report.json").read_text())
-    for kind, kills in (("one process", 3), ("two processes", 1)):
-        assert sum(n for what, n in count[kind].items() if what.startswith("SIG")) == kills
+    for kind, number in (("one process", kills - of_pairs), ("two processes", of_pairs)):
+        assert sum(n for what, n in count[kind].items() if what.startswith("SIG")) == number
         assert count[kind]["runs equal bit for bit"] == count[kind]["runs ended"] >= 1
     assert "kills" in done.stdout and "WRONG" not in done.stdout
 

@@ -62,8 +62,19 @@ def test_local_passes_arguments_on(launch):
     )
 
 
-def test_tests_pass_arguments_on(launch):
-    assert launch("test.sh", "-m", "not slow")[-1] == "[-m][pytest][-m][not slow]"
+@pytest.mark.parametrize(
+    "arguments, passed_on",
+    [
+        ((), "[-m][not slow]"),
+        (("--all",), ""),
+        (("--all", "--campaign"), "[--campaign]"),
+        (("-k", "a b"), "[-k][a b]"),
+    ],
+)
+def test_tests_are_the_quick_ones_unless_asked_for(arguments, passed_on, launch):
+    """Always on all cores, and with tests that are taken over by who has none left."""
+    workers = "[-m][pytest][-q][-n][auto][--maxprocesses][16][--dist][worksteal]"
+    assert launch("test.sh", *arguments)[-1] == workers + passed_on
 
 
 def test_the_package_is_installed_once_for_the_same_requirements(launch):

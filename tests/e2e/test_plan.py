@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 SIZES = (
     *("network.size=256", "network.heads=4", "network.depth=2", "network.scan_blocks=False"),
@@ -23,6 +23,7 @@ def test_flops_and_bytes_are_those_of_the_compiled_program(mesh, program):
         *("--mode", "plan", "--config", "configs/base.py", "--topology", "cpu:8"),
         *(f"--config.{word}" for word in words),
         XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        JAX_DISABLE_MOST_OPTIMIZATIONS="false",
     )
     assert ended.code == 0, ended
     train = json.loads(ended.out.splitlines()[-1])["train"]

@@ -37,7 +37,8 @@ def test_b03_what_the_halves_see(length, block, ones):
     rng = np.random.default_rng(0)
     query, key = (jnp.asarray(rng.normal(size=(1, 2 * length, 1, 4)), jnp.float32) for _ in "qk")
     one_hot = jnp.eye(2 * length)[None, :, None, :]
-    weights = attend_halves(query, key, one_hot, block=block)[0, :, 0]
+    attend = jax.jit(attend_halves, static_argnames="block")
+    weights = attend(query, key, one_hot, block=block)[0, :, 0]
     np.testing.assert_array_equal(weights > 0, dense_mask(length, block))
     assert int((weights > 0).sum()) == ones == length * (length + block)
 
@@ -63,7 +64,8 @@ def test_the_halves_are_the_dense_formula(length, block, segmented):
         return attend_where(*turned, v, mask)
 
     def both(fn):
-        return jax.value_and_grad(lambda *a: jnp.sum(fn(*a) * weight), argnums=(0, 1, 2))(q, k, v)
+        loss = jax.value_and_grad(lambda *a: jnp.sum(fn(*a) * weight), argnums=(0, 1, 2))
+        return jax.jit(loss)(q, k, v)
 
     found = both(lambda q, k, v: attend_halves(q, k, v, block=block, segments=segments))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), found, both(dense))
@@ -192,9 +194,10 @@ def network_of(**options):
     network = Transformer(**(SIZES | options)).build()
     params = jax.jit(network.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
-    return network.bind(
+    denoiser = network.bind(
         jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)
     )
+    return denoiser._replace(features=jax.jit(denoiser.features, static_argnames="block"))
 
 
 @pytest.mark.parametrize("options", [{}, dict(time_conditioning=False, qk_norm=True)])
