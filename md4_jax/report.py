@@ -83,7 +83,7 @@ def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
 def ladder(levels: list[float], result: dict[str, Any]) -> str:
     """n-gram models of the same text beside the model, best last, to judge it by."""
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
-    kind = "exact" if result["exact"] else "bound"
+    kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"
     rows.append((result["bits_per_token"], f"this model ({kind})"))
     body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
     return f"bits per token on the same text:\n{body}"

@@ -65,6 +65,13 @@ def test_bytes_and_words_are_those_of_the_rows_that_count():
         assert f"<= {result[name]:{form}} +- {result[name + '_se']:{form}}{unit}" in said
 
 
+def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
+    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1])])
+    error = f"+- {result['bits_per_token_se']:.4f}"
+    assert f"this model (bound, {error})" in report.ladder([5.0, 0.5], result)
+    assert "this model (exact)" in report.ladder([5.0], result | {"exact": True})
+
+
 def test_a_limit_is_rounded_up_to_whole_batches():
     batches = [batch([1, 1], [1, 1])] * 5
     for limit, sequences in ((1, 2), (2, 2), (3, 4), (0, 10), (99, 10)):
