@@ -39,7 +39,8 @@ def get_config() -> ConfigDict:
                 # uniform_elbo | cross_entropy, with process uniform |
                 # concrete_score(form, time), with process uniform |
                 # ctmc(passes, first_time), with process rates |
-                # d3pm(timesteps, cross_entropy), with process masking, uniform or transition
+                # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform or
+                # transition
                 name="md4",
             ),
             network=dict(

@@ -7,7 +7,7 @@ PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="jo
 GEOMETRIC = dict(name="geometric", minimum=1e-4, maximum=20.0)
 MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
 MASKS, FREE = dict(name="masking", schedule=dict(name="linear")), dict(time_conditioning=False)
-GRID, FORMS = dict(grid="uniform"), dict(concrete_score=dict(form="denoising"))  # learns sooner
+GRID, FORMS = dict(grid="uniform"), dict(concrete_score=dict(form="denoising"))
 # name: (process, objective, reported bound, changes of the network, changes of sample)
 FAMILIES = dict(
     md4=(MASKS, "md4", "any_order", {}, {}),

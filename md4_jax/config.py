@@ -23,6 +23,9 @@ FILE = "config.json"
 # What may differ when a run is continued: it decides where and how often, never what is learned.
 FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
 
+# (section, its name, key, value) that a run may have stored -> what that value is called now.
+RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
+
 
 def load(path: str) -> dict[str, Any]:
     """The dict of get_config() of FILE, or of get_config(ARG) for FILE:ARG.
@@ -147,7 +150,10 @@ def store(workdir: paths.Place, config: Mapping[str, Any]) -> None:
 
 
 def stored(workdir: paths.Place) -> dict[str, Any] | None:
-    """The config of a run directory, None for a new one; UserError if it is not one of ours."""
+    """The config of a run directory, in the names of today; None for a new one.
+
+    UserError if it is not one of ours.
+    """
     file = workdir / FILE
     if not paths.exists(file):
         if (workdir / "checkpoints").exists():
@@ -164,7 +170,16 @@ def stored(workdir: paths.Place) -> dict[str, Any] | None:
         ) from error
     if not isinstance(content, dict) or content.get("package") != "md4_jax":
         raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
-    return content["config"]
+    return _with_names_of_today(content["config"])
+
+
+def _with_names_of_today(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run whose version called the same thing by another name."""
+    for (section, name, key, old), new in RENAMED.items():
+        part = config.get(section)
+        if isinstance(part, dict) and (part.get("name"), part.get(key)) == (name, old):
+            config = {**config, section: {**part, key: new}}
+    return config
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:

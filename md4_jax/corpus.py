@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.data import loader
+from md4_jax.data import loader, text_size
 from md4_jax.data.loader import TrainIterator, train_iterator
 from md4_jax.data.packing import token_stream
 from md4_jax.data.tokenizers import from_json
@@ -79,17 +79,19 @@ def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
         stride=built.eval.stride,
         rows=local_rows(built.mesh, eval_batch_size(built)),
         segments_eot=_segments_eot(built),
+        text_size=text_size.of_one_text(built.tokenizer),
     )
 
 
 def batches_of(built: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
-    """This process's rows of sequences [N, L], in order."""
+    """This process's rows of sequences [N, L], in order, each a text of its own."""
     return loader.eval_batches(
         tokens.ravel(),
         tokens.shape[1],
         batch_size=eval_batch_size(built),
         rows=local_rows(built.mesh, eval_batch_size(built)),
         segments_eot=_segments_eot(built),
+        text_size=text_size.of_many_texts(built.tokenizer),
     )
 
 

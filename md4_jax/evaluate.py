@@ -69,6 +69,8 @@ class Evaluator:
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
         """{'sequences', 'draws', 'nats_per_token', ... each with '_se'} over the batches.
 
+        Per byte and word too, where the batches say what text they are.
+
         'diffusion_bits_per_token' and, where the bound has them, those of its other
         PARTS say what the total consists of; 'exact' whether it is the likelihood itself and
         no bound of it.
@@ -78,12 +80,13 @@ class Evaluator:
         for index, batch in enumerate(batches):
             rows = to_global(batch, self._mesh)
             with jax.set_mesh(self._mesh):
-                nats = self._step(params, rows, jnp.int32(index))
+                nats = self._step(params, rows._replace(text=None), jnp.int32(index))
             weight, lengths = to_host(rows.weight), batch.tokens.shape[1]
+            text = None if rows.text is None else to_host(rows.text)
             if rows.given is not None:
                 lengths = lengths - np.sum(to_host(rows.given), axis=1)
             for name, value in nats.items():
-                totals[name].add(to_host(value), lengths, weight)
+                totals[name].add(to_host(value), lengths, weight, text=text)
             seen += int(np.sum(weight))
             if limit and seen >= limit:
                 break

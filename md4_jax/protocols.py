@@ -32,12 +32,14 @@ class Batch(NamedTuple):
              documents, class labels; handed to the denoiser by name
     given    bool [B, L] or None, tokens that others are predicted from and that have no part in a
              likelihood themselves; only objectives that `takes_given` get any
+    text     int32 [B, 2] or None, the bytes and words of text that the others stand for
     """
 
     tokens: Array
     weight: Array
     context: Mapping[str, Array]
     given: Array | None = None
+    text: Array | None = None
 
 
 @runtime_checkable

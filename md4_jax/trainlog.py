@@ -17,6 +17,8 @@ class TrainLog:
 
     Reading step n - 1 while step n runs keeps the device busy. `state()` is part
     of a checkpoint: a window that a restart interrupts comes out the same.
+    The loss has the standard error of a mean of that many steps, which their drift widens; of
+    one step there is none, and it is not a number.
     """
 
     def __init__(
@@ -37,15 +39,18 @@ class TrainLog:
         self._pending: tuple[int, dict] | None = None
         self._held_out = ""
         self._sums: dict[str, float] = {}
-        self._count = 0
+        self._squares, self._count = 0.0, 0
         self._clock: tuple[float, int] | None = None
 
     def state(self) -> dict:
         """The window so far, as JSON: call `flush` first."""
-        return {"sums": dict(self._sums), "count": self._count}  # saved while the run goes on
+        # A copy: it is saved while the run goes on.
+        return {"sums": dict(self._sums), "squares": self._squares, "count": self._count}
 
     def set_state(self, state: dict) -> None:
+        """Goes on with that window; without the squares, as once saved, it has no error."""
         self._sums, self._count = dict(state["sums"]), state["count"]
+        self._squares = state.get("squares", math.nan if self._count else 0.0)
 
     def add(self, step: int, metrics: dict[str, Array]) -> None:
         """Takes a step's metrics, still on the device, and reads those of the step before."""
@@ -65,10 +70,11 @@ class TrainLog:
         if host["skipped_in_a_row"] == 0:
             for name in sorted(host.keys() - set(COUNTERS)):
                 self._sums[name] = self._sums.get(name, 0.0) + float(host[name])
+            self._squares += float(host["nats"]) ** 2
             self._count += 1
         if step % self._every == 0:
             self._line(step, int(host["skipped"]))
-            self._sums, self._count = {}, 0
+            self._sums, self._squares, self._count = {}, 0.0, 0
 
     def _check_finite(self, step: int, streak: int) -> None:
         if streak == 1:
@@ -84,7 +90,8 @@ class TrainLog:
     def _line(self, step: int, skipped: int) -> None:
         size, length = self._batch_shape
         means = {name: total / max(1, self._count) for name, total in self._sums.items()}
-        loss = bits(means.pop("nats", math.nan)) / length
+        nats = means.pop("nats", math.nan)
+        loss, error = bits(nats) / length, bits(self._error(nats)) / length
         now = time.monotonic()
         rate = (step - self._clock[1]) / max(now - self._clock[0], 1e-9)
         self._clock = (now, step)
@@ -92,6 +99,7 @@ class TrainLog:
         name = "train_bits_per_token" if self._is_bound else "train_loss_bits"
         numbers = {
             name: loss,
+            f"{name}_se": error,
             **means,
             "learning_rate": float(self._learning_rate(step - 1)),
             "skipped": skipped,
@@ -99,15 +107,23 @@ class TrainLog:
         }
         self._writer.write(step, numbers)
         text = (
-            f"{'bound' if self._is_bound else 'training loss'} {loss:.3f} bits/token"
+            f"{'bound' if self._is_bound else 'training loss'} {loss:.3f} +- {error:.3f} bits/token"
             f"{self._held_out}, {rate * size * length:,.0f} tokens/s"
             + (f", {skipped} skipped" if skipped else "")
         )
         self._progress.show(step, text, rate)
 
+    def _error(self, mean: float) -> float:
+        """The standard error of the mean nats of the window's steps."""
+        if self._count < 2:
+            return math.nan
+        spread = self._squares - self._count * mean**2
+        return math.sqrt(max(spread, 0.0) / (self._count - 1) / self._count)
+
     def evaluation(self, step: int, result: dict[str, float], text: str) -> None:
         """Writes a held-out result, every name with 'eval_' before it."""
         self._writer.write(step, {f"eval_{name}": value for name, value in result.items()})
-        self._held_out = f" (held out {result['bits_per_token']:.3f})"
+        value, error = result["bits_per_token"], result["bits_per_token_se"]
+        self._held_out = f" (held out {value:.3f} +- {error:.3f})"
         self._progress.say(f"step {step}  validation: {text}")
         self._clock = (time.monotonic(), step)

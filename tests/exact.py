@@ -40,7 +40,7 @@ PROCESS_CASES = dict(PROCESSES) | {
         vocab_size, timesteps=5, kernel="absorbing"
     ),
     "rates, absorbing": lambda vocab_size: Rates(vocab_size, kernel="absorbing"),
-    "rates, gaussian": lambda vocab_size: Rates(vocab_size, kernel="gaussian"),
+    "rates, gaussian": lambda vocab_size: Rates(vocab_size, kernel="gaussian_symmetric"),
     "rates, mixture": lambda vocab_size: Rates(vocab_size, parametrisation="mixture"),
     "uniform, mixture": lambda vocab_size: Uniform(vocab_size, parametrisation="mixture"),
     "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),

@@ -1,10 +1,14 @@
-"""Byte-level BPE vocabularies from files or from the hub."""
+"""Byte-level BPE vocabularies from files or from the hub, and what their entries spell."""
 
+import json
+import re
 import tempfile
+from collections.abc import Iterator
 
 from md4_jax.paths import Place, is_remote, place
 from md4_jax.protocols import UserError
 
+PIECE_CHARACTERS = 1 << 20
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
@@ -22,6 +26,50 @@ def from_path(path: str):
         return from_path(str(here / "tokenizer.json"))
     expected = ", or ".join(" and ".join(pair) for pair in (*PAIRS, ("tokenizer.json",)))
     raise UserError(f"tokenizer.path: no tokenizer at {here}; it should hold {expected}")
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cuts a long text before a space between two word characters.
+
+    Byte-level vocabularies start a new word there in any case, so the ids are
+    those of the whole text, while memory stays bounded.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        cut = re.compile(r"(?<=\w) (?=\w)").search(text, start + PIECE_CHARACTERS)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def spellings(tokenizer, size: int) -> list[bytes] | None:
+    """The bytes of the entries 0..size-1, none where an id has no entry.
+
+    None instead of a list for a vocabulary whose decoder is not byte-level: what its entries
+    decode to depends on their neighbours.
+    """
+    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
+        return None
+    byte_of = _byte_of_character()
+    entries = [tokenizer.id_to_token(i) or "" for i in range(size)]
+    # As the library does: an entry with any other character stands for itself.
+    return [
+        bytes(byte_of[c] for c in entry) if byte_of.keys() >= set(entry) else entry.encode()
+        for entry in entries
+    ]
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The byte that each character of a byte-level entry writes down.
+
+    Bytes that are printable in Latin-1 are their own characters, the others U+0100 and on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    written = {chr(byte): byte for byte in printable}
+    return written | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
 def _local(path: Place, folder: str) -> Place:

@@ -5,7 +5,7 @@ each process receives the rows that its devices need, and what is in the global 
 does not depend on how many processes there are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import grain
@@ -116,6 +116,7 @@ def eval_batches(
     stride: int = 0,
     rows: np.ndarray | None = None,
     segments_eot: int | None = None,
+    text_size: Callable[[np.ndarray], tuple[int, int]] | None = None,
 ) -> Iterator[Batch]:
     """The whole split in order, each token in exactly one row of weight 1.
 
@@ -126,6 +127,8 @@ def eval_batches(
 
     stride > 0: each sequence begins so many tokens after the one before it, and all but the first
     have the length - stride tokens of both as `given`; without these each token is in one row.
+    text_size: what a batch has as `text`, called for the tokens of each row that are not given,
+    in the order of the text and in every process for all rows.
 
     Raises UserError when the split is empty.
     """
@@ -138,10 +141,16 @@ def eval_batches(
 
     def batch(real: np.ndarray, first: int) -> Batch:
         made = _padded(real, batch_size, mine, segments_eot)
+        has_before = first + np.arange(batch_size) > 0
+        if text_size is not None:
+            sizes = np.zeros((batch_size, 2), np.int32)
+            for index, row in enumerate(real):
+                sizes[index] = text_size(row[before if has_before[index] else 0 :])
+            made = made._replace(text=sizes[mine])
         if not stride:
             return made
-        has_before = (first + np.arange(batch_size) > 0)[mine]
-        return made._replace(given=has_before[:, None] & (np.arange(real.shape[1]) < before))
+        given = has_before[mine][:, None] & (np.arange(real.shape[1]) < before)
+        return made._replace(given=given)
 
     if count:
         full = np.lib.stride_tricks.sliding_window_view(tokens, length)[::step]

@@ -5,21 +5,21 @@ Every tokenizer has
     eot_id        the id that ends a document, or None
     separator     what stands between documents if nothing ends them
     is_character  a token is a character, so bits per token are bits per character
-and `to_json`, from which `from_json` makes it again without any other file.
+and `to_json`, from which `from_json` makes it again without any other file, and `spellings`,
+the bytes that its tokens stand for.
 """
 
 import dataclasses
 import functools
 import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
+from md4_jax.data import bpe_files
 from md4_jax.protocols import UserError
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE_CHARACTERS = 1 << 20
 
 _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
 
@@ -58,6 +58,10 @@ class _Common:
 
     def _run(self, ids: np.ndarray, mask: str) -> str:
         return mask if ids[0] == self.vocab_size else self._join(ids)
+
+    def spellings(self) -> list[bytes] | None:
+        """The UTF-8 bytes of each token; None where tokens have none of their own."""
+        return [self.decode([i]).encode("utf-8", "surrogatepass") for i in range(self.vocab_size)]
 
     def to_json(self) -> str:
         """A text from which `from_json` makes this tokenizer again."""
@@ -190,6 +194,10 @@ class Bytes(_Common):
         raw = text.encode("utf-8", "surrogatepass")
         return np.frombuffer(raw, np.uint8).astype(id_dtype(self.vocab_size))
 
+    def spellings(self) -> list[bytes]:
+        """The byte itself."""
+        return [*(bytes([i]) for i in range(256)), END_OF_TEXT.encode()]
+
     def _join(self, ids: np.ndarray) -> str:
         cuts = np.flatnonzero(ids == self.eot_id)
         runs = np.split(ids, cuts)
@@ -241,16 +249,20 @@ class BytePairs(_Common):
         """Ids [number of tokens]."""
         pieces = [
             np.asarray(self._tokenizer.encode(piece, add_special_tokens=False).ids)
-            for piece in _pieces(text)
+            for piece in bpe_files.pieces(text)
         ]
         return np.concatenate([np.empty(0, int), *pieces]).astype(id_dtype(self.vocab_size))
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """`encode` of each text, on all cores."""
-        if max(map(len, texts), default=0) > PIECE_CHARACTERS:
+        if max(map(len, texts), default=0) > bpe_files.PIECE_CHARACTERS:
             return [self.encode(text) for text in texts]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(one.ids, id_dtype(self.vocab_size)) for one in encoded]
+
+    def spellings(self) -> list[bytes] | None:
+        """The bytes of each entry; None for a vocabulary that is not of bytes."""
+        return bpe_files.spellings(self._tokenizer, self.vocab_size)
 
     def _join(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
@@ -262,27 +274,9 @@ class BytePairs(_Common):
 
     @functools.cached_property
     def _tokenizer(self):
-        from md4_jax.data import bpe_files
-
         if self.definition is not None:
             return bpe_files.from_definition(self.definition)
         return bpe_files.from_path(self.path) if self.path else bpe_files.from_hub(self.hub)
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """Cuts a long text before a space between two word characters.
-
-    Byte-level vocabularies start a new word there in any case, so the ids are
-    those of the whole text, while memory stays bounded.
-    """
-    start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        cut = re.compile(r"(?<=\w) (?=\w)").search(text, start + PIECE_CHARACTERS)
-        if cut is None:
-            break
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]
 
 
 def from_json(text: str):

@@ -14,6 +14,7 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule, UserError
 
 DEFAULT_TIMESTEPS = 1000
+DECODERS = ("reverse_step", "denoiser")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +27,16 @@ class D3PM:
     alpha is pinned to 1 at i = 0, so q(z_0 | z_1, x) is x itself and the last term of the
     first line is the sum's i = 1. One i a sequence, times T; the prior's term is exact. With
     masks it is MD4's bound with T steps (identity D02), whose alpha is pinned to 0 at i = T.
-    p is the process's `reverse_logits`, joint or mixture. Nats per sequence.
+    p is the process's `reverse_logits`, joint or mixture; p(x | z_1) is the `decoder`'s. Nats
+    per sequence.
 
     timesteps      T; None: that of the process `transition`, which a number must agree with,
                    and 1000 for the others
+    decoder        reverse_step: p(x | z_1) is p(z_0 = x | z_1) as at every other step, with
+                   which samples are drawn here and identity D02 holds. denoiser: it is
+                   mu(x | z_1), the network's distribution itself, at masked and unmasked tokens
+                   alike, as in D3PM's code; published bits of D3PM are with it. Both make a
+                   bound, each of another model. They differ in the joint form and for masks
     cross_entropy  D3PM's lambda, beside each step's term as in its code, so not divided by T.
                    Above 0 it is a training-only loss. What it learns is the posterior of x,
                    which on a uniform kernel only the mixture form turns into the right step
@@ -45,8 +52,13 @@ class D3PM:
 
     timesteps: int | None = None
     cross_entropy: float = 0.0
+    decoder: str = "reverse_step"
 
     def __post_init__(self):
+        if self.decoder not in DECODERS:
+            raise UserError(
+                f"objective.decoder must be one of {', '.join(DECODERS)}, not {self.decoder!r}"
+            )
         if self.timesteps is not None and self.timesteps < 1:
             raise UserError(f"objective.timesteps must be at least 1, not {self.timesteps}")
         if self.cross_entropy < 0:
@@ -119,6 +131,9 @@ class D3PM:
         else:
             p, q = _laws(process, outputs, batch.tokens, z, (step - 1) / last, t)
             nats = last * jnp.sum(divergence_nats(p, q), axis=1)
+        if self.decoder == "denoiser":
+            decoding = last * jnp.sum(token_nats(outputs, batch.tokens), axis=1)
+            nats = jnp.where(step == 1, decoding, nats)
         if self.cross_entropy == 0.0:
             return nats
         extra = token_nats(outputs, batch.tokens)

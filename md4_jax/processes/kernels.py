@@ -76,25 +76,57 @@ def absorbing(vocab_size: int) -> Kernel:
 
 
 @functools.lru_cache
-def gaussian(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Symbols on a line move to near ones and end in a discretised Gaussian.
+def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
+    """Symbols on a line move mostly towards the middle and end in a discretised Gaussian.
 
-    After the Gaussian rates of tauLDR (arXiv:2205.14987, appendix):
+    tauLDR's rates for images (arXiv:2205.14987, appendix; GaussianTargetRate in its code),
+    there with rate_width = 6 and stationary_width V = 512 of V = 256 symbols:
 
-        R[x, y] = c exp(-(x - y)^2 / (2 rate_width^2)) sqrt(pi_y / pi_x),   x != y,
-        pi_x prop exp(-(x - centre)^2 / (2 (stationary_width V)^2)),
+        R[x, y] = c exp(-(|x - y| - 1)^2 / rate_width^2)   inward: from the outer of x and y,
+        R[y, x] = R[x, y] pi_x / pi_y                      outward, by detailed balance,
+        pi_x prop exp(-(x + 1 - V / 2)^2 / (2 (stationary_width V)^2)).
 
-    so that pi_x R[x, y] is symmetric, and sqrt(pi) R / sqrt(pi) is a symmetric
-    matrix with real eigenvalues. c makes the smallest rate 1.
+    The outer one of x < y is x where x + y < V, else y. c makes the smallest rate 1.
     """
     symbol = np.arange(vocab_size)
-    away = (symbol - symbol.mean()) / (stationary_width * vocab_size)
-    stationary = np.exp(-0.5 * away**2)
-    stationary /= stationary.sum()
+    stationary = _discretised(symbol + 1 - vocab_size / 2, stationary_width * vocab_size)
+    x, y = symbol[:, None], symbol
+    outer = np.where(x + y < vocab_size, np.minimum(x, y), np.maximum(x, y))
+    inward = np.exp(-(((np.abs(x - y) - 1) / rate_width) ** 2))
     root = np.sqrt(stationary)
+    return _reversible(inward * stationary[outer] / (root[:, None] * root), stationary)
+
+
+@functools.lru_cache
+def gaussian_symmetric(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
+    """Symbols on a line move to near ones, as often inward as outward, and end in a Gaussian.
+
+        R[x, y] = c exp(-(x - y)^2 / (2 rate_width^2)) sqrt(pi_y / pi_x),   x != y,
+        pi_x prop exp(-(x - centre)^2 / (2 (stationary_width V)^2)).
+
+    With the same pi it is not tauLDR's matrix, which is `gaussian_target`. c makes the
+    smallest rate 1.
+    """
+    symbol = np.arange(vocab_size)
+    stationary = _discretised(symbol - symbol.mean(), stationary_width * vocab_size)
     near = np.exp(-0.5 * ((symbol[:, None] - symbol) / rate_width) ** 2)
-    np.fill_diagonal(near, 0.0)
-    symmetric = near - np.diag(near @ root / root)
+    return _reversible(near, stationary)
+
+
+def _discretised(away: np.ndarray, width: float) -> np.ndarray:
+    """A Gaussian's density at those distances from its centre, made a law [S]."""
+    density = np.exp(-0.5 * (away / width) ** 2)
+    return density / density.sum()
+
+
+def _reversible(symmetric: np.ndarray, stationary: np.ndarray) -> Kernel:
+    """R with sqrt(pi_x) R[x, y] / sqrt(pi_y) prop symmetric[x, y] for x != y, its gap 1.
+
+    That matrix with R's diagonal is symmetric and has R's eigenvalues, which are real.
+    """
+    root = np.sqrt(stationary)
+    symmetric = np.where(np.eye(len(root), dtype=bool), 0.0, symmetric)
+    symmetric = symmetric - np.diag(symmetric @ root / root)
     values, vectors = np.linalg.eigh(symmetric)
     # The last is 0, of the vector root; the one before it is the gap.
     rates, vectors = -values[-2::-1], vectors[:, -2::-1]

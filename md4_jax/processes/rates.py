@@ -11,7 +11,12 @@ from md4_jax.processes import kernels
 from md4_jax.protocols import Array, Schedule, UserError
 from md4_jax.schedules import Linear, reaches_one
 
-KERNELS = ("uniform", "absorbing", "gaussian")
+PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
+# Of symbols on a line, each with the stationary_width that it has if none is given.
+ORDERED = {
+    "gaussian_target": (kernels.gaussian_target, 2.0),
+    "gaussian_symmetric": (kernels.gaussian_symmetric, 0.5),
+}
 PARAMETRISATIONS = ("joint", "mixture")
 MOST_SYMBOLS = 2048
 
@@ -31,11 +36,12 @@ class Rates:
     sigma_bar = -log alpha. R is scaled so that its slowest mode decays as exp(-sigma_bar), so
     alpha_t means what it means for masks, and alpha_1 = 0 is the stationary law exactly.
 
-    kernel: uniform, R = 1 1^T / V - I; absorbing, into the mask V; gaussian, between near
-    symbols of ordinal data (`kernels.gaussian`; rate_width in symbols, stationary_width in
-    units of V), an O(V^2) matrix in memory and O(V^3) work a sequence. States: S = V, or V + 1
-    with the mask. parametrisation says what the network's outputs [..., V] at z are, as in
-    `Uniform`, with w = mu for joint and w(x) = mu(x) / q(z_n | x) for mixture (tauLDR):
+    kernel: uniform, R = 1 1^T / V - I; absorbing, into the mask V; gaussian_target, tauLDR's
+    for images, and gaussian_symmetric, both between near symbols of ordinal data (`kernels`;
+    rate_width in symbols, stationary_width in units of V, None for 2 and 0.5), an O(V^2) matrix
+    in memory and O(V^3) work a sequence. States: S = V, or V + 1 with the mask.
+    parametrisation says what the network's outputs [..., V] at z are, as in `Uniform`, with
+    w = mu for joint and w(x) = mu(x) / q(z_n | x) for mixture (tauLDR):
 
         s_y = sum_x w(x) q(y | x) / sum_x w(x) q(z_n | x),   rate of z_n -> y: beta R[y, z_n] s_y.
 
@@ -47,10 +53,11 @@ class Rates:
     kernel: str = "uniform"
     parametrisation: str = "joint"
     rate_width: float = 6.0
-    stationary_width: float = 0.5
+    stationary_width: float | None = None
 
     def __post_init__(self):
-        for name, known in (("kernel", KERNELS), ("parametrisation", PARAMETRISATIONS)):
+        known_kernels = (*PLAIN, *ORDERED)
+        for name, known in (("kernel", known_kernels), ("parametrisation", PARAMETRISATIONS)):
             if getattr(self, name) not in known:
                 raise UserError(
                     f"process.{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}"
@@ -66,15 +73,15 @@ class Rates:
             )
         if not self.rate_width >= 0.5:
             raise UserError(f"process.rate_width must be at least 0.5, not {self.rate_width}")
-        if not self.stationary_width >= 0.2:
+        if self.stationary_width is not None and not self.stationary_width >= 0.2:
             raise UserError(
                 f"process.stationary_width must be at least 0.2, not {self.stationary_width}"
             )
         widths = (self.rate_width, self.stationary_width)
-        if self.kernel != "gaussian" and widths != (Rates.rate_width, Rates.stationary_width):
+        if not self.is_ordered and widths != (Rates.rate_width, Rates.stationary_width):
             raise UserError(
-                "process.rate_width and process.stationary_width need process.kernel='gaussian', "
-                f"not {self.kernel!r}"
+                "process.rate_width and process.stationary_width need process.kernel="
+                f"{' or '.join(map(repr, ORDERED))}, not {self.kernel!r}"
             )
         if self.kernel == "absorbing" and not reaches_one(self.schedule):
             raise UserError(
@@ -87,13 +94,18 @@ class Rates:
         return self
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether symbols lie on a line, so that a difference of two is a distance."""
+        return self.kernel in ORDERED
+
+    @property
     def parts(self) -> kernels.Kernel:
         """R and its spectrum, float64, made once."""
-        if self.kernel == "gaussian":
-            return kernels.gaussian(self.vocab_size, self.rate_width, self.stationary_width)
-        return {"uniform": kernels.uniform, "absorbing": kernels.absorbing}[self.kernel](
-            self.vocab_size
-        )
+        if not self.is_ordered:
+            return PLAIN[self.kernel](self.vocab_size)
+        make, width = ORDERED[self.kernel]
+        width = width if self.stationary_width is None else self.stationary_width
+        return make(self.vocab_size, self.rate_width, width)
 
     @property
     def mask_id(self) -> int | None:

@@ -98,7 +98,7 @@ class TauLeaping:
     first   the first one is taken: a position moves with probability 1 - exp(-h rate)
     reject  it stays unless there was exactly one: h rate exp(-h rate) (tauLDR, categorical data)
     sum     all are taken, as distances between ordered symbols, cut off at the ends (tauLDR,
-            ordinal data): process rates with the gaussian kernel
+            ordinal data): process rates with a gaussian kernel
     """
 
     needs: ClassVar[Needs] = Needs(PROCESSES)
@@ -113,10 +113,11 @@ class TauLeaping:
 
     def check(self, process: Any) -> None:
         """UserError where jumps are to be added and symbols are not ordered."""
-        if self.several == "sum" and getattr(process, "kernel", None) != "gaussian":
+        if self.several == "sum" and not getattr(process, "is_ordered", False):
             raise UserError(
                 "sample.several='sum' adds up distances between symbols and needs "
-                "process.name='rates' with process.kernel='gaussian'; take 'first' or 'reject'"
+                "process.name='rates' with process.kernel='gaussian_target' or "
+                "'gaussian_symmetric'; take 'first' or 'reject'"
             )
 
     def __call__(

@@ -102,7 +102,8 @@ def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
 
 def test_eval_prints_one_json_object(evaluated):
     units = ("nats_per_token", "bits_per_token", "bits_per_character", "perplexity")
-    expected = {"step", "split", "sequences", "tokens", "draws", "exact"}
+    units += ("bits_per_byte", "word_perplexity")
+    expected = {"step", "split", "sequences", "tokens", "draws", "exact", "bytes", "words"}
     expected |= {"diffusion_bits_per_token", *units}
     assert set(evaluated) == expected | {f"{unit}_se" for unit in units}
     assert (evaluated["step"], evaluated["split"], evaluated["draws"]) == (30, "test", 1)
@@ -110,6 +111,9 @@ def test_eval_prints_one_json_object(evaluated):
     nats = evaluated["nats_per_token"]
     assert evaluated["bits_per_token"] == evaluated["bits_per_character"]
     assert evaluated["bits_per_token"] == pytest.approx(nats / math.log(2), rel=1e-12)
+    assert evaluated["bits_per_byte"] == evaluated["bits_per_token"]  # the text is ASCII
+    per_word = nats * evaluated["tokens"] / evaluated["words"]
+    assert evaluated["word_perplexity"] == pytest.approx(math.exp(per_word), rel=1e-9)
     assert evaluated["perplexity"] == pytest.approx(math.exp(nats), rel=1e-12)
     assert 0 < evaluated["nats_per_token_se"] < 0.1 * nats
     assert nats < math.log(65) + 0.5  # no worse than guessing one of 65 characters
@@ -122,6 +126,18 @@ def test_eval_is_the_final_evaluation_of_training(copy, run, tiny, evaluated):
     value = f"{evaluated['bits_per_character']:.4f} +- {evaluated['bits_per_character_se']:.4f}"
     assert f"<= {value} bits/character" in line
     assert f"({evaluated['sequences']} sequences, 1 draws each)" in line
+
+
+@pytest.mark.slow
+def test_no_line_says_a_bound_without_its_error(run, tiny, tmp_path):
+    words = ("train.num_steps=6", "log.every=3", "eval.every=3", "eval.ngram_order=2")
+    settings = (*words, "optim.warmup_steps=1", "network.depth=1", "checkpoint.every=3")
+    ended = run("--config", tiny, "--workdir", tmp_path, *(f"--config.{w}" for w in settings))
+    assert ended.code == 0, ended.err
+    text = (ended.out + ended.err).replace(str(tmp_path), "DIR")
+    said = [line for line in text.splitlines() if re.search("bound|<=", line)]
+    # Two windows, two evaluations, the final one twice, and the model among n-grams.
+    assert len(said) == 7 and all("+-" in line for line in said), said
 
 
 def test_eval_changes_nothing(copy, run, tiny, snapshot):
@@ -291,6 +307,11 @@ def test_gpt2_tokens_of_real_text(run, tiny, tmp_path):
     result = json.loads(lines(ended)[-1])
     assert not any("character" in key for key in result)
     assert result["bits_per_token"] < math.log2(50257) + 1
+    # A GPT-2 token of this text is four to five bytes, and a word a token and a bit.
+    assert 3.5 < result["bytes"] / result["tokens"] < 5.5
+    assert 1.1 < result["tokens"] / result["words"] < 1.6
+    pooled = result["bits_per_token"] * result["tokens"] / result["bytes"]
+    assert result["bits_per_byte"] == pytest.approx(pooled, rel=1e-12)
 
 
 def test_another_sampler_may_be_asked_for_later(run, tiny, trained):

@@ -70,7 +70,10 @@ VALUES = [
     (["name=predictor_corrector", "corrections=0"], ["sample.corrections", "at least 1, not 0"]),
     (["name=predictor_corrector", "size=0"], ["sample.size must be positive, not 0"]),
     (["name=tau_leaping", "several=all"], ["sample.several", "first, reject, sum", "'all'"]),
-    (["name=tau_leaping", "several=sum"], ["sample.several='sum'", "process.kernel='gaussian'"]),
+    (
+        ["name=tau_leaping", "several=sum"],
+        ["sample.several='sum'", "process.kernel='gaussian_target' or"],
+    ),
     (["name=ancestral", "order=random"], ["key in sample 'order'"]),  # another sampler's
 ]
 # Sampler, settings of other sections -> what it would need.

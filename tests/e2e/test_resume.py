@@ -162,4 +162,4 @@ def test_what_a_checkpoint_keeps_of_the_log_is_of_its_step():
     kept = log.state()
     log.add(2, metrics)
     log.flush()
-    assert kept == {"sums": {"nats": 1.0, "grad_norm": 1.0}, "count": 1}
+    assert kept == {"sums": {"nats": 1.0, "grad_norm": 1.0}, "squares": 1.0, "count": 1}

@@ -18,7 +18,7 @@ TABLE = exact.denoiser_of(exact.table_logits(3, 2), time=0.5)
 KERNELS = {
     "uniform": dict(),
     "absorbing": dict(kernel="absorbing"),
-    "gaussian": dict(kernel="gaussian", rate_width=1.0, stationary_width=0.4),
+    "gaussian": dict(kernel="gaussian_symmetric", rate_width=1.0, stationary_width=0.4),
 }
 
 

@@ -65,7 +65,10 @@ def test_the_sum_of_all_jumps(t, h):
 
     Enumerated up to 24 jumps to each symbol; chi-squared, n = 20,000, p > 1e-4.
     """
-    process, mu = Rates(4, kernel="gaussian", rate_width=1.0), np.array([0.1, 0.2, 0.3, 0.4])
+    process, mu = (
+        Rates(4, kernel="gaussian_symmetric", rate_width=1.0),
+        np.array([0.1, 0.2, 0.3, 0.4]),
+    )
     z, when = jnp.ones((laws.N, 1), jnp.int32), jnp.full(1, t)
     rates = process.reverse_rates(jnp.log(jnp.asarray(mu))[None, None], z[:1], when)[0, 0]
     counts = np.arange(25)
@@ -82,7 +85,7 @@ def test_the_sum_of_very_many_jumps_is_at_the_ends():
 
     V = 256: from z = 100 at 255, from z = 155 at 0, as sums that do not wrap around do.
     """
-    process = Rates(256, kernel="gaussian")
+    process = Rates(256, kernel="gaussian_symmetric")
     for z, end in ((100, 255), (155, 0)):
         start, denoiser = jnp.full((64, 1), z), laws.fixed(np.zeros(256))
         after = laws.after_step(TauLeaping("sum"), denoiser, process, start, 0.5, 1.0)

@@ -47,7 +47,7 @@ def cases() -> dict:
         ),
         "masking, right_to_left": (Masking(V), AnyOrder("right_to_left", per_step=2)),
         "masking left at the end": (Masking(V, Geometric(1.0, 9.0)), Remask()),
-        "gaussian, sum": (Rates(V, kernel="gaussian"), TauLeaping("sum")),
+        "gaussian, sum": (Rates(V, kernel="gaussian_symmetric"), TauLeaping("sum")),
         "uniform left at the end": (
             Uniform(V, Geometric(0.5, 9.0), "mixture"),
             PredictorCorrector("euler", 2),

@@ -129,6 +129,13 @@ def test_a_tuple_is_the_same_config_after_it_was_stored(tmp_path):
     config.check_same(config.stored(tmp_path), {"data": {"fields": (1, 2)}}, tmp_path)
 
 
+def test_a_run_keeps_its_rates_under_their_name_of_today(tmp_path):
+    """'gaussian' of process rates is one of two now; that of process transition stays."""
+    for name, kernel in (("rates", "gaussian_symmetric"), ("transition", "gaussian")):
+        config.store(tmp_path, {"process": {"name": name, "kernel": "gaussian"}})
+        assert config.stored(tmp_path) == {"process": {"name": name, "kernel": kernel}}
+
+
 @pytest.mark.parametrize(
     "content, words",
     [

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 KERNELS = {
     "uniform": dict(),
     "absorbing": dict(kernel="absorbing"),
-    "gaussian": dict(kernel="gaussian", rate_width=1.0, stationary_width=0.4),
+    "gaussian": dict(kernel="gaussian_symmetric", rate_width=1.0, stationary_width=0.4),
 }
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 both_forms = pytest.mark.parametrize("form", ["joint", "mixture"])

@@ -193,6 +193,57 @@ def test_the_perfect_denoiser_reaches_the_entropy_with_gaussian_matrices(x64):
         np.testing.assert_allclose(value, -np.log(exact.P_V3L1), rtol=1e-9)
 
 
+def decoded(process, laws, x) -> list[float]:
+    """The terms of p(x | z_1) of one token by `decoder`: reverse_step, then denoiser."""
+    table = exact.denoiser_of(exact.table_logits(3, 1))
+    return [
+        terms(D3PM(len(laws), decoder=name), table, process, np.array([[x]]), laws)[0, 0]
+        for name in ("reverse_step", "denoiser")
+    ]
+
+
+def mu_of(states: int) -> np.ndarray:
+    """mu(x | z) of the table, [z, x]."""
+    table = exact.denoiser_of(exact.table_logits(3, 1))
+    return np.asarray(jax.nn.softmax(table(jnp.arange(states)[:, None], jnp.zeros(states))))[:, 0]
+
+
+def test_the_two_decoders_of_the_joint_form_by_hand(x64):
+    """E_z of -log mu(x | z), and of -log(mu(x | z) q(z | x) / sum_y mu(y | z) q(z | y))."""
+    process, laws, mu = Transition(3, timesteps=2, **BETAS), gaussian_laws(3, 2), mu_of(3)
+    law = laws[0]
+    for x in range(3):
+        joint = mu * law.T
+        posterior = joint[:, x] / joint.sum(axis=1)
+        expected = [-law[x] @ np.log(posterior), -law[x] @ np.log(mu[:, x])]
+        np.testing.assert_allclose(decoded(process, laws, x), expected, rtol=1e-10)
+    # In the mixture form the reverse step to no noise is the denoiser's distribution.
+    mixture = dataclasses.replace(process, parametrisation="mixture")
+    step, denoiser = decoded(mixture, laws, 1)
+    assert step == pytest.approx(denoiser, rel=1e-10)
+    assert denoiser == pytest.approx(-law[1] @ np.log(mu[:, 1]), rel=1e-10)
+
+
+@pytest.mark.parametrize("process", [Masking(3), Transition(3, Linear(), 4, "absorbing")])
+def test_the_denoiser_decodes_tokens_that_a_mask_left_alone(process, x64):
+    """alpha_1 = 3/4, x = 1: a quarter of the mask's cost, and three quarters of z = x's besides."""
+    laws, mu = [masked_law(1 - i / 4, 3) for i in range(1, 5)], mu_of(4)
+    at_mask, at_x = -np.log(mu[[3, 1], 1])
+    expected = [at_mask / 4, at_mask / 4 + 3 * at_x / 4]
+    np.testing.assert_allclose(decoded(process, laws, 1), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("decoder", ["reverse_step", "denoiser"])
+def test_either_decoder_makes_a_bound_of_its_own_model(decoder, x64):
+    """One step, one token: p(x) = mean over z of p(x | z), and -log p(x) is below the bound."""
+    process, laws, mu = Transition(3, timesteps=1, **BETAS), gaussian_laws(3, 1), mu_of(3)
+    table, x = exact.denoiser_of(exact.table_logits(3, 1)), exact.sequences(3, 1)
+    decode = mu if decoder == "denoiser" else mu * laws[0].T
+    p = (decode / decode.sum(axis=1, keepdims=True)).mean(axis=0)
+    gap = bound(D3PM(decoder=decoder), table, process, x, laws) + np.log(p)
+    assert (gap > 0).all() and (gap < 1).all()
+
+
 CASES = {
     "masking": (Masking(3), 4),
     "uniform": (Uniform(3), 4),
@@ -302,6 +353,10 @@ def test_the_divergence_of_laws_with_zeros():
     "make, words",
     [
         (lambda: D3PM(0), "objective.timesteps must be at least 1, not 0"),
+        (
+            lambda: D3PM(decoder="joint"),
+            "objective.decoder must be one of reverse_step, denoiser, not 'joint'",
+        ),
         (lambda: D3PM(cross_entropy=-1.0), "objective.cross_entropy must not be negative, not -1"),
         (
             lambda: D3PM(20).check(Transition(3, timesteps=10)),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax import report
 from md4_jax.evaluate import EvalOptions, Evaluator
 from md4_jax.processes.masking import Masking
 from md4_jax.prompts import Template
@@ -45,6 +46,30 @@ def test_all_batches_are_pooled_without_padding():
     assert result["prior_bits_per_token"] == pytest.approx(0.25 / np.log(2))
     assert result["diffusion_bits_per_token"] == pytest.approx((20.5 / 6 - 0.25) / np.log(2))
     assert "reconstruction_bits_per_token" not in result
+
+
+def test_bytes_and_words_are_those_of_the_rows_that_count():
+    """Nats 1.5, 3.5 and 15.5 of sequences of 4, 1 and 5 bytes; the last row is padding."""
+    texts = [np.array([[4, 1], [1, 1]], np.int32), np.array([[5, 2], [9, 9]], np.int32)]
+    parts = (([1, 3], [1, 1]), ([5, 99], [1, 0]))
+    batches = [batch(*part)._replace(text=text) for part, text in zip(parts, texts, strict=True)]
+    result = evaluator()(jnp.float32(0.0), batches)
+    assert (result["bytes"], result["words"]) == (10, 4)
+    assert result["bits_per_byte"] == pytest.approx(20.5 / 10 / np.log(2))
+    assert result["word_perplexity"] == pytest.approx(np.exp(20.5 / 4))
+    said = report.line(result)
+    for name, form, unit in (
+        ("bits_per_byte", ".4f", " bits/byte"),
+        ("word_perplexity", ".5g", ""),
+    ):
+        assert f"<= {result[name]:{form}} +- {result[name + '_se']:{form}}{unit}" in said
+
+
+def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
+    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1])])
+    error = f"+- {result['bits_per_token_se']:.4f}"
+    assert f"this model (bound, {error})" in report.ladder([5.0, 0.5], result)
+    assert "this model (exact)" in report.ladder([5.0], result | {"exact": True})
 
 
 def test_a_limit_is_rounded_up_to_whole_batches():

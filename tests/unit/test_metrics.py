@@ -54,6 +54,32 @@ def test_only_characters_have_bits_per_character():
     assert result["bits_per_character_se"] == result["bits_per_token_se"]
 
 
+def test_bytes_and_words_are_pooled_like_tokens():
+    """53 nats over 22 bytes and over 5 words; the error is that of a ratio over each."""
+    total = Likelihood()
+    text = [[2, 1], [20, 4], [9, 9]]
+    total.add(np.array([[3.0, 50.0, np.nan]]), 7, np.array([1.0, 1.0, 0.0]), text=np.array(text))
+    result = total.result(characters=False)
+    assert (result["tokens"], result["bytes"], result["words"]) == (14, 22, 5)
+    assert result["bits_per_byte"] == pytest.approx(53 / 22 / math.log(2), rel=1e-12)
+    assert result["word_perplexity"] == pytest.approx(math.exp(53 / 5), rel=1e-12)
+    # sqrt(2 ((3 - 2 r)^2 + (50 - 20 r)^2)) / 22 with r = 53 / 22; and over words, r = 53 / 5.
+    error = 2 * abs(3 - 2 * 53 / 22) / 22
+    assert result["bits_per_byte_se"] == pytest.approx(error / math.log(2), rel=1e-12)
+    relative = result["word_perplexity_se"] / result["word_perplexity"]
+    assert relative == pytest.approx(2 * abs(3 - 53 / 5) / 5, rel=1e-12)
+
+
+def test_what_has_no_text_has_nothing_per_byte_or_word():
+    assert not {"bits_per_byte", "bytes"} & likelihood(([[1.0, 2.0]], 4, [1.0, 1.0])).keys()
+    total = Likelihood()  # ends of texts alone, then spaces
+    total.add(np.ones((1, 1)), 2, np.ones(1), text=np.array([[0, 0]]))
+    assert not {"bits_per_byte", "word_perplexity"} & total.result(characters=False).keys()
+    total.add(np.ones((1, 1)), 2, np.ones(1), text=np.array([[2, 0]]))
+    result = total.result(characters=False)
+    assert "bits_per_byte" in result and "word_perplexity" not in result
+
+
 def test_the_standard_error_of_equal_lengths_is_that_of_a_mean():
     nats = np.array([3.0, 5.0, 10.0, 2.0])
     result = likelihood((nats[None, :3], 5, [1, 1, 1]), (nats[None, 3:], 5, [1]))

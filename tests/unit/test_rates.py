@@ -23,7 +23,10 @@ NARROW = {"rate_width": 1.0, "stationary_width": 0.4}
 CASES = {
     "uniform": lambda v, *a, **k: Rates(v, *a, **k),
     "absorbing": lambda v, *a, **k: Rates(v, *a, kernel="absorbing", **k),
-    "gaussian": lambda v, *a, **k: Rates(v, *a, kernel="gaussian", **NARROW, **k),
+    "gaussian_symmetric": lambda v, *a, **k: Rates(
+        v, *a, kernel="gaussian_symmetric", **NARROW, **k
+    ),
+    "gaussian_target": lambda v, *a, **k: Rates(v, *a, kernel="gaussian_target", **NARROW, **k),
 }
 every_kernel = pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 both_forms = pytest.mark.parametrize("form", ["joint", "mixture"])
@@ -62,8 +65,37 @@ def test_the_slowest_mode_decays_as_alpha_and_the_stationary_law_is_reached(make
     np.testing.assert_allclose(process.reconstruction_nats(), 0.0, atol=1e-13)
 
 
-def test_gaussian_rates_are_reversible_and_prefer_near_symbols():
-    parts = Rates(8, kernel="gaussian", rate_width=1.5, stationary_width=0.3).parts
+def test_gaussian_target_rates_are_those_of_tauldr_with_their_gap():
+    """S = 5, sigma_r = 1.5, sigma_Q = 2: rows of R, its law and gap, and exp(0.648683298 R)."""
+    parts = Rates(5, kernel="gaussian_target", rate_width=1.5, stationary_width=0.4).parts
+    gap = 1.584084498
+    rows = [
+        [-1.828509343, 1.0, 0.641180388, 0.169013315, 0.018315639],
+        [0.778800783, -2.499817409, 1.0, 0.641180388, 0.079836237],
+        [0.499351789, 1.0, -2.581024741, 0.778800783, 0.302872170],
+        [0.030197383, 0.169013315, 0.641180388, 1.0, -1.840391087],
+    ]
+    np.testing.assert_allclose(gap * parts.generator[[0, 1, 2, 4]], rows, atol=2e-9)
+    law = [0.193252343, 0.248140921, 0.248140921, 0.193252343, 0.117213471]
+    np.testing.assert_allclose(parts.stationary, law, atol=1e-9)
+    row = [0.192289008, 0.343670707, 0.233211439, 0.164993895, 0.065834951]
+    np.testing.assert_allclose(parts.exponential(gap * 0.648683298)[1], row, atol=1e-9)
+
+
+def test_gaussian_target_rates_of_256_symbols_as_they_stand():
+    """tauLDR's for images by default: nearest neighbours and what leaves the middle, gap 1."""
+    target = Rates(256, kernel="gaussian_target").parts.generator
+    assert target[127, 128] == pytest.approx(47.8, rel=1e-3)
+    assert -target[127, 127] == pytest.approx(556.0, rel=1e-3)
+    # Of the same law and widths, yet another chain.
+    settings = dict(rate_width=6 / np.sqrt(2), stationary_width=2.0)
+    symmetric = Rates(256, kernel="gaussian_symmetric", **settings).parts.generator
+    assert symmetric[127, 128] == pytest.approx(66.7, rel=1e-3)
+    assert -symmetric[127, 127] == pytest.approx(660.5, rel=1e-3)
+
+
+def test_symmetric_gaussian_rates_are_reversible_and_prefer_near_symbols():
+    parts = Rates(8, kernel="gaussian_symmetric", rate_width=1.5, stationary_width=0.3).parts
     flow = parts.stationary[:, None] * parts.generator
     np.testing.assert_allclose(flow, flow.T, atol=1e-15)
     assert (np.diff(parts.generator[0, 1:]) < 0).all()
@@ -246,7 +278,7 @@ def test_one_step_of_the_sampler_has_the_enumerated_law(make):
     assert stats.chisquare(counts[possible], expected).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["uniform", "gaussian"])
+@pytest.mark.parametrize("name", ["uniform", "gaussian_symmetric", "gaussian_target"])
 def test_float32_laws_are_laws_and_keep_small_probabilities(name):
     process = Rates(200, kernel=name)
     t = jnp.array([2.0**-24, 1e-4, 0.3, 0.7, 1.0 - 2.0**-24, 1.0], jnp.float32)
@@ -277,10 +309,12 @@ def test_scores_are_finite_for_excluded_symbols_and_half_precision(make, form):
 
 
 def test_the_spectrum_is_made_once_and_is_no_leaf():
-    process = Rates(16, kernel="gaussian")
-    assert process.parts is Rates(16, kernel="gaussian").parts
-    assert process.parts is not Rates(16, kernel="gaussian", rate_width=2.0).parts
-    assert jax.tree.leaves(process) == [] and hash(process) == hash(Rates(16, kernel="gaussian"))
+    process = Rates(16, kernel="gaussian_symmetric")
+    assert process.parts is Rates(16, kernel="gaussian_symmetric").parts
+    assert process.parts is not Rates(16, kernel="gaussian_symmetric", rate_width=2.0).parts
+    assert jax.tree.leaves(process) == [] and hash(process) == hash(
+        Rates(16, kernel="gaussian_symmetric")
+    )
     assert kernels.uniform(3) is kernels.uniform(3)
     assert process.mask_id is None and Rates(3, kernel="absorbing").mask_id == 3
 
@@ -292,9 +326,16 @@ def test_the_spectrum_is_made_once_and_is_no_leaf():
         (dict(parametrisation="score"), "process.parametrisation must be one of .*not 'score'"),
         (dict(vocab_size=4096), "4096 x 4096 matrices, 67 MB .*'masking' or 'uniform'"),
         (dict(vocab_size=1), "at least 2 symbols, not 1"),
-        (dict(kernel="gaussian", rate_width=0.1), "process.rate_width must be .* not 0.1"),
-        (dict(kernel="gaussian", stationary_width=0.1), "stationary_width must be .* not 0.1"),
-        (dict(rate_width=3.0), "need process.kernel='gaussian', not 'uniform'"),
+        (
+            dict(kernel="gaussian_symmetric", rate_width=0.1),
+            "process.rate_width must be .* not 0.1",
+        ),
+        (
+            dict(kernel="gaussian_symmetric", stationary_width=0.1),
+            "stationary_width must be .* not 0.1",
+        ),
+        (dict(rate_width=3.0), "need process.kernel='gaussian_target' or .*, not 'uniform'"),
+        (dict(kernel="gaussian"), "one of .*gaussian_target, gaussian_symmetric, not 'gaussian'"),
         (dict(kernel="absorbing", schedule=Geometric()), "needs a schedule that reaches alpha = 0"),
     ],
 )

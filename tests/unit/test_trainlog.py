@@ -69,7 +69,29 @@ def test_a_row_is_the_mean_of_its_window():
     # The rate that step 8 was made with, which is that of seven updates done.
     assert second["learning_rate"] == pytest.approx(0.8) and second["skipped"] == 0
     assert second["tokens_per_second"] > 0
-    assert "bound 6.500 bits/token" in paper.lines[-1]
+    # Of 5, 6, 7 and 8 bits: the root of 5 / 3 / 4.
+    assert second["train_bits_per_token_se"] == pytest.approx(math.sqrt(5 / 12), rel=1e-5)
+    assert "bound 6.500 +- 0.645 bits/token" in paper.lines[-1]
+
+
+def test_a_window_of_one_step_has_no_error():
+    paper = Paper()
+    run(new_log(paper, every=1), [1, 2])
+    assert paper.rows[1]["train_bits_per_token"] == pytest.approx(2.0, rel=1e-6)
+    assert math.isnan(paper.rows[1]["train_bits_per_token_se"])
+    assert "bound 2.000 +- nan bits/token" in paper.lines[-1]
+
+
+def test_an_interrupted_window_of_an_earlier_version_has_no_error():
+    """Its checkpoint has no squares; the next window has an error again."""
+    paper, before = Paper(), new_log(Paper())
+    run(before, [1, 2])
+    log = new_log(paper)
+    log.set_state({key: before.state()[key] for key in ("sums", "count")})
+    run(log, range(3, 9))
+    errors = [row["train_bits_per_token_se"] for row in paper.rows]
+    assert math.isnan(errors[0]) and errors[1] == pytest.approx(math.sqrt(5 / 12), rel=1e-5)
+    assert paper.rows[0]["train_bits_per_token"] == pytest.approx(2.5, rel=1e-6)
 
 
 def test_a_step_is_read_one_step_late():
@@ -100,7 +122,7 @@ def test_a_saved_state_is_not_the_log_itself():
     log = new_log(Paper())
     run(log, [1])
     saved = log.state()
-    copy = {"sums": dict(saved["sums"]), "count": saved["count"]}
+    copy = saved | {"sums": dict(saved["sums"])}
     run(log, [2])
     assert saved == copy
 
@@ -147,7 +169,8 @@ def test_a_held_out_result_is_written_under_names_of_its_own():
     paper = Paper()
     log = new_log(paper)
     log.add(1, metrics(1))
-    log.evaluation(4, {"bits_per_token": 2.25, "sequences": 9}, "<= 2.25")
-    assert paper.rows == [{"step": 4, "eval_bits_per_token": 2.25, "eval_sequences": 9}]
+    result = {"bits_per_token": 2.25, "bits_per_token_se": 0.012, "sequences": 9}
+    log.evaluation(4, result, "<= 2.25 +- 0.01")
+    assert paper.rows == [{"step": 4} | {f"eval_{name}": result[name] for name in result}]
     run(log, range(2, 5))
-    assert "(held out 2.250)" in paper.lines[-1]
+    assert "(held out 2.250 +- 0.012)" in paper.lines[-1]

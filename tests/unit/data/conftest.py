@@ -1,5 +1,6 @@
 """What the tests of the data room share."""
 
+import json
 import pathlib
 
 import pytest
@@ -26,3 +27,16 @@ def shared():
         return path
 
     return find
+
+
+@pytest.fixture
+def tiny_bpe(tmp_path):
+    """A directory with a byte-level BPE of three merges in Hugging Face's file names."""
+    from tokenizers import pre_tokenizers
+
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries = [*symbols, "he", "ll", "hell", "<|endoftext|>"]
+    vocabulary = {entry: index for index, entry in enumerate(entries)}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\n")
+    return tmp_path

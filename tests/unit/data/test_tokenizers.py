@@ -6,24 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from md4_jax.data import TOKENIZERS, tokenizers
+from md4_jax.data import TOKENIZERS, bpe_files
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols, from_json
 from md4_jax.protocols import UserError
 
 UNICODE = "naïve façade\n日本語 🙂 tab\there  two spaces, it's 42% "
-
-
-@pytest.fixture
-def tiny_bpe(tmp_path):
-    """A directory with a byte-level BPE of three merges in Hugging Face's file names."""
-    from tokenizers import pre_tokenizers
-
-    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
-    entries = [*symbols, "he", "ll", "hell", "<|endoftext|>"]
-    vocabulary = {entry: index for index, entry in enumerate(entries)}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\n")
-    return tmp_path
 
 
 def samples(tiny_bpe):
@@ -48,6 +35,28 @@ def test_decode_inverts_encode(tiny_bpe):
         assert ids.min() >= 0 and ids.max() < tokenizer.vocab_size
         assert tokenizer.decode(ids) == text
         assert tokenizer.decode(ids.tolist()) == text
+
+
+def test_tokens_spell_the_bytes_of_their_text(tiny_bpe):
+    for tokenizer, text in samples(tiny_bpe):
+        spellings = tokenizer.spellings()
+        assert len(spellings) == tokenizer.vocab_size
+        assert b"".join(spellings[i] for i in tokenizer.encode(text)) == text.encode()
+
+
+def test_every_entry_of_gpt2_spells_what_the_library_decodes(shared):
+    tokenizer = BytePairs(path=str(shared("gpt2_bpe")))
+    for i, spelling in enumerate(tokenizer.spellings()):
+        assert tokenizer.decode([i]) == spelling.decode("utf-8", "replace")
+
+
+def test_a_vocabulary_that_is_not_of_bytes_spells_nothing(tmp_path):
+    from tokenizers import Tokenizer, decoders, models
+
+    words = Tokenizer(models.BPE({"a": 0, "##b": 1, "<|endoftext|>": 2}, []))
+    words.decoder = decoders.WordPiece()
+    (tmp_path / "tokenizer.json").write_text(words.to_str())
+    assert BytePairs(path=str(tmp_path)).spellings() is None
 
 
 def test_characters_are_tokens_where_they_say_so(tiny_bpe):
@@ -210,7 +219,7 @@ def test_a_long_text_is_cut_without_changing_its_tokens(shared, monkeypatch):
     tokenizer = BytePairs(path=str(shared("gpt2_bpe")))
     text = shared("wikitext2/wiki.test.raw").read_text()[:100_000]
     whole = tokenizer.encode(text)
-    monkeypatch.setattr(tokenizers, "PIECE_CHARACTERS", 1000)
-    assert len(list(tokenizers._pieces(text))) > 50
+    monkeypatch.setattr(bpe_files, "PIECE_CHARACTERS", 1000)
+    assert len(list(bpe_files.pieces(text))) > 50
     assert tokenizer.encode(text).tolist() == whole.tolist()
     assert tokenizer.encode_batch([text])[0].tolist() == whole.tolist()

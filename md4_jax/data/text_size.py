@@ -1,0 +1,58 @@
+"""How many bytes and words of text tokens stand for: docs/training.md, Units."""
+
+import codecs
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class TextSize:
+    """Counts the bytes and the words of a text whose tokens come piece by piece.
+
+    Bytes are those of UTF-8, words what `str.split` makes of the decoded text. The counts of the
+    pieces add up to those of the whole, wherever it is cut: a word counts with the piece in
+    which its first character ends, and a character may be cut as well. The end-of-text token
+    has no bytes, is no word, and ends one.
+    """
+
+    def __init__(self, spellings: list[bytes], eot_id: int | None):
+        self._spellings, self._eot_id = spellings, eot_id
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside = False  # a word that an earlier piece began
+
+    def __call__(self, ids: np.ndarray) -> tuple[int, int]:
+        """(bytes, words) of the next tokens [L]."""
+        ends = [] if self._eot_id is None else np.flatnonzero(np.asarray(ids) == self._eot_id)
+        total_bytes, total_words = 0, 0
+        for number, run in enumerate(np.split(ids, ends)):
+            if number:
+                run = run[1:]
+                self._decoder.reset()
+                self._inside = False
+            raw = b"".join([self._spellings[i] for i in run.tolist()])
+            total_bytes += len(raw)
+            total_words += self._words(self._decoder.decode(raw))
+        return total_bytes, total_words
+
+    def _words(self, text: str) -> int:
+        """The words that begin in the text."""
+        if not text:
+            return 0
+        continued = self._inside and not text[0].isspace()
+        self._inside = not text[-1].isspace()
+        return len(text.split()) - continued
+
+
+def of_one_text(tokenizer: Any) -> Callable[[np.ndarray], tuple[int, int]] | None:
+    """Counts pieces of one text, one after another; None if the tokens' bytes are not known."""
+    spellings = tokenizer.spellings()
+    return None if spellings is None else TextSize(spellings, tokenizer.eot_id)
+
+
+def of_many_texts(tokenizer: Any) -> Callable[[np.ndarray], tuple[int, int]] | None:
+    """Counts texts, each on its own; None if the tokens' bytes are not known."""
+    spellings = tokenizer.spellings()
+    if spellings is None:
+        return None
+    return lambda ids: TextSize(spellings, tokenizer.eot_id)(ids)
