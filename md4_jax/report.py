@@ -58,7 +58,7 @@ def line(result: dict[str, Any]) -> str:
     if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
         words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
     words.append(f"perplexity {said('perplexity', '.2f')}")
-    if "word_perplexity" in result:
+    if "word_perplexity" in result and unit == "token":
         words.append(f"word perplexity {said('word_perplexity', '.5g')}")
     counts = f"({result['sequences']} sequences, {result['draws']} draws each)"
     return f"{', '.join(words)} {counts}"

@@ -42,7 +42,7 @@ def test_and_once_in_a_run_that_is_resumed(made, run, tiny, tmp_path):
     chex.clear_trace_counter()
     made.clear()
     ended = run(*at)
-    assert ended.code == 0 and "resuming from step 3\n" in ended.out, ended
+    assert ended.code == 0 and "resuming from step 1\n" in ended.out, ended
     assert sorted(made) == STEPS
 
 
