@@ -1,5 +1,6 @@
 """Grids, token transforms, the ancestral law by enumeration, and the loop for every sampler."""
 
+import ends
 import exact
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from md4_jax.samplers import GRIDS
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.grids import cosine, log_linear, uniform
+from md4_jax.samplers.loop import blank, sample
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform, check_transform
@@ -93,6 +95,21 @@ def test_a_step_never_touches_what_is_given_nor_tokens_unless_it_revises(make):
     tokens = changed[(z < 3) & ~given]
     assert tokens.any() if make is PredictorCorrector else make is Remask or not tokens.any()
     assert ((after.evaluations >= 0) & (after.evaluations <= 2)).all()
+
+
+@pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
+def test_every_sampler_runs_with_64_bits(make, of, x64):
+    """A whole run is traced: what the loops carry keeps its types, those of a chain."""
+    process, keys = exact.PROCESS_CASES[of](3).init(), exact.keys_for(0, 4)
+    chain = jax.eval_shape(
+        lambda keys, *fixed: sample(
+            TABLE, process, make(), grid=uniform(5), keys=keys, fixed=fixed
+        )[0],
+        keys,
+        *blank(4, 2),
+    )
+    types = [x.dtype for x in (chain.z, chain.sure, chain.evaluations)]
+    assert types == [jnp.int32, jnp.float32, jnp.int32]
 
 
 def law_of(steps: int, denoiser=PERFECT) -> np.ndarray:
