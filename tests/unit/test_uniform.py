@@ -221,6 +221,15 @@ def test_scores_and_steps_keep_their_digits_in_float32(parametrisation, noise):
     np.testing.assert_allclose(law, wide_law, rtol=1e-2, atol=1e-9)
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_prior_of_t_steps_is_that_of_all_tokens():
+    """D3PM's KL(q(z_T | x) || uniform) of three tokens, over all 27 states."""
+    process, x = Uniform(3, Geometric(0.1, 1.0)), np.array([[0, 2, 1], [1, 1, 1]])
+    law = exact.noise_law(process, x, np.array([1.0]))[:, 0]
+    expected = np.sum(law * np.log(27 * law), axis=1)
+    np.testing.assert_allclose(D3PM(4).prior(process, jnp.asarray(x)), expected, rtol=1e-9)
+
+
 def test_a_step_between_levels_without_signal_costs_nothing():
     """Geometric up to sigma_bar = 200: alpha is 0 in float32 before and after D3PM's last step."""
     process, x = Uniform(3, Geometric(1e-3, 200.0)), np.array([[0, 1, 2]])
