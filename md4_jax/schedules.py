@@ -14,6 +14,9 @@ import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Schedule, UserError
 
+# One float32 cell before t = 1, where alpha may be 0 and no rate is finite.
+LATEST = 1.0 - 2.0**-24
+
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
@@ -170,6 +173,13 @@ SCHEDULES = {
     "log_linear": LogLinear,
     "clipped": Clipped,
 }
+
+
+def time_rate(schedule: Schedule, t: Array) -> Array:
+    """-alpha'_t / alpha_t at min(t, LATEST), like t; 0 where alpha is too small for a float."""
+    t = jnp.minimum(t, LATEST)
+    alpha = schedule.alpha(t)
+    return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
 
 
 def reaches_one(schedule: Schedule) -> bool:

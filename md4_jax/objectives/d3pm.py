@@ -10,7 +10,7 @@ from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.token_nats import divergence_nats, token_nats
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.transition import Transition
-from md4_jax.processes.uniform import Uniform
+from md4_jax.processes.uniform import LEAST, Uniform
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule, UserError
 
 DEFAULT_TIMESTEPS = 1000
@@ -180,9 +180,8 @@ def _laws(
 
 def _posterior_logits(process: Uniform, x: Array, z: Array, s: Array, t: Array) -> Array:
     """log q(z_s | z_t = z, x) up to a constant: three values, at z, at x and elsewhere."""
-    (alpha_s, alpha_t), (noise_s, noise_t) = (
-        (level(s), level(t)) for level in (process.schedule.alpha, process.schedule.one_minus_alpha)
-    )
+    alpha_s, alpha_t = (jnp.maximum(process.schedule.alpha(time), LEAST) for time in (s, t))
+    noise_s, noise_t = (process.schedule.one_minus_alpha(time) for time in (s, t))
     kept = alpha_t / alpha_s
     # 1 - kept, as a difference of small numbers.
     lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s

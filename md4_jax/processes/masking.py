@@ -68,9 +68,12 @@ class Masking:
         return z, jnp.take_along_axis(draws_BxL, last, axis=1)[:, 0]
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
-        """P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t."""
+        """P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t.
+
+        1 where 1 - alpha_t is too small for a float: no mask is left.
+        """
         at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
-        return (at_t - at_s) / at_t
+        return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
 
     def learned(self) -> dict[str, Array]:
         """Nothing is learned."""

@@ -26,8 +26,8 @@ def random_move(keys: Array, z: Array, vocab_size: int) -> tuple[Array, Array]:
 
     def one(key: Array, row: Array) -> tuple[Array, Array]:
         where, what = jax.random.split(key)
-        n = jax.random.randint(where, (), 0, row.shape[0])
-        shift = jax.random.randint(what, (), 1, vocab_size)
+        n = jax.random.randint(where, (), 0, row.shape[0], jnp.int32)
+        shift = jax.random.randint(what, (), 1, vocab_size, jnp.int32)
         return n, (row[n] + shift) % vocab_size
 
     return jax.vmap(one)(keys, z)

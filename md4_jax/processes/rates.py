@@ -9,7 +9,7 @@ import numpy as np
 
 from md4_jax.processes import kernels
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import Linear, reaches_one
+from md4_jax.schedules import LATEST, Linear, reaches_one, time_rate
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
 # Of symbols on a line, each with the stationary_width that it has if none is given.
@@ -120,9 +120,8 @@ class Rates:
         return jnp.where(noise < 0.5, early, late)
 
     def beta(self, t: Array) -> Array:
-        """-alpha'_t / alpha_t, the rate of time."""
-        alpha = self.schedule.alpha(t)
-        return -self.schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+        """-alpha'_t / alpha_t, the rate of time; large, not infinite, where alpha is 0."""
+        return time_rate(self.schedule, t)
 
     def transition(self, s: Array, t: Array) -> Array:
         """P_{s,t}[x, y] = q(z_t = y | z_s = x) for s <= t [B]: [B, S, S], 0 below its rounding."""
@@ -180,7 +179,11 @@ class Rates:
         return jnp.asarray(self._off_diagonal().T, _default())[z]
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
-        """beta R[y, z_n] s_y, the model's rates of z_n -> y, 0 at y = z_n: [B, L, S]."""
+        """beta R[y, z_n] s_y, the model's rates of z_n -> y, 0 at y = z_n: [B, L, S].
+
+        At t = 1 those of LATEST: where alpha is 0, beta is not finite and a mask's score is 0.
+        """
+        t = jnp.minimum(t, LATEST)
         score = jnp.exp(self.log_score(outputs, z, t))
         return self.beta(t)[:, None, None] * self.backward_rates(z) * score
 
@@ -234,7 +237,10 @@ class Rates:
         tiny = jnp.finfo(total.dtype).tiny
         reachable = jnp.any(law > 0, axis=1)[:, None]
         log_total = jnp.where(reachable, jnp.log(jnp.maximum(total, tiny)), -jnp.inf)
-        return log_total + jnp.log(_rows(self.transition(s, t).swapaxes(1, 2), z))
+        step = _rows(self.transition(s, t).swapaxes(1, 2), z)
+        # To stay is always possible, also for a prompt's symbol where alpha = 0.
+        here = jnp.arange(step.shape[-1]) == z[..., None]
+        return log_total + jnp.log(jnp.where(here, jnp.maximum(step, tiny), step))
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
         """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""

@@ -151,8 +151,11 @@ class Transition:
         products, step = jnp.asarray(self._tables.products), self.step(t)
         size = log_mu.shape[-1]
         if self.parametrisation == "mixture":
+            # An x that can have become z keeps some weight, whatever mu says.
+            log_mu = jnp.maximum(log_mu, jnp.log(jnp.finfo(log_mu.dtype).tiny))
             log_mu = log_mu - self._log_reach(z, step, size)
         largest = jax.lax.stop_gradient(jnp.max(log_mu, axis=-1, keepdims=True))
+        largest = jnp.where(largest > -jnp.inf, largest, 0.0)
         before = products[step - 1, :size]
         mean = jnp.einsum(
             "blx,bxy->bly", jnp.exp(log_mu - largest), before, precision=jax.lax.Precision.HIGHEST
@@ -167,7 +170,9 @@ class Transition:
         if self.parametrisation == "mixture":
             return outputs
         reach = jnp.asarray(self._tables.products)[self.step(t)[:, None], : self.vocab_size, z]
-        return outputs + jnp.log(reach)
+        # An x that can have become z keeps some weight, whatever the outputs say.
+        least = jnp.max(outputs, axis=-1, keepdims=True) + jnp.log(jnp.finfo(outputs.dtype).tiny)
+        return jnp.maximum(outputs, least) + jnp.log(reach)
 
     def learned(self) -> dict[str, Array]:
         """Nothing is learned."""
@@ -183,13 +188,15 @@ class Transition:
         return jnp.where(reach > 0, jnp.log(jnp.where(reach > 0, reach, 1.0)), jnp.inf)
 
     def _column(self, z: Array, t: Array) -> Array:
-        """Q_i[y, z] over y, [B, L, S]."""
+        """Q_i[y, z] over y, [B, L, S]; of a clean z beside a mask up to a constant."""
         index = self.step(t) - 1
         distance = jnp.abs(jnp.arange(self.states) - z[..., None])
+        stay = jnp.asarray(self._tables.stay)[index][:, None]
         move = jax.vmap(lambda row, d: row[d])(jnp.asarray(self._tables.move)[index], distance)
         if self.mask_id is not None:
             move = jnp.where((z == self.mask_id)[..., None], move, 0.0)
-        stay = jnp.asarray(self._tables.stay)[index][:, None]
+            # A clean symbol was itself before, also where alpha = 0 and a prompt alone is clean.
+            stay = jnp.where(jnp.arange(self.states) == self.mask_id, stay, 1.0)
         return jnp.where(distance == 0, stay, move)
 
 
@@ -249,7 +256,9 @@ def _betas(process: Transition, *, end: float | None) -> np.ndarray:
     alpha[0] = 1.0
     if end is not None:
         alpha[-1] = end
-    return 1.0 - alpha[1:] / alpha[:-1]
+    # Once nothing is left of x, each step redraws all.
+    left = alpha[:-1] > 0
+    return np.where(left, 1.0 - alpha[1:] / np.where(left, alpha[:-1], 1.0), 1.0)
 
 
 _KERNELS: dict[str, Callable] = {

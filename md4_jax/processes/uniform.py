@@ -8,9 +8,13 @@ import jax.numpy as jnp
 
 from md4_jax.processes.masking import uniforms
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import Linear, reaches_one
+from md4_jax.schedules import LATEST, Linear, reaches_one, time_rate
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
+
+# alpha_t and 1 - alpha_t are not taken below this, so that t = 1 and t = 0 have the limits of
+# scores and steps there: at the ends themselves these are 0 / 0.
+LEAST = 1e-30
 
 
 @functools.partial(
@@ -72,7 +76,8 @@ class Uniform:
 
     def odds(self, t: Array) -> Array:
         """1 / rho - 1 = V alpha / (1 - alpha), like t: -log1p of it is an exact log rho."""
-        return self.vocab_size * self.schedule.alpha(t) / self.schedule.one_minus_alpha(t)
+        noise = jnp.maximum(self.schedule.one_minus_alpha(t), LEAST)
+        return self.vocab_size * self.schedule.alpha(t) / noise
 
     def prior(self, keys: Array, length: int) -> Array:
         """Uniform symbols, int32 [B, length]."""
@@ -103,6 +108,8 @@ class Uniform:
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
         """log s [B, L, V] of the network's outputs, at least float32; 0 at z itself.
 
+        At t = 0 and t = 1 its limit, or a large number where that is infinite (mixture, t = 0).
+
         joint    s_y = xbar_y / xbar_z, xbar = V alpha mu + 1 - alpha
         mixture  s_y = 1 - mu_z + rho mu_z + V alpha / (1 - alpha) mu_y
         """
@@ -117,7 +124,7 @@ class Uniform:
 
     def _of_mean(self, log_mu: Array, z: Array, t: Array) -> Array:
         """log s of the mixture; of the joint form, up to what makes it 0 at z."""
-        alpha, noise = (f(t)[:, None, None] for f in self._levels())
+        alpha, noise = (level[:, None, None] for level in self._levels(t))
         log_signal = jnp.log(self.vocab_size * alpha) - jnp.log(noise)
         if self.parametrisation == "joint":
             return jnp.logaddexp(log_signal + log_mu, 0.0)
@@ -127,8 +134,12 @@ class Uniform:
         stayed = _picked(log_mu, z) - jnp.log1p(self.odds(t))[:, None, None]
         return jnp.logaddexp(log_signal + log_mu, jnp.logaddexp(moved, stayed))
 
-    def _levels(self):
-        return self.schedule.alpha, self.schedule.one_minus_alpha
+    def _levels(self, t: Array) -> tuple[Array, Array]:
+        """(alpha_t, 1 - alpha_t), neither of them 0."""
+        return tuple(
+            jnp.maximum(level(t), LEAST)
+            for level in (self.schedule.alpha, self.schedule.one_minus_alpha)
+        )
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
         """log p(z_s | z_t = z) [B, L, V] for s < t, each [B]; normalised by whoever draws.
@@ -137,18 +148,25 @@ class Uniform:
 
         joint    Q(z_s -> z) sum_x q(z_s | x) mu(x)
         mixture  Q(z_s -> z) sum_x q(z_s | x) mu(x) / q(z | x)
-        score    SEDD's analytic (Tweedie) step, negative entries cut off
+        score    Q(z_s -> z) (s_y - (1 - k) mean(s)) with k = alpha_t / alpha_s, SEDD's analytic
+                 (Tweedie) step, negative entries cut off
+
+        Where alpha_t = 0 it is the limit: of joint and mixture alpha_s mu + (1 - alpha_s) / V.
         """
-        return self._reverse(outputs, z, t, *(f(s) for f in self._levels()))
+        noise_s = self.schedule.one_minus_alpha(s)
+        return self._reverse(outputs, z, t, jnp.maximum(self.schedule.alpha(s), LEAST), noise_s)
 
     def analytic_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
-        """As `reverse_logits`, by the analytic (Tweedie) step whatever the parametrisation."""
-        return self._reverse(outputs, z, t, *(f(s) for f in self._levels()), analytic=True)
+        """The analytic (Tweedie) step from the scores: it is `reverse_logits` in every form.
+
+        The scores of joint and mixture are q(y | x) summed with weights of x. Taking Q back from
+        q(y | x) at t leaves q(y | x) at s, and with it the lines above.
+        """
+        return self.reverse_logits(outputs, z, s, t)
 
     def beta(self, t: Array) -> Array:
         """-alpha'_t / alpha_t, the rate of time; large, not infinite, where alpha is 0."""
-        alpha = self.schedule.alpha(t)
-        return -self.schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+        return time_rate(self.schedule, t)
 
     def forward_rates(self, z: Array) -> Array:
         """Rates 1 / V of z_n -> y, without beta, 0 at y = z_n: [B, L, V]."""
@@ -156,7 +174,11 @@ class Uniform:
         return jnp.where(here, 0.0, 1.0 / self.vocab_size)
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
-        """beta s_y / V, the model's rates of z_n -> y, 0 at y = z_n: [B, L, V]."""
+        """beta s_y / V, the model's rates of z_n -> y, 0 at y = z_n: [B, L, V].
+
+        At t = 1 those of LATEST, where they are finite.
+        """
+        t = jnp.minimum(t, LATEST)
         score = jnp.exp(self.log_score(outputs, z, t))
         return self.beta(t)[:, None, None] * self.forward_rates(z) * score
 
@@ -164,9 +186,9 @@ class Uniform:
         """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
         return self._reverse(outputs, z, t, jnp.ones_like(t), jnp.zeros_like(t))
 
-    def _reverse(self, outputs, z, t, alpha_s, noise_s, *, analytic=False) -> Array:
+    def _reverse(self, outputs, z, t, alpha_s, noise_s) -> Array:
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
-        alpha_t, noise_t = (f(t)[:, None, None] for f in self._levels())
+        alpha_t, noise_t = (level[:, None, None] for level in self._levels(t))
         alpha_s, noise_s = alpha_s[:, None, None], noise_s[:, None, None]
         # alpha of the step from s to t, and what it is short of 1: a difference of small numbers.
         kept = alpha_t / alpha_s
@@ -174,11 +196,8 @@ class Uniform:
         here = jnp.arange(self.vocab_size) == z[..., None]
         moved = lost / self.vocab_size
         log_step = jnp.log(jnp.where(here, kept + moved, moved))
-        if self.parametrisation == "score" or analytic:
-            score = jnp.exp(self.log_score(outputs, z, t))
-            mean = jnp.mean(score, axis=-1, keepdims=True)
-            back = jnp.maximum(score - lost * mean, 0.0)
-            return jnp.log(back) + log_step
+        if self.parametrisation == "score":
+            return _before(self.log_score(outputs, z, t), kept, lost) + log_step
         log_weight = jax.nn.log_softmax(outputs, axis=-1)
         if self.parametrisation == "mixture":
             each = noise_t / self.vocab_size
@@ -190,6 +209,20 @@ class Uniform:
     def learned(self) -> dict[str, Array]:
         """Nothing is learned."""
         return {}
+
+
+def _before(log_score: Array, kept: Array, lost: Array) -> Array:
+    """log max(0, s_y - lost mean(s)) up to a constant, lost = 1 - kept: the score before a step.
+
+    Near alpha = 0 all s are nearly 1 and lost is too, so that s_y / mean(s) - 1 + kept is taken
+    there, of which the largest s has a positive entry whatever is rounded.
+    """
+    below = log_score - jnp.max(log_score, axis=-1, keepdims=True)
+    near = jnp.mean(jnp.expm1(below), axis=-1, keepdims=True)
+    far = jax.nn.logsumexp(below, axis=-1, keepdims=True) - jnp.log(below.shape[-1])
+    log_ratio = below - jnp.where(near > -0.5, jnp.log1p(jnp.maximum(near, -0.5)), far)
+    left = jnp.where(lost < 0.5, jnp.exp(log_ratio) - lost, jnp.expm1(log_ratio) + kept)
+    return jnp.log(jnp.maximum(left, 0.0))
 
 
 def _picked(values: Array, z: Array) -> Array:

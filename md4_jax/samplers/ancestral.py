@@ -66,6 +66,7 @@ class Ancestral:
 
 def evaluated(chain: Chain, z: Array, sure: Array) -> Chain:
     """The chain after one network evaluation of every sequence."""
+    sure = sure.astype(chain.sure.dtype)  # rates are float64 where jax has 64 bits
     return chain._replace(z=z, sure=sure, evaluations=chain.evaluations + 1)
 
 

@@ -99,7 +99,8 @@ class Blocks:
         shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
         begin = jnp.where(given, tokens, process.mask_id)
-        start = (jnp.int32(0), past, begin, jnp.where(given, 1.0, 0.0), none, none > 0, frames)
+        sure = jnp.asarray(given).astype(jnp.float32)
+        start = (jnp.int32(0), past, begin, sure, none, none > 0, frames)
         _, _, z, sure, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
         )

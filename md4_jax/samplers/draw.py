@@ -69,7 +69,7 @@ def draw_at(
 def probability(logits: Array, tokens: Array) -> Array:
     """softmax(logits)[token], float32 [...]."""
     picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return jnp.exp(picked - jax.nn.logsumexp(logits, axis=-1))
+    return jnp.exp(picked - jax.nn.logsumexp(logits, axis=-1)).astype(jnp.float32)
 
 
 def _in_chunks(fn: Callable, chunks: int, *arrays: Array):

@@ -19,9 +19,6 @@ from md4_jax.samplers.transforms import Transform
 
 PROCESSES = (Masking, StateDependent, Uniform, Rates)
 
-# One float32 cell before t = 1: where alpha is 0, beta is not finite and a mask's score is 0.
-LATEST = 1.0 - 2.0**-24
-
 
 def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Array, Array]:
     """(z after each position jumped with that probability, to y with odds rates[..., y]; sure).
@@ -44,7 +41,7 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
         return planned.step_by_chance(step, denoiser, process, chain, s, t, keys)
     times = jnp.full(chain.z.shape[:1], t)
     outputs = step.transform(denoiser(chain.z, times))
-    rates = process.reverse_rates(outputs, chain.z, jnp.minimum(times, LATEST))
+    rates = process.reverse_rates(outputs, chain.z, times)
     expected = (t - s) * jnp.sum(rates, axis=-1)
     z, sure = moves(rates, step.chance_of(expected), chain.z, keys)
     return evaluated(chain, z, jnp.where(z == chain.z, chain.sure, sure))
@@ -52,7 +49,10 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
 
 def expected_reveals(process: Masking, s: Array, t: Array) -> Array:
     """(t - s) (-alpha'_t) / (1 - alpha_t): jumps of a mask in the step, at the rate of t."""
-    return (t - s) * -process.schedule.dalpha(t) / process.schedule.one_minus_alpha(t)
+    noise = process.schedule.one_minus_alpha(t)
+    jumps = (t - s) * -process.schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0)
+    # Noise that is too small for a float leaves no mask.
+    return jnp.where(noise > 0, jumps, 1.0)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
@@ -127,7 +127,7 @@ class TauLeaping:
             return leap(self, denoiser, process, chain, s, t, keys)
         times = jnp.full(chain.z.shape[:1], t)
         outputs = self.transform(denoiser(chain.z, times))
-        rates = (t - s) * process.reverse_rates(outputs, chain.z, jnp.minimum(times, LATEST))
+        rates = (t - s) * process.reverse_rates(outputs, chain.z, times)
         # As floats: near alpha = 0 the number of jumps times a distance is too large for int32.
         jumps = jax.vmap(jax.random.poisson)(keys, rates).astype(rates.dtype)
         away = jnp.arange(rates.shape[-1]) - chain.z[..., None]

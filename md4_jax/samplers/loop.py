@@ -68,7 +68,8 @@ def begin(process: Any, tokens: Array, given: Array, keys: Array) -> Chain:
     prior_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     z = process.prior(prior_keys, tokens.shape[1])
     none = jnp.zeros(len(z), jnp.int32)
-    chain = Chain(z, jnp.asarray(given), jnp.where(given, 1.0, 0.0), none)
+    given = jnp.asarray(given)
+    chain = Chain(z, given, given.astype(jnp.float32), none)
     return clamped(process, chain, tokens, jnp.float32(1.0), noise_keys)
 
 

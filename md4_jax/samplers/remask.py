@@ -105,9 +105,9 @@ class Remask:
 
     def _reveal(self, process: Masking, chain: Chain, sigma: Array, s: Array, t: Array) -> Array:
         """P(a mask is revealed) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t): [] or [B, 1]."""
-        noise = process.schedule.one_minus_alpha(t)
-        rising = (noise - process.schedule.one_minus_alpha(s)) / noise
+        rising = process.reveal_probability(s, t)
         if sigma.ndim == 0:
+            noise = jnp.maximum(process.schedule.one_minus_alpha(t), jnp.finfo(jnp.float32).tiny)
             return rising + sigma * process.schedule.alpha(t) / noise
         masks = jnp.sum(planned.masked(process, chain), axis=1, keepdims=True)
         return rising + jnp.sum(sigma, axis=1, keepdims=True) / jnp.maximum(masks, 1)

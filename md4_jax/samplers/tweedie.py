@@ -24,8 +24,8 @@ class Tweedie:
     SEDD (arXiv:2310.16834, section 4.2): with the exact score s it is the exact law of each
     token of z_s given all of z_t, and their product is the best that independent tokens can
     do (identities T04 to T07). On masks it is ancestral sampling (T06). On uniform noise the
-    score is made from the network's outputs as the process's parametrisation says, so that
-    it differs from ancestral sampling in the joint parametrisation.
+    score is made from the network's outputs as the process's parametrisation says, and the step
+    is again that of ancestral sampling: the scores are linear in the weights of x.
     """
 
     needs: ClassVar[Needs] = Needs((Masking, Uniform))

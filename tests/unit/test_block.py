@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from md4_jax.hlo import traffic
 from md4_jax.networks.attention import attend_where, rotate
@@ -269,6 +270,22 @@ def test_noise_is_tied_to_no_position_and_is_even_within_a_sequence():
     share = np.mean(count[:, :, None] == np.arange(1, 5), axis=0)
     assert np.abs(share - 0.25).max() < 4 * math.sqrt(0.25 * 0.75 / 2000)
     assert seen["t"].shape == (2000, 4)
+
+
+def test_the_strata_of_the_blocks_are_in_every_order():
+    """The shares of three blocks, drawn as such: six orders, chi-squared, n = 1200, p > 1e-4."""
+    u, seen = jnp.asarray(np.random.default_rng(0).random(1200), jnp.float32), {}
+
+    def features(z, t, clean, block):
+        seen.update(t=np.asarray(t))
+        return jnp.zeros((*z.shape, 2))
+
+    batch, keys = exact.batch_of(np.zeros((1200, 3))), exact.keys_for(0, 1200)
+    BlockDiffusion(1, "times")(Denoiser(features, lambda h: h), Masking(2), batch, u, keys)
+    assert (np.sort((3.0 * seen["t"]).astype(int), axis=1) == np.arange(3)).all()
+    orders = np.argsort(seen["t"], axis=1) @ np.array([9, 3, 1])
+    counts = np.unique(orders, return_counts=True)[1]
+    assert len(counts) == 6 and stats.chisquare(counts).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("low, high, variance", [(0.001, 1.0, 5.9147), (0.45, 0.95, 0.4944)])

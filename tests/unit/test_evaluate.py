@@ -72,6 +72,13 @@ def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
     assert "this model (exact)" in report.ladder([5.0], result | {"exact": True})
 
 
+def test_given_tokens_are_not_counted():
+    """One of the four tokens of these two sequences is given: 1.5 + 3.5 nats over three."""
+    marks = np.array([[True, False], [False, False]])
+    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1])._replace(given=marks)])
+    assert result["tokens"] == 3 and result["nats_per_token"] == pytest.approx(5.0 / 3)
+
+
 def test_a_limit_is_rounded_up_to_whole_batches():
     batches = [batch([1, 1], [1, 1])] * 5
     for limit, sequences in ((1, 2), (2, 2), (3, 4), (0, 10), (99, 10)):

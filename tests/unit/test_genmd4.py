@@ -144,16 +144,14 @@ def pairs_gradient(t, weight, *, x=(1, 2), denoiser=TABLE) -> np.ndarray:
         )
         return jnp.sum(both * (nats + surrogate)) / (1.0 - FIRST)
 
-    return in_power(jax.grad(loss)(process_of(W)).raw_power)
+    return in_power(jax.jit(jax.grad(loss))(process_of(W)).raw_power)
 
 
-@pytest.mark.slow
 def test_g05_the_gradient_in_w_at_one_time():
     gradient = pairs_gradient(np.array([0.6]), np.array([1.0]))
     np.testing.assert_allclose(gradient, [0.6853457117, 0.51769630423, 0.31294406289], rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_g05_the_whole_gradient_in_w():
     t, weight = exact.quadrature(FIRST, 1.0, nodes=120, power=2)
     objective = GenMD4(first_time=FIRST)

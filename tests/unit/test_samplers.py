@@ -1,5 +1,6 @@
 """Grids, token transforms, the ancestral law by enumeration, and the loop for every sampler."""
 
+import ends
 import exact
 import jax
 import jax.numpy as jnp
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers import GRIDS
 from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.grids import cosine, log_linear, uniform
+from md4_jax.samplers.loop import blank, sample
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform, check_transform
@@ -93,6 +96,33 @@ def test_a_step_never_touches_what_is_given_nor_tokens_unless_it_revises(make):
     tokens = changed[(z < 3) & ~given]
     assert tokens.any() if make is PredictorCorrector else make is Remask or not tokens.any()
     assert ((after.evaluations >= 0) & (after.evaluations <= 2)).all()
+
+
+def test_the_count_of_the_grid_is_of_what_is_not_given():
+    """At s = 0.5 two of four masks are left beside four given tokens, and four of eight alone."""
+    z = np.full((2, 8), 3)
+    z[0, :4] = 1
+    chain = exact.chain_of(z, z == 1)
+    mu = Denoiser(lambda z, t: jnp.zeros((*z.shape, 3)), lambda h: h)
+    times = jnp.float32(0.5), jnp.float32(1.0)
+    step = jax.jit(lambda keys: Confidence()(mu, Masking(3), chain, *times, keys).z)
+    left = np.sum(np.asarray(step(exact.keys_for(0, 2))) == 3, axis=1)
+    np.testing.assert_array_equal(left, [2, 4])
+
+
+@pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
+def test_every_sampler_runs_with_64_bits(make, of, x64):
+    """A whole run is traced: what the loops carry keeps its types, those of a chain."""
+    process, keys = exact.PROCESS_CASES[of](3).init(), exact.keys_for(0, 4)
+    chain = jax.eval_shape(
+        lambda keys, *fixed: sample(
+            TABLE, process, make(), grid=uniform(5), keys=keys, fixed=fixed
+        )[0],
+        keys,
+        *blank(4, 2),
+    )
+    types = [x.dtype for x in (chain.z, chain.sure, chain.evaluations)]
+    assert types == [jnp.int32, jnp.float32, jnp.int32]
 
 
 def law_of(steps: int, denoiser=PERFECT) -> np.ndarray:

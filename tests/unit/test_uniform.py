@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.objectives.d3pm import D3PM
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import PARAMETRISATIONS, Uniform
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.schedules import Geometric, Linear, LogLinear
 
@@ -218,3 +219,21 @@ def test_scores_and_steps_keep_their_digits_in_float32(parametrisation, noise):
     moved, wide_moved = (chance[..., 1:].sum(axis=-1) for chance in (law, wide_law))
     np.testing.assert_allclose(moved, wide_moved, rtol=3e-4)
     np.testing.assert_allclose(law, wide_law, rtol=1e-2, atol=1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_prior_of_t_steps_is_that_of_all_tokens():
+    """D3PM's KL(q(z_T | x) || uniform) of three tokens, over all 27 states."""
+    process, x = Uniform(3, Geometric(0.1, 1.0)), np.array([[0, 2, 1], [1, 1, 1]])
+    law = exact.noise_law(process, x, np.array([1.0]))[:, 0]
+    expected = np.sum(law * np.log(27 * law), axis=1)
+    np.testing.assert_allclose(D3PM(4).prior(process, jnp.asarray(x)), expected, rtol=1e-9)
+
+
+def test_a_step_between_levels_without_signal_costs_nothing():
+    """Geometric up to sigma_bar = 200: alpha is 0 in float32 before and after D3PM's last step."""
+    process, x = Uniform(3, Geometric(1e-3, 200.0)), np.array([[0, 1, 2]])
+    denoiser = Denoiser(lambda z, t: jnp.zeros((1, 3, 3)), lambda h: h)
+    step = jnp.array([40])
+    nats = D3PM(40).given_z(denoiser, process, exact.batch_of(x), jnp.zeros((1, 3), int), step)
+    np.testing.assert_array_equal(nats, 0.0)

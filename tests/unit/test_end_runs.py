@@ -1,0 +1,45 @@
+"""Whole runs of every sampler from one end of steep schedules to the other."""
+
+import ends
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.samplers import draw
+from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.loop import blank, sample
+
+STEEP = ("cosine", "geometric", "polynomial, steep", "geometric, long")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
+def test_a_whole_run_draws_from_laws_alone(make, of, monkeypatch):
+    """Two tokens, 32 sequences, from t = 1 to 0 by a small last step: a row that is no law would be
+    drawn as a symbol that is none, and a chance that is no number would stay in `sure`."""
+    honest = draw._gumbel_max
+
+    def marked(key, logits):
+        largest = jnp.max(logits, axis=-1)  # nan where one is
+        return jnp.where(jnp.isfinite(largest), honest(key, logits), -1000)
+
+    monkeypatch.setattr(draw, "_gumbel_max", marked)
+    denoiser = exact.denoiser_of(exact.table_logits(3, 2))
+    built = (ends.with_schedule(exact.PROCESS_CASES[of], ends.ALL[name]) for name in STEEP)
+    processes = [process for process in built if process] or [exact.PROCESS_CASES[of](3).init()]
+    steps = getattr(processes[0], "timesteps", None)
+    grid = np.array([0.0, 1e-3, 0.5, 1.0], np.float32) if steps is None else uniform(steps)
+
+    @jax.jit
+    def runs(keys):
+        fixed = blank(32, 2)
+        return [
+            sample(denoiser, process, make(), grid=grid, keys=keys, fixed=fixed)[0]
+            for process in processes
+        ]
+
+    for chain in runs(exact.keys_for(0, 32)):
+        assert ((chain.z >= 0) & (chain.z < 3)).all()
+        assert ((chain.sure >= 0) & (chain.sure <= 1)).all()
