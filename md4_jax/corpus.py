@@ -10,7 +10,7 @@ from md4_jax.data.loader import TrainIterator, train_iterator
 from md4_jax.data.packing import token_stream
 from md4_jax.data.tokenizers import from_json
 from md4_jax.experiment import Experiment, eval_batch_size
-from md4_jax.paths import Place
+from md4_jax.paths import Place, replace
 from md4_jax.protocols import Batch, UserError
 from md4_jax.sections import make
 from md4_jax.sharding import local_rows
@@ -23,7 +23,7 @@ def tokenizer_and_source(config: Mapping[str, Any], workdir: Place | None) -> tu
     source = make("data", config["data"])
     kept = workdir / TOKENIZER_FILE if workdir else None
     if kept is not None and kept.exists():
-        return from_json(kept.read_text()), source
+        return _read(kept), source
     tokenizer = make("tokenizer", config["tokenizer"])
     return tokenizer.fit(source.documents("train")), source
 
@@ -33,7 +33,30 @@ def stored_tokenizer(workdir: Place) -> Any:
     kept = workdir / TOKENIZER_FILE
     if not kept.exists():
         raise UserError(f"{kept} is missing: train in this --workdir first")
-    return from_json(kept.read_text())
+    return _read(kept)
+
+
+def keep_tokenizer(tokenizer: Any, workdir: Place) -> None:
+    """Writes the tokenizer of a run once, whole or not at all; what is there stays as it is."""
+    kept = workdir / TOKENIZER_FILE
+    if not kept.exists():
+        replace(kept, tokenizer.to_json())
+
+
+def _read(kept: Place) -> Any:
+    """The tokenizer in a file; UserError that names the file if it is cut short or changed."""
+    try:
+        return from_json(kept.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(
+            f"{kept} is damaged, or is not the tokenizer of a run ({_first_line(error)}). Put a "
+            "copy of it back. If there is none, move it away and start the command that trained "
+            "the run again: with the same data the same tokenizer is made"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def stream(source: Any, tokenizer: Any, split: str) -> np.ndarray:

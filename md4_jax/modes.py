@@ -139,7 +139,7 @@ def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Place) -> Non
     """Makes the directory of the run and what describes it; UserError if that is not possible."""
     check_writable(workdir)
     config.store(workdir, asked)
-    (workdir / corpus.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
+    corpus.keep_tokenizer(exp.tokenizer, workdir)
 
 
 def _say(text: str) -> None:

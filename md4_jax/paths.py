@@ -71,7 +71,10 @@ def replace(path: Place, text: str) -> None:
         path.write_text(text)
         return
     partial = path.parent / (path.name + ".partial")
-    partial.write_text(text)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # or a machine that goes down could leave the name and no content
     partial.replace(path)
 
 

@@ -165,6 +165,20 @@ def test_no_checkpoint_can_be_read(mode, copy, refused, tiny, snapshot):
     assert all(name.startswith("tensorboard") for name in after.keys() - before.keys())
 
 
+@pytest.mark.parametrize("mode", ["train", "eval", "sample"])
+def test_a_tokenizer_cut_short(mode, copy, refused, run, tiny, snapshot, same_run, trained):
+    kept = copy / "tokenizer.json"
+    cut(kept)
+    before = snapshot(copy)
+    message = refused("--config", tiny, "--workdir", copy, "--mode", mode)
+    assert f"{kept} is damaged" in message
+    assert snapshot(copy) == before
+    kept.rename(copy / "moved")  # as the message says
+    assert run("--config", tiny, "--workdir", copy).code == 0
+    assert kept.read_bytes() == (trained / "tokenizer.json").read_bytes()
+    same_run(copy, trained)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A directory with room for a few megabytes."""

@@ -128,11 +128,13 @@ def test_killed_in_a_save(step, tiny, tmp_path, start, program, reference, same_
 
 
 def test_a_finished_run_started_again_changes_nothing(copy, run, tiny, rows):
-    before = rows(copy)
+    before, tokenizer = rows(copy), (copy / "tokenizer.json").stat()
     ended = run("--config", tiny, "--workdir", copy)
     assert ended.code == 0
     assert "trained to step 30" in ended.out
     assert rows(copy) == before
+    after = (copy / "tokenizer.json").stat()  # a kill while it is written loses the run
+    assert (after.st_ino, after.st_mtime_ns) == (tokenizer.st_ino, tokenizer.st_mtime_ns)
 
 
 def test_what_decides_how_often_may_change(copy, run, tiny, rows):
