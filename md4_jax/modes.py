@@ -15,7 +15,7 @@ from md4_jax import plan as plans
 from md4_jax.bench import RandomTokens, bench, table
 from md4_jax.data import ngrams
 from md4_jax.experiment import Experiment, sample_window, templates
-from md4_jax.paths import Place, check_writable, place
+from md4_jax.paths import Place, check_name, check_writable, place
 from md4_jax.protocols import Params, UserError
 from md4_jax.sample import draw_samples, make_sampler, write_samples
 from md4_jax.train import abstract_state, train
@@ -26,6 +26,7 @@ NGRAM_TOKENS = 20_000_000
 
 def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Trains (or resumes), evaluates, samples and draws the loss curve; returns the exit code."""
+    check_name(workdir)
     kept = config.stored(workdir)
     if kept is not None:
         config.check_same(kept, asked, workdir)

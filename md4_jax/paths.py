@@ -14,6 +14,7 @@ Place = epath.Path  # what all of the package takes for a file or a directory
 
 # Scheme of an address -> the package through which fsspec reads and writes there.
 STORES = {"gs": "gcsfs", "s3": "s3fs"}
+PATTERN = "*?[\\"  # what a pattern of file names does not take for itself
 
 
 def place(text: Any, key: str = "--workdir") -> Place:
@@ -30,6 +31,20 @@ def place(text: Any, key: str = "--workdir") -> Place:
     if importlib.util.find_spec(STORES[scheme]) is None:
         raise UserError(f"{key}={text} needs a package: pip install {STORES[scheme]}")
     return epath.Path(text)
+
+
+def check_name(directory: Place) -> None:
+    """UserError for a directory in which checkpoints could be written and then not be read.
+
+    The checkpoint library collects its files by a pattern that begins with the directory's path.
+    """
+    found = [c for c in PATTERN if c in str(directory)]
+    if found:
+        raise UserError(
+            f"--workdir {directory}: checkpoints in a path with {' '.join(found)} could not be "
+            "read again. Choose another --workdir; a run that lies there goes on once its "
+            "directory has another name"
+        )
 
 
 def is_remote(path: Any) -> bool:

@@ -198,6 +198,19 @@ def test_broken_json_lines(train_on, tmp_path):
     assert "line 31: not JSON" in train_on("text", path)
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run?", "*", "a\\b", "seed[0]/run"])
+def test_a_workdir_whose_checkpoints_could_not_be_read(name, tiny, tmp_path, refused):
+    message = refused("--config", tiny, "--workdir", f"{tmp_path}/{name}")
+    assert f"--workdir {tmp_path}/{name}: checkpoints in a path with" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_read_whatever_its_directory_is_called_later(copy, tiny, run, tmp_path):
+    moved = copy.rename(tmp_path / "run[1]")
+    for mode in ("eval", "sample"):
+        assert run("--config", tiny, "--workdir", moved, "--mode", mode).code == 0
+
+
 def test_another_config_in_the_workdir(copy, tiny, refused, snapshot, run):
     before = snapshot(copy)
     at = ("--config", tiny, "--workdir", copy)
