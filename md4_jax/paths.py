@@ -62,13 +62,18 @@ def exists(path: Place) -> bool:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from error
 
 
-def version(path: Place) -> tuple[str, int, int]:
-    """(address, bytes, time of change) of a file, which tell one content from another."""
+def version(path: Any) -> tuple[str | int, ...]:
+    """(address, bytes, times of change) of a file, which tell one content from another.
+
+    Of a local file two times: one can be set back, as copying does that preserves it, that of the
+    last change of anything cannot.
+    """
     if is_remote(path):
         found = path.stat()
         return str(path), found.length, int(found.mtime or 0)
     real = os.path.realpath(path)
-    return real, os.stat(real).st_size, os.stat(real).st_mtime_ns
+    found = os.stat(real)
+    return real, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def append(path: Place, text: str) -> None:

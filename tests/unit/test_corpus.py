@@ -68,3 +68,16 @@ def test_a_run_without_a_tokenizer_is_named(workdir):
         {"data": {"name": "shakespeare"}, "tokenizer": {"name": "bytes"}}, workdir
     )
     assert source_and[0] == Bytes()
+
+
+def test_a_run_is_resumed_on_its_own_text_alone(workdir):
+    kept = {"tokens": 1234, "crc32": 0xAB}
+    corpus.check_same_text(kept, dict(kept), workdir)
+    corpus.check_same_text(None, kept, workdir)  # a checkpoint of before there were fingerprints
+    for other in ({"tokens": 1235, "crc32": 0xAB}, {"tokens": 1234, "crc32": 0xAC}):
+        with pytest.raises(UserError) as caught:
+            corpus.check_same_text(kept, other, workdir)
+        for text in (kept, other):
+            assert f"{text['tokens']:,} tokens, CRC-32 {text['crc32']:08x}" in str(caught.value)
+        assert "Put the text (data.path)" in str(caught.value)
+        assert f"--config.train.initial={workdir}" in str(caught.value)
