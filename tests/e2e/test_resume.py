@@ -71,6 +71,25 @@ def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_
     same_run(tmp_path / "run", reference)
 
 
+def test_the_command_that_resumes_a_run_of_its_own_config(
+    tiny, tmp_path, start, program, reference, same_run
+):
+    """It has no --config either, and the values that were changed."""
+    workdir = tmp_path / "run"
+    flags = ("-m", "md4_jax.main", "--workdir", workdir)
+    code, _, err = stop_at(start(*flags, "--config", tiny), 4, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, err
+    process = start(*flags, "--config.sample.num=1")
+    code, out, err = stop_at(process, 12, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, err
+    _, _, _, *arguments = shlex.split(out.strip().splitlines()[-1])
+    assert arguments == ["--mode=train", f"--workdir={workdir}", "--config.sample.num=1"]
+    ended = program(*arguments)
+    assert ended.code == 0, ended
+    assert "1 samples of 16 tokens" in ended.out
+    same_run(workdir, reference)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_names_the_command_that_resumes(
     number, tiny, tmp_path, start, program, reference, same_run
