@@ -1,6 +1,6 @@
 """Samples a trained run at several numbers of steps and temperatures, and draws the trade-off.
 
-    python launch/frontier.py --config configs/quickstart.py --workdir runs/quickstart \
+    python launch/frontier.py --workdir runs/quickstart \
         --steps 8,16,32,64,128,256 --temperatures 0.7,0.8,0.9,1.0 -- --config.sample.num=64
 
 Each point is one run of --mode sample: the bound on -log p of the samples under --judge (the
@@ -42,7 +42,8 @@ def newest(workdir: Path) -> int:
 
 def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
     """The numbers of one run of --mode sample."""
-    words = [f"--config={flags.config}", f"--workdir={flags.workdir}", "--mode=sample"]
+    words = [f"--config={flags.config}"] if flags.config else []
+    words += [f"--workdir={flags.workdir}", "--mode=sample"]
     words += [f"--config.sample.judge={flags.judge}"]
     words += [f"--config.sample.{key}={value}" for key, value in settings.items()]
     command = [sys.executable, "-m", "md4_jax.main", *words, *flags.extra]
@@ -58,7 +59,7 @@ def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--config", required=True, help="that the run was trained with")
+    parser.add_argument("--config", help="that the run was trained with; its own if not given")
     parser.add_argument("--workdir", required=True, type=Path, help="of the trained run")
     parser.add_argument("--steps", type=whole, default="8,16,32,64,128,256")
     parser.add_argument("--temperatures", type=real, default="1.0")

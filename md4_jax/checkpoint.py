@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
+import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from md4_jax.checksums import checksums
 from md4_jax.paths import Place, move
 from md4_jax.protocols import Params, UserError
 from md4_jax.sharding import largest
+
+# Bytes on a device that reading back takes at once, beside the state that is there.
+PART_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,8 @@ class CheckpointOptions:
 class Checkpoints:
     """The numbered checkpoints of one run: saved in the background, committed whole or not at all.
 
+    The first one that a process saves is read back before any other is deleted.
+
     A checkpoint has three items: `ema` (what evaluation and sampling need),
     `train` (everything else of the state) and `host` (JSON: the data iterator's
     position, the log's open window, and a checksum of every array and of itself).
@@ -39,10 +45,12 @@ class Checkpoints:
 
     def __init__(self, directory: Place, options: CheckpointOptions, *, read_only: bool = False):
         self.directory = directory
+        self._keep, self._is_proven = options.keep, False
+        self._kept = ocp.checkpoint_managers.LatestN(None)  # all of them
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=options.keep,
+                preservation_policy=self._kept,
                 create=not read_only,
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,
@@ -55,7 +63,10 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, host: dict) -> None:
-        """Starts saving; UserError if this or the previous save failed (disk full, say)."""
+        """Starts saving; UserError if this or the previous save failed (disk full, say).
+
+        The first time it waits until what is saved has been read back; UserError if it differs.
+        """
         ema, train = _leaves(state.ema), _leaves(state._replace(ema=()))
         record = {"state": host, "checksums": {"ema": checksums(ema), "train": checksums(train)}}
         items = ocp.args.Composite(
@@ -64,6 +75,41 @@ class Checkpoints:
             host=ocp.args.JsonSave({**record, "crc32": _crc32(record)}),
         )
         self._guard(lambda: self._manager.save(step, args=items))
+        if not self._is_proven:
+            self._guard(self._manager.wait_until_finished)
+            self._prove(step, record, {"ema": ema, "train": train})
+
+    def _prove(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> None:
+        """Reads a checkpoint back, then deletes those that are too many; UserError if it differs.
+
+        Once is enough to learn whether this directory can be read from here.
+        """
+        wrong = self._difference(step, record, saved)
+        if wrong:
+            before = [s for s in self.steps() if s != step]
+            raise UserError(
+                f"checkpoint {step} in {self.directory} was written, but cannot be read back: "
+                f"{wrong}. No other was deleted; those before it are of steps {before}. Mend the "
+                "directory or its disk and start the same command again, or choose another "
+                "--workdir"
+            )
+        self._is_proven, self._kept.n = True, self._keep
+        for old in self.steps()[: -self._keep]:
+            self._manager.delete(old)
+
+    def _difference(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> str:
+        """How a checkpoint differs from what was saved, read part by part; '' if not at all."""
+        only_host = ocp.args.Composite(host=ocp.args.JsonRestore())
+        found, wrong = _attempt(lambda: self._manager.restore(step, args=only_host))
+        if wrong or found["host"].get("crc32") != _crc32(record):
+            return wrong or "its host file is not what was saved"
+        wrong = _damage(found, ())
+        for item, part in ((i, part) for i, arrays in saved.items() for part in _parts(arrays)):
+            if not wrong:
+                where = self.directory / str(step) / item
+                leaves, wrong = _attempt(lambda w=where, p=part: _read_part(w, p))
+                wrong = wrong or _damage({"host": found["host"], item: leaves}, (item,))
+        return wrong
 
     def check(self) -> None:
         """UserError if a save in the background has failed meanwhile."""
@@ -85,7 +131,7 @@ class Checkpoints:
             ) from error
 
     def _on_disk(self) -> list[int]:
-        return sorted(int(p.name) for p in self.directory.glob("[0-9]*") if p.name.isdigit())
+        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
     def restore(self, template: Any, say=print) -> tuple[Any, dict] | None:
         """The newest readable (state, host state) laid out as the template; None if none was saved.
@@ -114,17 +160,9 @@ class Checkpoints:
     def _read(self, step: int, templates: Mapping[str, Any], say) -> Any:
         """These items and `host`, or None, alike on all processes; what is wrong is said."""
         items = {k: ocp.args.StandardRestore(_leaves(v)) for k, v in templates.items()}
-        found, wrong = None, ""
-        try:
-            items = ocp.args.Composite(**items, host=ocp.args.JsonRestore())
-            found = self._manager.restore(step, args=items)
-        except Exception as error:
-            wrong = _reason(error)
-        # Checksums are sums over all processes, so that all of them must have read something.
-        if largest(int(bool(wrong))):
-            wrong = wrong or "another process could not read it"
-        else:
-            wrong = _damage(found, templates)
+        items = ocp.args.Composite(**items, host=ocp.args.JsonRestore())
+        found, wrong = _attempt(lambda: self._manager.restore(step, args=items))
+        wrong = wrong or _damage(found, templates)
         if not wrong:
             return found
         say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
@@ -159,7 +197,46 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
 
 
-def _damage(found: Any, items: Mapping[str, Any]) -> str:
+def _attempt(read: Callable[[], Any]) -> tuple[Any, str]:
+    """(what is read, ''), or (None, why it cannot be), the same kind on all processes.
+
+    Checksums are sums over all processes, so that all of them must have read something.
+    """
+    found, wrong = None, ""
+    try:
+        found = read()
+    except Exception as error:
+        wrong = _reason(error)
+    if largest(int(bool(wrong))):
+        return None, wrong or "another process could not read it"
+    return found, ""
+
+
+def _parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Arrays in parts of at most PART_BYTES on a device, or of one array."""
+    parts, size = [{}], 0
+    for name, x in arrays.items():
+        own = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        if parts[-1] and size + own > PART_BYTES:
+            parts, size = [*parts, {}], 0
+        parts[-1][name] = x
+        size += own
+    return parts
+
+
+def _read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Some arrays of an item, placed as those given, by the code that also restores all."""
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in arrays.items()
+    }
+    arguments = ocp.checkpoint_utils.construct_restore_args(shapes)
+    asked = ocp.args.PyTreeRestore(shapes, restore_args=arguments, partial_restore=True)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(directory, args=asked)
+
+
+def _damage(found: Any, items: Iterable[str]) -> str:
     """What was read and is not what was saved; '' if all is as it was."""
     record = dict(found["host"])
     if record.pop("crc32", None) != _crc32(record):

@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.data import loader, text_size
+from md4_jax.data import loader, packing, text_size
 from md4_jax.data.loader import TrainIterator, train_iterator
-from md4_jax.data.packing import token_stream
 from md4_jax.data.tokenizers import from_json
 from md4_jax.experiment import Experiment, eval_batch_size
-from md4_jax.paths import Place
+from md4_jax.paths import Place, replace
 from md4_jax.protocols import Batch, UserError
 from md4_jax.sections import make
-from md4_jax.sharding import local_rows
+from md4_jax.sharding import largest, local_rows
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -23,7 +22,7 @@ def tokenizer_and_source(config: Mapping[str, Any], workdir: Place | None) -> tu
     source = make("data", config["data"])
     kept = workdir / TOKENIZER_FILE if workdir else None
     if kept is not None and kept.exists():
-        return from_json(kept.read_text()), source
+        return _read(kept), source
     tokenizer = make("tokenizer", config["tokenizer"])
     return tokenizer.fit(source.documents("train")), source
 
@@ -33,12 +32,59 @@ def stored_tokenizer(workdir: Place) -> Any:
     kept = workdir / TOKENIZER_FILE
     if not kept.exists():
         raise UserError(f"{kept} is missing: train in this --workdir first")
-    return from_json(kept.read_text())
+    return _read(kept)
+
+
+def keep_tokenizer(tokenizer: Any, workdir: Place) -> None:
+    """Writes the tokenizer of a run once, whole or not at all; what is there stays as it is."""
+    kept = workdir / TOKENIZER_FILE
+    if not kept.exists():
+        replace(kept, tokenizer.to_json())
+
+
+def _read(kept: Place) -> Any:
+    """The tokenizer in a file; UserError that names the file if it is cut short or changed."""
+    try:
+        return from_json(kept.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(
+            f"{kept} is damaged, or is not the tokenizer of a run ({_first_line(error)}). Put a "
+            "copy of it back. If there is none, move it away and start the command that trained "
+            "the run again: with the same data the same tokenizer is made"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def stream(source: Any, tokenizer: Any, split: str) -> np.ndarray:
     """The tokens of a split, memory-mapped."""
-    return token_stream(source, tokenizer, split)
+    return packing.token_stream(source, tokenizer, split)
+
+
+def fingerprint(built: Experiment, source: Any) -> dict[str, int]:
+    """{tokens, crc32} of the training split; UserError if another process has another text."""
+    found = packing.fingerprint(source, built.tokenizer, "train")
+    number = found["crc32"] >> 1  # of 31 bits
+    if largest(number) != -largest(-number):
+        raise UserError("the processes have different training texts: make data.path the same")
+    return found
+
+
+def check_same_text(kept: Mapping[str, int] | None, now: Mapping[str, int], workdir: Place) -> None:
+    """UserError if a run is resumed on other tokens than it was trained on.
+
+    kept: the fingerprint in its checkpoint; None in those that have none.
+    """
+    if kept is not None and kept != now:
+        before, after = (f"{x['tokens']:,} tokens, CRC-32 {x['crc32']:08x}" for x in (kept, now))
+        raise UserError(
+            f"{workdir} was trained on another text: the tokens of its training split were "
+            f"{before}; now they are {after}. Put the text (data.path) and {TOKENIZER_FILE} back "
+            "as they were to resume. To train on the new text take another --workdir, with "
+            f"--config.train.initial={workdir} to begin with the parameters of this run"
+        )
 
 
 def data_sizes(built: Experiment, source: Any) -> dict[str, loader.SplitSize]:

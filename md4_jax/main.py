@@ -10,13 +10,15 @@ from md4_jax import distributed, modes, sections
 from md4_jax.paths import place
 from md4_jax.protocols import UserError
 
-USAGE = "python -m md4_jax.main --config FILE [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
+USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """(flags, {'section.key': text}); UserError for an argument that is neither."""
     parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
-    parser.add_argument("--config", required=True, help="a file of configs/")
+    parser.add_argument(
+        "--config", help="a file of configs/; that of the run in --workdir if not given"
+    )
     parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
     parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
     parser.add_argument("--topology", help="of --mode plan: v5e:16x16, cpu:8")
@@ -41,17 +43,19 @@ def run(arguments: list[str]) -> int:
     flags, assignments = parse(arguments)
     distributed.start(flags.distributed)
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
-    asked = sections.load_config(flags.config, assignments)
-    if flags.workdir is None:
+    workdir = None if flags.workdir is None else place(flags.workdir)
+    asked = sections.load_config(flags.config, assignments, workdir)
+    if workdir is None:
         if flags.mode in modes.OF_A_RUN or flags.distributed:
             what = "--distributed" if flags.distributed else f"--mode {flags.mode}"
             raise UserError(f"{what} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        flags.workdir = f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}"
-    workdir = place(flags.workdir)
-    words = [f"--config={flags.config}", f"--mode={flags.mode}"]
+        workdir = place(f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}")
+    words = [f"--config={flags.config}"] if flags.config else []
+    words += [f"--mode={flags.mode}"]
     words += [f"--distributed={flags.distributed}"] if flags.distributed else []
-    words += [f"--workdir={workdir}"] if flags.mode in ("train", *modes.OF_A_RUN) else []
+    writes = flags.mode in ("train", *modes.OF_A_RUN)
+    words += [f"--workdir={workdir}"] if writes or not flags.config else []
     words += [f"--config.{key}={value}" for key, value in assignments.items()]
     command = "python -m md4_jax.main " + shlex.join(words)
     return modes.run(flags.mode, asked, workdir, command)

@@ -17,7 +17,7 @@ from md4_jax.compiling import keep_programs
 from md4_jax.data import ngrams
 from md4_jax.evaluate import Evaluator
 from md4_jax.experiment import Experiment, sample_window, templates
-from md4_jax.paths import Place, check_writable, place
+from md4_jax.paths import Place, check_name, check_writable, place
 from md4_jax.protocols import Params, UserError
 from md4_jax.sample import draw_samples, make_sampler, write_samples
 from md4_jax.train import abstract_state, train
@@ -28,6 +28,7 @@ NGRAM_TOKENS = 20_000_000
 
 def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Trains (or resumes), evaluates, samples and draws the loss curve; returns the exit code."""
+    check_name(workdir)
     kept = config.stored(workdir)
     if kept is not None:
         config.check_same(kept, asked, workdir)
@@ -144,7 +145,7 @@ def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Place) -> Non
     """Makes the directory of the run and what describes it; UserError if that is not possible."""
     check_writable(workdir)
     config.store(workdir, asked)
-    (workdir / corpus.TOKENIZER_FILE).write_text(exp.tokenizer.to_json())
+    corpus.keep_tokenizer(exp.tokenizer, workdir)
 
 
 def _say(text: str) -> None:

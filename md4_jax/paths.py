@@ -15,6 +15,7 @@ Place = epath.Path  # what all of the package takes for a file or a directory
 
 # Scheme of an address -> the package through which fsspec reads and writes there.
 STORES = {"gs": "gcsfs", "s3": "s3fs"}
+PATTERN = "*?[\\"  # what a pattern of file names does not take for itself
 
 
 def place(text: Any, key: str = "--workdir") -> Place:
@@ -39,6 +40,20 @@ def cache_root() -> pathlib.Path:
     return pathlib.Path(named) if named else pathlib.Path.home() / ".cache" / "md4_jax"
 
 
+def check_name(directory: Place) -> None:
+    """UserError for a directory in which checkpoints could be written and then not be read.
+
+    The checkpoint library collects its files by a pattern that begins with the directory's path.
+    """
+    found = [c for c in PATTERN if c in str(directory)]
+    if found:
+        raise UserError(
+            f"--workdir {directory}: checkpoints in a path with {' '.join(found)} could not be "
+            "read again. Choose another --workdir; a run that lies there goes on once its "
+            "directory has another name"
+        )
+
+
 def is_remote(path: Any) -> bool:
     """Whether it is an address of object storage, where files are replaced and never added to."""
     return "://" in str(path)
@@ -54,13 +69,18 @@ def exists(path: Place) -> bool:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from error
 
 
-def version(path: Place) -> tuple[str, int, int]:
-    """(address, bytes, time of change) of a file, which tell one content from another."""
+def version(path: Any) -> tuple[str | int, ...]:
+    """(address, bytes, times of change) of a file, which tell one content from another.
+
+    Of a local file two times: one can be set back, as copying does that preserves it, that of the
+    last change of anything cannot.
+    """
     if is_remote(path):
         found = path.stat()
         return str(path), found.length, int(found.mtime or 0)
     real = os.path.realpath(path)
-    return real, os.stat(real).st_size, os.stat(real).st_mtime_ns
+    found = os.stat(real)
+    return real, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def append(path: Place, text: str) -> None:
@@ -78,7 +98,10 @@ def replace(path: Place, text: str) -> None:
         path.write_text(text)
         return
     partial = path.parent / (path.name + ".partial")
-    partial.write_text(text)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # or a machine that goes down could leave the name and no content
     partial.replace(path)
 
 

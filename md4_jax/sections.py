@@ -1,5 +1,6 @@
 """Config sections: which keys each may have, their types, and the object of a section."""
 
+import copy
 import dataclasses
 import inspect
 import types
@@ -16,6 +17,7 @@ from md4_jax.metrics import LogOptions
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.optim import OPTIMIZERS
+from md4_jax.paths import Place
 from md4_jax.processes import PROCESSES
 from md4_jax.prompts import PromptOptions
 from md4_jax.protocols import UserError
@@ -232,9 +234,27 @@ def fields(cls: type, section: Mapping[str, Any]) -> Any:
     return cls(**{key: value for key, value in section.items() if key in names})
 
 
-def load_config(path: str, assignments: Mapping[str, str]) -> dict[str, Any]:
-    """A config file with its overrides applied and its keys checked."""
-    config = config_lib.load(path)
+def load_config(
+    path: str | None, assignments: Mapping[str, str], workdir: Place | None = None
+) -> dict[str, Any]:
+    """A config file with its overrides applied and its keys checked.
+
+    Without a file the config of the run in workdir, in which only what is free may be changed;
+    UserError if there is neither.
+    """
+    kept = None if path or workdir is None else config_lib.stored(workdir)
+    if not path and kept is None:
+        where = "no --workdir of a run" if workdir is None else f"no run in --workdir {workdir}"
+        raise UserError(
+            f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
+            "run, or the --workdir of a run, whose own config is taken then"
+        )
+    config = config_lib.load(path) if path else copy.deepcopy(kept)
+    if kept is not None:  # a run of a version that did not have these modes yet
+        for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
+            config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, keeps)
     check_keys(config)
+    if kept is not None:
+        config_lib.check_same(kept, config, workdir)
     return config

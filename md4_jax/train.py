@@ -61,6 +61,8 @@ def train(
     checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint)
     state, host = first_state(exp, checkpoints, begin)
     step = int(state.step)
+    text = corpus.fingerprint(exp, source)
+    corpus.check_same_text((host or {}).get("text"), text, workdir)
     data = corpus.train_batches(exp, source)
     if primary:
         print(report.start(exp, state, workdir, step), flush=True)
@@ -107,7 +109,8 @@ def train(
             if last or step % exp.checkpoint.every == 0:
                 log.flush()
                 writer.flush()
-                checkpoints.save(step, state, {"data": data.get_state(), "log": log.state()})
+                position = {"data": data.get_state(), "log": log.state(), "text": text}
+                checkpoints.save(step, state, position)
             if max(why, largest(stop.signal or 0, now=False)) <= BUDGET:
                 evaluate_if_due()
         checkpoints.wait()

@@ -10,8 +10,9 @@ import os
 import zlib
 from collections.abc import Iterator
 
+from md4_jax.data import contents
 from md4_jax.data.splits import bounds, check_split, digest
-from md4_jax.paths import Place, exists, is_remote, place, version
+from md4_jax.paths import Place, exists, is_remote, place
 from md4_jax.protocols import UserError
 
 MIN_DOCUMENTS = 20
@@ -45,8 +46,8 @@ class TextFiles:
         return ()
 
     def fingerprint(self) -> str:
-        """A hash of the files' names, sizes and times of change, and of the arguments."""
-        facts = [version(path) for path in self._files]
+        """A hash of the files' names and contents, and of the arguments."""
+        facts = contents.of_texts(self._files)
         return digest("text", facts, self.text_key, self.validation, self.test)
 
     def documents(self, split: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import struct
 import zlib
 
@@ -322,6 +323,43 @@ def test_another_sampler_may_be_asked_for_later(run, tiny, trained):
     assert ended.code == 0
     assert "1 samples of 16 tokens from step 30" in lines(ended)[-2]
     assert json.loads(lines(ended)[-1])["network_evaluations"] <= 3
+
+
+def test_a_run_is_evaluated_by_its_own_config(run, trained, evaluated):
+    ended = run("--workdir", trained, "--mode", "eval")
+    assert ended.code == 0, ended
+    assert json.loads(lines(ended)[-1]) == evaluated
+
+
+def test_a_run_is_sampled_by_its_own_config(run, trained):
+    ended = run("--workdir", trained, "--mode", "sample", "--config.sample.num=1")
+    assert ended.code == 0, ended
+    assert "1 samples of 16 tokens from step 30" in lines(ended)[-2]
+
+
+def test_a_run_goes_on_by_its_own_config(run, copy, tiny, trained, same_run):
+    shutil.rmtree(copy / "checkpoints" / "30")
+    stored = (copy / "config.json").read_bytes()
+    ended = run("--workdir", copy)
+    assert ended.code == 0, ended
+    assert "resuming from step 28" in ended.out
+    assert json.loads((copy / "config.json").read_text())["config"] == json.loads(stored)["config"]
+    same_run(copy, trained)
+
+
+@pytest.mark.slow
+def test_a_run_is_timed_and_planned_by_its_own_config(run, copy):
+    """Also one whose version did not have those modes yet."""
+    content = json.loads((copy / "config.json").read_text())
+    del content["config"]["bench"], content["config"]["plan"]
+    (copy / "config.json").write_text(json.dumps(content))
+    bench = ("--mode", "bench", "--config.bench.parts=eval", "--config.bench.windows=1")
+    ended = run("--workdir", copy, *bench, "--config.bench.seconds=0.1")
+    assert ended.code == 0, ended
+    assert f"--mode=bench --workdir={copy}" in ended.out and "eval" in json.loads(lines(ended)[-1])
+    ended = run("--workdir", copy, "--mode", "plan", "--topology=cpu:1", "--config.plan.parts=eval")
+    assert ended.code == 0, ended
+    assert "eval" in json.loads(lines(ended)[-1])
 
 
 def test_resuming_for_longer_is_refused_with_the_key(copy, tiny, refused):

@@ -92,6 +92,12 @@ def test_a_wrong_config(assignments, said, tiny, tmp_path, refused):
         (["--config", "README.md"], "README.md"),
         (["--config", "md4_jax/protocols.py"], "get_config"),
         (["--config", "configs/base.py", "--config.train.seed"], "needs a value"),
+        ([], "there is no --config and no --workdir of a run: give --config FILE"),
+        (["--mode", "eval"], "or the --workdir of a run, whose own config is taken"),
+        (
+            ["--workdir", "/nowhere/run"],
+            "there is no --config and no run in --workdir /nowhere/run",
+        ),
         (["--config", "configs/base.py", "--mode", "eval"], "--mode eval needs the --workdir"),
         (["--config", "configs/base.py", "--mode", "sample"], "--mode sample needs the --workdir"),
     ],
@@ -102,7 +108,7 @@ def test_wrong_arguments(arguments, said, refused):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--config"], ["--config", "x", "--mode", "trian"], ["--config", "x", "--worksdir=y"]],
+    [["--config"], ["--config", "x", "--mode", "trian"], ["--config", "x", "--worksdir=y"]],
 )
 def test_wrong_flags_show_the_usage(arguments, run):
     ended = run(*arguments)
@@ -198,6 +204,19 @@ def test_broken_json_lines(train_on, tmp_path):
     assert "line 31: not JSON" in train_on("text", path)
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run?", "*", "a\\b", "seed[0]/run"])
+def test_a_workdir_whose_checkpoints_could_not_be_read(name, tiny, tmp_path, refused):
+    message = refused("--config", tiny, "--workdir", f"{tmp_path}/{name}")
+    assert f"--workdir {tmp_path}/{name}: checkpoints in a path with" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_read_whatever_its_directory_is_called_later(copy, tiny, run, tmp_path):
+    moved = copy.rename(tmp_path / "run[1]")
+    for mode in ("eval", "sample"):
+        assert run("--config", tiny, "--workdir", moved, "--mode", mode).code == 0
+
+
 def test_another_config_in_the_workdir(copy, tiny, refused, snapshot, run):
     before = snapshot(copy)
     at = ("--config", tiny, "--workdir", copy)
@@ -215,6 +234,17 @@ def test_another_config_in_the_workdir(copy, tiny, refused, snapshot, run):
 def test_another_kind_of_section_in_the_workdir(copy, tiny, refused):
     message = refused("--config", tiny, "--workdir", copy, "--config.objective.name=any_order")
     assert "objective.name: 'md4' in the workdir, 'any_order' asked for" in message
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "sample", "bench", "plan"])
+def test_a_run_of_its_own_config_may_change_what_is_free_alone(mode, copy, refused, snapshot):
+    before = snapshot(copy)
+    flags = ("--mode", mode, "--config.train.batch_size=4", "--config.sample.num=1")
+    message = refused("--workdir", copy, *flags)
+    assert f"{copy} was made by another config" in message and "sample.num" not in message
+    assert "train.batch_size: 8 in the workdir, 4 asked for" in message
+    assert "key in train 'batch_sise'" in refused("--workdir", copy, "--config.train.batch_sise=4")
+    assert snapshot(copy) == before
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "sample"])

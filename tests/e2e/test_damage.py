@@ -165,6 +165,74 @@ def test_no_checkpoint_can_be_read(mode, copy, refused, tiny, snapshot):
     assert all(name.startswith("tensorboard") for name in after.keys() - before.keys())
 
 
+@pytest.mark.parametrize("mode", ["train", "eval", "sample"])
+def test_a_tokenizer_cut_short(mode, copy, refused, run, tiny, snapshot, same_run, trained):
+    kept = copy / "tokenizer.json"
+    cut(kept)
+    before = snapshot(copy)
+    message = refused("--config", tiny, "--workdir", copy, "--mode", mode)
+    assert f"{kept} is damaged" in message
+    assert snapshot(copy) == before
+    kept.rename(copy / "moved")  # as the message says
+    assert run("--config", tiny, "--workdir", copy).code == 0
+    assert kept.read_bytes() == (trained / "tokenizer.json").read_bytes()
+    same_run(copy, trained)
+
+
+@pytest.fixture
+def of_a_file(run, tiny, tmp_path):
+    """A run on a text file, of 7 steps; (its text file, its workdir, its arguments)."""
+    text = tmp_path / "text.txt"
+    rng = np.random.default_rng(0)
+    text.write_text("".join(rng.choice(list("abc \n"), 9000)))
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run", "--config.data.name=text")
+    arguments += (f"--config.data.path={text}", "--config.train.num_steps=7")
+    arguments += ("--config.eval.every=0", "--config.network.depth=1", "--config.sample.num=1")
+    assert run(*arguments).code == 0
+    return text, tmp_path / "run", arguments
+
+
+def test_a_run_is_not_resumed_on_another_text(of_a_file, refused, run, snapshot):
+    """Even one of the same length, written with the old time; the old text is taken back."""
+    text, workdir, arguments = of_a_file
+    content, at, before = text.read_text(), text.stat(), snapshot(workdir)
+    text.write_text(content.replace("a", "b", 1))
+    os.utime(text, ns=(at.st_atime_ns, at.st_mtime_ns))
+    message = refused(*arguments)
+    assert f"{workdir} was trained on another text" in message
+    assert len(set(re.findall(r"8,100 tokens, CRC-32 ([0-9a-f]{8})", message))) == 2
+    assert snapshot(workdir) == before
+    text.write_text(content)
+    assert run(*arguments).code == 0
+
+
+def test_a_checkpoint_without_a_fingerprint_is_resumed(of_a_file, run, monkeypatch):
+    text, _, arguments = of_a_file
+    read = Checkpoints.restore
+
+    def old(self, template, say=print):
+        found = read(self, template, say)
+        if found is not None:
+            found[1].pop("text")
+        return found
+
+    monkeypatch.setattr(Checkpoints, "restore", old)
+    text.write_text(text.read_text().replace("a", "b"))
+    assert run(*arguments).code == 0
+
+
+def test_kept_tokens_that_are_damaged_are_made_again(copy, run, tiny, scratch, trained, same_run):
+    shutil.rmtree(copy / "checkpoints" / "30")
+    for file in (scratch / "cache" / "tokens").glob("train-*"):
+        if not file.name.endswith(".json"):
+            cut(file)
+    ended = run("--config", tiny, "--workdir", copy)
+    assert ended.code == 0, ended
+    assert "is not what was kept of the text: tokens is 501927, not 1003854" in ended.out
+    assert "resuming from step 28" in ended.out
+    same_run(copy, trained)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A directory with room for a few megabytes."""

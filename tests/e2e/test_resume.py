@@ -71,6 +71,25 @@ def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_
     same_run(tmp_path / "run", reference)
 
 
+def test_the_command_that_resumes_a_run_of_its_own_config(
+    tiny, tmp_path, start, program, reference, same_run
+):
+    """It has no --config either, and the values that were changed."""
+    workdir = tmp_path / "run"
+    flags = ("-m", "md4_jax.main", "--workdir", workdir)
+    code, _, err = stop_at(start(*flags, "--config", tiny), 4, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, err
+    process = start(*flags, "--config.sample.num=1")
+    code, out, err = stop_at(process, 12, signal.SIGTERM)
+    assert code == 128 + signal.SIGTERM, err
+    _, _, _, *arguments = shlex.split(out.strip().splitlines()[-1])
+    assert arguments == ["--mode=train", f"--workdir={workdir}", "--config.sample.num=1"]
+    ended = program(*arguments)
+    assert ended.code == 0, ended
+    assert "1 samples of 16 tokens" in ended.out
+    same_run(workdir, reference)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_names_the_command_that_resumes(
     number, tiny, tmp_path, start, program, reference, same_run
@@ -128,11 +147,13 @@ def test_killed_in_a_save(step, tiny, tmp_path, start, program, reference, same_
 
 
 def test_a_finished_run_started_again_changes_nothing(copy, run, tiny, rows):
-    before = rows(copy)
+    before, tokenizer = rows(copy), (copy / "tokenizer.json").stat()
     ended = run("--config", tiny, "--workdir", copy)
     assert ended.code == 0
     assert "trained to step 30" in ended.out
     assert rows(copy) == before
+    after = (copy / "tokenizer.json").stat()  # a kill while it is written loses the run
+    assert (after.st_ino, after.st_mtime_ns) == (tokenizer.st_ino, tokenizer.st_mtime_ns)
 
 
 def test_what_decides_how_often_may_change(copy, run, tiny, rows):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from md4_jax import config
+from md4_jax import config, sections
 from md4_jax.protocols import UserError
 from md4_jax.sections import keeps
 
@@ -182,3 +182,30 @@ def test_a_config_file_of_the_user(tmp_path):
     assert type(loaded) is dict and loaded["train"]["batch_size"] == 3
     with pytest.raises(UserError, match="there is no such file"):
         config.load(str(tmp_path / "none.py"))
+
+
+def test_a_run_has_a_config_of_its_own(tmp_path):
+    base = str(config.PACKAGE_ROOT / "configs" / "base.py")
+    asked = sections.load_config(base, {"train.seed": "3"})
+    config.store(tmp_path, asked)
+    assert sections.load_config(None, {}, tmp_path) == asked
+    changed = sections.load_config(None, {"sample.num": "7", "mesh.data": "2"}, tmp_path)
+    assert (changed["sample"]["num"], changed["mesh"]["data"]) == (7, 2)
+    assert changed["train"]["seed"] == 3 and config.stored(tmp_path) == asked
+    with pytest.raises(UserError, match="train.seed: 3 in the workdir, 4 asked for"):
+        sections.load_config(None, {"train.seed": "4"}, tmp_path)
+    # A file goes before it.
+    assert sections.load_config(base, {}, tmp_path)["train"]["seed"] == 0
+
+
+def test_sections_that_a_run_does_not_have_yet(tmp_path):
+    asked = sections.load_config(str(config.PACKAGE_ROOT / "configs" / "base.py"), {})
+    config.store(tmp_path, {k: v for k, v in asked.items() if k not in ("bench", "plan")})
+    found = sections.load_config(None, {"plan.topology": "cpu:8"}, tmp_path)
+    assert found == {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}}
+
+
+def test_neither_a_config_nor_a_run(tmp_path):
+    for workdir in (None, tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match="--config FILE.*--workdir of a run"):
+            sections.load_config(None, {}, workdir)

@@ -38,7 +38,7 @@ ALLOWED = {
     "report": {"config", "diversity", "figures", "metrics", "paths", "sharding", "traces"},
     "sections": {
         "checkpoint", "config", "data", "evaluate", "metrics", "networks", "objectives", "optim",
-        "processes", "prompts", "sample", "samplers", "schedules", "sharding", "step",
+        "paths", "processes", "prompts", "sample", "samplers", "schedules", "sharding", "step",
     },
     "experiment": {"checkpoint", "evaluate", "metrics", "prompts", "sample", "sections", "step"},
     "corpus": {"data", "experiment", "paths", "sections", "sharding"},

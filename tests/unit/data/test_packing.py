@@ -1,12 +1,14 @@
 """The token stream: its content, its cache, and documents within a row."""
 
 import errno
+import json
 import threading
+import zlib
 
 import numpy as np
 import pytest
 
-from md4_jax.data import packing
+from md4_jax.data import contents, packing
 from md4_jax.data.packing import segments, token_stream
 from md4_jax.data.tokenizers import Bytes, Characters, Text8Symbols
 from md4_jax.protocols import UserError
@@ -60,6 +62,115 @@ def test_it_is_tokenised_once(cache):
     assert len(list(cache.rglob("*.uint16"))) == 1
 
 
+@pytest.fixture
+def again(tmp_path, capsys):
+    """Tokenises DOCUMENTS, damages the file, asks again: (ids, reads, what is said, the file)."""
+
+    def again(damage):
+        source = Source()
+        token_stream(source, Bytes(), "train", str(tmp_path / "tokens"))
+        (path,) = (tmp_path / "tokens").glob("*.uint16")
+        damage(path)
+        contents._read.cache_clear()  # as in another process, whatever the clock's resolution
+        found = token_stream(source, Bytes(), "train", str(tmp_path / "tokens")).tolist()
+        return found, source.reads, capsys.readouterr().out, path
+
+    return again
+
+
+IDS = [97, 98, 99, 256, 256, 100, 101, 256, 102, 256]
+
+
+@pytest.mark.parametrize("bit", range(0, 16 * len(IDS), 7))
+def test_a_flipped_bit_is_seen_and_mended(bit, again):
+    def flip(path):
+        raw = bytearray(path.read_bytes())
+        raw[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(raw)
+
+    found, reads, said, path = again(flip)
+    assert (found, reads) == (IDS, 2)
+    assert f"{path} is not what was kept of the text: crc32 is" in said and "made again" in said
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 10, 19, 24])
+def test_another_length_is_seen_and_mended(size, again):
+    def resize(path):
+        path.write_bytes((path.read_bytes() + bytes(8))[:size])
+
+    found, reads, said, path = again(resize)
+    assert (found, reads) == (IDS, 2) and f"tokens is {size / 2:g}, not 10" in said
+    assert path.stat().st_size == 20
+
+
+def test_tokens_of_another_text_are_seen_and_replaced(again, tmp_path):
+    token_stream(Source(["cba", "", "ed", "g"]), Bytes(), "train", str(tmp_path / "other"))
+    (other,) = (tmp_path / "other").glob("*.uint16")
+    found, reads, said, _ = again(lambda path: path.write_bytes(other.read_bytes()))
+    assert (found, reads) == (IDS, 2) and "crc32 is" in said
+
+
+def change(**values):
+    """Sets values in the record of the tokens."""
+
+    def change(path):
+        kept = contents.record(path)
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), **values}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda path: contents.record(path).unlink(), "no record"),
+        (lambda path: contents.record(path).write_text("{"), "no record"),
+        (lambda path: contents.record(path).write_text("3"), "record is damaged"),
+        (lambda path: contents.record(path).write_text("{}"), "not None as it was written"),
+        (change(crc32=3), "not 3 as it was written"),
+        (change(tokens="ten"), "tokens is 10, not ten"),
+        (change(dtype="uint8"), "dtype is uint16, not uint8"),
+        (change(vocab_size=256), "vocab_size is 257, not 256"),
+        (change(source="y"), "source is x, not y"),
+    ],
+)
+def test_a_record_that_does_not_fit(damage, words, again):
+    found, reads, said, _ = again(damage)
+    assert (found, reads) == (IDS, 2) and words in said
+
+
+def test_ids_above_the_vocabulary_are_seen(again):
+    """Also where length and checksum are right."""
+
+    def write(path):
+        raw = np.array([3, 257], np.uint16).tobytes()
+        path.write_bytes(raw)
+        change(tokens=2, crc32=zlib.crc32(raw))(path)
+
+    found, reads, said, _ = again(write)
+    assert (found, reads) == (IDS, 2)
+    assert "it has the id 257, and the vocabulary ends at 256" in said
+
+
+def test_what_is_whole_is_not_made_again(again):
+    found, reads, said, _ = again(lambda path: None)
+    assert (found, reads, said) == (IDS, 1, "")
+
+
+@pytest.mark.parametrize("size", [2, 6, 100])
+def test_the_checksum_is_of_the_whole_file(size, monkeypatch, tmp_path):
+    """In whatever pieces it is written and read."""
+    monkeypatch.setattr(contents, "CHUNK_BYTES", size)
+    found = packing.fingerprint(Source(), Bytes(), "train", str(tmp_path))
+    assert found == {"tokens": 10, "crc32": zlib.crc32(np.array(IDS, "<u2").tobytes())}
+
+
+def test_a_disk_that_gives_back_something_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "_read", lambda version, dtype: (20, 1, 0))
+    with pytest.raises(UserError, match="just written, and something else is read.*MD4_JAX_CACHE"):
+        token_stream(Source(), Bytes(), "train", str(tmp_path))
+
+
 def test_what_the_cache_is_keyed_by():
     def is_read(source, tokenizer, split):
         token_stream(source, tokenizer, split)
@@ -91,7 +202,7 @@ def test_several_writers_at_once(tmp_path):
         thread.join()
     assert len(results) == 6 and all(np.array_equal(r, results[0]) for r in results)
     assert len(results[0]) == 12_000
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 2  # the tokens, and the record of them
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path):

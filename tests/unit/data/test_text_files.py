@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import os
+import time
 
 import pytest
 
-from md4_jax.data import SOURCES
+from md4_jax.data import SOURCES, contents
 from md4_jax.data.files import TextFiles
 from md4_jax.data.shakespeare import Shakespeare
 from md4_jax.data.splits import SPLITS, bounds
@@ -145,6 +147,38 @@ def test_the_fingerprint_follows_files_and_arguments(tmp_path):
     assert TextFiles(path, test=7).fingerprint() != before
     write_lines(tmp_path / "a.jsonl", map(str, range(31)))
     assert TextFiles(path).fingerprint() != before
+
+
+def test_a_text_replaced_by_one_of_its_size_and_time_is_another(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one text")
+    before, at = TextFiles(str(path)).fingerprint(), path.stat()
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    path.write_text("another!")
+    os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (at.st_size, at.st_mtime_ns)
+    assert TextFiles(str(path)).fingerprint() != before
+
+
+def test_the_same_text_written_again_is_the_same(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one text")
+    before = TextFiles(str(path)).fingerprint()
+    os.utime(path, (1, 1))
+    assert TextFiles(str(path)).fingerprint() == before
+
+
+def test_a_text_is_read_again_only_when_it_has_changed(tmp_path, cache, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("one text")
+    before = TextFiles(str(path)).fingerprint()
+    monkeypatch.setattr(contents, "_content", None)
+    assert TextFiles(str(path)).fingerprint() == before
+    monkeypatch.undo()
+    monkeypatch.setenv("MD4_JAX_CACHE", str(cache))
+    (kept,) = (cache / "texts").iterdir()
+    kept.write_text(kept.read_text()[:7])  # cut short, it is worked out again
+    assert TextFiles(str(path)).fingerprint() == before
 
 
 def test_bounds_cover_everything_once():

@@ -1,0 +1,86 @@
+"""What files hold: a hash of texts, and what is wrong with tokens that were kept."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import pathlib
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from md4_jax.data.cache import new_file
+from md4_jax.data.splits import digest
+from md4_jax.paths import Place, cache_root, is_remote, version
+from md4_jax.protocols import UserError
+
+CHUNK_BYTES = 1 << 20
+
+
+def of_texts(paths: Iterable[Place]) -> str:
+    """A hash of the names and contents of files, in their order.
+
+    A file of a disk is read again only if its size or a time of it has changed; of an object in a
+    store its size and time are taken instead of its content. UserError where it cannot be read.
+    """
+    paths = list(paths)
+    kept = cache_root() / "texts" / digest(*map(version, paths))
+    if kept.exists() and len(known := kept.read_text()) == len(kept.name):
+        return known
+    found = digest(*map(_content, paths))
+    # Kept only to save time: in a cache that cannot be written it is worked out each time.
+    with contextlib.suppress(UserError), new_file(kept) as temporary:
+        temporary.write_text(found)
+    return found
+
+
+def _content(path: Place) -> tuple:
+    if is_remote(path):
+        return version(path)
+    try:
+        with path.open("rb") as file:
+            return path.name, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def record(path: pathlib.Path) -> pathlib.Path:
+    """Where it is written down what the tokens in a file are."""
+    return path.parent / (path.name + ".json")
+
+
+def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
+    """What is wrong with tokens that were kept; '' if they are those that were written.
+
+    facts: what their record must hold besides their number and checksum, with the `dtype` and the
+    `vocab_size` that all ids are below. The file is read once by each process.
+    """
+    try:
+        written = json.loads(record(path).read_text())
+    except (OSError, ValueError):
+        return "there is no record of what it holds"
+    if not isinstance(written, dict):
+        return "its record is damaged"
+    size, crc, largest = _read(version(path), facts["dtype"])
+    item = np.dtype(facts["dtype"]).itemsize
+    tokens = size / item if size % item else size // item
+    for name, value in {**facts, "tokens": tokens, "crc32": crc}.items():
+        if written.get(name) != value:
+            return f"{name} is {value}, not {written.get(name)} as it was written"
+    if largest >= facts["vocab_size"]:
+        return f"it has the id {largest}, and the vocabulary ends at {facts['vocab_size'] - 1}"
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _read(of: tuple, dtype: str) -> tuple[int, int, int]:
+    """(bytes, CRC-32, largest id or -1) of one version of a file."""
+    size, crc, largest = 0, 0, -1
+    with open(of[0], "rb") as file:
+        while raw := file.read(CHUNK_BYTES):
+            size, crc = size + len(raw), zlib.crc32(raw, crc)
+            whole = len(raw) - len(raw) % np.dtype(dtype).itemsize
+            largest = max(largest, int(np.frombuffer(raw[:whole], dtype).max(initial=0)))
+    return size, crc, largest

@@ -1,0 +1,139 @@
+"""Checkpoints: the first one that is saved is read back before any other is deleted."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from md4_jax import checkpoint, paths
+from md4_jax.checkpoint import CheckpointOptions, Checkpoints
+from md4_jax.protocols import UserError
+
+
+class State(NamedTuple):
+    """A train state in miniature."""
+
+    ema: Any
+    params: Any
+    step: Any
+
+
+def state(step: int) -> State:
+    return State({"w": jnp.arange(3.0) + step}, {"w": jnp.arange(5.0) - step}, jnp.int32(step))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens the checkpoints of one directory, of which so many are kept; all are closed."""
+    made = []
+
+    def opened(keep: int) -> Checkpoints:
+        directory = paths.place(tmp_path / "checkpoints")
+        made.append(Checkpoints(directory, CheckpointOptions(every=1, keep=keep)))
+        return made[-1]
+
+    yield opened
+    for checkpoints in made:
+        checkpoints.close()
+
+
+def steps(directory) -> list[int]:
+    return sorted(int(p.name) for p in (directory / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def damage_at_commit(monkeypatch, step: int) -> None:
+    """Empties the arrays of that checkpoint once it is on the disk."""
+    wait = checkpoint.ocp.CheckpointManager.wait_until_finished
+
+    def damaging(manager):
+        wait(manager)
+        for file in (manager.directory / str(step)).glob("*/d/*"):
+            file.write_text("")
+
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "wait_until_finished", damaging)
+
+
+def test_none_is_deleted_before_the_first_was_read_back(opened, tmp_path, monkeypatch):
+    before = opened(keep=2)
+    for step in (1, 2):
+        before.save(step, state(step), {})
+    before.wait()
+    damage_at_commit(monkeypatch, 3)
+    with pytest.raises(UserError, match="checkpoint 3 .* cannot be read back") as caught:
+        opened(keep=1).save(3, state(3), {})
+    assert "No other was deleted" in str(caught.value) and "steps [1, 2]" in str(caught.value)
+    assert steps(tmp_path) == [1, 2, 3]
+    monkeypatch.undo()
+    found, _ = opened(keep=1).restore(jax.tree.map(shape, state(0)), say=lambda line: None)
+    assert int(found.step) == 2
+
+
+def test_a_first_save_that_cannot_be_read_back(opened, monkeypatch):
+    damage_at_commit(monkeypatch, 1)
+    with pytest.raises(UserError, match="checkpoint 1 .* cannot be read back.* of steps \\[\\]"):
+        opened(keep=1).save(1, state(1), {})
+
+
+@pytest.mark.parametrize("part", [1, 12, 2**28])
+def test_read_back_part_by_part(part, opened, tmp_path, monkeypatch):
+    """As many are kept as are asked for, and each is what was saved."""
+    monkeypatch.setattr(checkpoint, "PART_BYTES", part)
+    for step in range(1, 6):
+        opened(keep=2).save(step, state(step), {"data": step})
+    assert steps(tmp_path) == [4, 5]
+    found, host = opened(keep=2).restore(jax.tree.map(shape, state(0)))
+    assert host == {"data": 5}
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(state(5)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_every_array_is_read_back(opened, monkeypatch):
+    read = []
+    whole = checkpoint._read_part
+    monkeypatch.setattr(
+        checkpoint, "_read_part", lambda where, part: read.extend(part) or whole(where, part)
+    )
+    checkpoints = opened(keep=1)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), {})
+    checkpoints.wait()
+    assert sorted(read) == ["params/w", "step", "w"]  # once, of the first
+    assert checkpoints.steps() == [3]
+
+
+@pytest.mark.parametrize("name", ["params/w", "step", "w"])
+def test_one_wrong_bit_is_seen(name, opened, monkeypatch):
+    whole = checkpoint._read_part
+
+    def flipped(where, part):
+        found = whole(where, part)
+        return {k: x + 1 if k == name else x for k, x in found.items()}
+
+    monkeypatch.setattr(checkpoint, "_read_part", flipped)
+    with pytest.raises(UserError, match=f"{name} does not have the checksum"):
+        opened(keep=1).save(1, state(1), {})
+
+
+def shape(x) -> jax.ShapeDtypeStruct:
+    where = SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+
+@pytest.mark.parametrize("name", ["run[1]", "a*", "?", "b\\c", "[x]/run"])
+def test_a_directory_that_is_a_pattern_is_refused(name, tmp_path):
+    with pytest.raises(UserError, match="could not be read again"):
+        paths.check_name(paths.place(tmp_path / name))
+    with pytest.raises(UserError, match="could not be read again"):
+        paths.check_name(paths.place(f"{tmp_path}/{name}"))
+
+
+@pytest.mark.parametrize("name", ["a run", "ünï", "a]b", "{a}", "$HOME", "a'b", "%41", "a;b#c"])
+def test_other_names_are_kept_and_read(name, tmp_path):
+    paths.check_name(paths.place(tmp_path / name))
+    checkpoints = Checkpoints(paths.place(tmp_path / name), CheckpointOptions())
+    checkpoints.save(1, state(1), {})
+    assert checkpoints.restore(jax.tree.map(shape, state(0))) is not None
+    checkpoints.close()

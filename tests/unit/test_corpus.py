@@ -1,0 +1,83 @@
+"""What a run keeps of its text: the tokenizer, written once, whole or not at all."""
+
+import os
+
+import pytest
+
+from md4_jax import corpus, paths
+from md4_jax.data.tokenizers import Bytes, Characters
+from md4_jax.protocols import UserError
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    return paths.place(tmp_path)
+
+
+def test_a_tokenizer_is_written_once(workdir):
+    kept = workdir / corpus.TOKENIZER_FILE
+    corpus.keep_tokenizer(Characters("ab"), workdir)
+    assert corpus.stored_tokenizer(workdir) == Characters("ab")
+    before = os.stat(kept)
+    corpus.keep_tokenizer(Characters("ab"), workdir)
+    corpus.keep_tokenizer(Characters("ba"), workdir)
+    after = os.stat(kept)
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert corpus.stored_tokenizer(workdir) == Characters("ab")
+
+
+def test_a_kill_while_a_tokenizer_is_written_leaves_none(workdir, monkeypatch):
+    """Whatever is half written has another name."""
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        corpus.keep_tokenizer(Characters("ab"), workdir)
+    assert not (workdir / corpus.TOKENIZER_FILE).exists()
+    monkeypatch.undo()
+    corpus.keep_tokenizer(Characters("ab"), workdir)
+    assert corpus.stored_tokenizer(workdir) == Characters("ab")
+
+
+@pytest.mark.parametrize("size", range(len(Characters("ab").to_json())))
+def test_a_tokenizer_cut_short_is_named(size, workdir):
+    kept = workdir / corpus.TOKENIZER_FILE
+    kept.write_text(Characters("ab").to_json()[:size])
+    with pytest.raises(UserError, match="tokenizer.json is damaged") as caught:
+        corpus.stored_tokenizer(workdir)
+    assert str(kept) in str(caught.value)
+    with pytest.raises(UserError, match="tokenizer.json is damaged"):
+        corpus.tokenizer_and_source({"data": {"name": "shakespeare"}}, workdir)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "3", "{}", '{"name": "no"}', '{"name": "bytes", "x": 1}']
+)
+def test_what_is_no_tokenizer_is_named(content, workdir):
+    (workdir / corpus.TOKENIZER_FILE).write_text(content)
+    with pytest.raises(UserError, match="tokenizer.json is damaged"):
+        corpus.stored_tokenizer(workdir)
+
+
+def test_a_run_without_a_tokenizer_is_named(workdir):
+    with pytest.raises(UserError, match="tokenizer.json is missing"):
+        corpus.stored_tokenizer(workdir)
+    source_and = corpus.tokenizer_and_source(
+        {"data": {"name": "shakespeare"}, "tokenizer": {"name": "bytes"}}, workdir
+    )
+    assert source_and[0] == Bytes()
+
+
+def test_a_run_is_resumed_on_its_own_text_alone(workdir):
+    kept = {"tokens": 1234, "crc32": 0xAB}
+    corpus.check_same_text(kept, dict(kept), workdir)
+    corpus.check_same_text(None, kept, workdir)  # a checkpoint of before there were fingerprints
+    for other in ({"tokens": 1235, "crc32": 0xAB}, {"tokens": 1234, "crc32": 0xAC}):
+        with pytest.raises(UserError) as caught:
+            corpus.check_same_text(kept, other, workdir)
+        for text in (kept, other):
+            assert f"{text['tokens']:,} tokens, CRC-32 {text['crc32']:08x}" in str(caught.value)
+        assert "Put the text (data.path)" in str(caught.value)
+        assert f"--config.train.initial={workdir}" in str(caught.value)
