@@ -1,6 +1,7 @@
 """What a run keeps of its text: the tokenizer, written once, whole or not at all."""
 
 import os
+import types
 
 import pytest
 
@@ -81,3 +82,18 @@ def test_a_run_is_resumed_on_its_own_text_alone(workdir):
             assert f"{text['tokens']:,} tokens, CRC-32 {text['crc32']:08x}" in str(caught.value)
         assert "Put the text (data.path)" in str(caught.value)
         assert f"--config.train.initial={workdir}" in str(caught.value)
+
+
+def test_processes_with_different_texts_are_refused(monkeypatch):
+    """One of two processes, each with a CRC-32 of 32 bits; the other's is given."""
+    mine, exp = 0xFFFFFFFE, types.SimpleNamespace(tokenizer=None)
+    found = {"tokens": 10, "crc32": mine}
+    monkeypatch.setattr(corpus.packing, "fingerprint", lambda *arguments: found)
+    for other, is_same in ((mine, True), (mine - 4, False), (3, False)):
+        sign = {True: other >> 1, False: -(other >> 1)}
+        monkeypatch.setattr(corpus, "largest", lambda n, sign=sign: max(n, sign[n > 0]))
+        if is_same:
+            assert corpus.fingerprint(exp, None) == found
+        else:
+            with pytest.raises(UserError, match="the processes have different training texts"):
+                corpus.fingerprint(exp, None)
