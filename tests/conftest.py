@@ -14,6 +14,8 @@ from md4_jax import compiling
 # JAX_ENABLE_COMPILATION_CACHE=false switches it off.
 compiling.keep_programs()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+# XLA's expensive passes change no result beyond rounding.
+jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir or ""
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
@@ -69,17 +71,14 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def compile_quickly(request):
-    """Leaves out XLA's expensive passes, which change no result beyond rounding.
-
-    Not for the tests marked optimized, which look at the compiled program itself.
-    """
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update(
-        "jax_disable_most_optimizations", not request.node.get_closest_marker("optimized")
-    )
+def compile_in_full(request):
+    """Gives the tests marked optimized all of XLA's passes: they look at the program itself."""
+    if not request.node.get_closest_marker("optimized"):
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

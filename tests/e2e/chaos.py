@@ -139,7 +139,10 @@ class Campaign:
         if runs.rows(workdir) != runs.rows(reference):
             different.append("metrics.jsonl")
         if different:
-            self.wrong.append(f"{kind}: {workdir} differs from {reference}: {different}")
+            some = ", ".join(different[-3:])
+            self.wrong.append(
+                f"{kind}: {workdir} differs from {reference} in {len(different)}, of them {some}"
+            )
         else:
             self.count[kind]["runs equal bit for bit"] += 1
             shutil.rmtree(workdir)

@@ -11,7 +11,7 @@ from md4_jax.samplers import draw
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import blank, sample
 
-STEEP = ("cosine", "geometric", "polynomial, steep", "geometric, long")
+STEEP = ("polynomial, steep", "geometric, long")
 
 
 @pytest.mark.slow
