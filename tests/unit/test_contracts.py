@@ -1,0 +1,83 @@
+"""Shapes and dtypes of the contracts in protocols.py, for all that a config can name.
+
+Everything is traced and nothing is compiled, so that the whole product of cases takes seconds.
+"""
+
+import chex
+import exact
+import jax
+import jax.numpy as jnp
+import pytest
+
+from md4_jax.networks import NETWORKS
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.protocols import Denoiser
+from md4_jax.schedules import SCHEDULES
+
+B, L, V = 4, 3, 3
+KEYS = jax.ShapeDtypeStruct((B,), jax.random.key(0).dtype)
+TOKENS = jax.ShapeDtypeStruct((B, L), jnp.int32)
+TIMES = jax.ShapeDtypeStruct((B,), jnp.float32)
+DENOISER = Denoiser(lambda z, t, **context: jnp.zeros((*z.shape, V)), lambda h: h)
+FITTING = [
+    (name, of)
+    for name, make in OBJECTIVES.items()
+    for of, process in exact.PROCESS_CASES.items()
+    if exact.fits(make(), process(V))
+]
+every_process = pytest.mark.parametrize("of", exact.PROCESS_CASES)
+
+
+def check(value, shape: tuple[int, ...], dtype) -> None:
+    chex.assert_shape(value, shape)
+    chex.assert_type(value, dtype)
+
+
+@every_process
+def test_a_process(of):
+    process = exact.PROCESS_CASES[of](V).init()
+    check(jax.eval_shape(process.corrupt, KEYS, TOKENS, TIMES), (B, L), jnp.int32)
+    prior = jax.eval_shape(lambda keys: process.prior(keys, L), KEYS)
+    check(prior, (B, L), jnp.int32)
+    for values in process.learned().values():
+        check(values, (V,), jnp.float32)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule(name):
+    """Elementwise, and in the dtype of t."""
+    schedule = SCHEDULES[name]()
+    for function in (
+        schedule.alpha, schedule.one_minus_alpha, schedule.dalpha, schedule.inverse
+    ):  # fmt: skip
+        check(jax.eval_shape(function, TIMES), (B,), jnp.float32)
+
+
+@pytest.mark.parametrize("name, of", FITTING)
+def test_an_objective(name, of):
+    objective, process = OBJECTIVES[name](), exact.PROCESS_CASES[of](V).init()
+    if hasattr(objective, "block"):
+        objective = type(objective)(L)
+
+    def call(x, u, keys):
+        batch = exact.batch_of([[0] * L] * B)._replace(tokens=x)
+        return objective(DENOISER, process, batch, u, keys)
+
+    nats, extra = jax.eval_shape(call, TOKENS, TIMES, KEYS)
+    check(nats, (B,), jnp.float32)
+    for value in extra.values():
+        chex.assert_shape(value, (B,))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network(name, dtype, causal):
+    """Logits are float32, whatever the network computes in, and have no column for the mask."""
+    made = NETWORKS[name](V, size=16, depth=2, heads=2, hidden=24, dtype=dtype, causal=causal)
+    network = made.build()
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    z = jax.ShapeDtypeStruct((B, L), jnp.int32)
+    logits = jax.eval_shape(lambda p, z, t: network.bind(p)(z, t), params, z, TIMES)
+    check(logits, (B, L, V), jnp.float32)
+    assert network.causal is causal
