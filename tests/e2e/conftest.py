@@ -40,12 +40,14 @@ def tiny() -> Path:
 @pytest.fixture(scope="session")
 def environment(scratch) -> dict[str, str]:
     """Of the program's processes: one CPU device, caches shared between them."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_NUM_CPU_DEVICES"}
+    flags = [f for f in kept["XLA_FLAGS"].split() if "host_platform_device_count" not in f]
     return kept | {
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
         "MD4_JAX_CACHE": str(scratch / "cache"),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        "XLA_FLAGS": " ".join(flags),
     }
 
 
@@ -63,7 +65,8 @@ def start(environment):
     """Starts `python WORDS`; whatever still runs at the end of the tests is killed."""
     started = []
 
-    def start(*words, **variables) -> subprocess.Popen:
+    def start(*words, XLA_FLAGS="", **variables) -> subprocess.Popen:
+        variables["XLA_FLAGS"] = f"{environment['XLA_FLAGS']} {XLA_FLAGS}"
         process = subprocess.Popen(
             [sys.executable, *map(str, words)],
             cwd=ROOT,

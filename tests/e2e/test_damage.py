@@ -105,14 +105,14 @@ def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
 
 
 def test_no_flipped_bit_passes_unseen(exp, trained, intact, tmp_path):
-    """120 bits, each in a random place of the arrays' files or of the host's state."""
+    """60 bits, each in a random place of the arrays' files or of the host's state."""
     rng = np.random.default_rng(0)
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     newest, pristine = tmp_path / "checkpoints" / "30", trained / "checkpoints" / "30"
     files = sorted(p.relative_to(newest) for p in newest_data(tmp_path))
     files += sorted(p.relative_to(newest) for p in (newest / "host").iterdir())
     fell_back = 0
-    for _ in range(120):
+    for _ in range(60):
         shutil.rmtree(newest, ignore_errors=True)
         shutil.copytree(pristine, newest)
         file = files[rng.integers(len(files))]
@@ -120,7 +120,7 @@ def test_no_flipped_bit_passes_unseen(exp, trained, intact, tmp_path):
         step, content, said = restore(exp, tmp_path)
         assert content == intact[step], (file, said)
         fell_back += step == 28
-    assert fell_back > 30, "most flips met bytes that nobody reads"
+    assert fell_back > 15, "most flips met bytes that nobody reads"
 
 
 def newest_data(workdir: Path) -> list[Path]:

@@ -57,7 +57,16 @@ def evaluations(ended) -> int:
     return json.loads(line)["network_evaluations_max"]
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+# Their code is that of another family here, or of one that learns a known source
+# (test_entropy.py); they run in the campaign.
+ALIKE = ("md4", "radd_t_dce", "sedd_absorb", "d3pm_uniform", "d3pm_gauss", "udlm", "tauldr_uniform")
+EVERY = [
+    pytest.param(family, marks=pytest.mark.campaign if family in ALIKE else [])
+    for family in FAMILIES
+]
+
+
+@pytest.mark.parametrize("family", EVERY)
 def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     workdir = tmp_path / "run"
     ended = run(*words(family), "--workdir", workdir)

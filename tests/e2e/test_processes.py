@@ -18,8 +18,7 @@ OFTEN = (
 RUNS = {
     "one": (1, 4, ("mesh.data=4",)),
     "two, data": (2, 2, ("mesh.data=4",)),
-    "two, data and tensor": (2, 2, ("mesh.data=2", "mesh.tensor=2")),
-    "four, fsdp": (4, 1, ("mesh.data=2", "mesh.fsdp=2")),
+    "two, fsdp": (2, 2, ("mesh.data=2", "mesh.fsdp=2")),
     "four, tensor across two": (4, 1, ("mesh.data=2", "mesh.tensor=2")),
 }
 OTHERS = [name for name in RUNS if name != "one"]

@@ -1,6 +1,5 @@
 """A run that is killed, and started again with the same command, ends as if nothing had been."""
 
-import random
 import re
 import shlex
 import signal
@@ -50,21 +49,9 @@ def test_the_rows_of_an_uninterrupted_run(reference, rows):
     assert saved(reference) == [21, 28, 30]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_a_random_step(seed, tiny, tmp_path, start, program, reference, same_run):
-    step = random.Random(seed).randint(1, 24)
-    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
-    code, _, err = stop_at(start("-m", "md4_jax.main", *arguments), step, signal.SIGKILL)
-    assert code == -signal.SIGKILL, err
-    assert "step 30/30" not in err
-    ended = program(*arguments)
-    assert ended.code == 0, ended
-    same_run(tmp_path / "run", reference)
-
-
 def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
-    for step in (9, 18, 27):
+    for step in (4, 15, 27):
         code, _, err = stop_at(start("-m", "md4_jax.main", *arguments), step, signal.SIGKILL)
         assert code == -signal.SIGKILL, err
     assert program(*arguments).code == 0
@@ -112,7 +99,8 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
 
 def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
-    process = start("-m", "md4_jax.main", *arguments)
+    # Counting n-grams, which is a part of it, takes seconds.
+    process = start("-m", "md4_jax.main", *arguments, "--config.eval.ngram_order=12")
     next(line for line in process.stdout if line.startswith("evaluating step 30"))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
