@@ -185,6 +185,8 @@ class Checkpoints:
                 move(self.directory / str(bad), target)
                 say(f"moved the unreadable checkpoint {bad} to {target}")
         if newer:
+            # All processes wait for the move: one that still saw a step would not save it again.
+            largest(len(newer))
             self._manager.reload()
 
     def close(self) -> None:

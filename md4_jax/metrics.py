@@ -134,7 +134,7 @@ class Writer:
         row = {"step": step} | {name: _plain(value) for name, value in numbers.items()}
         self._pending.append(json.dumps(row) + "\n")
         for name, value in numbers.items():
-            if isinstance(value, (int, float, np.number)):
+            if isinstance(value, (int, float, np.number)) and np.isfinite(value):
                 self._events.add_scalar(name, value, step)
         if time.monotonic() - self._flushed >= self._pause:
             self.flush()

@@ -5,6 +5,8 @@ driver.py runs ARGUMENTS [-- ARGUMENTS ...]
 driver.py kill-in-evaluation STEP ARGUMENTS
 driver.py kill-in-save STEP ARGUMENTS
     SIGKILL in the middle of the evaluation or of the save of that step
+driver.py wait-in-evaluation STEP ARGUMENTS
+    the final evaluation, of that step, takes a minute
 """
 
 import itertools
@@ -20,6 +22,7 @@ import jax
 
 from md4_jax import main
 from md4_jax.checkpoint import Checkpoints
+from md4_jax.evaluate import Evaluator
 from md4_jax.trainlog import TrainLog
 
 
@@ -79,6 +82,23 @@ def kill_in_save(fatal: int) -> None:
     Checkpoints.save = watched
 
 
+def wait_in_evaluation(step: int) -> None:
+    evaluate = Evaluator.__call__
+
+    def waiting(self, params, batches, limit=0):
+        if not limit:  # those while training have one
+            time.sleep(60)
+        return evaluate(self, params, batches, limit)
+
+    Evaluator.__call__ = waiting
+
+
+HINDRANCES = {
+    "kill-in-evaluation": kill_in_evaluation,
+    "kill-in-save": kill_in_save,
+    "wait-in-evaluation": wait_in_evaluation,
+}
+
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "runs":
@@ -87,5 +107,6 @@ if __name__ == "__main__":
         for arguments in [list(words) for is_dashes, words in groups if not is_dashes]:
             assert main.run(arguments) == 0
     else:
-        {"kill-in-evaluation": kill_in_evaluation, "kill-in-save": kill_in_save}[what](int(rest[0]))
-        sys.exit(main.run(rest[1:]))
+        HINDRANCES[what](int(rest[0]))
+        sys.argv[1:] = rest[1:]
+        main.main()

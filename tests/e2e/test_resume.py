@@ -99,8 +99,7 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
 
 def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
-    # Counting n-grams, which is a part of it, takes seconds.
-    process = start("-m", "md4_jax.main", *arguments, "--config.eval.ngram_order=12")
+    process = start(tiny.with_name("driver.py"), "wait-in-evaluation", 30, *arguments)
     next(line for line in process.stdout if line.startswith("evaluating step 30"))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)

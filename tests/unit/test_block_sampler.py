@@ -43,7 +43,9 @@ def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, 
         lambda keys: blocks(
             network, Masking(5), step or Ancestral(), grid=uniform(4), keys=keys,
             fixed=(jnp.asarray(tokens), jnp.asarray(marks)), trace=trace,
-        )
+        ),
+        # As the program compiles it: the same bits are promised of that.
+        compiler_options={"xla_cpu_use_fusion_emitters": True},
     )  # fmt: skip
     return call(exact.keys_for(0, rows))
 
