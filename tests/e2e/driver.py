@@ -83,6 +83,8 @@ def kill_in_save(fatal: int) -> None:
 
 
 def wait_in_evaluation(step: int) -> None:
+    # Ignored by what a shell has started in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     evaluate = Evaluator.__call__
 
     def waiting(self, params, batches, limit=0):
