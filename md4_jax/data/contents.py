@@ -1,4 +1,4 @@
-"""What files hold: a hash of texts, and what is wrong with tokens that were kept."""
+"""Fingerprints of text files, and the check of cached tokens against their record."""
 
 import contextlib
 import functools
@@ -47,12 +47,12 @@ def _content(path: Place) -> tuple:
 
 
 def record(path: pathlib.Path) -> pathlib.Path:
-    """Where it is written down what the tokens in a file are."""
+    """Returns the path of the record of a file of tokens."""
     return path.parent / (path.name + ".json")
 
 
 def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
-    """What is wrong with tokens that were kept; '' if they are those that were written.
+    """Says what is wrong with cached tokens; '' if they are those that were written.
 
     facts: what their record must hold besides their number and checksum, with the `dtype` and the
     `vocab_size` that all ids are below. The file is read once by each process.
