@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from md4_jax import figures  # noqa: E402
-from md4_jax.config import commit  # noqa: E402
+from md4_jax.config.load import commit  # noqa: E402
 
 
 def whole(text: str) -> list[int]:

@@ -22,13 +22,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.compiling import jit
-from md4_jax.hlo import traffic
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.plan import devices_of
+from md4_jax.options import MeshOptions
+from md4_jax.perf.aot import devices_of
+from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Array, Denoiser, UserError
-from md4_jax.sharding import BATCH_AXES, MeshOptions, make_mesh
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import BATCH_AXES, make_mesh
 
 
 def loss_of(form: str, groups: int, share: float):

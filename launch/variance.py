@@ -27,14 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from md4_jax import build, config, corpus, runs
+from md4_jax import corpus
+from md4_jax.config import build, inputs, runs
+from md4_jax.config import load as config
 from md4_jax.experiment import Experiment
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
-from md4_jax.paths import place
+from md4_jax.objectives.draws import antithetic_times
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Array, Batch, Params, UserError
-from md4_jax.step import strata
+from md4_jax.runtime.paths import place
 
 
 def independent(key: Array, rows: int) -> Array:
@@ -46,7 +48,7 @@ def offset(key: Array, rows: int) -> Array:
 
 
 def mirrored(key: Array, rows: int) -> Array:
-    return strata(jax.random.uniform(key), rows)
+    return antithetic_times(jax.random.uniform(key), rows)
 
 
 TIMES = (independent, offset, mirrored)
@@ -61,23 +63,27 @@ def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
     asked = config.stored(directory)
     if asked is None:
         raise UserError(f"{directory} holds no run: train one first with --workdir {directory}")
-    tokenizer, source = corpus.tokenizer_and_source(asked, directory)
-    exp = build.experiment(asked, tokenizer)
-    if not isinstance(exp.process, Masking):
+    tokenizer, source = inputs.tokenizer_and_source(asked, directory)
+    experiment = build.experiment(asked, tokenizer)
+    if not isinstance(experiment.process, Masking):
         raise UserError(f"process.name={asked['process']['name']!r}: only masking has these draws")
-    return exp, runs.averaged(exp, directory)[1], corpus.stream(source, tokenizer, split)
+    return (
+        experiment,
+        runs.averaged(experiment, directory)[1],
+        corpus.stream(source, tokenizer, split),
+    )
 
 
 def gradients(
-    exp: Experiment, params: Params, tokens: np.ndarray, objective, times: Callable
+    experiment: Experiment, params: Params, tokens: np.ndarray, objective, times: Callable
 ) -> np.ndarray:
     """One flat gradient for each of tokens [R, B, L], with keys of its own: [R, parameters]."""
 
     def loss(params: Params, rows: Array, key: Array) -> Array:
         batch = Batch(rows, jnp.ones(len(rows)), {})
         keys = jax.random.split(jax.random.fold_in(key, 1), len(rows))
-        denoiser = exp.network.bind(params["network"])
-        nats, _ = objective(denoiser, exp.process, batch, times(key, len(rows)), keys)
+        denoiser = experiment.network.bind(params["network"])
+        nats, _ = objective(denoiser, experiment.process, batch, times(key, len(rows)), keys)
         return jnp.mean(nats) / rows.shape[1]
 
     one = jax.jit(lambda *arguments: ravel_pytree(jax.grad(loss)(*arguments))[0])
@@ -95,9 +101,11 @@ def spread(rows: np.ndarray) -> tuple[float, float]:
     return deviation, float(squares.std(ddof=1) / np.sqrt(count) / (2 * deviation))
 
 
-def clipping_table(exp: Experiment, params: Params, same: np.ndarray, batches: np.ndarray) -> None:
+def clipping_table(
+    experiment: Experiment, params: Params, same: np.ndarray, batches: np.ndarray
+) -> None:
     """Noise and signal of the draws of block diffusion, with all shares of masks and with some."""
-    block = exp.objective.block
+    block = experiment.objective.block
     forms = [BlockDiffusion(block)] + [
         BlockDiffusion(block, "times", low, high)
         for low in LOWS for high in HIGHS if high - low >= WIDTH
@@ -108,7 +116,7 @@ def clipping_table(exp: Experiment, params: Params, same: np.ndarray, batches: n
     )
     found = []
     for form in forms:
-        rows = [gradients(exp, params, tokens, form, mirrored) for tokens in (same, batches)]
+        rows = [gradients(experiment, params, tokens, form, mirrored) for tokens in (same, batches)]
         (drawn, error), (noise, its_error) = (spread(part) for part in rows)
         mean = rows[1].mean(axis=0, dtype=np.float64)
         norm = np.sqrt(max(mean @ mean - noise**2 / len(batches), 1e-30))
@@ -132,22 +140,22 @@ def main() -> None:
     parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
     flags = parser.parse_args()
     try:
-        exp, params, stream = loaded(flags.workdir, flags.split)
+        experiment, params, stream = loaded(flags.workdir, flags.split)
     except UserError as error:
         sys.exit(f"error: {error}")
-    length, generator = exp.data.length, np.random.default_rng(0)
+    length, generator = experiment.data.length, np.random.default_rng(0)
     starts = generator.integers(0, len(stream) - length, (flags.repeats, flags.rows))
     batches = stream[starts[..., None] + np.arange(length)].astype(np.int32)
     same = np.broadcast_to(batches[:1], batches.shape)
-    if isinstance(exp.objective, BlockDiffusion):
-        clipping_table(exp, params, same, batches)
+    if isinstance(experiment.objective, BlockDiffusion):
+        clipping_table(experiment, params, same, batches)
         return
     print("| estimator | times | draws | all | norm of the mean |\n|---|---|---|---|---|")
     units: list[float] = []
     for name in ESTIMATORS:
         for times in TIMES:
             found = [
-                gradients(exp, params, tokens, OBJECTIVES[name](), times)
+                gradients(experiment, params, tokens, OBJECTIVES[name](), times)
                 for tokens in (same, batches)
             ]
             spreads = [spread(rows) for rows in found]

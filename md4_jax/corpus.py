@@ -9,22 +9,11 @@ from md4_jax.data import loader, packing, text_size
 from md4_jax.data.loader import TrainIterator, train_iterator
 from md4_jax.data.tokenizers import from_json
 from md4_jax.experiment import Experiment, eval_batch_size
-from md4_jax.paths import Place, replace
 from md4_jax.protocols import Batch, UserError
-from md4_jax.sections import make
-from md4_jax.sharding import largest, local_rows
+from md4_jax.runtime.paths import Place, replace
+from md4_jax.runtime.sharding import local_rows, max_over_processes
 
 TOKENIZER_FILE = "tokenizer.json"
-
-
-def tokenizer_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Any, Any]:
-    """The tokenizer (the run's own if it has one, else fitted to the training split) and source."""
-    source = make("data", config["data"])
-    kept = workdir / TOKENIZER_FILE if workdir else None
-    if kept is not None and kept.exists():
-        return _read(kept), source
-    tokenizer = make("tokenizer", config["tokenizer"])
-    return tokenizer.fit(source.documents("train")), source
 
 
 def stored_tokenizer(workdir: Place) -> Any:
@@ -32,7 +21,7 @@ def stored_tokenizer(workdir: Place) -> Any:
     kept = workdir / TOKENIZER_FILE
     if not kept.exists():
         raise UserError(f"{kept} is missing: train in this --workdir first")
-    return _read(kept)
+    return read_tokenizer(kept)
 
 
 def keep_tokenizer(tokenizer: Any, workdir: Place) -> None:
@@ -42,7 +31,7 @@ def keep_tokenizer(tokenizer: Any, workdir: Place) -> None:
         replace(kept, tokenizer.to_json())
 
 
-def _read(kept: Place) -> Any:
+def read_tokenizer(kept: Place) -> Any:
     """The tokenizer in a file; UserError that names the file if it is cut short or changed."""
     try:
         return from_json(kept.read_text(encoding="utf-8"))
@@ -63,11 +52,11 @@ def stream(source: Any, tokenizer: Any, split: str) -> np.ndarray:
     return packing.token_stream(source, tokenizer, split)
 
 
-def fingerprint(built: Experiment, source: Any) -> dict[str, int]:
+def fingerprint(experiment: Experiment, source: Any) -> dict[str, int]:
     """{tokens, crc32} of the training split; UserError if another process has another text."""
-    found = packing.fingerprint(source, built.tokenizer, "train")
+    found = packing.fingerprint(source, experiment.tokenizer, "train")
     number = found["crc32"] >> 1  # of 31 bits
-    if largest(number) != -largest(-number):
+    if max_over_processes(number) != -max_over_processes(-number):
         raise UserError("the processes have different training texts: make data.path the same")
     return found
 
@@ -87,11 +76,13 @@ def check_same_text(kept: Mapping[str, int] | None, now: Mapping[str, int], work
         )
 
 
-def data_sizes(built: Experiment, source: Any) -> dict[str, loader.SplitSize]:
+def data_sizes(experiment: Experiment, source: Any) -> dict[str, loader.SplitSize]:
     """Tokenises every split that the run will need; UserError now for one that is too short."""
-    splits = ["train", *(["validation"] if built.eval.every else []), built.eval.split]
+    splits = ["train", *(["validation"] if experiment.eval.every else []), experiment.eval.split]
     sizes = {
-        split: loader.split_size(stream(source, built.tokenizer, split), built.data.length)
+        split: loader.split_size(
+            stream(source, experiment.tokenizer, split), experiment.data.length
+        )
         for split in dict.fromkeys(splits)
     }
     for split, size in sizes.items():
@@ -99,47 +90,47 @@ def data_sizes(built: Experiment, source: Any) -> dict[str, loader.SplitSize]:
             raise UserError(
                 f"the {split} split has {size.tokens} tokens, fewer than "
                 f"{'one sequence of' if split == 'train' else 'needed with'} "
-                f"data.length={built.data.length}: take a larger corpus or lower data.length"
+                f"data.length={experiment.data.length}: take a larger corpus or lower data.length"
             )
     return sizes
 
 
-def train_batches(built: Experiment, source: Any) -> TrainIterator:
+def train_batches(experiment: Experiment, source: Any) -> TrainIterator:
     """This process's rows of the endless shuffled training batches."""
     return train_iterator(
-        stream(source, built.tokenizer, "train"),
-        built.data.length,
-        batch_size=built.train.batch_size,
-        rows=local_rows(built.mesh, built.train.batch_size),
-        seed=built.train.seed,
-        segments_eot=_segments_eot(built),
+        stream(source, experiment.tokenizer, "train"),
+        experiment.data.length,
+        batch_size=experiment.train.batch_size,
+        rows=local_rows(experiment.mesh, experiment.train.batch_size),
+        seed=experiment.train.seed,
+        segments_eot=_segments_eot(experiment),
     )
 
 
-def eval_batches(built: Experiment, source: Any, split: str) -> Iterator[Batch]:
+def eval_batches(experiment: Experiment, source: Any, split: str) -> Iterator[Batch]:
     """This process's rows of a whole split, in order."""
     return loader.eval_batches(
-        stream(source, built.tokenizer, split),
-        built.data.length,
-        batch_size=eval_batch_size(built),
-        stride=built.eval.stride,
-        rows=local_rows(built.mesh, eval_batch_size(built)),
-        segments_eot=_segments_eot(built),
-        text_size=text_size.of_one_text(built.tokenizer),
+        stream(source, experiment.tokenizer, split),
+        experiment.data.length,
+        batch_size=eval_batch_size(experiment),
+        stride=experiment.eval.stride,
+        rows=local_rows(experiment.mesh, eval_batch_size(experiment)),
+        segments_eot=_segments_eot(experiment),
+        text_size=text_size.of_one_text(experiment.tokenizer),
     )
 
 
-def batches_of(built: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
+def batches_of(experiment: Experiment, tokens: np.ndarray) -> Iterator[Batch]:
     """This process's rows of sequences [N, L], in order, each a text of its own."""
     return loader.eval_batches(
         tokens.ravel(),
         tokens.shape[1],
-        batch_size=eval_batch_size(built),
-        rows=local_rows(built.mesh, eval_batch_size(built)),
-        segments_eot=_segments_eot(built),
-        text_size=text_size.of_many_texts(built.tokenizer),
+        batch_size=eval_batch_size(experiment),
+        rows=local_rows(experiment.mesh, eval_batch_size(experiment)),
+        segments_eot=_segments_eot(experiment),
+        text_size=text_size.of_many_texts(experiment.tokenizer),
     )
 
 
-def _segments_eot(built: Experiment) -> int | None:
-    return built.tokenizer.eot_id if built.data.separate_documents else None
+def _segments_eot(experiment: Experiment) -> int | None:
+    return experiment.tokenizer.eot_id if experiment.data.separate_documents else None

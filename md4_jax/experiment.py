@@ -7,14 +7,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from md4_jax.checkpoint import CheckpointOptions
-from md4_jax.evaluate import EvalOptions
-from md4_jax.metrics import LogOptions
-from md4_jax.prompts import PromptOptions, Template
-from md4_jax.protocols import Network, Objective
-from md4_jax.sample import SampleOptions
-from md4_jax.sections import BenchOptions, DataOptions, PlanOptions
-from md4_jax.step import TrainOptions
+from md4_jax.generate.prompts import PromptOptions
+from md4_jax.options import (
+    BenchOptions,
+    CheckpointOptions,
+    DataOptions,
+    EvalOptions,
+    LogOptions,
+    PlanOptions,
+    SampleOptions,
+    TrainOptions,
+)
+from md4_jax.protocols import Network, Objective, Template
 
 
 class Experiment(NamedTuple):
@@ -43,27 +47,27 @@ class Experiment(NamedTuple):
     plan: PlanOptions
 
 
-def templates(built: Experiment) -> list[Template]:
+def templates(experiment: Experiment) -> list[Template]:
     """What the `sample` section fixes; UserError for text that does not fit."""
-    return built.prompt.build(built.tokenizer, sample_length(built))
+    return experiment.prompt.build(experiment.tokenizer, sample_length(experiment))
 
 
-def sample_length(built: Experiment) -> int:
+def sample_length(experiment: Experiment) -> int:
     """Tokens of a sample."""
-    return built.sample.length or built.data.length
+    return experiment.sample.length or experiment.data.length
 
 
-def sample_window(built: Experiment) -> int:
+def sample_window(experiment: Experiment) -> int:
     """Tokens that the network sees at once when sampling."""
-    length = sample_length(built)
-    return min(length, built.data.length) if built.sample.stride else length
+    length = sample_length(experiment)
+    return min(length, experiment.data.length) if experiment.sample.stride else length
 
 
-def sample_block(built: Experiment) -> int:
+def sample_block(experiment: Experiment) -> int:
     """Tokens of a text that are sampled together, 0 for all."""
-    return getattr(built.loop, "block", 0)
+    return getattr(experiment.loop, "block", 0)
 
 
-def eval_batch_size(built: Experiment) -> int:
+def eval_batch_size(experiment: Experiment) -> int:
     """Sequences of an evaluation step, of all processes together."""
-    return built.eval.batch_size or built.train.batch_size
+    return experiment.eval.batch_size or experiment.train.batch_size

@@ -6,9 +6,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from md4_jax import distributed, modes, sections
-from md4_jax.paths import place
+from md4_jax import modes
+from md4_jax.config import schema as sections
 from md4_jax.protocols import UserError
+from md4_jax.runtime import distributed
+from md4_jax.runtime.paths import place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 
@@ -17,7 +19,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """(flags, {'section.key': text}); UserError for an argument that is neither."""
     parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
     parser.add_argument(
-        "--config", help="a file of configs/; that of the run in --workdir if not given"
+        "--config", help="a file of configs/; default: that of the run in --workdir"
     )
     parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
     parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
@@ -62,11 +64,11 @@ def run(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    modes.hush()
+    modes.silence_libraries()
     try:
         code = run(sys.argv[1:])
     except UserError as error:
-        code = modes.complain(error)
+        code = modes.print_user_error(error)
     except KeyboardInterrupt:  # outside of the training loop, which has its own way
         print("interrupted; the same command goes on from what is saved", file=sys.stderr)
         code = 130

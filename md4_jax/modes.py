@@ -10,17 +10,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from md4_jax import build, config, corpus, report, runs
-from md4_jax import plan as plans
-from md4_jax.bench import RandomTokens, bench, table
-from md4_jax.compiling import keep_programs
+from md4_jax import corpus
+from md4_jax.config import build, inputs, runs
+from md4_jax.config import load as config
 from md4_jax.data import ngrams
-from md4_jax.evaluate import Evaluator
+from md4_jax.evals import report as eval_report
+from md4_jax.evals.likelihood import Evaluator
 from md4_jax.experiment import Experiment, sample_window, templates
-from md4_jax.paths import Place, check_name, check_writable, place
+from md4_jax.generate import writers
+from md4_jax.generate.writers import write_samples
+from md4_jax.perf import aot as plans
+from md4_jax.perf.bench import RandomTokens, bench, table
 from md4_jax.protocols import Params, UserError
-from md4_jax.sample import draw_samples, make_sampler, write_samples
-from md4_jax.train import abstract_state, train
+from md4_jax.runtime.commit import commit
+from md4_jax.runtime.compiling import keep_programs
+from md4_jax.runtime.paths import Place, check_name, check_writable, place
+from md4_jax.samplers.batches import draw_samples, make_sampler
+from md4_jax.training import report
+from md4_jax.training.loop import abstract_state, train
 
 # n-gram models count in memory; text beyond this many tokens is not looked at.
 NGRAM_TOKENS = 20_000_000
@@ -32,31 +39,31 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     kept = config.stored(workdir)
     if kept is not None:
         config.check_same(kept, asked, workdir)
-    exp, source = _experiment(asked, workdir)
-    sizes = corpus.data_sizes(exp, source)
+    experiment, source = _experiment(asked, workdir)
+    sizes = corpus.data_sizes(experiment, source)
     # Refuse what will not do before anything is written.
-    abstract_state(exp)
-    runs.judge_of(exp)
-    begin = runs.beginning(exp, workdir, _say)
+    abstract_state(experiment)
+    runs.judge_of(experiment)
+    begin = runs.beginning(experiment, workdir, _say)
     if jax.process_index() == 0:
-        _open_workdir(exp, asked, workdir)
+        _open_workdir(experiment, asked, workdir)
     for warning in source.warnings:
         _say(f"warning: {warning}")
     for split, size in sizes.items():
         _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
-    evaluator = build.evaluator(exp)  # one for the whole run, so that it is compiled once
-    step, signalled = train(exp, source, workdir, evaluator, begin)
+    evaluator = build.evaluator(experiment)  # one for the whole run, so that it is compiled once
+    step, signalled = train(experiment, source, workdir, evaluator, begin)
     if signalled is not None:
         name = signal.Signals(signalled).name
         _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {command}")
         return 128 + signalled
-    result, levels = _evaluate(exp, source, workdir, evaluator)
-    _sample(exp, workdir)
+    result, levels = _evaluate(experiment, source, workdir, evaluator)
+    _sample(experiment, workdir)
     if jax.process_index() == 0:
         report.keep(workdir, result)
         picture = report.picture(workdir, levels)
         _say(
-            f"\ntrained to step {step}; {exp.eval.split}: {report.line(result)}\n"
+            f"\ntrained to step {step}; {experiment.eval.split}: {eval_report.line(result)}\n"
             f"  loss curve    {picture}\n"
             f"  samples       {workdir / 'samples'}\n"
             f"  metrics       {workdir / report.METRICS} (and TensorBoard: {workdir})\n"
@@ -68,8 +75,8 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
 def eval_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Prints the bound of the whole split as the last line, in JSON."""
     del command
-    exp, source = _experiment(_same(asked, workdir), workdir)
-    result, _ = _evaluate(exp, source, workdir, build.evaluator(exp))
+    experiment, source = _experiment(_same(asked, workdir), workdir)
+    result, _ = _evaluate(experiment, source, workdir, build.evaluator(experiment))
     _say(report.as_json(result))
     return 0
 
@@ -88,16 +95,16 @@ def plan_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     del workdir
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
-    tokenizer = RandomTokens(size) if size else corpus.tokenizer_and_source(asked, None)[0]
-    exp = build.experiment(asked, tokenizer, devices)
-    made = plans.plan(exp)
+    tokenizer = RandomTokens(size) if size else inputs.tokenizer_and_source(asked, None)[0]
+    experiment = build.experiment(asked, tokenizer, devices)
+    made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
     _say(f"{command}\n{plans.table(made, chip)}")
-    facts = {"commit": config.commit(), "devices": len(devices), "kind": devices[0].device_kind}
-    facts |= plans.sizes(exp)
+    facts = {"commit": commit(), "devices": len(devices), "kind": devices[0].device_kind}
+    facts |= plans.sizes(experiment)
     _say(report.as_json({**facts, **{name: p._asdict() for name, p in made.items()}}))
     if chip is not None:
-        plans.check_fits(made, chip, exp)
+        plans.check_fits(made, chip, experiment)
     return 0
 
 
@@ -106,12 +113,12 @@ def bench_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     del workdir
     size = asked["bench"]["random_tokens"]
     if size:
-        exp, source = build.experiment(asked, RandomTokens(size)), None
+        experiment, source = build.experiment(asked, RandomTokens(size)), None
     else:
-        exp, source = _experiment(asked, None)
-    result = bench(exp, source)
+        experiment, source = _experiment(asked, None)
+    result = bench(experiment, source)
     _say(f"{command}\n{table(result)}")
-    _say(report.as_json({"commit": config.commit(), **result}))
+    _say(report.as_json({"commit": commit(), **result}))
     return 0
 
 
@@ -141,11 +148,11 @@ def run(mode: str, asked: dict[str, Any], workdir: Place, command: str) -> int:
         ) from error
 
 
-def _open_workdir(exp: Experiment, asked: dict[str, Any], workdir: Place) -> None:
+def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place) -> None:
     """Makes the directory of the run and what describes it; UserError if that is not possible."""
     check_writable(workdir)
     config.store(workdir, asked)
-    corpus.keep_tokenizer(exp.tokenizer, workdir)
+    corpus.keep_tokenizer(experiment.tokenizer, workdir)
 
 
 def _say(text: str) -> None:
@@ -163,82 +170,94 @@ def _same(asked: dict[str, Any], workdir: Place) -> dict[str, Any]:
 
 
 def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Any]:
-    tokenizer, source = corpus.tokenizer_and_source(asked, workdir)
+    tokenizer, source = inputs.tokenizer_and_source(asked, workdir)
     return build.experiment(asked, tokenizer), source
 
 
 def _evaluate(
-    exp: Experiment, source, workdir: Place, evaluator: Evaluator
+    experiment: Experiment, source, workdir: Place, evaluator: Evaluator
 ) -> tuple[dict[str, Any], list[float]]:
     """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
-    step, params = runs.averaged(exp, workdir)
-    _say(f"\nevaluating step {step} on the whole {exp.eval.split} split ...")
-    result = evaluator(params, corpus.eval_batches(exp, source, exp.eval.split))
-    result = {"step": step, "split": exp.eval.split, **result}
-    _say(report.line(result))
-    told = report.learned(params["process"], exp.tokenizer)
+    step, params = runs.averaged(experiment, workdir)
+    _say(f"\nevaluating step {step} on the whole {experiment.eval.split} split ...")
+    result = evaluator(params, corpus.eval_batches(experiment, source, experiment.eval.split))
+    result = {"step": step, "split": experiment.eval.split, **result}
+    _say(eval_report.line(result))
+    told = eval_report.learned(params["process"], experiment.tokenizer)
     if told:
         _say(told)
     levels: list[float] = []
-    if exp.eval.ngram_order and jax.process_index() == 0:
+    if experiment.eval.ngram_order and jax.process_index() == 0:
         levels = ngrams.ladder(
-            corpus.stream(source, exp.tokenizer, "train")[:NGRAM_TOKENS],
-            corpus.stream(source, exp.tokenizer, exp.eval.split)[:NGRAM_TOKENS],
-            exp.tokenizer.vocab_size,
-            exp.eval.ngram_order,
+            corpus.stream(source, experiment.tokenizer, "train")[:NGRAM_TOKENS],
+            corpus.stream(source, experiment.tokenizer, experiment.eval.split)[:NGRAM_TOKENS],
+            experiment.tokenizer.vocab_size,
+            experiment.eval.ngram_order,
         )
-        _say(report.ladder(levels, result))
+        _say(eval_report.ladder(levels, result))
     return result, levels
 
 
-def _sample(exp: Experiment, workdir: Place) -> None:
+def _sample(experiment: Experiment, workdir: Place) -> None:
     """Writes and prints samples, then their numbers as a line of JSON."""
-    step, params = runs.averaged(exp, workdir)
-    judge = _judge(exp, params)
-    prompts, window = templates(exp), sample_window(exp)
-    sampler = make_sampler(exp.network, exp.loop, exp.grid, exp.mesh, trace=exp.sample.trace)
+    step, params = runs.averaged(experiment, workdir)
+    judge = _judge(experiment, params)
+    prompts, window = templates(experiment), sample_window(experiment)
+    sampler = make_sampler(
+        experiment.network,
+        experiment.loop,
+        experiment.grid,
+        experiment.mesh,
+        trace=experiment.sample.trace,
+    )
     drawn = draw_samples(
-        sampler, params, exp.sampler_step, exp.sample, prompts, mesh=exp.mesh, window=window
+        sampler,
+        params,
+        experiment.sampler_step,
+        experiment.sample,
+        prompts,
+        mesh=experiment.mesh,
+        window=window,
     )
     judged = judge(drawn.tokens)
     if jax.process_index() != 0:
         return
     rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
-    texts = [exp.tokenizer.decode(row) for row in rows]
-    path = write_samples(workdir / "samples", step, texts, drawn, {"seed": exp.sample.seed})
+    texts = [experiment.tokenizer.decode(row) for row in rows]
+    path = write_samples(workdir / "samples", step, texts, drawn, {"seed": experiment.sample.seed})
     _say("\n" + path.read_text(encoding="utf-8"))
     if drawn.frames is not None:
-        for picture in report.trace(path, drawn, exp, params):
+        for picture in writers.trace(path, drawn, experiment, params):
             _say(f"trace: {picture}")
     least, most = drawn.lengths.min(), drawn.lengths.max()
     size = f"{most}" if least == most else f"{least} to {most}"
     _say(f"{len(texts)} samples of {size} tokens from step {step}: {path}")
-    facts = {"sampler": exp.config["sample"]["name"], "step": step}
-    _say(report.as_json({**facts, **report.of_samples(drawn), **judged}))
+    facts = {"sampler": experiment.config["sample"]["name"], "step": step}
+    _say(report.as_json({**facts, **writers.of_samples(drawn), **judged}))
 
 
-def _judge(exp: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, Any]]:
+def _judge(experiment: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, Any]]:
     """tokens -> the bound on -log p of them under sample.judge, whose parameters are read here."""
-    judge = runs.judge_of(exp)
+    judge = runs.judge_of(experiment)
     if judge is None:
         return lambda tokens: {}
-    if judge is not exp:
-        _, params = runs.averaged(judge, place(exp.sample.judge))
+    if judge is not experiment:
+        _, params = runs.averaged(judge, place(experiment.sample.judge))
 
     def judged(tokens: np.ndarray) -> dict[str, Any]:
         result = build.evaluator(judge)(params, corpus.batches_of(judge, tokens))
-        return {"judge": exp.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
+        return {"judge": experiment.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
 
     return judged
 
 
-def complain(error: UserError) -> int:
+def print_user_error(error: UserError) -> int:
     """Prints a user's mistake without a traceback; returns the exit code 2."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     return 2
 
 
-def hush() -> None:
+def silence_libraries() -> None:
     """Silences libraries; what goes wrong with a run, the run says itself."""
     for name in ("absl", "asyncio"):  # Orbax logs pages of tracebacks and then raises besides
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -194,14 +194,14 @@ class Chain(NamedTuple):
 
     z            int32 [B, L], symbols of the process
     given        bool [B, L], the positions that the user fixed: no step changes them
-    sure         float32 [B, L], the probability with which the model drew the token there; 1
+    confidence   float32 [B, L], the probability with which the model drew the token there; 1
                  where it was given, 0 where none was drawn yet
     evaluations  int32 [B], the network evaluations that the sequence has used
     """
 
     z: Array
     given: Array
-    sure: Array
+    confidence: Array
     evaluations: Array
 
 
@@ -218,6 +218,13 @@ class Plan(NamedTuple):
 
 
 NEVER = np.iinfo(np.int32).max
+
+
+class Template(NamedTuple):
+    """tokens int32 [L] and given bool [L]: where given, the token is the user's."""
+
+    tokens: np.ndarray
+    given: np.ndarray
 
 
 class SamplerStep(Protocol):

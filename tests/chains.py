@@ -80,8 +80,8 @@ def integrand(objective, denoiser: Denoiser, process: Rates, x: np.ndarray, t) -
     def call(tokens, before, after, times):
         batch = exact.batch_of(np.zeros((1, 1)))._replace(tokens=tokens)
         if objective.passes == "two":
-            return objective.given_pair(denoiser, process, batch, before, times, jumped=after)
-        return objective.given_z(denoiser, process, batch, after, times)
+            return objective.loss_at_pair(denoiser, process, batch, before, times, jumped=after)
+        return objective.loss_at(denoiser, process, batch, after, times)
 
     which, when, what = np.nonzero(weight)
     values = jax.jit(call)(x[which], z[before[what]], z[after[what]], t[when])

@@ -9,7 +9,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusi
 import jax
 import pytest
 
-from md4_jax import compiling
+from md4_jax.runtime import compiling
 
 # Tests are hundreds of small programs, so that compiling them is what takes time: all workers,
 # and later runs of the tests, share what was compiled. Processes that tests start inherit it.

@@ -5,10 +5,10 @@ import dataclasses
 import exact
 import pytest
 
+from md4_jax.processes.schedules import SCHEDULES, Geometric, Linear, Polynomial
 from md4_jax.processes.transition import Transition
 from md4_jax.protocols import UserError
 from md4_jax.samplers import SAMPLERS
-from md4_jax.schedules import SCHEDULES, Geometric, Linear, Polynomial
 
 # Those of the registry, one whose noise and one whose alpha are too small for a float32.
 ALL = {name: make() for name, make in SCHEDULES.items()} | {

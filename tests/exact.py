@@ -15,12 +15,12 @@ from scipy import stats
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Batch, Chain, Denoiser
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.loop import blank, sample
-from md4_jax.schedules import LogLinear
 
 # All calls have this many rows, so that operations are compiled once and not once a test.
 CHUNK = 1024
@@ -121,8 +121,8 @@ def quadrature(low: float = 0.0, high: float = 1.0, nodes: int = 40, power: int 
     return low + (high - low) * v**power, w * (high - low) * power * v ** (power - 1)
 
 
-def over_patterns(given_z: Callable, mask_id: int, x: np.ndarray, t, masks=None) -> np.ndarray:
-    """given_z(batch, z, t) for x [X, L], t [N] and every mask pattern: float64 [X, N, M]."""
+def over_patterns(loss_at: Callable, mask_id: int, x: np.ndarray, t, masks=None) -> np.ndarray:
+    """loss_at(batch, z, t) for x [X, L], t [N] and every mask pattern: float64 [X, N, M]."""
     masks = patterns(x.shape[1]) if masks is None else masks
     t = np.asarray(t)
     shape = (len(x), len(t), len(masks), x.shape[1])
@@ -132,50 +132,50 @@ def over_patterns(given_z: Callable, mask_id: int, x: np.ndarray, t, masks=None)
     times = np.broadcast_to(t[None, :, None], shape[:3]).ravel()
     rows = np.arange(-(-len(z) // CHUNK) * CHUNK) % len(z)
     values = [
-        given_z(batch_of(tokens[part]), jnp.asarray(z[part]), jnp.asarray(times[part]))
+        loss_at(batch_of(tokens[part]), jnp.asarray(z[part]), jnp.asarray(times[part]))
         for part in rows.reshape(-1, CHUNK)
     ]
     return np.concatenate(values)[: len(z)].astype(np.float64).reshape(shape[:3])
 
 
-def expected(given_z: Callable, mask_id: int, x: np.ndarray, t, masked_probability) -> np.ndarray:
+def expected(loss_at: Callable, mask_id: int, x: np.ndarray, t, masked_probability) -> np.ndarray:
     """The mean over masks that hide each token with that probability [N]: [X, N]."""
     u = np.asarray(masked_probability, np.float64)[:, None, None]
     weight = np.where(patterns(x.shape[1]), u, 1.0 - u).prod(axis=-1)
-    return (over_patterns(given_z, mask_id, x, t) * weight).sum(axis=-1)
+    return (over_patterns(loss_at, mask_id, x, t) * weight).sum(axis=-1)
 
 
 def bind(objective, denoiser: Denoiser, process) -> Callable:
-    """given_z with its denoiser and process: (batch, z, t) -> nats [B]."""
-    return lambda batch, z, t: objective.given_z(denoiser, process, batch, z, t)
+    """loss_at with its denoiser and process: (batch, z, t) -> nats [B]."""
+    return lambda batch, z, t: objective.loss_at(denoiser, process, batch, z, t)
 
 
 def continuous(denoiser: Denoiser, process, x: np.ndarray, **rule) -> np.ndarray:
     """MD4's integral over t by quadrature, [X]."""
-    given_z = bind(OBJECTIVES["md4"](), denoiser, process)
+    loss_at = bind(OBJECTIVES["md4"](), denoiser, process)
     t, weight = quadrature(**rule)
     masked = process.schedule.one_minus_alpha(jnp.asarray(t))
-    return expected(given_z, process.mask_id, x, t, masked) @ weight
+    return expected(loss_at, process.mask_id, x, t, masked) @ weight
 
 
 def discrete(objective, denoiser: Denoiser, process, x: np.ndarray) -> np.ndarray:
     """The T-step bound by enumeration of steps and masks, [X]."""
     steps = np.arange(objective.first_step, objective.timesteps + 1)
-    given_z = bind(objective, denoiser, process)
+    loss_at = bind(objective, denoiser, process)
     masked = objective.masked_probability(process, jnp.asarray(steps))
-    return expected(given_z, process.mask_id, x, steps, masked).mean(axis=1)
+    return expected(loss_at, process.mask_id, x, steps, masked).mean(axis=1)
 
 
 def any_order(denoiser: Denoiser, process, x: np.ndarray, objective=None, nodes=20) -> np.ndarray:
     """The exact-k bound by enumeration of k and patterns, t from Beta(k, L - k + 1): [X]."""
-    given_z = bind(objective or OBJECTIVES["any_order"](), denoiser, process)
+    loss_at = bind(objective or OBJECTIVES["any_order"](), denoiser, process)
     length, total = x.shape[1], np.zeros(len(x))
     u, weight = quadrature(nodes=nodes)
     t = process.schedule.inverse(jnp.asarray(u))
     for k in range(1, length + 1):
         masks = patterns(length)[patterns(length).sum(axis=1) == k]
         law = weight * stats.beta.pdf(u, k, length - k + 1)
-        values = over_patterns(given_z, process.mask_id, x, t, masks)
+        values = over_patterns(loss_at, process.mask_id, x, t, masks)
         total += (values.mean(axis=2) @ law) / length
     return total
 
@@ -227,21 +227,21 @@ def noise_law(process, x: np.ndarray, t) -> np.ndarray:
     return (alpha * same + noise / process.vocab_size).prod(axis=-1)
 
 
-def over_states(given_z: Callable, vocab: int, x: np.ndarray, t) -> np.ndarray:
-    """given_z(batch, z, t) for x [X, L], t [N] and every z of V^L: float64 [X, N, Z]."""
+def over_states(loss_at: Callable, vocab: int, x: np.ndarray, t) -> np.ndarray:
+    """loss_at(batch, z, t) for x [X, L], t [N] and every z of V^L: float64 [X, N, Z]."""
     z, t = sequences(vocab, x.shape[1]), np.asarray(t)
     shape = (len(x), len(t), len(z))
     which, when, what = (axis.ravel() for axis in np.indices(shape))
     rows = np.arange(-(-len(which) // CHUNK) * CHUNK) % len(which)
     values = [
-        given_z(batch_of(x[which[part]]), jnp.asarray(z[what[part]]), jnp.asarray(t[when[part]]))
+        loss_at(batch_of(x[which[part]]), jnp.asarray(z[what[part]]), jnp.asarray(t[when[part]]))
         for part in rows.reshape(-1, CHUNK)
     ]
     return np.concatenate(values)[: len(which)].astype(np.float64).reshape(shape)
 
 
 def uniform_integral(objective, denoiser: Denoiser, process, x: np.ndarray, **rule) -> np.ndarray:
-    """The mean of given_z over t ~ U(0, 1) and z by quadrature and enumeration, [X]."""
+    """The mean of loss_at over t ~ U(0, 1) and z by quadrature and enumeration, [X]."""
     t, weight = quadrature(**({"nodes": 60, "power": 3} | rule))
     values = over_states(bind(objective, denoiser, process), process.vocab_size, x, t)
     return (values * noise_law(process, x, t)).sum(axis=2) @ weight

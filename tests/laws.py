@@ -20,10 +20,10 @@ def fixed(logits) -> Denoiser:
     return Denoiser(lambda z, t: jnp.broadcast_to(logits, (*z.shape, logits.size)), lambda h: h)
 
 
-def after_step(step, denoiser, process, z, s, t, *, seed=0, sure=1.0):
+def after_step(step, denoiser, process, z, s, t, *, seed=0, confidence=1.0):
     """z [B, L] after one step from t to s, compiled."""
     keys, times = exact.keys_for(seed, len(z)), (jnp.float32(s), jnp.float32(t))
-    chain = exact.chain_of(z)._replace(sure=jnp.full(np.shape(z), sure, jnp.float32))
+    chain = exact.chain_of(z)._replace(confidence=jnp.full(np.shape(z), confidence, jnp.float32))
     call = jax.jit(lambda keys, chain: step(denoiser, process, chain, *times, keys).z)
     return np.asarray(call(keys, chain))
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from md4_jax import build, config, corpus, train
-from md4_jax.checkpoint import Checkpoints
+from md4_jax import corpus
+from md4_jax.config import build
+from md4_jax.config import load as config
+from md4_jax.training import loop as train
+from md4_jax.training.checkpoint import Checkpoints
 
 
 def free_port() -> int:
@@ -25,9 +28,9 @@ def free_port() -> int:
 def arrays(workdir: Path) -> dict[str, np.ndarray]:
     """{path: array} of the newest checkpoint: all of the state."""
     asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
-    exp = build.experiment(asked, corpus.stored_tokenizer(workdir))
-    checkpoints = Checkpoints(workdir / "checkpoints", exp.checkpoint, read_only=True)
-    state, _ = checkpoints.restore(train.abstract_state(exp))
+    experiment = build.experiment(asked, corpus.stored_tokenizer(workdir))
+    checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint, read_only=True)
+    state, _ = checkpoints.restore(train.abstract_state(experiment))
     checkpoints.close()
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)

@@ -1,9 +1,9 @@
 """Text in, batches of tokens out. A new source or tokenizer is one file and one line here."""
 
-from md4_jax.data.files import TextFiles
-from md4_jax.data.shakespeare import Shakespeare
-from md4_jax.data.text8 import Text8
-from md4_jax.data.tfds import TfdsText
+from md4_jax.data.sources.files import TextFiles
+from md4_jax.data.sources.shakespeare import Shakespeare
+from md4_jax.data.sources.text8 import Text8
+from md4_jax.data.sources.tfds import TfdsText
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
 
 SOURCES = {

@@ -5,8 +5,8 @@ import re
 import tempfile
 from collections.abc import Iterator
 
-from md4_jax.paths import Place, is_remote, place
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, is_remote, place
 
 PIECE_CHARACTERS = 1 << 20
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))

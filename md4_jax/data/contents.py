@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from md4_jax.data.cache import new_file
-from md4_jax.data.splits import digest
-from md4_jax.paths import Place, cache_root, is_remote, version
+from md4_jax.data.sources.splits import digest
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, cache_root, is_remote, version
 
 CHUNK_BYTES = 1 << 20
 

@@ -11,8 +11,8 @@ import numpy as np
 from md4_jax.data import contents
 from md4_jax.data.cache import new_file
 from md4_jax.data.tokenizers import id_dtype
-from md4_jax.paths import cache_root
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import cache_root
 
 FORMAT = 2  # raise it when the same text and tokenizer give another stream
 BATCH_DOCUMENTS = 1000

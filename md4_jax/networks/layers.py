@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from md4_jax.networks.attention import attend, rotate
 from md4_jax.networks.blocks import Past, attend_halves, attend_past
 from md4_jax.protocols import Array
-from md4_jax.sharding import BATCH_AXES, constrain
+from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 # Linear layers start as truncated normals of variance 1 / fan-in.
 KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")

@@ -11,7 +11,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.protocols import Array
-from md4_jax.sharding import BATCH_AXES
+from md4_jax.runtime.sharding import BATCH_AXES
 
 # The kernel works on tiles of at least this many positions.
 TILE = 128

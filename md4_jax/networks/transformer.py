@@ -20,7 +20,7 @@ from md4_jax.networks.layers import (
 )
 from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array, Denoiser, Memory, Network, UserError
-from md4_jax.sharding import BATCH_AXES, batch_groups, constrain
+from md4_jax.runtime.sharding import BATCH_AXES, batch_groups, constrain
 
 # Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
 ROW_MULTIPLE = 128

@@ -51,9 +51,9 @@ class AnyOrder:
         count = jnp.clip(jnp.floor(u * most).astype(jnp.int32) + 1, 1, most)
         z, one_minus_alpha = process.mask_exactly(keys, batch.tokens, count)
         t = process.schedule.inverse(one_minus_alpha)
-        return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
+        return self.loss_at(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The term of this mask pattern: its mean over k and patterns is the bound [B]."""

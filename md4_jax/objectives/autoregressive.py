@@ -37,9 +37,9 @@ class Autoregressive:
     ) -> tuple[Array, dict[str, Array]]:
         begin = jnp.full((len(batch.tokens), 1), process.mask_id, jnp.int32)
         z = jnp.concatenate([begin, batch.tokens[:, :-1]], axis=1)
-        return self.given_z(denoiser, process, batch, z, jnp.zeros(len(z))), {}
+        return self.loss_at(denoiser, process, batch, z, jnp.zeros(len(z))), {}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The sum over positions that are not given of -log p(x_n | z) [B], whatever z is."""
@@ -92,9 +92,9 @@ class AlongOrder:
         else:
             places = places if self.order == "left_to_right" else places[::-1]
             order_BxL = jnp.broadcast_to(places, (size, length))
-        return self.given_order(denoiser, process, batch, order_BxL), {}
+        return self.loss_along(denoiser, process, batch, order_BxL), {}
 
-    def given_order(
+    def loss_along(
         self, denoiser: Denoiser, process: Masking, batch: Batch, order_BxL: Array
     ) -> Array:
         """The sum along pi [B]; order_BxL[b, l] is the position that is revealed l-th."""

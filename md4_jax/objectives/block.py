@@ -90,10 +90,10 @@ class BlockDiffusion:
         z, masked_BxG = self._masked(process, batch.tokens, u_BxG, mask_keys)
         if batch.given is not None:
             z = jnp.where(batch.given, batch.tokens, z)
-        nats = self.given_z(denoiser, process, batch, z, masked_BxG)
+        nats = self.loss_at(denoiser, process, batch, z, masked_BxG)
         return nats, {"masked": masked_share(process, z)}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, masked_BxG: Array
     ) -> Array:
         """The integrand at z, where masked [B, G] is 1 - alpha of each block: its mean is the

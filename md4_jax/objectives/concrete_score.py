@@ -76,12 +76,12 @@ class ConcreteScore:
         z = process.corrupt(noise_keys, batch.tokens, t)
         extra = {"noised": jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}
         if self.form == "denoising":
-            return self.given_z(denoiser, process, batch, z, t), extra
+            return self.loss_at(denoiser, process, batch, z, t), extra
         move = random_move(move_keys, z, process.vocab_size)
-        loss = self.given_move(denoiser, process, batch, z, t, move)
+        loss = self.loss_at_move(denoiser, process, batch, z, t, move)
         return loss if one_level else process.ratio(t) ** 2 * loss, extra
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Uniform, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The denoising form at (z, t) [B]."""
@@ -93,7 +93,7 @@ class ConcreteScore:
         error_BxL = ratio_error(log_score, rho, batch.tokens, at_x=at_x, elsewhere=elsewhere)
         return jnp.sum(error_BxL, axis=1) / process.vocab_size
 
-    def given_move(
+    def loss_at_move(
         self,
         denoiser: Denoiser,
         process: Uniform,

@@ -37,9 +37,9 @@ class CrossEntropy:
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
         changed = jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)
-        return self.given_z(denoiser, process, batch, z, t), {"changed": changed}
+        return self.loss_at(denoiser, process, batch, z, t), {"changed": changed}
 
-    def given_z(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
+    def loss_at(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
         """The cost of each sequence at (z, t) [B]."""
         h_BxLxD = denoiser.features(z, t, **batch.context)
         everywhere, rows = jnp.ones(z.shape, bool), (batch.tokens,)

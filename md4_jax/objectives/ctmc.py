@@ -68,9 +68,9 @@ class CTMC:
         z = process.corrupt(noise, batch.tokens, t)
         jumped = process.jump(more, z)
         if self.passes == "two":
-            nats = self.given_pair(denoiser, process, batch, z, t, jumped=jumped)
+            nats = self.loss_at_pair(denoiser, process, batch, z, t, jumped=jumped)
         else:
-            nats = self.given_z(denoiser, process, batch, jumped, t)
+            nats = self.loss_at(denoiser, process, batch, jumped, t)
             # Where all is masked no jump exists, and psi has no mass to give.
             nats = jnp.where(jnp.any(jumped != z, axis=1), nats, 0.0)
         extra = self.ends(process, batch.tokens)
@@ -83,7 +83,7 @@ class CTMC:
         each = {"reconstruction": reconstruction, "prior": process.prior_nats()}
         return {name: jnp.sum(nats[x], axis=1) for name, nats in each.items()}
 
-    def given_pair(
+    def loss_at_pair(
         self, denoiser: Denoiser, process: Rates, batch: Batch, z: Array, t: Array, *, jumped: Array
     ) -> Array:
         """The integrand of two passes at z ~ q_t and `jumped`, z after one jump: [B]."""
@@ -109,7 +109,7 @@ class CTMC:
         nats = jnp.sum(leaving, axis=1) - total * returning[:, 0, 0]
         return (1.0 - self.first_time) * process.beta(t) * nats
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Rates, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand of one pass at z ~ psi, what a chain at time t jumped to: [B].

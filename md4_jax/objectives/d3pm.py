@@ -94,7 +94,7 @@ class D3PM:
         step = jnp.clip(jnp.floor(u * last).astype(jnp.int32) + 1, 1, last)
         z = self.corrupt(process, batch.tokens, step, keys)
         prior = self.prior(process, batch.tokens)
-        return self.given_z(denoiser, process, batch, z, step) + prior, {"prior": prior}
+        return self.loss_at(denoiser, process, batch, z, step) + prior, {"prior": prior}
 
     def steps(self, process: Any) -> int:
         """T with this process."""
@@ -118,7 +118,7 @@ class D3PM:
         nats = process.prior_nats() if isinstance(process, Uniform) else 0.0
         return jnp.full(x.shape[0], x.shape[1] * nats)
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, step: Array
     ) -> Array:
         """The term of that step times T, without the prior [B]."""
@@ -127,7 +127,7 @@ class D3PM:
         outputs = denoiser(z, t, **batch.context)
         if isinstance(process, Masking):
             known = Denoiser(lambda z, t, **context: outputs, lambda h: h)
-            nats = DiscreteMD4(last).given_z(known, process, batch, z, step)
+            nats = DiscreteMD4(last).loss_at(known, process, batch, z, step)
         else:
             p, q = _laws(process, outputs, batch.tokens, z, (step - 1) / last, t)
             nats = last * jnp.sum(divergence_nats(p, q), axis=1)
@@ -149,7 +149,7 @@ class D3PM:
             step = jnp.full(batch.tokens.shape[0], i)
             each = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
             z = self.corrupt(process, batch.tokens, step, each)
-            return self.given_z(denoiser, process, batch, z, step) / last
+            return self.loss_at(denoiser, process, batch, z, step) / last
 
         terms_TxB = jax.lax.map(term, jnp.arange(1, last + 1))
         return jnp.sum(terms_TxB, axis=0) + self.prior(process, batch.tokens)

@@ -70,14 +70,14 @@ class GenMD4:
         # Interleaved, so that each device keeps its rows.
         z = jnp.moveaxis(z_2xBxL, 0, 1).reshape(2 * size, length)
         twice = jax.tree.map(lambda a: jnp.repeat(a, 2, axis=0), batch)
-        f = self.given_z(denoiser, process, twice, z, jnp.repeat(t, 2))
+        f = self.loss_at(denoiser, process, twice, z, jnp.repeat(t, 2))
         log_q = process.log_probability(z, twice.tokens, jnp.repeat(t, 2))
         f_Bx2, log_q_Bx2 = f.reshape(size, 2), log_q.reshape(size, 2)
         difference = jax.lax.stop_gradient(f_Bx2[:, 0] - f_Bx2[:, 1])
         surrogate = 0.5 * difference * (log_q_Bx2[:, 0] - log_q_Bx2[:, 1])
         return jnp.mean(f_Bx2, axis=1), surrogate
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: StateDependent, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) times the length 1 - t_1 of the interval [B]."""

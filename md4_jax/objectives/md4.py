@@ -34,9 +34,9 @@ class MD4:
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
-        return self.given_z(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
+        return self.loss_at(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t): its mean over t ~ U(0, 1), z ~ q(. | x, t) is the bound [B]."""
@@ -90,14 +90,14 @@ class DiscreteMD4:
         step = self.first_step + jnp.floor(u * terms).astype(jnp.int32)
         step = jnp.clip(step, self.first_step, self.timesteps)
         z = process.mask_each(keys, batch.tokens, self.masked_probability(process, step))
-        return self.given_z(denoiser, process, batch, z, step), {"masked": masked_share(process, z)}
+        return self.loss_at(denoiser, process, batch, z, step), {"masked": masked_share(process, z)}
 
     def masked_probability(self, process: Masking, step: Array) -> Array:
         """1 - alpha at t = step / T, pinned to 0 and 1 at the ends."""
         inner = process.schedule.one_minus_alpha(step / self.timesteps)
         return jnp.where(step <= 0, 0.0, jnp.where(step >= self.timesteps, 1.0, inner))
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, step: Array
     ) -> Array:
         """The term of that step times the number of steps, plus the reconstruction [B]."""

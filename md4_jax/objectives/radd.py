@@ -24,7 +24,7 @@ class TDCE:
     has no parameter, and its draws add a variance of their own, infinite for most schedules.
     So the objective adds the offset L (H_b(alpha_1) - H_b(alpha_0)) and replaces that part by its
     exact mean: the two cancel, and a draw is MD4's. drawn_constant keeps the part as it is
-    drawn, beside the offset: the same mean and gradients. `given_z` is the integrand itself.
+    drawn, beside the offset: the same mean and gradients. `loss_at` is the integrand itself.
 
     A bound in nats per sequence for schedules from alpha = 1 to 0, where the offset is 0; for
     others the prior's term is missing, and it is a training-only loss.
@@ -41,16 +41,16 @@ class TDCE:
         self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
-        nats = MD4().given_z(denoiser, process, batch, z, t)
+        nats = MD4().loss_at(denoiser, process, batch, z, t)
         if self.drawn_constant:
             nats = nats + constant(process, z, t) + z.shape[1] * offset(process)
         return nats, {"masked": masked_share(process, z)}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
     ) -> Array:
         """RADD's integrand at (z, t) [B], without the offset; it may be negative."""
-        return MD4().given_z(denoiser, process, batch, z, t) + constant(process, z, t)
+        return MD4().loss_at(denoiser, process, batch, z, t) + constant(process, z, t)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +75,10 @@ class LambdaDCE:
     ) -> tuple[Array, dict[str, Array]]:
         masked = jnp.maximum(u, SMALLEST_TIME)
         z = process.mask_each(keys, batch.tokens, masked)
-        nats = self.given_z(denoiser, process, batch, z, masked)
+        nats = self.loss_at(denoiser, process, batch, z, masked)
         return nats, {"masked": masked_share(process, z)}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, masked: Array
     ) -> Array:
         """The integrand at z and lambda = masked [B]."""

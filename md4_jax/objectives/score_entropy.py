@@ -49,12 +49,12 @@ class ScoreEntropy:
         self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
-        nats = self.given_z(denoiser, process, batch, z, t)
+        nats = self.loss_at(denoiser, process, batch, z, t)
         if isinstance(process, Uniform):
             return with_ends(nats, process, batch)
         return nats, {"masked": masked_share(process, z)}
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""

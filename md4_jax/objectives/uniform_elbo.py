@@ -44,9 +44,9 @@ class UniformELBO:
         self, denoiser: Denoiser, process: Uniform, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
-        return with_ends(self.given_z(denoiser, process, batch, z, t), process, batch)
+        return with_ends(self.loss_at(denoiser, process, batch, z, t), process, batch)
 
-    def given_z(
+    def loss_at(
         self, denoiser: Denoiser, process: Uniform, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.schedules import Linear, covers_unit_interval
 from md4_jax.protocols import Array, Schedule
-from md4_jax.schedules import Linear, covers_unit_interval
 
 
 @functools.partial(

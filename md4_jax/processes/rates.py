@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes import kernels
+from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import LATEST, Linear, reaches_one, time_rate
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
 # Of symbols on a line, each with the stationary_width that it has if none is given.

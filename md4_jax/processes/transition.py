@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import Linear
 
 PARAMETRISATIONS = ("joint", "mixture")
 # Of the table of products: it is a constant of every compiled program.

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.masking import uniforms
+from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
 from md4_jax.protocols import Array, Schedule, UserError
-from md4_jax.schedules import LATEST, Linear, reaches_one, time_rate
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
 

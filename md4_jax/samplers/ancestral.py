@@ -60,14 +60,16 @@ class Ancestral:
         tokens = draw_token(token_keys, logits)
         chosen = planned.masked(process, chain)
         chosen &= uniforms(reveal_keys, chain.z.shape[1]) < revealed
-        sure = jnp.where(chosen, probability(outputs, tokens), chain.sure)
-        return evaluated(chain, jnp.where(chosen, tokens, chain.z), sure)
+        confidence = jnp.where(chosen, probability(outputs, tokens), chain.confidence)
+        return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
 
 
-def evaluated(chain: Chain, z: Array, sure: Array) -> Chain:
+def evaluated(chain: Chain, z: Array, confidence: Array) -> Chain:
     """The chain after one network evaluation of every sequence."""
-    sure = sure.astype(chain.sure.dtype)  # rates are float64 where jax has 64 bits
-    return chain._replace(z=z, sure=sure, evaluations=chain.evaluations + 1)
+    confidence = confidence.astype(
+        chain.confidence.dtype
+    )  # rates are float64 where jax has 64 bits
+    return chain._replace(z=z, confidence=confidence, evaluations=chain.evaluations + 1)
 
 
 def reveal(logits: Array, each: Array) -> tuple[Array, Array]:

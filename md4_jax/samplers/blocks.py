@@ -80,31 +80,34 @@ class Blocks:
             return sample(within, process, step, grid=grid, keys=own, fixed=mine, trace=trace)
 
         def body(state):
-            b, past, z, sure, evaluations, ended, frames = state
+            b, past, z, confidence, evaluations, ended, frames = state
             if not self.cached:
                 past = _remembered(memory, z, b, block, self.window)
             chain, path = one(b, past)
             new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
             _, past = memory.after(new, jnp.zeros(rows), past)
             put = jax.lax.dynamic_update_slice_in_dim
-            z, sure = put(z, new, b * block, axis=1), put(sure, chain.sure, b * block, axis=1)
+            z, confidence = (
+                put(z, new, b * block, axis=1),
+                put(confidence, chain.confidence, b * block, axis=1),
+            )
             evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
             if path is not None:
                 frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
             drawn = jnp.where(_block(given, b, block), -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
-            return b + 1, past, z, sure, evaluations, ended, frames
+            return b + 1, past, z, confidence, evaluations, ended, frames
 
         none, past = jnp.zeros(rows, jnp.int32), memory.empty(rows, self.window)
         shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
         begin = jnp.where(given, tokens, process.mask_id)
-        sure = jnp.asarray(given).astype(jnp.float32)
-        start = (jnp.int32(0), past, begin, sure, none, none > 0, frames)
-        _, _, z, sure, evaluations, _, frames = jax.lax.while_loop(
+        confidence = jnp.asarray(given).astype(jnp.float32)
+        start = (jnp.int32(0), past, begin, confidence, none, none > 0, frames)
+        _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
         )
-        chain = Chain(z, given, sure, evaluations)
+        chain = Chain(z, given, confidence, evaluations)
         return chain, _placed(frames, tokens, given, process.mask_id) if trace else None
 
 

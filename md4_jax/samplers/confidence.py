@@ -79,7 +79,7 @@ class Confidence:
         chosen = masks & (rank < count[:, None])
         return chain._replace(
             z=jnp.where(chosen, tokens, chain.z),
-            sure=jnp.where(chosen, probability(outputs, tokens), chain.sure),
+            confidence=jnp.where(chosen, probability(outputs, tokens), chain.confidence),
             evaluations=chain.evaluations + (count > 0),
         )
 

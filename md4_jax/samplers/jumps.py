@@ -21,10 +21,10 @@ PROCESSES = (Masking, StateDependent, Uniform, Rates)
 
 
 def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Array, Array]:
-    """(z after each position jumped with that probability, to y with odds rates[..., y]; sure).
+    """(z after each position jumped with that probability, the probability of what happened).
 
-    rates [B, L, S], 0 at z itself; probability [B, L]; sure is the probability of what
-    happened at a position.
+    A position jumps to y with odds rates[..., y]. rates [B, L, S], 0 at z itself;
+    probability [B, L].
     """
     when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     target = draw_token(what, jnp.log(rates))
@@ -43,8 +43,8 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
     outputs = step.transform(denoiser(chain.z, times))
     rates = process.reverse_rates(outputs, chain.z, times)
     expected = (t - s) * jnp.sum(rates, axis=-1)
-    z, sure = moves(rates, step.chance_of(expected), chain.z, keys)
-    return evaluated(chain, z, jnp.where(z == chain.z, chain.sure, sure))
+    z, confidence = moves(rates, step.chance_of(expected), chain.z, keys)
+    return evaluated(chain, z, jnp.where(z == chain.z, chain.confidence, confidence))
 
 
 def expected_reveals(process: Masking, s: Array, t: Array) -> Array:

@@ -42,10 +42,10 @@ class LeftToRight:
         def draw(n: Array, chain: Chain) -> Chain:
             shifted = jnp.concatenate([begin_Bx1, chain.z[:, :-1]], axis=1)
             index_Bx1 = jnp.full((len(chain.z), 1), n)
-            tokens, sure = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
+            tokens, confidence = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
             new = (jnp.arange(length) == n) & (chain.z == process.mask_id)
             return evaluated(
-                chain, jnp.where(new, tokens, chain.z), jnp.where(new, sure, chain.sure)
+                chain, jnp.where(new, tokens, chain.z), jnp.where(new, confidence, chain.confidence)
             )
 
         def body(n: Array, chain: Chain) -> Chain:

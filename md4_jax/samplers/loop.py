@@ -13,10 +13,10 @@ from md4_jax.samplers.draw import draw_token, probability
 
 
 class Frames(NamedTuple):
-    """The first sequence of a batch after each step: z int32 and sure float32, [T + 1, L]."""
+    """The first sequence of a batch after each step: z int32 and confidence float32, [T + 1, L]."""
 
     z: Array
-    sure: Array
+    confidence: Array
 
 
 def sample(
@@ -55,10 +55,10 @@ def sample(
     if not done:
         chain = _finished(denoiser, process, step, chain, _fold(keys, 0))
     chain = chain._replace(
-        z=jnp.where(given, tokens, chain.z), sure=jnp.where(given, 1.0, chain.sure)
+        z=jnp.where(given, tokens, chain.z), confidence=jnp.where(given, 1.0, chain.confidence)
     )
     if frames is not None:
-        last = (chain.z[:1], chain.sure[:1])
+        last = (chain.z[:1], chain.confidence[:1])
         frames = Frames(*(jnp.concatenate(both) for both in zip(frames, last, strict=True)))
     return chain, frames
 
@@ -78,7 +78,8 @@ def clamped(process: Any, chain: Chain, tokens: Array, t: Array, keys: Array) ->
     if process.mask_id is None:
         tokens = process.corrupt(keys, tokens, jnp.full(len(tokens), t))
     return chain._replace(
-        z=jnp.where(chain.given, tokens, chain.z), sure=jnp.where(chain.given, 1.0, chain.sure)
+        z=jnp.where(chain.given, tokens, chain.z),
+        confidence=jnp.where(chain.given, 1.0, chain.confidence),
     )
 
 
@@ -96,7 +97,7 @@ def _scan(every: tuple, chain, grid, keys, tokens, trace) -> tuple[Chain, Any]:
         out = step(denoiser, process, chain, s, t, step_keys)
         time = s if step.level is None else jnp.float32(step.level)
         out = clamped(process, out, tokens, time, noise_keys)
-        return out, Frames(chain.z[0], chain.sure[0]) if trace else None
+        return out, Frames(chain.z[0], chain.confidence[0]) if trace else None
 
     return jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
 
@@ -105,7 +106,8 @@ def _replayed(before: Chain, after: Chain, plan: Plan, rounds: int) -> Frames:
     """The path that a plan has taken, round by round."""
     drawn = plan.round[0] < jnp.arange(rounds)[:, None]
     return Frames(
-        jnp.where(drawn, after.z[0], before.z[0]), jnp.where(drawn, after.sure[0], before.sure[0])
+        jnp.where(drawn, after.z[0], before.z[0]),
+        jnp.where(drawn, after.confidence[0], before.confidence[0]),
     )
 
 
@@ -126,7 +128,9 @@ def _finished(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain,
         outputs = step.transform(denoiser(chain.z, times))
         logits = process.clean_logits(outputs, chain.z, times)
         z = draw_token(keys, logits)
-        return chain._replace(z=z, sure=probability(logits, z), evaluations=chain.evaluations + 1)
+        return chain._replace(
+            z=z, confidence=probability(logits, z), evaluations=chain.evaluations + 1
+        )
 
     noisy = process.schedule.one_minus_alpha(jnp.float32(time)) > 0.0
     return jax.lax.cond(noisy, clean, lambda chain: chain, chain)

@@ -84,8 +84,8 @@ class Metropolis:
         taken = uniforms(chance_keys, 1) < accepted
         taken &= ~jnp.take_along_axis(chain.given, index, axis=1)
         changed = taken & (jnp.arange(z.shape[1]) == index)
-        sure = jnp.where(changed, accepted, chain.sure)
-        return evaluated(chain, jnp.where(taken, moved(z, where, symbol), z), sure)
+        confidence = jnp.where(changed, accepted, chain.confidence)
+        return evaluated(chain, jnp.where(taken, moved(z, where, symbol), z), confidence)
 
 
 def acceptance(ratio: Array, degree: Array | int, degree_proposed: Array | int) -> Array:

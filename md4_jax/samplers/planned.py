@@ -45,7 +45,7 @@ def run(
     )
 
     def body(state):
-        number, begin, z, sure = state
+        number, begin, z, confidence = state
         slots = begin[:, None] + jnp.arange(room)
         index = jnp.take_along_axis(order, slots, axis=1)
         valid = jnp.take_along_axis(passes, slots, axis=1) == number
@@ -57,11 +57,11 @@ def run(
         where = jnp.where(valid, index, length)
         put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
         begin = begin + jnp.sum(valid, axis=1, dtype=jnp.int32)
-        return number + 1, begin, put(z, where, tokens), put(sure, where, chances)
+        return number + 1, begin, put(z, where, tokens), put(confidence, where, chances)
 
-    start = (jnp.int32(0), jnp.zeros(len(chain.z), jnp.int32), chain.z, chain.sure)
-    _, _, z, sure = jax.lax.while_loop(lambda state: state[0] < jnp.max(count), body, start)
-    return chain._replace(z=z, sure=sure, evaluations=chain.evaluations + count)
+    start = (jnp.int32(0), jnp.zeros(len(chain.z), jnp.int32), chain.z, chain.confidence)
+    _, _, z, confidence = jax.lax.while_loop(lambda state: state[0] < jnp.max(count), body, start)
+    return chain._replace(z=z, confidence=confidence, evaluations=chain.evaluations + count)
 
 
 def _passes(rounds: Array, room: int) -> Array:

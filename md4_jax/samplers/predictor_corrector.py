@@ -80,8 +80,8 @@ class PredictorCorrector:
         rates = process.reverse_rates(outputs, chain.z, times)
         rates = rates + process.beta(times)[:, None, None] * process.forward_rates(chain.z)
         leaves = -jnp.expm1(-h * jnp.sum(rates, axis=-1))
-        z, sure = moves(rates, leaves, chain.z, keys)
-        return evaluated(chain, z, jnp.where(z == chain.z, chain.sure, sure))
+        z, confidence = moves(rates, leaves, chain.z, keys)
+        return evaluated(chain, z, jnp.where(z == chain.z, chain.confidence, confidence))
 
     def _masks(self, denoiser, process: Masking, chain: Chain, s, h, keys) -> Chain:
         take, reveal, token = jnp.moveaxis(
@@ -96,5 +96,6 @@ class PredictorCorrector:
         chosen = masks & (uniforms(reveal, length) < alpha * changed)
         out = planned.draw_where(denoiser, self.transform, process, chain, chosen, t=s, keys=token)
         return out._replace(
-            z=jnp.where(taken, process.mask_id, out.z), sure=jnp.where(taken, 0.0, out.sure)
+            z=jnp.where(taken, process.mask_id, out.z),
+            confidence=jnp.where(taken, 0.0, out.confidence),
         )

@@ -30,7 +30,7 @@ class Remask:
 
     strategy    cap         sigma = min(eta, sigma_max)
                 rescale     sigma = eta sigma_max
-                confidence  eta sigma_max softmax(-sure) of each token, sure being the
+                confidence  eta sigma_max softmax(-confidence) of each token, confidence being the
                             probability with which it was drawn; masks are revealed so that their
                             expected number stays that of ancestral sampling
     since, until  tokens are taken back only in the steps from t in (until, since]
@@ -79,7 +79,8 @@ class Remask:
         chosen = masks & (uniforms(reveal, length) < self._reveal(process, chain, sigma, s, t))
         out = planned.draw_where(denoiser, self.transform, process, chain, chosen, t=t, keys=token)
         return out._replace(
-            z=jnp.where(taken, process.mask_id, out.z), sure=jnp.where(taken, 0.0, out.sure)
+            z=jnp.where(taken, process.mask_id, out.z),
+            confidence=jnp.where(taken, 0.0, out.confidence),
         )
 
     def time(self, process: Masking, t: Array) -> Array:
@@ -100,7 +101,7 @@ class Remask:
         if self.strategy == "rescale":
             return self.eta * most
         free = ~planned.masked(process, chain) & ~chain.given
-        share = jax.nn.softmax(jnp.where(free, -chain.sure, -jnp.inf), axis=1)
+        share = jax.nn.softmax(jnp.where(free, -chain.confidence, -jnp.inf), axis=1)
         return self.eta * most * jnp.where(free, share, 0.0)
 
     def _reveal(self, process: Masking, chain: Chain, sigma: Array, s: Array, t: Array) -> Array:

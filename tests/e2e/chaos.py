@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import runs  # noqa: E402
 
-from md4_jax import config  # noqa: E402
+from md4_jax.runtime.commit import commit  # noqa: E402
 
 EVAL_EVERY, STEPS, FARTHEST = 10, 120, 30
 SETTINGS = {
@@ -186,7 +186,7 @@ class Campaign:
             print(f"{kind}: {made + 1} of {number}", file=sys.stderr, flush=True)
 
     def report(self) -> str:
-        lines = [f"commit {config.commit()}, {sum(map(self._strikes, self.count))} kills", ""]
+        lines = [f"commit {commit()}, {sum(map(self._strikes, self.count))} kills", ""]
         lines += ["| run | what | how often |", "|---|---|---|"]
         for kind, found in self.count.items():
             lines += [f"| {kind} | {what} | {n} |" for what, n in sorted(found.items())]

@@ -21,9 +21,9 @@ from pathlib import Path
 import jax
 
 from md4_jax import main
-from md4_jax.checkpoint import Checkpoints
-from md4_jax.evaluate import Evaluator
-from md4_jax.trainlog import TrainLog
+from md4_jax.evals.likelihood import Evaluator
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.log import TrainLog
 
 
 def die() -> None:

@@ -13,10 +13,11 @@ import optax
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes import PROCESSES
 from md4_jax.protocols import Batch
-from md4_jax.sharding import MeshOptions, make_mesh, shardings_of, to_global
-from md4_jax.step import TrainOptions, init_state, make_train_step
+from md4_jax.runtime.sharding import make_mesh, shardings_of, to_global
+from md4_jax.training.step import init_state, make_train_step
 
 VOCAB, LENGTH, BATCH = 6, 8, 16
 

@@ -12,7 +12,9 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 import md4_jax
-from md4_jax import corpus, sections
+from md4_jax import corpus
+from md4_jax.config import inputs
+from md4_jax.config import schema as sections
 from md4_jax.data.loader import split_size
 
 
@@ -152,7 +154,7 @@ def test_eval_changes_nothing(copy, run, tiny, snapshot):
 def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, trained):
     """One sequence of what is left over included; the draws differ, so the values nearly agree."""
     config = sections.load_config(str(tiny), {})
-    tokenizer, source = corpus.tokenizer_and_source(config, trained)
+    tokenizer, source = inputs.tokenizer_and_source(config, trained)
     size = split_size(corpus.stream(source, tokenizer, split), 16)
     assert size.remainder
     found = {}

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from md4_jax import sections
-from md4_jax.data import text8
+from md4_jax.config import schema as sections
+from md4_jax.data.sources import text8
 from md4_jax.data.tokenizers import Bytes
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from md4_jax import traces
 from md4_jax.data.tokenizers import Characters
+from md4_jax.generate import traces
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -31,9 +31,9 @@ def page(tmp_path_factory):
     x, mask = TOKENIZER.encode(TEXT).astype(int), TOKENIZER.vocab_size
     drawn = np.arange(2 * len(x))[:, None] >= 2 * np.arange(len(x))
     z = np.where(drawn, x, mask)
-    sure = np.where(drawn, np.arange(len(x)) / 20, 0.0)
-    sure[:, 0] = 1.0
-    path = traces.trajectory((z[None], sure[None]), np.arange(len(x)) == 0, TOKENIZER)
+    confidence = np.where(drawn, np.arange(len(x)) / 20, 0.0)
+    confidence[:, 0] = 1.0
+    path = traces.trajectory((z[None], confidence[None]), np.arange(len(x)) == 0, TOKENIZER)
     file = tmp_path_factory.mktemp("page") / "page.html"
     traces.html(path, file, TITLE)
     return file

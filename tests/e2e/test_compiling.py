@@ -6,7 +6,10 @@ import chex
 import jax
 import pytest
 
-from md4_jax import compiling, evaluate, sample, train
+from md4_jax.evals import likelihood as evaluate
+from md4_jax.runtime import compiling
+from md4_jax.samplers import batches as sample
+from md4_jax.training import loop as train
 
 STEPS = ["eval_step", "run", "train_step"]
 # The last sequence of a split is shorter than the others, a shape of its own.

@@ -13,10 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax import build, config, corpus, train
-from md4_jax.checkpoint import Checkpoints
-from md4_jax.metrics import Writer
+from md4_jax import corpus
+from md4_jax.config import build
+from md4_jax.config import load as config
 from md4_jax.objectives.md4 import MD4
+from md4_jax.training import loop as train
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.writers import Writer
 
 # What TensorStore's threads say after a failed read; main silences it for users.
 pytestmark = [

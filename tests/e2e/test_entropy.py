@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from configs.families import FAMILIES
-from md4_jax import build, sections
-from md4_jax.config import PACKAGE_ROOT
+from md4_jax.config import build
+from md4_jax.config import schema as sections
+from md4_jax.evals.likelihood import make_eval_step
 from md4_jax.protocols import Batch
-from md4_jax.step import make_eval_step, make_train_step
-from md4_jax.train import fresh_state
+from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.training.loop import fresh_state
+from md4_jax.training.step import make_train_step
 
 pytestmark = pytest.mark.slow
 LENGTH, BATCH, STEPS = 12, 64, 800
@@ -54,7 +56,7 @@ def nats_of(x: np.ndarray) -> np.ndarray:
     return -np.log(stationary()[x[:, 0]]) - np.log(CHAIN[x[:, :-1], x[:, 1:]]).sum(axis=1)
 
 
-def experiment(family: str):
+def experiment_of(family: str):
     config = sections.load_config(
         f"{PACKAGE_ROOT / 'configs' / 'families.py'}:{family}", {"mesh.data": "1"}
     )
@@ -73,10 +75,10 @@ def experiment(family: str):
     return build.experiment(config, tokenizer)
 
 
-def excess(exp, params, draws: int = 8) -> np.ndarray:
+def excess(experiment, params, draws: int = 8) -> np.ndarray:
     """bound(x) + log p(x) of 1024 fresh sequences, the mean over draws of each."""
     x = draw(1, 1024)
-    step = jax.jit(make_eval_step(exp.network, exp.eval_objective, draws, seed=0))
+    step = jax.jit(make_eval_step(experiment.network, experiment.eval_objective, draws, seed=0))
     nats = step(params, Batch(x, np.ones(len(x), np.float32), {}), jnp.int32(0))["nats"]
     return np.asarray(nats, np.float64).mean(axis=0) - nats_of(x)
 
@@ -85,16 +87,19 @@ def excess(exp, params, draws: int = 8) -> np.ndarray:
 def test_the_bound_comes_down_to_the_entropy_and_not_below(family):
     """Not under the entropy by more than 3 standard errors of the paired difference, at the
     start, on the way and at the end, where the gap in nats a token is under the stated one."""
-    exp = experiment(family)
+    experiment = experiment_of(family)
     step = jax.jit(
-        make_train_step(exp.network, exp.objective, exp.optimizer, exp.train), donate_argnums=0
+        make_train_step(
+            experiment.network, experiment.objective, experiment.optimizer, experiment.train
+        ),
+        donate_argnums=0,
     )
     gaps = []
-    with jax.set_mesh(exp.mesh):
-        state = fresh_state(exp)
+    with jax.set_mesh(experiment.mesh):
+        state = fresh_state(experiment)
         for index in range(STEPS + 1):
             if index in (0, STEPS // 4, STEPS):
-                above = excess(exp, state.ema)
+                above = excess(experiment, state.ema)
                 error = above.std() / np.sqrt(len(above))
                 assert above.mean() > -3 * error, (index, above.mean(), error)
                 gaps.append((above.mean() / LENGTH, error / LENGTH))

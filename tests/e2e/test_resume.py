@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from md4_jax.metrics import NullWriter, Progress
-from md4_jax.trainlog import TrainLog
+from md4_jax.training.log import TrainLog
+from md4_jax.training.writers import NullWriter, Progress
 
 pytestmark = pytest.mark.slow
 

@@ -200,8 +200,8 @@ def test_a_trace_is_drawn_beside_the_samples(sample):
     assert data["labels"][0] == "step 0: 0 of 10 tokens drawn"
     assert data["labels"][-1].endswith(": 10 of 10 tokens drawn")
     assert len(data["steps"]) == drawn.rows[0]["network_evaluations"] + 1
-    chances = [sure for frame in data["changes"][1:] for _, _, sure in frame]
-    assert len(chances) == 10 and all(0 < sure < 1 for sure in chances)
+    chances = [chance for frame in data["changes"][1:] for _, _, chance in frame]
+    assert len(chances) == 10 and all(0 < chance < 1 for chance in chances)
     with Image.open(drawn.file.with_suffix(".gif")) as image:
         assert image.n_frames == len(data["steps"])
     assert drawn.numbers["unigram_entropy_bits_se"] is None  # one sample has no spread

@@ -11,11 +11,11 @@ from scipy import stats
 
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.processes.neighbours import random_move
+from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.metropolis import Metropolis
-from md4_jax.schedules import LogLinear
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.draws import draws
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, Polynomial
 from md4_jax.processes.state_dependent import StateDependent
-from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, Polynomial
-from md4_jax.step import draws
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Cosine, Linear, LogLinear
 from md4_jax.protocols import NEVER, Denoiser
 from md4_jax.samplers import planned
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import cosine, uniform
 from md4_jax.samplers.tweedie import Tweedie
-from md4_jax.schedules import Cosine, Linear, LogLinear
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from md4_jax.objectives.draws import draws
 from md4_jax.processes.masking import Masking
-from md4_jax.schedules import Cosine, Linear
-from md4_jax.step import draws
+from md4_jax.processes.schedules import Cosine, Linear
 
 pytestmark = pytest.mark.slow
 

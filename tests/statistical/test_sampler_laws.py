@@ -12,6 +12,7 @@ from scipy import stats
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import Cosine, Geometric
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.draw import draw_token
@@ -20,7 +21,6 @@ from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
 from md4_jax.samplers.transforms import Transform
 from md4_jax.samplers.tweedie import Tweedie
-from md4_jax.schedules import Cosine, Geometric
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ from scipy import stats
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import Cosine
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
-from md4_jax.schedules import Cosine
 
 pytestmark = pytest.mark.slow
 
@@ -60,11 +60,13 @@ def test_remasking_of_one_token_is_exact(strategy, eta):
 
 def test_the_least_sure_tokens_are_taken_back_and_the_masks_keep_their_mean():
     """12 tokens and 12 masks, 0.6 -> 0.5: 10 masks are left on average; half the tokens have
-    sure 0 and are e times as often taken back as those with sure 1; n = 20,000, 4 errors."""
+    confidence 0 and are e times as often taken back as the others, with 1; n = 20,000, 4 errors."""
     z = jnp.tile(jnp.array([1, 3]), (laws.N, 12))
-    sure = np.tile(np.repeat([1.0, 0.0], 12), (laws.N, 1))
+    confidence = np.tile(np.repeat([1.0, 0.0], 12), (laws.N, 1))
     step = Remask("confidence", 0.8)
-    after = laws.after_step(step, laws.fixed(np.zeros(3)), Masking(3), z, 0.5, 0.6, sure=sure)
+    after = laws.after_step(
+        step, laws.fixed(np.zeros(3)), Masking(3), z, 0.5, 0.6, confidence=confidence
+    )
     left = (after == 3).sum(axis=1)
     assert abs(left.mean() - 10.0) < 4 * left.std() / np.sqrt(laws.N)
     taken = ((np.asarray(z) == 1) & (after == 3)).reshape(laws.N, 2, 12).sum(axis=(0, 2))

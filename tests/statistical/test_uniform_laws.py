@@ -9,10 +9,10 @@ from scipy import stats
 
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.processes.schedules import Geometric, Linear, LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
-from md4_jax.schedules import Geometric, Linear, LogLinear
 
 pytestmark = pytest.mark.slow
 

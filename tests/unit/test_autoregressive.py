@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax import build, sections
-from md4_jax.config import PACKAGE_ROOT
+from md4_jax.config import build
+from md4_jax.config import schema as sections
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Cosine, Polynomial
 from md4_jax.protocols import Denoiser, UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.samplers.grids import cosine, uniform
 from md4_jax.samplers.left_to_right import LeftToRight
 from md4_jax.samplers.transforms import Transform
-from md4_jax.schedules import Cosine, Polynomial
 
 N = 20_000
 
@@ -95,7 +96,7 @@ def over_orders(p: np.ndarray, schedule=None, time: float = 0.0) -> np.ndarray:
     columns = []
     for order in orders(length):
         rows = jnp.broadcast_to(order, x.shape)
-        given = AlongOrder().given_order(denoiser, process, exact.batch_of(x), rows)
+        given = AlongOrder().loss_along(denoiser, process, exact.batch_of(x), rows)
         columns.append(np.asarray(given, np.float64))
     return np.stack(columns, axis=1)
 

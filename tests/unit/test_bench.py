@@ -5,7 +5,9 @@ import math
 import jax
 import pytest
 
-from md4_jax import bench, build, sections
+from md4_jax.config import build
+from md4_jax.config import schema as sections
+from md4_jax.perf import bench
 
 pytestmark = pytest.mark.slow
 

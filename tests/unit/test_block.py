@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax.hlo import traffic
 from md4_jax.networks.attention import attend_where, rotate
 from md4_jax.networks.blocks import attend_halves, tile
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.md4 import MD4
+from md4_jax.perf.hlo import traffic
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, UserError
 
@@ -162,7 +162,7 @@ def block_bound(logits: np.ndarray, x: np.ndarray, block: int) -> np.ndarray:
         share = jnp.full((len(x), length // block), 0.5)
         batch = exact.batch_of(x)
         total += law * np.asarray(
-            objective.given_z(denoiser, process, batch, jnp.asarray(z), share)
+            objective.loss_at(denoiser, process, batch, jnp.asarray(z), share)
         )
     return total
 
@@ -209,8 +209,8 @@ def test_a_block_as_long_as_the_sequence_is_masked_diffusion(options):
     share = jnp.asarray([0.3, 0.6, 0.9, 0.5])
     z = process.mask_each(exact.keys_for(1, 4), X, share)
     for draws, other in (("times", MD4()), ("exact", AnyOrder())):
-        block = BlockDiffusion(L, draws).given_z(denoiser, process, batch, z, share[:, None])
-        expected = other.given_z(denoiser, process, batch, z, share)
+        block = BlockDiffusion(L, draws).loss_at(denoiser, process, batch, z, share[:, None])
+        expected = other.loss_at(denoiser, process, batch, z, share)
         np.testing.assert_allclose(block, expected, rtol=1e-6)
 
 
@@ -297,7 +297,7 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
     arguments = denoiser, process, exact.batch_of(x)
     objective = BlockDiffusion(1, "times", low, high)
     values = [
-        objective.given_z(*arguments, jnp.full((200, 1), z), jnp.asarray(share)[:, None])
+        objective.loss_at(*arguments, jnp.full((200, 1), z), jnp.asarray(share)[:, None])
         for z in (2, 0)
     ]
     hidden, seen = (np.asarray(v, np.float64) / math.log(2.0) for v in values)
@@ -419,8 +419,8 @@ def test_a_shorter_last_block_is_a_block(draws):
     assert np.isfinite(nats).all() and (np.asarray(nats) > 0).all()
     z = np.where(np.arange(10) % 3 == 0, 5, x)
     share = jnp.asarray([[0.5, 0.25, 0.5]] * 4)
-    whole = objective.given_z(*arguments, z, share)
-    before = objective.given_z(denoiser, process, exact.batch_of(x[:, :8]), z[:, :8], share[:, :2])
+    whole = objective.loss_at(*arguments, z, share)
+    before = objective.loss_at(denoiser, process, exact.batch_of(x[:, :8]), z[:, :8], share[:, :2])
     h = denoiser.features(
         np.pad(z, ((0, 0), (0, 2))), share, clean=np.pad(x, ((0, 0), (0, 2))), block=4,
         segments=jnp.asarray([[0] * 10 + [1] * 2] * 4),

@@ -65,7 +65,7 @@ def test_with_and_without_the_memory_the_samples_are_the_same_bits(rows, window)
 def test_every_mask_is_drawn_and_what_is_given_stays(step):
     chain, _ = drawn(step=step, given=[1, 2, 3, 4])
     assert (np.asarray(chain.z) < 5).all() and (np.asarray(chain.z)[:, :4] == [1, 2, 3, 4]).all()
-    assert (np.asarray(chain.sure)[:, :4] == 1.0).all()
+    assert (np.asarray(chain.confidence)[:, :4] == 1.0).all()
     assert (np.asarray(chain.evaluations) <= 4 * 3 + 3).all()
 
 

@@ -11,8 +11,8 @@ import pytest
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, DiscreteMD4
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, Polynomial
 from md4_jax.protocols import Denoiser
-from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, Polynomial
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -165,7 +165,7 @@ def second_moment(schedule, **rule) -> float:
     process = Masking(2, schedule)
 
     def squared(batch, z, t):
-        return MD4().given_z(one_nat, process, batch, z, t) ** 2
+        return MD4().loss_at(one_nat, process, batch, z, t) ** 2
 
     t, weight = exact.quadrature(**rule)
     masked = schedule.one_minus_alpha(jnp.asarray(t))
@@ -270,7 +270,7 @@ class Steps(Linear):
 def test_m04_the_weight_of_a_discrete_step():
     """L = 1 and uniform logits: the value is 3 steps x weight x log 2."""
     uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
-    value = DiscreteMD4(3).given_z(
+    value = DiscreteMD4(3).loss_at(
         uniform,
         Masking(2, Steps()),
         exact.batch_of([[0]]),

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from configs.families import FAMILIES
-from md4_jax import build, sections
-from md4_jax.config import PACKAGE_ROOT, flatten, load
+from md4_jax.config import build
+from md4_jax.config import schema as sections
+from md4_jax.config.load import flatten, load
 from md4_jax.experiment import eval_batch_size
 from md4_jax.protocols import UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
 
 CONFIGS = PACKAGE_ROOT / "configs"
 FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in ("__init__.py", "families.py"))

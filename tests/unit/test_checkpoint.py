@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from md4_jax import checkpoint, paths
-from md4_jax.checkpoint import CheckpointOptions, Checkpoints
+from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import UserError
+from md4_jax.runtime import paths
+from md4_jax.training import checkpoint
+from md4_jax.training.checkpoint import Checkpoints
 
 
 class State(NamedTuple):

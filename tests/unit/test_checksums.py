@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.checksums import checksum, checksums
+from md4_jax.runtime.checksums import checksum, checksums
 
 DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "float16")
 

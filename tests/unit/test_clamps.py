@@ -10,6 +10,7 @@ import pytest
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import Geometric, LogLinear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
@@ -20,7 +21,6 @@ from md4_jax.samplers.loop import sample
 from md4_jax.samplers.orders import AnyOrder
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
-from md4_jax.schedules import Geometric, LogLinear
 
 V, L, STEPS, ROWS = 3, 3, 5, 12
 TABLE = exact.denoiser_of(exact.table_logits(V, L), time=0.3)
@@ -97,8 +97,8 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
         np.testing.assert_array_equal(chain.z[given], tokens[given])
         np.testing.assert_array_equal(chain.z[1], tokens[1])
         np.testing.assert_array_equal(chain.given, given)
-        assert (chain.sure[given] == 1.0).all()
-        assert ((chain.sure >= 0.0) & (chain.sure <= 1.0 + 1e-6)).all()
+        assert (chain.confidence[given] == 1.0).all()
+        assert ((chain.confidence >= 0.0) & (chain.confidence <= 1.0 + 1e-6)).all()
         assert (chain.evaluations[~given.all(axis=1)] > 0).all()
         assert (chain.z[~given] != tokens[~given]).any()
 
@@ -113,11 +113,13 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
         other, path = run(*mixed)
         for found, before in ((other.z, chain.z), (other.evaluations, chain.evaluations)):
             np.testing.assert_array_equal(found[:half], before[order][:half])
-        np.testing.assert_allclose(other.sure[:half], chain.sure[order][:half], atol=1e-6)
-        for first, (z, sure) in ((0, frames), (order[0], path)):
-            assert z.shape == sure.shape and z.shape[0] > STEPS and z.shape[1] == L
+        np.testing.assert_allclose(
+            other.confidence[:half], chain.confidence[order][:half], atol=1e-6
+        )
+        for first, (z, confidence) in ((0, frames), (order[0], path)):
+            assert z.shape == confidence.shape and z.shape[0] > STEPS and z.shape[1] == L
             np.testing.assert_array_equal(z[-1], chain.z[first])
-            np.testing.assert_allclose(sure[-1], chain.sure[first], atol=1e-6)
+            np.testing.assert_allclose(confidence[-1], chain.confidence[first], atol=1e-6)
             if process.mask_id is not None:
                 np.testing.assert_array_equal(
                     z[:, given[first]], np.tile(tokens[first, given[first]], (len(z), 1))

@@ -11,9 +11,9 @@ import pytest
 from md4_jax.objectives.concrete_score import ConcreteScore, sampled_objective
 from md4_jax.objectives.token_nats import excess_squares
 from md4_jax.processes.neighbours import degree, log_ratios, moved, random_move
+from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
-from md4_jax.schedules import LogLinear
 
 P, STATES = exact.P_V3L2, exact.sequences(3, 2)
 SCORE, JOINT = Uniform(3, LogLinear(), "score"), Uniform(3, LogLinear(), "joint")
@@ -57,7 +57,7 @@ def matching(table, process, t: float):
     """J by enumeration of z ~ p_t and of its uniformly drawn neighbour, differentiable."""
     z, times = jnp.asarray(STATES[ROWS]), jnp.full(len(ROWS), t)
     move = jnp.asarray(WHERE), jnp.asarray(SYMBOL)
-    each = ConcreteScore(time=t).given_move(
+    each = ConcreteScore(time=t).loss_at_move(
         denoiser_of(table), process, exact.batch_of(STATES[ROWS]), z, times, move
     )
     return jnp.asarray(noised_law(t).ravel())[ROWS] @ each / 4.0
@@ -67,7 +67,7 @@ def denoising(table, process, t: float):
     """The denoising form by enumeration of x and z, differentiable."""
     x, z = np.repeat(STATES, 9, axis=0), np.tile(STATES, (9, 1))
     weight = np.repeat(P.ravel(), 9) * np.prod(kernel_at(t)[x, z], axis=1)
-    each = ConcreteScore("denoising").given_z(
+    each = ConcreteScore("denoising").loss_at(
         denoiser_of(table), process, exact.batch_of(x), jnp.asarray(z), jnp.full(81, t)
     )
     return jnp.asarray(weight) @ each
@@ -160,7 +160,7 @@ def test_the_denoising_form_by_hand(z, s, squares):
     Where z_n = x_n, r = 1/2; where it is not, r = 2 for x_n and 1 for the third symbol.
     """
     denoiser = Denoiser(lambda z, t: jnp.log(jnp.asarray([s])), lambda h: h)
-    value = ConcreteScore("denoising").given_z(
+    value = ConcreteScore("denoising").loss_at(
         denoiser, SCORE, exact.batch_of([[1, 2]]), jnp.array([z]), jnp.array([0.75 / 0.999])
     )
     np.testing.assert_allclose(value, squares / 12, rtol=1e-9)

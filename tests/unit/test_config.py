@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from md4_jax import config, sections
+from md4_jax.config import load as config
+from md4_jax.config import schema as sections
+from md4_jax.config.schema import keeps
 from md4_jax.protocols import UserError
-from md4_jax.sections import keeps
+from md4_jax.runtime import commit as commits
 
 
 def sample_config():
@@ -185,7 +187,7 @@ def test_a_config_file_of_the_user(tmp_path):
 
 
 def test_a_run_has_a_config_of_its_own(tmp_path):
-    base = str(config.PACKAGE_ROOT / "configs" / "base.py")
+    base = str(commits.PACKAGE_ROOT / "configs" / "base.py")
     asked = sections.load_config(base, {"train.seed": "3"})
     config.store(tmp_path, asked)
     assert sections.load_config(None, {}, tmp_path) == asked
@@ -199,7 +201,7 @@ def test_a_run_has_a_config_of_its_own(tmp_path):
 
 
 def test_sections_that_a_run_does_not_have_yet(tmp_path):
-    asked = sections.load_config(str(config.PACKAGE_ROOT / "configs" / "base.py"), {})
+    asked = sections.load_config(str(commits.PACKAGE_ROOT / "configs" / "base.py"), {})
     config.store(tmp_path, {k: v for k, v in asked.items() if k not in ("bench", "plan")})
     found = sections.load_config(None, {"plan.topology": "cpu:8"}, tmp_path)
     assert found == {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}}

@@ -11,8 +11,8 @@ import pytest
 
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.processes.schedules import SCHEDULES
 from md4_jax.protocols import Denoiser
-from md4_jax.schedules import SCHEDULES
 
 B, L, V = 4, 3, 3
 KEYS = jax.ShapeDtypeStruct((B,), jax.random.key(0).dtype)

@@ -5,9 +5,11 @@ import types
 
 import pytest
 
-from md4_jax import corpus, paths
+from md4_jax import corpus
+from md4_jax.config import inputs
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.protocols import UserError
+from md4_jax.runtime import paths
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_a_tokenizer_cut_short_is_named(size, workdir):
         corpus.stored_tokenizer(workdir)
     assert str(kept) in str(caught.value)
     with pytest.raises(UserError, match="tokenizer.json is damaged"):
-        corpus.tokenizer_and_source({"data": {"name": "shakespeare"}}, workdir)
+        inputs.tokenizer_and_source({"data": {"name": "shakespeare"}}, workdir)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_what_is_no_tokenizer_is_named(content, workdir):
 def test_a_run_without_a_tokenizer_is_named(workdir):
     with pytest.raises(UserError, match="tokenizer.json is missing"):
         corpus.stored_tokenizer(workdir)
-    source_and = corpus.tokenizer_and_source(
+    source_and = inputs.tokenizer_and_source(
         {"data": {"name": "shakespeare"}, "tokenizer": {"name": "bytes"}}, workdir
     )
     assert source_and[0] == Bytes()
@@ -86,14 +88,14 @@ def test_a_run_is_resumed_on_its_own_text_alone(workdir):
 
 def test_processes_with_different_texts_are_refused(monkeypatch):
     """One of two processes, each with a CRC-32 of 32 bits; the other's is given."""
-    mine, exp = 0xFFFFFFFE, types.SimpleNamespace(tokenizer=None)
+    mine, experiment = 0xFFFFFFFE, types.SimpleNamespace(tokenizer=None)
     found = {"tokens": 10, "crc32": mine}
     monkeypatch.setattr(corpus.packing, "fingerprint", lambda *arguments: found)
     for other, is_same in ((mine, True), (mine - 4, False), (3, False)):
         sign = {True: other >> 1, False: -(other >> 1)}
         monkeypatch.setattr(corpus, "largest", lambda n, sign=sign: max(n, sign[n > 0]))
         if is_same:
-            assert corpus.fingerprint(exp, None) == found
+            assert corpus.fingerprint(experiment, None) == found
         else:
             with pytest.raises(UserError, match="the processes have different training texts"):
-                corpus.fingerprint(exp, None)
+                corpus.fingerprint(experiment, None)

@@ -10,8 +10,8 @@ import pytest
 from md4_jax.objectives.ctmc import CTMC, predecessors
 from md4_jax.objectives.token_nats import rate_divergence, rate_excess
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import Cosine, Geometric, Polynomial
 from md4_jax.protocols import Denoiser, UserError
-from md4_jax.schedules import Cosine, Geometric, Polynomial
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ import pytest
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.token_nats import divergence_nats
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
-from md4_jax.schedules import Clipped, Cosine, Geometric, Linear
 
 pytestmark = pytest.mark.slow
 
@@ -61,9 +61,9 @@ def terms(objective, denoiser, process, x: np.ndarray, laws: list[np.ndarray]) -
     tokens, z = x[row], states[code]
     chance = np.stack(laws)[step[:, None], tokens, z].prod(axis=1)
     value, possible = np.zeros(len(step)), chance > 0
-    given_z = jax.jit(lambda batch, z, i: objective.given_z(denoiser, process, batch, z, i))
+    loss_at = jax.jit(lambda batch, z, i: objective.loss_at(denoiser, process, batch, z, i))
     batch = exact.batch_of(tokens[possible])
-    value[possible] = given_z(batch, z[possible], step[possible] + 1)
+    value[possible] = loss_at(batch, z[possible], step[possible] + 1)
     return (chance * value).reshape(len(laws), len(x), -1).sum(axis=-1) / len(laws)
 
 
@@ -279,7 +279,7 @@ def test_the_cross_entropy_is_added_for_every_step(process, steps):
     plain, more = D3PM(steps), D3PM(steps, cross_entropy=0.1)
     predicted = 2 if process.mask_id is None else 1
     np.testing.assert_allclose(
-        more.given_z(*arguments) - plain.given_z(*arguments), 0.4 * predicted * np.log(3), rtol=1e-5
+        more.loss_at(*arguments) - plain.loss_at(*arguments), 0.4 * predicted * np.log(3), rtol=1e-5
     )
     assert plain.is_bound(process) and not more.is_bound(process)
 
@@ -295,10 +295,10 @@ def test_a_large_vocabulary_keeps_its_digits_in_float32(parametrisation):
     def nats(dtype):
         denoiser = Denoiser(lambda z, t: jnp.asarray(outputs, dtype), lambda h: h)
         process = Uniform(size, Linear(), parametrisation)
-        given_z = jax.jit(
-            lambda step: D3PM().given_z(denoiser, process, exact.batch_of(x), z, step)
+        loss_at = jax.jit(
+            lambda step: D3PM().loss_at(denoiser, process, exact.batch_of(x), z, step)
         )
-        return np.array([given_z(jnp.full(4, i)) for i in (2, 30, 600, 1000)])
+        return np.array([loss_at(jnp.full(4, i)) for i in (2, 30, 600, 1000)])
 
     single = nats(jnp.float32)
     with jax.enable_x64(True):
@@ -317,8 +317,8 @@ def test_a_thousand_matrices_keep_their_digits_in_float32(kernel):
     def nats(dtype):
         denoiser = Denoiser(lambda z, t: jnp.asarray(outputs, dtype), lambda h: h)
         z = jnp.asarray(x if process.mask_id is None else np.full((3, 1), 32))
-        given_z = jax.jit(lambda z: D3PM().given_z(denoiser, process, exact.batch_of(x), z, step))
-        return np.asarray(given_z(z))
+        loss_at = jax.jit(lambda z: D3PM().loss_at(denoiser, process, exact.batch_of(x), z, step))
+        return np.asarray(loss_at(z))
 
     single = nats(jnp.float32)
     with jax.enable_x64(True):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from md4_jax import diversity
+from md4_jax.generate import diversity
 
 
 def test_entropy_of_known_frequencies():

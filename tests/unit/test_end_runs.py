@@ -28,7 +28,7 @@ FIRST = {name.partition(";")[0]: name for name in reversed(ends.PAIRS)}.values()
 )
 def test_a_whole_run_draws_from_laws_alone(make, of, monkeypatch):
     """Two tokens, 32 sequences, from t = 1 to 0 by a small last step: a row that is no law would be
-    drawn as a symbol that is none, and a chance that is no number would stay in `sure`."""
+    drawn as a symbol that is none, and a chance that is no number would stay in `confidence`."""
     honest = draw._gumbel_max
 
     def marked(key, logits):
@@ -52,4 +52,4 @@ def test_a_whole_run_draws_from_laws_alone(make, of, monkeypatch):
 
     for chain in runs(exact.keys_for(0, 32)):
         assert ((chain.z >= 0) & (chain.z < 3)).all()
-        assert ((chain.sure >= 0) & (chain.sure <= 1)).all()
+        assert ((chain.confidence >= 0) & (chain.confidence <= 1)).all()

@@ -9,13 +9,13 @@ import pytest
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import LATEST, SCHEDULES, Linear
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
 from md4_jax.samplers import SAMPLERS, ancestral, jumps, tweedie
 from md4_jax.samplers.ancestral import reveal
-from md4_jax.schedules import LATEST, SCHEDULES, Linear
 
 P = exact.P_V3L1
 

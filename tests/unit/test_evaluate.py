@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax import report
-from md4_jax.evaluate import EvalOptions, Evaluator
+from md4_jax.evals import report as eval_report
+from md4_jax.evals.likelihood import Evaluator
+from md4_jax.generate.writers import write_samples
+from md4_jax.options import EvalOptions, MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.prompts import Template
-from md4_jax.protocols import Batch, Network, UserError
-from md4_jax.sample import SampleOptions, Samples, draw_samples, make_sampler, write_samples
+from md4_jax.protocols import Batch, Network, Template, UserError
+from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
 from md4_jax.samplers.grids import cosine
 from md4_jax.samplers.loop import blank, sample
-from md4_jax.sharding import MeshOptions, make_mesh
 
 MESH = make_mesh(MeshOptions(data=1))
 
@@ -57,7 +58,7 @@ def test_bytes_and_words_are_those_of_the_rows_that_count():
     assert (result["bytes"], result["words"]) == (10, 4)
     assert result["bits_per_byte"] == pytest.approx(20.5 / 10 / np.log(2))
     assert result["word_perplexity"] == pytest.approx(np.exp(20.5 / 4))
-    said = report.line(result)
+    said = eval_report.line(result)
     for name, form, unit in (
         ("bits_per_byte", ".4f", " bits/byte"),
         ("word_perplexity", ".5g", ""),
@@ -68,8 +69,8 @@ def test_bytes_and_words_are_those_of_the_rows_that_count():
 def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
     result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1])])
     error = f"+- {result['bits_per_token_se']:.4f}"
-    assert f"this model (bound, {error})" in report.ladder([5.0, 0.5], result)
-    assert "this model (exact)" in report.ladder([5.0], result | {"exact": True})
+    assert f"this model (bound, {error})" in eval_report.ladder([5.0, 0.5], result)
+    assert "this model (exact)" in eval_report.ladder([5.0], result | {"exact": True})
 
 
 def test_given_tokens_are_not_counted():

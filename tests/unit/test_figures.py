@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from md4_jax import figures
+from md4_jax.generate import figures
 
 A, B, MASK = range(3)
 

@@ -9,10 +9,10 @@ import pytest
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.md4 import MD4
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.protocols import Denoiser
 from md4_jax.samplers.ancestral import reveal
-from md4_jax.schedules import Polynomial
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -78,7 +78,7 @@ def test_g02_the_integrand():
     logits = jnp.log(jnp.array([[[0.3, 0.5, 0.2]]]))
     denoiser = Denoiser(lambda z, t: logits, lambda h: h)
     objective = GenMD4(first_time=0.5)
-    value = objective.given_z(
+    value = objective.loss_at(
         denoiser, process_of(W), exact.batch_of([[2]]), jnp.array([[MASK]]), jnp.array([0.6])
     )
     assert float(value[0]) / 0.5 == pytest.approx(3.2569281144, rel=1e-9)
@@ -111,8 +111,8 @@ def test_g04_equal_powers_are_md4():
     t = jnp.array([0.3, 0.7])
     z = jnp.array([[MASK, 1], [MASK, MASK]])
     batch = exact.batch_of([[2, 1], [0, 2]])
-    ours = GenMD4(first_time=FIRST).given_z(TABLE, masking, batch, z, t) / (1.0 - FIRST)
-    np.testing.assert_allclose(ours, MD4().given_z(TABLE, polynomial, batch, z, t), rtol=1e-9)
+    ours = GenMD4(first_time=FIRST).loss_at(TABLE, masking, batch, z, t) / (1.0 - FIRST)
+    np.testing.assert_allclose(ours, MD4().loss_at(TABLE, polynomial, batch, z, t), rtol=1e-9)
     value = integral(
         TABLE, process_of([1.0] * 3), np.array([[1, 2]]), first=1e-7, nodes=400, power=6
     )

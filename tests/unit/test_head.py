@@ -15,10 +15,10 @@ from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Cosine, Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
-from md4_jax.schedules import Cosine, Polynomial
 
 B, L, D, V = 4, 8, 6, 1100
 KEY = jax.random.key(0)

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.hlo import size_of, traffic
+from md4_jax.perf.hlo import size_of, traffic
 
 LOOPS = """HloModule jit_f
 

@@ -13,93 +13,50 @@ ROOT = PACKAGE.parent
 # imported by all, and a room may import itself.
 ALLOWED = {
     "protocols": set(),
-    "paths": set(),
-    "schedules": set(),
-    "processes": {"schedules"},
+    "options": set(),
+    "processes": set(),
     "objectives": {"processes"},
-    "samplers": {"processes"},
-    "networks": {"sharding"},
-    "data": {"paths"},
-    "sharding": set(),
-    "metrics": {"paths"},
-    "figures": {"paths"},
-    "checksums": set(),
-    "compiling": {"paths"},
-    "checkpoint": {"checksums", "paths", "sharding"},
-    "config": {"paths"},
-    "optim": {"sharding"},
-    "step": {"sharding"},
-    "trainlog": {"metrics"},
-    "evaluate": {"compiling", "metrics", "sharding"},
-    "prompts": {"paths"},
-    "diversity": set(),
-    "traces": {"paths"},
-    "sample": {"compiling", "paths", "prompts", "sharding"},
-    "report": {"config", "diversity", "figures", "metrics", "paths", "sharding", "traces"},
-    "sections": {
-        "checkpoint", "config", "data", "evaluate", "metrics", "networks", "objectives", "optim",
-        "paths", "processes", "prompts", "sample", "samplers", "schedules", "sharding", "step",
+    "runtime": {"options"},
+    "networks": {"runtime"},
+    "data": {"runtime"},
+    "samplers": {"options", "processes", "runtime"},
+    "generate": {"runtime"},
+    "experiment": {"generate", "options"},
+    "evals": {"objectives", "runtime"},
+    "corpus": {"data", "experiment", "runtime"},
+    "training": {
+        "corpus", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
-    "experiment": {"checkpoint", "evaluate", "metrics", "prompts", "sample", "sections", "step"},
-    "corpus": {"data", "experiment", "paths", "sections", "sharding"},
-    "checks": {"experiment", "processes", "samplers", "sections", "sharding"},
-    "build": {
-        "checkpoint", "checks", "config", "evaluate", "experiment", "metrics", "objectives",
-        "prompts", "sample", "samplers", "sections", "sharding", "step",
+    "config": {
+        "corpus", "data", "evals", "experiment", "generate", "networks", "objectives", "options",
+        "processes", "runtime", "samplers", "training",
     },
-    "train": {
-        "checkpoint", "compiling", "corpus", "evaluate", "experiment", "metrics", "paths", "report",
-        "sharding", "step", "trainlog",
-    },
-    "hlo": set(),
-    "plan": {
-        "bench", "compiling", "experiment", "hlo", "sample", "sharding", "step", "train",
-    },
-    "bench": {
-        "compiling", "corpus", "experiment", "hlo", "sample", "samplers", "sections", "sharding",
-        "step", "train",
-    },
-    "runs": {
-        "build", "checkpoint", "config", "corpus", "experiment", "paths", "sharding", "train",
+    "perf": {
+        "corpus", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
     "modes": {
-        "bench", "build", "compiling", "config", "corpus", "data", "evaluate", "experiment",
-        "paths", "plan", "report", "runs", "sample", "train",
+        "config", "corpus", "data", "evals", "experiment", "generate", "perf", "runtime",
+        "samplers", "training",
     },
-    "distributed": set(),
-    "main": {"distributed", "modes", "paths", "sections"},
+    "main": {"config", "modes", "runtime"},
 }  # fmt: skip
 
 # Third party -> the only rooms that import it.
 CAGES = {
     "flax": {"networks"},
-    "orbax": {"checkpoint"},
-    "optax": {"experiment", "optim", "step"},
+    "orbax": {"training"},
+    "optax": {"experiment", "training"},
     "grain": {"data"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
     "huggingface_hub": {"data"},
     "ml_collections": {"config"},
-    "tensorboardX": {"metrics"},
-    "tqdm": {"metrics", "data"},
-    "matplotlib": {"figures", "traces"},
-    "PIL": {"traces"},
-    "etils": {"paths"},
-    "jax": set(ALLOWED)
-    - {
-        "main",
-        "config",
-        "sections",
-        "figures",
-        "data",
-        "metrics",
-        "trainlog",
-        "prompts",
-        "hlo",
-        "paths",
-        "diversity",
-        "traces",
-    },
+    "tensorboardX": {"training"},
+    "tqdm": {"training", "data"},
+    "matplotlib": {"generate"},
+    "PIL": {"generate"},
+    "etils": {"runtime"},
+    "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
 }
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -194,7 +151,7 @@ def test_functions_are_short_and_take_few_parameters():
             lines = node.end_lineno - node.lineno + 1
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = len([a for a in given if a.arg not in ("self", "cls")])
-            if (lines > 60 and (name, node.name) != ("train.py", "train")) or count > 7:
+            if (lines > 60 and (name, node.name) != ("training/loop.py", "train")) or count > 7:
                 wrong.append(f"{name}: {node.name} has {lines} lines and {count} parameters")
     assert wrong == []
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.masking import Masking
-from md4_jax.schedules import Cosine, Linear, Polynomial
+from md4_jax.processes.schedules import Cosine, Linear, Polynomial
 
 every_process = pytest.mark.parametrize(
     "make", exact.PROCESS_CASES.values(), ids=exact.PROCESS_CASES

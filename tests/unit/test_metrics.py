@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from md4_jax.metrics import Likelihood, LogOptions, NullWriter, Progress, Writer, bits, read_rows
+from md4_jax.evals.metrics import Likelihood, bits
+from md4_jax.options import LogOptions
 from md4_jax.protocols import UserError
+from md4_jax.training.writers import NullWriter, Progress, Writer, read_rows
 
 
 def likelihood(*parts, characters=False):

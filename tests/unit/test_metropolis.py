@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.processes.schedules import Geometric, LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import sample
 from md4_jax.samplers.metropolis import Metropolis, acceptance
 from md4_jax.samplers.transforms import Transform
-from md4_jax.schedules import Geometric, LogLinear
 
 PROCESS = Uniform(3, LogLinear(), "score")
 

@@ -13,8 +13,9 @@ from md4_jax.networks.attention import attend, rotate
 from md4_jax.networks.layers import LocalMixing
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.transformer import Transformer
+from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
-from md4_jax.sharding import MeshOptions, make_mesh, shardings_of
+from md4_jax.runtime.sharding import make_mesh, shardings_of
 
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
 Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])

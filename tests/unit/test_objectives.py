@@ -177,7 +177,7 @@ def test_the_plain_masked_language_model_weighs_every_masked_token_alike():
     uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
     process, x = PROCESSES["masking"](vocab_size=2), np.zeros((3, 3), np.int32)
     z = jnp.asarray([[2, 0, 0], [2, 2, 0], [2, 2, 2]])
-    nats = AnyOrder(0.0).given_z(uniform, process, exact.batch_of(x), z, jnp.zeros(3))
+    nats = AnyOrder(0.0).loss_at(uniform, process, exact.batch_of(x), z, jnp.zeros(3))
     np.testing.assert_allclose(nats / nats[0], [1, 2, 3], rtol=1e-6)
 
 
@@ -188,7 +188,7 @@ def test_unmasked_tokens_cost_nothing_and_masked_ones_their_cross_entropy():
     )
     process, x = PROCESSES["masking"](vocab_size=2), np.array([[0, 1, 1]])
     z = jnp.asarray([[2, 1, 2]])
-    nats = AnyOrder().given_z(denoiser, process, exact.batch_of(x), z, jnp.zeros(1))
+    nats = AnyOrder().loss_at(denoiser, process, exact.batch_of(x), z, jnp.zeros(1))
     np.testing.assert_allclose(nats, 1.5 * (np.log(4.0) + np.log(4 / 3)), rtol=1e-6)
 
 

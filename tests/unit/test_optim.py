@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from md4_jax.networks.transformer import Transformer
-from md4_jax.optim import (
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import UserError
+from md4_jax.runtime.sharding import path_name
+from md4_jax.training.optim import (
     OPTIMIZERS,
     AdamW,
     LearningRate,
@@ -15,9 +18,6 @@ from md4_jax.optim import (
     decay_mask,
     hidden_matrices,
 )
-from md4_jax.processes.masking import Masking
-from md4_jax.protocols import UserError
-from md4_jax.sharding import path_name
 
 every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 

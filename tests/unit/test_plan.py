@@ -5,10 +5,11 @@ import types
 import jax
 import pytest
 
-from md4_jax import plan as plans
-from md4_jax.plan import CHIPS, Plan, check_fits, devices_of, seconds, table
+from md4_jax.options import MeshOptions
+from md4_jax.perf import aot as plans
+from md4_jax.perf.aot import CHIPS, Plan, check_fits, devices_of, seconds, table
 from md4_jax.protocols import UserError
-from md4_jax.sharding import MeshOptions, make_mesh
+from md4_jax.runtime.sharding import make_mesh
 
 EXPERIMENT = types.SimpleNamespace(
     config={"network": {"remat": "none", "dtype": "bfloat16"}},
@@ -58,9 +59,9 @@ def test_what_the_compiler_refuses(said, words):
     lowered = types.SimpleNamespace(compile=compile)
     fn = types.SimpleNamespace(lower=lambda: lowered)
     mesh = make_mesh(MeshOptions(), jax.devices()[:1])
-    exp = types.SimpleNamespace(config=EXPERIMENT.config, train=EXPERIMENT.train, mesh=mesh)
+    experiment = types.SimpleNamespace(config=EXPERIMENT.config, train=EXPERIMENT.train, mesh=mesh)
     with pytest.raises(UserError, match=words):
-        plans._compiled(exp, fn, 1.0)
+        plans._compiled(experiment, fn, 1.0)
 
 
 @pytest.mark.parametrize("topology", ["cpu:0", "cpu:4000", "cpu:x", "v99:3x3", "nothing"])

@@ -11,12 +11,12 @@ from scipy import stats
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Cosine, Geometric, Linear
 from md4_jax.protocols import NEVER, Denoiser, Plan
 from md4_jax.samplers import planned
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import cosine, uniform
 from md4_jax.samplers.transforms import Transform
-from md4_jax.schedules import Cosine, Geometric, Linear
 
 N = 20_000
 L, MASK = 6, 2
@@ -49,7 +49,7 @@ def test_room_changes_no_token():
     for room in (1, 3):
         part = run(*arguments, room=room)
         np.testing.assert_array_equal(part.z, whole.z)
-        np.testing.assert_allclose(part.sure, whole.sure, rtol=1e-6)
+        np.testing.assert_allclose(part.confidence, whole.confidence, rtol=1e-6)
         assert (part.evaluations >= whole.evaluations).all()
     assert len(np.unique(whole.z, axis=0)) > 20
 
@@ -83,7 +83,7 @@ def test_a_round_sees_the_rounds_before_and_what_is_given(room):
     after = run(z, rounds, times, exact.keys_for(0, 3), denoiser=COUNTING, mask=20, room=room)
     expected = [[0, 9, 0, 0, 9, 0], [2, 5, 1, 20, 2, 4], z[2]]
     np.testing.assert_array_equal(after.z, expected)
-    np.testing.assert_array_equal(after.sure, rounds < never)
+    np.testing.assert_array_equal(after.confidence, rounds < never)
 
 
 @pytest.mark.parametrize("room", [1, 3, 6])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
-from md4_jax.prompts import PromptOptions
+from md4_jax.generate.prompts import PromptOptions
 from md4_jax.protocols import UserError
 
 TEXT8 = Text8Symbols()  # the space is 0 and 'a' is 1

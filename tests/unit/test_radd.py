@@ -11,7 +11,7 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.radd import TDCE, LambdaDCE, constant, offset
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.processes.masking import Masking
-from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
+from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 
 X_12 = np.array([[1, 2]])
 # From alpha = 1 to exp(-1.5): sigma_bar stops at 1.5.
@@ -25,11 +25,11 @@ def normalised(logits: np.ndarray) -> np.ndarray:
 
 
 def integral(objective, denoiser, process, x, **rule) -> np.ndarray:
-    """The mean of given_z over t ~ U(0, 1) and the masks, by quadrature and enumeration."""
+    """The mean of loss_at over t ~ U(0, 1) and the masks, by quadrature and enumeration."""
     t, weight = exact.quadrature(**rule)
     masked = process.schedule.one_minus_alpha(jnp.asarray(t))
-    given_z = exact.bind(objective, denoiser, process)
-    return exact.expected(given_z, process.mask_id, x, t, masked) @ weight
+    loss_at = exact.bind(objective, denoiser, process)
+    return exact.expected(loss_at, process.mask_id, x, t, masked) @ weight
 
 
 def test_s03_the_integral_of_t_dce_and_its_offset_from_the_score_entropy(x64):
@@ -45,13 +45,13 @@ def test_s03_the_integral_of_t_dce_and_its_offset_from_the_score_entropy(x64):
 
 
 def called(objective, process):
-    """What a call returns, as given_z: the z that it draws is replaced by the given one."""
+    """What a call returns, as loss_at: the z that it draws is replaced by the given one."""
 
-    def given_z(batch, z, t):
+    def loss_at(batch, z, t):
         fixed = Fixed(process.vocab_size, process.schedule, z)
         return objective(TABLE, fixed, batch, t, exact.keys_for(0, len(z)))[0]
 
-    return given_z
+    return loss_at
 
 
 class Fixed(Masking):
@@ -70,8 +70,8 @@ def test_s03_a_call_has_the_score_entropy_as_its_mean(x64, drawn):
     """With the constant as it is drawn and with its exact mean."""
     t, weight = exact.quadrature(nodes=400, power=6)
     masked = SHORT.schedule.one_minus_alpha(jnp.asarray(t))
-    given_z = called(TDCE(drawn_constant=drawn), SHORT)
-    found = exact.expected(given_z, 3, X_12, t, masked) @ weight
+    loss_at = called(TDCE(drawn_constant=drawn), SHORT)
+    found = exact.expected(loss_at, 3, X_12, t, masked) @ weight
     np.testing.assert_allclose(found, 2.1643758961, rtol=1e-6)  # no t below 2^-24
 
 
@@ -101,9 +101,9 @@ def test_m06_lambda_dce(x64, p, first, last, mean, schedule):
     denoiser = exact.denoiser_of(exact.table_logits(vocab, length))
     process = Masking(vocab, schedule)
     share, weight = exact.quadrature(nodes=12)
-    given_z = exact.bind(LambdaDCE(), denoiser, process)
+    loss_at = exact.bind(LambdaDCE(), denoiser, process)
     x = exact.sequences(vocab, length)
-    values = exact.expected(given_z, vocab, x, share, share) @ weight
+    values = exact.expected(loss_at, vocab, x, share, share) @ weight
     found = [values[0], values[-1], p.ravel() @ values]
     np.testing.assert_allclose(found, [first, last, mean], rtol=1e-9)
     assert LambdaDCE().is_bound(process)
@@ -115,8 +115,8 @@ def test_lambda_dce_gives_a_denoiser_of_time_the_time_of_its_noise(x64, schedule
     process, x = Masking(2, schedule), np.array([[0, 1, 1]])
     denoiser = exact.denoiser_of(exact.table_logits(2, 3), time=0.8)
     share, weight = exact.quadrature(nodes=800)
-    given_z = exact.bind(LambdaDCE(), denoiser, process)
-    found = exact.expected(given_z, 2, x, share, share) @ weight
+    loss_at = exact.bind(LambdaDCE(), denoiser, process)
+    found = exact.expected(loss_at, 2, x, share, share) @ weight
     np.testing.assert_allclose(
         found, exact.any_order(denoiser, process, x, AnyOrder(), nodes=800), rtol=1e-6
     )

@@ -12,10 +12,10 @@ from scipy.linalg import expm
 from md4_jax.processes import kernels
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import Cosine, Geometric, LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.schedules import Cosine, Geometric, LogLinear
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.schedules import Cosine, Geometric, Linear, Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import NEVER
@@ -23,7 +24,6 @@ from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform
 from md4_jax.samplers.tweedie import Tweedie
-from md4_jax.schedules import Cosine, Geometric, Linear, Polynomial
 
 N = 20_000
 FORMS = ("joint", "mixture", "score")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Cosine, Geometric
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers import GRIDS
 from md4_jax.samplers.ancestral import Ancestral
@@ -18,7 +19,6 @@ from md4_jax.samplers.loop import blank, sample
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform, check_transform
-from md4_jax.schedules import Cosine, Geometric
 
 OF_MASKS = exact.samplers_for(Masking(3))
 every_sampler = pytest.mark.parametrize("make", OF_MASKS.values(), ids=OF_MASKS)
@@ -121,7 +121,7 @@ def test_every_sampler_runs_with_64_bits(make, of, x64):
         keys,
         *blank(4, 2),
     )
-    types = [x.dtype for x in (chain.z, chain.sure, chain.evaluations)]
+    types = [x.dtype for x in (chain.z, chain.confidence, chain.evaluations)]
     assert types == [jnp.int32, jnp.float32, jnp.int32]
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import SCHEDULES, Clipped, Cosine, Geometric, Linear, Polynomial
+from md4_jax.processes.schedules import covers_unit_interval as covers
 from md4_jax.protocols import Schedule, UserError
-from md4_jax.schedules import SCHEDULES, Clipped, Cosine, Geometric, Linear, Polynomial
-from md4_jax.schedules import covers_unit_interval as covers
 
 CASES = {name: make() for name, make in SCHEDULES.items()} | {
     "polynomial, 1/2": Polynomial(0.5),

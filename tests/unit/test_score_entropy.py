@@ -10,9 +10,9 @@ from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.token_nats import uniform_score_nats
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 from md4_jax.processes.uniform import PARAMETRISATIONS, Uniform
 from md4_jax.protocols import Denoiser
-from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -40,7 +40,7 @@ def test_s02_an_unnormalised_score_pays_a_penalty(scaled):
 
     def dse(c):
         denoiser = constant(outputs_of(c, 0.4, scaled=scaled))
-        value = ScoreEntropy(scaled).given_z(denoiser, Masking(3), batch, z, t)
+        value = ScoreEntropy(scaled).loss_at(denoiser, Masking(3), batch, z, t)
         return float(value[0]) * 0.6 * 0.4  # masked with probability 0.6, sigma = 1 / 0.4
 
     assert dse(c) == pytest.approx(0.32433024951, rel=1e-9)
@@ -54,9 +54,9 @@ def normalised(logits: np.ndarray) -> np.ndarray:
 def test_s01_a_normalised_score_is_md4_pointwise():
     logits = normalised(exact.table_logits(3, 2))
     scores = exact.denoiser_of(logits + np.log(3))
-    given_z = exact.bind(ScoreEntropy(), scores, Masking(3))
+    loss_at = exact.bind(ScoreEntropy(), scores, Masking(3))
     # Per unit of sigma, alpha = 0.5: alpha' = -1, sigma = 1 / 0.5.
-    value = exact.expected(given_z, 3, np.array([[1, 2]]), [0.5], [0.5])
+    value = exact.expected(loss_at, 3, np.array([[1, 2]]), [0.5], [0.5])
     np.testing.assert_allclose(value * 0.5, 1.302248364, rtol=1e-9)
 
 
@@ -80,7 +80,7 @@ def test_a_nearly_normalised_score_keeps_its_digits_in_float32():
     """C = 1 + 1e-6: the penalty C - 1 - log C = 5e-13 must not become rounding noise of 1e-7."""
     c = np.array([0.5, 0.3, 0.2]) * (1 + 1e-6)
     denoiser = constant(outputs_of(c, 0.5, scaled=True).astype(np.float32))
-    value = ScoreEntropy().given_z(
+    value = ScoreEntropy().loss_at(
         denoiser, Masking(3), exact.batch_of([[0]]), jnp.array([[3]]), jnp.array([0.5])
     )
     assert float(value[0]) * 0.5 == pytest.approx(np.log(2.0), abs=3e-7)
@@ -89,7 +89,7 @@ def test_a_nearly_normalised_score_keeps_its_digits_in_float32():
 def one_token(outputs, process, z: int, x: int, t: float = 0.0) -> float:
     """The integrand of one token over sigma."""
     schedule, time = process.schedule, jnp.array([t], outputs.dtype)
-    nats = ScoreEntropy().given_z(
+    nats = ScoreEntropy().loss_at(
         constant(outputs), process, exact.batch_of([[x]]), jnp.array([[z]]), time
     )
     return float(nats[0] / (-schedule.dalpha(time) / schedule.alpha(time))[0])
@@ -144,12 +144,12 @@ def test_s06_the_perfect_score_with_masks(scaled):
     masked = UP_TO_15.one_minus_alpha(jnp.asarray(t))
     log_k = jnp.log(UP_TO_15.alpha(jnp.asarray(t)) / masked)
 
-    def given_z(batch, z, time):
+    def loss_at(batch, z, time):
         shift = np.log(3) if scaled else jnp.interp(time, t, log_k)[:, None, None]
         score = Denoiser(lambda z, t: exact.denoiser_of(logits).features(z, t) + shift, lambda h: h)
-        return ScoreEntropy(scaled).given_z(score, process, batch, z, time)
+        return ScoreEntropy(scaled).loss_at(score, process, batch, z, time)
 
-    value = exact.expected(given_z, 3, x, t, masked) @ weight
+    value = exact.expected(loss_at, 3, x, t, masked) @ weight
     np.testing.assert_allclose(value, [1.1749825411, 3.3629286726], rtol=1e-9)
     kl = np.array([0.43445537133, 0.54909433278])
     np.testing.assert_allclose(value + kl, -np.log([0.20, 0.02]), rtol=1e-9)

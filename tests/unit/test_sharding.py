@@ -11,12 +11,11 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.networks import NETWORKS
-from md4_jax.optim import OPTIMIZERS
+from md4_jax.options import MeshOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
-from md4_jax.sharding import (
+from md4_jax.runtime.sharding import (
     AXES,
-    MeshOptions,
     batch_shards,
     constrain,
     largest,
@@ -28,7 +27,8 @@ from md4_jax.sharding import (
     to_global,
     to_host,
 )
-from md4_jax.step import init_state
+from md4_jax.training.optim import OPTIMIZERS
+from md4_jax.training.step import init_state
 
 MESH = AbstractMesh((2, 4, 2), AXES)
 ONE = make_mesh(MeshOptions(data=1))

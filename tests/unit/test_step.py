@@ -9,20 +9,14 @@ import numpy as np
 import optax
 import pytest
 
+from md4_jax.evals.likelihood import make_eval_step
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.draws import antithetic_times, draws
+from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, UserError
-from md4_jax.step import (
-    TrainOptions,
-    accumulate,
-    draws,
-    ema_update,
-    init_state,
-    make_eval_step,
-    make_train_step,
-    strata,
-)
+from md4_jax.training.step import accumulate, ema_update, init_state, make_train_step
 
 BATCH = 8
 OPTIONS = TrainOptions(batch_size=BATCH, ema=0.5, seed=3)
@@ -181,7 +175,7 @@ def test_draws_are_stratified_over_the_global_batch(size):
 @pytest.mark.parametrize("offset", [0.0, 0.3, 1.0 - 2.0**-24])
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 1000])
 def test_strata_stay_below_one_and_have_no_noise_in_what_is_linear(offset, count):
-    u = np.asarray(strata(jnp.float32(offset), count))
+    u = np.asarray(antithetic_times(jnp.float32(offset), count))
     assert (u >= 0).all() and (u < 1).all() and len(np.unique(u)) == count
     if count % 2 == 0:
         assert np.mean(u) == pytest.approx(0.5, abs=1e-6)
@@ -190,7 +184,7 @@ def test_strata_stay_below_one_and_have_no_noise_in_what_is_linear(offset, count
 def test_strata_integrate_smooth_functions_to_second_order():
     """Of u^2, 16 mirrored strata: never off by more than (1/16)^2, plain ones are by 1/32."""
     offsets = jnp.linspace(0.0, 0.999, 50)
-    squares = jax.vmap(lambda offset: jnp.mean(strata(offset, 16) ** 2))(offsets)
+    squares = jax.vmap(lambda offset: jnp.mean(antithetic_times(offset, 16) ** 2))(offsets)
     assert np.abs(squares - 1 / 3).max() < 16**-2
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from md4_jax import traces
 from md4_jax.data.tokenizers import Bytes, Characters
+from md4_jax.generate import traces
 
 TOKENIZER = Characters("ab\n<")
 A, B, LINE, LESS, MASK = range(5)
@@ -16,7 +16,7 @@ GIVEN = np.array([True, False, False])
 
 
 def frames(*windows):
-    """(z, sure), each [W, F, L], from rows of (symbols, probabilities)."""
+    """(z, confidence), each [W, F, L], from rows of (symbols, probabilities)."""
     z = np.array([[row[0] for row in window] for window in windows])
     return z, np.array([[row[1] for row in window] for window in windows], np.float32)
 
@@ -47,7 +47,7 @@ def words_of(path):
 def test_equal_frames_are_joined_and_keep_their_step(path):
     assert path.step.tolist() == [0, 2, 3]
     assert words_of(path) == [["a", "·", "·"], ["a", "<", "·"], ["a", "<", "↵"]]
-    np.testing.assert_array_equal(path.sure[1:], [[1, 0.25, 0], [1, 0.25, 0.75]])
+    np.testing.assert_array_equal(path.confidence[1:], [[1, 0.25, 0], [1, 0.25, 0.75]])
     assert path.words[path.mask] == "·" and len(path.words) == 4
 
 
@@ -61,7 +61,7 @@ def test_joined_frames_have_the_probabilities_of_the_last():
     rows = [([A, B], [0, 0]), ([A, A], [0.2, 0.3]), ([A, A], [0.8, 0.9])]
     drawn = traces.trajectory(frames(rows), np.zeros(2, bool), TOKENIZER)
     assert drawn.step.tolist() == [0, 1]
-    np.testing.assert_allclose(drawn.sure, [[0, 0], [0.8, 0.9]], rtol=1e-6)
+    np.testing.assert_allclose(drawn.confidence, [[0, 0], [0.8, 0.9]], rtol=1e-6)
 
 
 def test_windows_go_on_from_one_another():
@@ -147,8 +147,8 @@ def test_gif(path, tmp_path):
             pauses.append(image.info["duration"])
     assert pauses == [1000, 400, 3000]
     blue, red = (  # how far the line break of step 3 is from sure, and '<' from unsure
-        np.abs(shown[2].astype(int) - traces._inks(np.array([sure]))[0]).sum(-1)[:-64].min()
-        for sure in (0.75, 0.25)
+        np.abs(shown[2].astype(int) - traces._inks(np.array([confidence]))[0]).sum(-1)[:-64].min()
+        for confidence in (0.75, 0.25)
     )
     assert blue < 30 and red < 30
     text = [frame[: -traces.FOOT].astype(int) for frame in shown]
@@ -207,12 +207,12 @@ def test_html_is_one_file_with_the_whole_path(path, tmp_path):
     assert data["labels"] == [path.label(i) for i in range(3)]
     assert data["given"] == [0] and data["words"][data["mask"]] == "·"
     assert data["chunks"] == [[0, 1, 2]] and data["words"][data["final"][2]] == "↵"
-    state, sure = np.full(3, -2), np.zeros(3)
+    state, confidence = np.full(3, -2), np.zeros(3)
     for index, changes in enumerate(data["changes"]):
         for n, symbol, chance in changes:
-            state[n], sure[n] = symbol, chance
+            state[n], confidence[n] = symbol, chance
         np.testing.assert_array_equal(state, path.symbol[index])
-        np.testing.assert_allclose(sure, path.sure[index])
+        np.testing.assert_allclose(confidence, path.confidence[index])
     assert [len(c) for c in data["changes"]] == [3, 1, 1]
 
 
@@ -234,7 +234,9 @@ def test_a_token_cannot_end_the_script(tmp_path):
     x = tokenizer.encode(text).astype(int)
     one = np.stack([x, x])[None]
     path = traces.trajectory((one, np.ones(one.shape)), np.zeros(len(x), bool), tokenizer)
-    path = traces.Trajectory(path.step, path.symbol * 0, path.sure, path.given, [text], path.mask)
+    path = traces.Trajectory(
+        path.step, path.symbol * 0, path.confidence, path.given, [text], path.mask
+    )
     traces.html(path, tmp_path / "a.html", text)
     data, whole = data_of(tmp_path / "a.html")
     assert data["words"] == [text] and data["title"] == text

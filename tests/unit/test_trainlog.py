@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from md4_jax.protocols import UserError
-from md4_jax.trainlog import TrainLog
+from md4_jax.training.log import TrainLog
 
 
 class Paper:

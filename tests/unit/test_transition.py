@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax import build, sections
-from md4_jax.config import PACKAGE_ROOT
+from md4_jax.config import build
+from md4_jax.config import schema as sections
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Cosine, Geometric, Linear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
-from md4_jax.schedules import Cosine, Geometric, Linear
 
 pytestmark = pytest.mark.slow
 

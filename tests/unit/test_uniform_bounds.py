@@ -9,9 +9,9 @@ import pytest
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
-from md4_jax.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ def test_a_large_vocabulary_in_float32(parametrisation, t):
             denoiser = Denoiser(lambda z, t, cast=cast: cast, lambda h: h)
             found[dtype] = [
                 float(
-                    objective.given_z(
+                    objective.loss_at(
                         denoiser,
                         Uniform(GPT2, Linear(), parametrisation),
                         exact.batch_of(x),
@@ -137,7 +137,7 @@ def slope(objective, denoiser, process, t: float) -> float:
         rows = jnp.sum(states * jnp.array([3, 1]), axis=1)
         moved = denoiser(states, times) + shift[rows]
         fixed = Denoiser(lambda z, t: moved, lambda h: h)
-        return jnp.sum(law.ravel() * objective.given_z(fixed, process, batch, states, times))
+        return jnp.sum(law.ravel() * objective.loss_at(fixed, process, batch, states, times))
 
     return float(jnp.abs(jax.grad(mean)(jnp.zeros((9, 2, 3)))).max())
 

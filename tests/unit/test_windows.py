@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.prompts import Template
-from md4_jax.protocols import Denoiser, Network
-from md4_jax.sample import SampleOptions, draw_samples, make_sampler, windows
+from md4_jax.protocols import Denoiser, Network, Template
+from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.batches import draw_samples, make_sampler, windows
 from md4_jax.samplers.grids import cosine
 from md4_jax.samplers.loop import sample
 from md4_jax.samplers.orders import AnyOrder
-from md4_jax.sharding import MeshOptions, make_mesh
 
 MESH = make_mesh(MeshOptions(data=1))
 VOCABULARY, WINDOW = 5, 4
@@ -165,9 +165,9 @@ def test_frames_are_those_of_the_first_sequence_in_the_whole_text():
     tokens, given = np.zeros(6, np.int32), np.zeros(6, bool)
     tokens[5], given[5] = 4, True
     out = drawn([Template(tokens, given), free(6)], trace=True)
-    z, sure = out.frames
+    z, confidence = out.frames
     mask = VOCABULARY
-    assert z.shape == sure.shape == (2, 5, 6)
+    assert z.shape == confidence.shape == (2, 5, 6)
     np.testing.assert_array_equal(
         z,
         [
@@ -178,7 +178,7 @@ def test_frames_are_those_of_the_first_sequence_in_the_whole_text():
             [[0, 1, 2, 3, mask, 4]] + 4 * [[0, 1, 2, 3, 4, 4]],
         ],
     )  # fmt: skip
-    np.testing.assert_allclose(sure, np.where((z == mask) | (z < 0), 0.0, 1.0))
+    np.testing.assert_allclose(confidence, np.where((z == mask) | (z < 0), 0.0, 1.0))
 
 
 def test_no_frames_unless_asked_for():
@@ -186,13 +186,14 @@ def test_no_frames_unless_asked_for():
 
 
 def test_a_token_keeps_its_probability_in_later_windows():
-    z, sure = random_samples(trace=True).frames
+    z, confidence = random_samples(trace=True).frames
     for window in range(1, len(z)):
         start = 4 + 2 * (window - 1)  # what the windows before have filled
         np.testing.assert_array_equal(
-            sure[window, :, :start], np.tile(sure[window - 1, -1, :start], (z.shape[1], 1))
+            confidence[window, :, :start],
+            np.tile(confidence[window - 1, -1, :start], (z.shape[1], 1)),
         )
-    assert ((sure[-1, -1] > 0) & (sure[-1, -1] < 1)).all()
+    assert ((confidence[-1, -1] > 0) & (confidence[-1, -1] < 1)).all()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from md4_jax.data.ngrams import ladder, probabilities
-from md4_jax.data.text8 import Text8
+from md4_jax.data.sources.text8 import Text8
 from md4_jax.data.tokenizers import Text8Symbols
 
 

@@ -9,9 +9,9 @@ import zlib
 import numpy as np
 import pytest
 
-from md4_jax.data import text8
-from md4_jax.data.splits import SPLITS
-from md4_jax.data.text8 import Text8
+from md4_jax.data.sources import text8
+from md4_jax.data.sources.splits import SPLITS
+from md4_jax.data.sources.text8 import Text8
 from md4_jax.protocols import UserError
 
 SYMBOLS = np.frombuffer(b" abcdefghijklmnopqrstuvwxyz", np.uint8)

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from md4_jax.data import SOURCES, contents
-from md4_jax.data.files import TextFiles
-from md4_jax.data.shakespeare import Shakespeare
-from md4_jax.data.splits import SPLITS, bounds
+from md4_jax.data.sources.files import TextFiles
+from md4_jax.data.sources.shakespeare import Shakespeare
+from md4_jax.data.sources.splits import SPLITS, bounds
 from md4_jax.protocols import UserError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from md4_jax.data import TfdsText
-from md4_jax.data.splits import SPLITS
+from md4_jax.data.sources.splits import SPLITS
 from md4_jax.protocols import UserError
 
 tfds = pytest.importorskip("tensorflow_datasets")

@@ -1,0 +1,1 @@
+"""From a config file to an experiment: reading, checking, building."""

@@ -1,0 +1,145 @@
+"""Text from TensorFlow Datasets, read without TensorFlow."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from md4_jax.data.sources.splits import SPLITS, bounds, check_split, digest
+from md4_jax.protocols import UserError
+
+RECORDS_AT_ONCE = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsText:
+    """A text feature of a prepared TensorFlow Datasets data set.
+
+    dataset           its name, such as 'lm1b' or 'wikipedia/20230601.en:1.0.0'
+    text_key          the text feature
+    data_dir          where it was prepared; None is TFDS's own default
+    validation_split  a split of the data set to validate on; None is its own
+                      'validation', or the end of its train split if it has none
+    test_split        likewise
+    validation, test  how much of the train split then goes there: a fraction of
+                      the examples if below 1, otherwise their number
+
+    The data set must have been prepared in the array_record format, which needs
+    no TensorFlow to read.
+
+    Raises UserError when it is unknown, not prepared, or has no such split or
+    text feature.
+    """
+
+    dataset: str
+    text_key: str = "text"
+    data_dir: str | None = None
+    validation_split: str | None = None
+    test_split: str | None = None
+    validation: float = 0.05
+    test: float = 0.05
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    def fingerprint(self) -> str:
+        """A hash of the data set's version, place and split sizes, and of the arguments."""
+        info = self._builder.info
+        sizes = [
+            (name, split.num_bytes, split.shard_lengths) for name, split in info.splits.items()
+        ]
+        facts = (info.full_name, str(info.data_dir), sorted(sizes))
+        return digest("tfds", facts, dataclasses.astuple(self))
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The texts of the split, one at a time."""
+        check_split(split)
+        if split == "train" or self._own(split) is None:
+            return self._carved(split)
+        return self._records(self._own(split))
+
+    def _own(self, split: str) -> str | None:
+        """The data set's own split for held-out data, None if it is carved from train."""
+        named = {"validation": self.validation_split, "test": self.test_split}[split]
+        known = self._builder.info.splits
+        if named is not None and named not in known:
+            raise UserError(
+                f"data.{split}_split: {self.dataset} has no split {named!r}; "
+                f"it has {', '.join(known)}"
+            )
+        return named or (split if split in known else None)
+
+    def _carved(self, split: str) -> Iterator[str]:
+        splits = self._builder.info.splits
+        if "train" not in splits:
+            raise UserError(f"{self.dataset} has no split 'train'; it has {', '.join(splits)}")
+        amounts = {
+            name: getattr(self, name) if self._own(name) is None else 0 for name in SPLITS[1:]
+        }
+        count = splits["train"].num_examples
+        start, stop = bounds(count, split, unit="examples", **amounts)
+        return self._records("train", start, stop)
+
+    def _records(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[str]:
+        source = self._source(name)
+        stop = len(source) if stop is None else stop
+        for first in range(start, stop, RECORDS_AT_ONCE):
+            indices = range(first, min(first + RECORDS_AT_ONCE, stop))
+            for index, record in zip(indices, source.__getitems__(indices), strict=True):
+                yield self._text(record, f"{self.dataset}, {name}, example {index}")
+
+    def _text(self, record: dict[str, Any], where: str) -> str:
+        value = record[self.text_key]
+        if not isinstance(value, bytes | str):
+            raise UserError(f"{where}: {self.text_key!r} (data.text_key) holds no text")
+        try:
+            return value.decode("utf-8") if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            raise UserError(f"{where}: not UTF-8 text at byte {error.start}") from error
+
+    def _source(self, name: str):
+        features = self._builder.info.features
+        if self.text_key not in features:
+            raise UserError(
+                f"{self.dataset} has no feature {self.text_key!r} (data.text_key); "
+                f"it has {', '.join(sorted(features))}"
+            )
+        try:
+            return self._builder.as_data_source(split=name)
+        except NotImplementedError as error:
+            raise UserError(self._unprepared("is prepared in another format")) from error
+        except ImportError as error:
+            raise UserError(_missing(error)) from error
+
+    @functools.cached_property
+    def _builder(self):
+        try:
+            import tensorflow_datasets as tfds
+
+            builder = tfds.builder(self.dataset, data_dir=self.data_dir)
+            if builder.info.splits:
+                return builder
+        except ImportError as error:
+            raise UserError(_missing(error)) from error
+        except ValueError as error:  # DatasetNotFoundError; its first line has the name
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"{self._unprepared('was not found')} ({reason}) Known names are in the TFDS "
+                "catalog; a data set of your own must lie in data.data_dir."
+            ) from error
+        raise UserError(self._unprepared("is not prepared"))
+
+    def _unprepared(self, state: str) -> str:
+        place = self.data_dir or "TFDS's default directory"
+        flag = f" --data_dir={self.data_dir}" if self.data_dir else ""
+        return (
+            f"data set {self.dataset!r} {state} in {place}. Where TensorFlow is installed run: "
+            f"tfds build {self.dataset} --file_format=array_record{flag}, or call "
+            "download_and_prepare(file_format='array_record') of its builder."
+        )
+
+
+def _missing(error: ImportError) -> str:
+    package = (error.name or "tensorflow_datasets").partition(".")[0].replace("_", "-")
+    return f"TensorFlow Datasets cannot be used here ({error}): pip install {package}"

@@ -1,0 +1,1 @@
+"""Numbers that a run is judged by: likelihoods, with their standard errors."""

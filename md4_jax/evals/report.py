@@ -1,0 +1,52 @@
+"""Results of an evaluation in words."""
+
+from typing import Any
+
+import numpy as np
+
+from md4_jax.protocols import PARTS
+
+
+def line(result: dict[str, Any]) -> str:
+    """'<= 2.345 +- 0.012 bits/token, ...' for a person; no sign before what is exact."""
+    unit = "character" if "bits_per_character" in result else "token"
+    parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
+    sign = "" if result["exact"] else "<= "
+    other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
+
+    def said(name: str, form: str) -> str:
+        return f"{sign}{result[name]:{form}} +- {result[name + '_se']:{form}}"
+
+    words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{f' (of it {other})' if other else ''}"]
+    if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
+        words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
+    words.append(f"perplexity {said('perplexity', '.2f')}")
+    if "word_perplexity" in result and unit == "token":
+        words.append(f"word perplexity {said('word_perplexity', '.5g')}")
+    counts = f"({result['sequences']} sequences, {result['draws']} draws each)"
+    return f"{', '.join(words)} {counts}"
+
+
+def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
+    """What the process learned of each symbol: the range, and the symbols at both ends."""
+    lines = []
+    for name, values in process.learned().items():
+        values = np.asarray(values)
+        order = np.argsort(-values, kind="stable")
+        lines.append(
+            f"{name} by symbol: min {values.min():.4f}, mean {values.mean():.4f}, "
+            f"max {values.max():.4f}"
+        )
+        for word, ids in (("largest", order[:most]), ("smallest", order[::-1][:most])):
+            each = ", ".join(f"{tokenizer.decode([i])!r} {values[i]:.3f}" for i in ids)
+            lines.append(f"  {word}: {each}")
+    return "\n".join(lines)
+
+
+def ladder(levels: list[float], result: dict[str, Any]) -> str:
+    """n-gram models of the same text beside the model, best last, to judge it by."""
+    rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
+    kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"
+    rows.append((result["bits_per_token"], f"this model ({kind})"))
+    body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
+    return f"bits per token on the same text:\n{body}"

@@ -1,0 +1,1 @@
+"""Samples as people see them: prompts, files, pictures and pages."""

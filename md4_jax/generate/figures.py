@@ -1,0 +1,139 @@
+"""Pictures of a run, from the rows of its metrics.jsonl."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib import ticker
+
+from md4_jax.runtime.paths import Place
+
+MOST = 70  # symbols side by side
+
+
+def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) -> None:
+    """Training loss and held-out bound against the step, as PNG; n-gram levels as lines."""
+    figure, axes = plt.subplots(figsize=(8, 5), dpi=120)
+    for name, label, style in (
+        ("train_bits_per_token", "training bound", dict(color="tab:blue", linewidth=1)),
+        ("train_loss_bits", "training loss (not a bound)", dict(color="tab:gray", linewidth=1)),
+    ):
+        points = [(r["step"], r[name]) for r in rows if isinstance(r.get(name), float)]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, **style)
+    points = [
+        (r["step"], r["eval_bits_per_token"], r["eval_bits_per_token_se"])
+        for r in rows
+        if "eval_bits_per_token" in r
+    ]
+    if points:
+        steps, values, errors = zip(*points, strict=True)
+        axes.errorbar(
+            steps, values, errors, fmt="o-", color="tab:orange", label="held-out bound, EMA"
+        )
+    for order, level in enumerate(ladder, start=1):
+        axes.axhline(level, color="tab:green", linewidth=0.7, linestyle="--")
+        axes.text(1.0, level, f" {order}-gram", transform=axes.get_yaxis_transform(), va="center")
+    axes.set_xlabel("step")
+    axes.set_ylabel("bits per token")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Place) -> None:
+    with path.open("wb") as file:
+        figure.savefig(file, format="png", bbox_inches="tight")
+    plt.close(figure)
+
+
+def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
+    """The time at which each position stops being a mask, [L].
+
+    z [W, T + 1, L] of W windows, each along the grid t(0) < ... < t(T); -1 where a window has
+    not come to.
+    """
+    shown = ((z != mask) & (z >= 0)).reshape(-1, z.shape[-1])
+    taken = np.argmax(shown, axis=0) % len(grid)
+    return grid[len(grid) - 1 - taken]
+
+
+def powers(
+    symbols: Sequence[str], power: np.ndarray, tokens: np.ndarray, times: np.ndarray, path: Place
+) -> None:
+    """Learned w by symbol, and when the symbols of one sample were revealed beside w / (w + 1)."""
+    order, cut = np.argsort(-power, kind="stable"), MOST // 2
+    hidden = len(order) - MOST
+    if hidden > 0:  # the most and the least eager
+        order = np.concatenate([order[:cut], order[-cut:]])
+    figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 7), dpi=120, sharex=True)
+    here = np.arange(len(order))
+    upper.bar(here, power[order], color="tab:blue")
+    upper.set_ylabel("learned power w")
+    mean = power[order] / (power[order] + 1)
+    lower.plot(here, mean, "k_", zorder=3, label="mean by the process, w/(w+1)")
+    place = {symbol: i for i, symbol in enumerate(order)}
+    shown = [(place[k], t) for k, t in zip(tokens, times, strict=True) if k in place]
+    if shown:
+        points = tuple(zip(*shown, strict=True))
+        lower.plot(*points, "o", color="tab:orange", alpha=0.5, label="tokens of sample 0")
+    lower.set_ylabel("time of the reveal (1 is first)")
+    lower.set_ylim(-0.03, 1.03)
+    labels = [symbols[i].replace(" ", "\N{OPEN BOX}") for i in order]
+    turn = 90 if max(map(len, labels)) > 1 else 0
+    lower.set_xticks(here, [x.replace("$", r"\$") for x in labels], rotation=turn, fontsize=9)
+    lower.set_xlim(-1, len(order))
+    lower.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        if hidden > 0:
+            axes.axvline(cut - 0.5, color="tab:gray", linestyle=":")
+    if hidden > 0:
+        upper.text(cut - 0.3, power.max(), f"{hidden} symbols between are left out", va="top")
+    _save(figure, path)
+
+
+def frontier(rows: Sequence[dict], path: Place) -> None:
+    """Bits under the judge and unigram entropy of samples against network evaluations.
+
+    A row is the JSON line of --mode sample with its steps and temperature; a line joins the rows of
+    one temperature.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
+    temperatures = sorted({row["temperature"] for row in rows})
+    shades = plt.cm.plasma(np.linspace(0.0, 0.8, len(temperatures)))
+    for temperature, shade in zip(temperatures, shades, strict=True):
+        line = [row for row in rows if row["temperature"] == temperature]
+        line.sort(key=lambda row: row["network_evaluations"])
+        used = [row["network_evaluations"] for row in line]
+        for axes, name in zip(
+            panels, ("judge_bits_per_token", "unigram_entropy_bits"), strict=True
+        ):
+            # What is not finite is null in the row; one sample has no error.
+            values = np.array([row[name] for row in line], float)
+            errors = np.array([row.get(f"{name}_se") for row in line], float)
+            axes.errorbar(
+                used, values, np.nan_to_num(errors), fmt="o-", markersize=4, capsize=2,
+                color=shade, label=f"{temperature:g}",
+            )  # fmt: skip
+    used = [row["network_evaluations"] for row in rows]
+    between = (1.0,) if max(used) > 8 * min(used) else (1.0, 1.25, 1.5, 1.75)
+    for axes, label in zip(
+        panels,
+        ("bound on -log p under the judge, bits/token", "unigram entropy, bits"),
+        strict=True,
+    ):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(ticker.LogLocator(2, subs=between))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("network evaluations a sequence")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+    panels[1].legend(title="temperature", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    _save(figure, path)

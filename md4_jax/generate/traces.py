@@ -1,0 +1,276 @@
+"""How a sample came about, as an animated GIF and as a page that opens from disk."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from md4_jax.runtime.paths import Place
+
+COLUMNS = 72  # characters in a line of the picture
+FRAMES = 160  # of the animation at most; a longer path is thinned out
+FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
+PAGE = Path(__file__).with_name("trace.html")
+MASK = "\N{MIDDLE DOT}"
+BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # what a line feed looks like
+SIGNS = {
+    "\n": BREAK,
+    "\r": "\N{SYMBOL FOR CARRIAGE RETURN}",
+    "\t": "\N{RIGHTWARDS ARROW TO BAR}",
+}
+# How much a probability may change before the page is told.
+RESOLUTION = 0.02
+INK, GIVEN, BLANK = (60, 60, 60), (40, 40, 40), (188, 188, 188)
+WHITE, NEW, RULE = (255, 255, 255), (255, 236, 170), (220, 220, 220)
+# From least sure to surest; in this order also for those who cannot tell red from green.
+COLOURS = np.array([(216, 84, 0), (176, 52, 112), (36, 62, 168)], float)
+MARGIN, CELL, LINE = 16, 10, 24  # pixels; CELL is the width of a character
+FOOT = 64  # height of what stands below the text
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """States of one sequence, equal neighbours joined.
+
+    step    int [F], the number of steps that had been taken; those at the end of a window that
+            changed nothing are not counted
+    symbol  int [F, L], an index of words, or -1 where the text does not reach yet
+    confidence  float [F, L], the probability with which the model drew the symbol, 0 for a mask and
+            for noise
+    given   bool [L]
+    words   what the symbols that occur look like
+    mask    the index of the mask among them, -1 where there is none
+    """
+
+    step: np.ndarray
+    symbol: np.ndarray
+    confidence: np.ndarray
+    given: np.ndarray
+    words: Sequence[str]
+    mask: int
+
+    def open(self, index: int) -> np.ndarray:
+        """Where a frame still has a mask or noise: bool [L]."""
+        blank = (self.symbol[index] == self.mask) | (self.confidence[index] == 0)
+        return blank & ~self.given & (self.symbol[index] >= 0)
+
+    def label(self, index: int) -> str:
+        """'step 12: 30 of 64 tokens drawn'; noise without masks says how many are final."""
+        free, step = ~self.given, f"step {self.step[index]}"
+        if self.mask < 0:
+            same = np.sum(free & (self.symbol[index] == self.symbol[-1]))
+            return f"{step}: {same} of {np.sum(free)} tokens as at the end"
+        drawn = np.sum(free & (self.symbol[index] >= 0) & ~self.open(index))
+        return f"{step}: {drawn} of {np.sum(free)} tokens drawn"
+
+    def final_words(self) -> list[str]:
+        """The last state."""
+        return [self.words[i] if i >= 0 else "" for i in self.symbol[-1]]
+
+
+def trajectory(
+    frames: tuple[np.ndarray, np.ndarray], given: np.ndarray, tokenizer: Any
+) -> Trajectory:
+    """The path of the frames (z, confidence) of a sampler, each [W, F, L] of W windows.
+
+    A state has the probabilities of the last of the equal frames that it stands for. A window
+    begins with the state in which the one before it ended, so its first frame is left out.
+    """
+    steps, states, chances, taken = [], [], [], 0
+    for z, confidence in zip(*frames, strict=True):
+        starts = np.flatnonzero((z[1:] != z[:-1]).any(axis=1)) + 1
+        if not steps:
+            starts = np.concatenate([[0], starts])
+        ends = np.append(starts[1:], len(z)) - 1
+        steps.append(taken + starts)
+        states.append(z[starts])
+        chances.append(np.nan_to_num(confidence[ends[: len(starts)]]))
+        taken += int(starts[-1]) if len(starts) else 0
+    z = np.concatenate(states)
+    used, symbol = np.unique(z, return_inverse=True)
+    symbol = symbol.reshape(z.shape) - int(used[0] < 0)
+    used = used[used >= 0]
+    words = [word(tokenizer, i) for i in used]
+    found = np.flatnonzero(used == tokenizer.vocab_size)
+    mask = int(found[0]) if len(found) else -1
+    return Trajectory(np.concatenate(steps), symbol, np.concatenate(chances), given, words, mask)
+
+
+def word(tokenizer: Any, symbol: int) -> str:
+    """What a symbol looks like: a dot for the mask, visible signs for breaks and for nothing."""
+    if symbol == tokenizer.vocab_size:
+        return MASK
+    text = tokenizer.decode([symbol]) or "\N{SYMBOL FOR NULL}"
+    for sign, shown in SIGNS.items():
+        text = text.replace(sign, shown)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def shades(count: int) -> np.ndarray:
+    """From orange for 0 by purple to blue for 1: uint8 [count, 3]."""
+    place, known = np.linspace(0, len(COLOURS) - 1, count), np.arange(len(COLOURS))
+    mixed = np.stack([np.interp(place, known, c) for c in COLOURS.T], axis=1)
+    return mixed.round().astype(np.uint8)
+
+
+SHADES = [tuple(map(int, shade)) for shade in shades(24)]
+
+
+def chunks(words: Sequence[str]) -> list[list[int]]:
+    """Positions that should stand in one line: a line may end at a space, and does at a break."""
+    found: list[list[int]] = []
+    before = " "
+    for position, text in enumerate(words):
+        word_begins = text[:1] == " " and text.strip(" ")
+        if not found or before[-1:] in (" ", BREAK) or word_begins:
+            found.append([])
+        found[-1].append(position)
+        before = text
+    return found
+
+
+def gif(path: Trajectory, file: Place) -> None:
+    """An animation; each token has the colour of how sure the model was of it."""
+    shown = np.unique(np.linspace(0, len(path.step) - 1, FRAMES).astype(int))
+    images = list(_images(path, shown))
+    pause = max(40, min(400, 8000 // len(images)))
+    with file.open("wb") as out:
+        images[0].save(
+            out, "GIF", save_all=True, append_images=images[1:], loop=0,
+            duration=[1000, *[pause] * (len(images) - 2), 3000][-len(images):],
+        )  # fmt: skip
+
+
+def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
+    """The frames, each painted over the one before it where it differs."""
+    places, lines = _layout(path.final_words())
+    widest = max(column + width for column, _, width in places)
+    size = (2 * MARGIN + max(52, widest) * CELL, 2 * MARGIN + lines * LINE + FOOT)
+    image = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(image)
+    draw.font = ImageFont.truetype(str(FONT), 16)
+    painted: list = [None] * len(places)
+    palette = _palette()
+    for before, index in zip([0, *shown[:-1]], shown, strict=True):
+        for position, look in enumerate(_looks(path, index, before)):
+            if look != painted[position]:
+                _paint(draw, places[position], *look)
+                painted[position] = look
+        _foot(draw, path.label(index), size)
+        yield image.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def _palette() -> Image.Image:
+    """All colours on both papers and, for the edges of letters, what lies between."""
+    inks = np.array([*SHADES, INK, GIVEN, BLANK], float)
+    share = np.array([1.0, 0.7, 0.4])[:, None, None]
+    mixed = [share * inks + (1 - share) * np.array(paper) for paper in (WHITE, NEW)]
+    colours = np.concatenate([np.reshape(mixed, (-1, 3)), [WHITE, NEW, RULE]])
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(colours.round().astype(np.uint8).tobytes())
+    return palette
+
+
+def _looks(path: Trajectory, index: int, before: int) -> Iterator[tuple]:
+    """(text, colour, background, underlined) of each position; it is new since frame `before`."""
+    blank, inks = path.open(index), _inks(path.confidence[index])
+    new = (path.symbol[index] != path.symbol[before]) & ~blank & ~path.given
+    for position, symbol in enumerate(path.symbol[index]):
+        given = bool(path.given[position])
+        ink = GIVEN if given else inks[position]
+        text = path.words[symbol] if symbol >= 0 else ""
+        yield text, BLANK if blank[position] else ink, NEW if new[position] else WHITE, given
+
+
+def _inks(confidence: np.ndarray) -> list[tuple[int, int, int]]:
+    place = np.round(np.clip(confidence, 0.0, 1.0) * (len(SHADES) - 1)).astype(int)
+    return [SHADES[i] for i in place]
+
+
+def _paint(draw: ImageDraw.ImageDraw, place: tuple, text: str, ink, paper, underlined) -> None:
+    column, line, width = place
+    left, top = MARGIN + column * CELL, MARGIN + line * LINE
+    right = left + width * CELL - 1
+    draw.rectangle((left, top, right, top + LINE - 1), fill=WHITE)
+    draw.rectangle((left, top, right, top + LINE - 3), fill=paper)
+    text = text.center(width) if text == MASK else text[:width]
+    draw.text((left, top + 1), text, fill=ink)
+    if underlined and text:
+        draw.line((left, top + 20, right, top + 20), fill=ink)
+
+
+def _foot(draw: ImageDraw.ImageDraw, label: str, size: tuple[int, int]) -> None:
+    """What the frame shows, and the scale of the colours."""
+    top, right, small = size[1] - FOOT, size[0] - MARGIN, draw.font.font_variant(size=12)
+    draw.rectangle((0, top, *size), fill=WHITE)
+    draw.line((MARGIN, top, right, top), fill=RULE)
+    draw.text((MARGIN, top + 20), label, fill=INK)
+    left = right - 8 * len(SHADES)
+    for i, shade in enumerate(SHADES):
+        draw.rectangle((left + 8 * i, top + 14, left + 8 * i + 7, top + 24), fill=shade)
+    draw.text((left, top + 30), "0", fill=INK, font=small)
+    draw.text((right, top + 30), "1", fill=INK, font=small, anchor="ra")
+    middle = (left + right) // 2
+    draw.text((middle, top + 30), "probability", fill=INK, font=small, anchor="ma")
+
+
+def _layout(words: Sequence[str]) -> tuple[list[tuple[int, int, int]], int]:
+    """(column, line, width) of each word and how many lines they take."""
+    places, column, line = [], 0, 0
+    for chunk in chunks(words):
+        needed = len("".join(words[position] for position in chunk).rstrip(" "))
+        if column and column + needed > COLUMNS:
+            column, line = 0, line + 1
+        for position in chunk:
+            width = min(max(1, len(words[position])), COLUMNS)
+            if column + width > COLUMNS + (words[position] == " "):  # which one cannot see
+                column, line = 0, line + 1
+            places.append((column, line, width))
+            column += width
+        if words[chunk[-1]].endswith(BREAK):
+            column, line = 0, line + 1
+    return places, places[-1][1] + 1
+
+
+def html(path: Trajectory, file: Place, title: str) -> None:
+    """A page without any other file: a slider over the steps, the probability at the pointer."""
+    data = {
+        "title": title,
+        "steps": path.step.tolist(),
+        "labels": [path.label(index) for index in range(len(path.step))],
+        "words": list(path.words),
+        "mask": path.mask,
+        "given": np.flatnonzero(path.given).tolist(),
+        "chunks": chunks(path.final_words()),
+        "final": [int(symbol) for symbol in path.symbol[-1]],
+        "break": BREAK,
+        "colours": [list(map(int, c)) for c in COLOURS],
+        "changes": _changes(path),
+    }
+    text = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
+    file.write_text(PAGE.read_text(encoding="utf-8").replace("DATA", text), encoding="utf-8")
+
+
+def _changes(path: Trajectory) -> list[list[list]]:
+    """[position, symbol, probability] of what each frame changes."""
+    changes, told = [], np.full(path.confidence.shape[1], -1.0)
+    for index, (symbol, confidence) in enumerate(zip(path.symbol, path.confidence, strict=True)):
+        moved = (symbol != path.symbol[index - 1]) if index else np.ones(len(symbol), bool)
+        moved |= np.abs(confidence - told) > RESOLUTION
+        if index == len(path.step) - 1:
+            moved |= confidence != told
+        told = np.where(moved, confidence, told)
+        changes.append(
+            [[int(n), int(symbol[n]), _short(confidence[n])] for n in np.flatnonzero(moved)]
+        )
+    return changes
+
+
+def _short(value: float) -> float:
+    """Three significant digits."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,222 @@
+"""Options of the config sections that do not choose a class by name, one class a section."""
+
+import dataclasses
+
+from md4_jax.protocols import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """The part of the `data` section that does not depend on the source."""
+
+    length: int = 256
+    separate_documents: bool = False
+
+    def __post_init__(self):
+        if self.length < 2:
+            raise UserError(f"data.length must be at least 2, not {self.length}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshOptions:
+    """The sizes of the mesh axes; `data` 0 takes all devices that the others leave."""
+
+    data: int = 0
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """The `train` section. seconds 0: no wall-clock budget.
+
+    initial  the directory of another run, whose averaged parameters this one begins with; "": none
+    """
+
+    num_steps: int = 1000
+    batch_size: int = 512
+    microbatches: int = 1
+    seed: int = 0
+    seconds: float = 0.0
+    max_skipped_in_a_row: int = 20
+    ema: float = 0.9999
+    initial: str = ""
+
+    def __post_init__(self):
+        for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        if self.seconds < 0:
+            raise UserError(f"train.seconds must not be negative, not {self.seconds}")
+        if not 0 <= self.ema < 1:
+            raise UserError(f"train.ema must lie in [0, 1), not {self.ema}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """The `eval` section; its `objective` is the bound that is estimated.
+
+    every        steps between evaluations on the validation split while training; 0 for none
+    draws        noise draws per sequence
+    split        what the final evaluation and `--mode eval` measure, always the whole of it
+    batch_size   sequences per batch; 0: as in training
+    stride       new tokens of each sequence, which has the text before them given; 0: all of it
+    limit        sequences used by the evaluations while training; 0: all
+    ngram_order  n-gram models up to this order are printed beside the result; 0 for none
+    seed         of the noise draws
+    """
+
+    every: int = 0
+    draws: int = 1
+    split: str = "test"
+    batch_size: int = 0
+    stride: int = 0
+    limit: int = 0
+    ngram_order: int = 0
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.draws < 1:
+            raise UserError(f"eval.draws must be at least 1, not {self.draws}")
+        for name in ("every", "batch_size", "stride", "limit", "ngram_order"):
+            if getattr(self, name) < 0:
+                raise UserError(f"eval.{name} must not be negative, not {getattr(self, name)}")
+        if self.split not in ("train", "validation", "test"):
+            raise UserError(f"eval.split must be train, validation or test, not {self.split!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleOptions:
+    """The `sample` section, besides the sampler's name, its arguments, transforms and prompts.
+
+    num         how many sequences, of each template
+    steps       reverse steps: T of a grid that has a name
+    grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
+    length      tokens per sequence; 0: as in training
+    block       tokens that are sampled together, given those before them; 0: objective.block where
+                that is trained, else all of a text
+    memory      tokens of earlier blocks that a block sees; 0: as in training
+    cached      whether their keys and values are kept, or computed again for each block
+    stop        what ends a text before its length: '' nothing, 'end_of_text', with blocks
+    min_entropy a text ends too where the symbols of its last `memory` tokens have an entropy below
+                this, in nats: where it repeats itself. 0: never. With blocks
+    stride      new tokens of each window of a text longer than in training; 0: no windows, the
+                network sees all of it at once
+    batch_size  sequences sampled at once
+    seed        sample i depends on the seed and i alone
+    trace       pictures of how the first sample came about
+    judge       whose bound on -log p of the samples is reported: '' for nobody's, 'self', or
+                the directory of another run with the same tokenizer
+    """
+
+    num: int = 4
+    steps: int = 256
+    grid: str | tuple[float, ...] = "cosine"
+    length: int = 0
+    stride: int = 0
+    block: int = 0
+    memory: int = 0
+    cached: bool = True
+    stop: str = ""
+    min_entropy: float = 0.0
+    batch_size: int = 16
+    seed: int = 0
+    trace: bool = False
+    judge: str = ""
+
+    def __post_init__(self):
+        for name in ("num", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("length", "stride", "block", "memory", "min_entropy"):
+            if getattr(self, name) < 0:
+                raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")
+        if self.stop not in ("", "end_of_text"):
+            raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions:
+    """The `checkpoint` section: steps between saves and how many of the newest are kept."""
+
+    every: int = 1000
+    keep: int = 3
+
+    def __post_init__(self):
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError(f"checkpoint.{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class LogOptions:
+    """The `log` section: steps between two lines of metrics."""
+
+    every: int = 100
+
+    def __post_init__(self):
+        if self.every < 1:
+            raise UserError(f"log.every must be at least 1, not {self.every}")
+
+
+def words(text: str) -> list[str]:
+    """'a, b' -> ['a', 'b']."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+BENCH_PARTS = ("train", "eval", "sample", "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions:
+    """The `bench` section.
+
+    parts       what is timed: train, eval, sample, data
+    windows     repetitions; the table has their median, minimum and maximum
+    seconds     least length of a window
+    random_tokens  0: the tokenizer of the config, which may need its data; else random tokens of
+                that many symbols, and no data
+    """
+
+    parts: str = "train,eval,sample,data"
+    windows: int = 5
+    seconds: float = 2.0
+    random_tokens: int = 0
+
+    def __post_init__(self):
+        for part in self.chosen:
+            if part not in BENCH_PARTS:
+                raise UserError(f"bench.parts has {part!r}; the parts are {', '.join(BENCH_PARTS)}")
+        if self.windows < 1:
+            raise UserError(f"bench.windows must be at least 1, not {self.windows}")
+        if self.random_tokens and "data" in self.chosen:
+            raise UserError("with bench.random_tokens leave data out of bench.parts: there is none")
+
+    @property
+    def chosen(self) -> list[str]:
+        return words(self.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """The `plan` section: what --mode plan compiles, and for which devices.
+
+    topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
+    parts       programs: train, eval, sample
+    random_tokens  0: the tokenizer of the config, which may need its data; else so many symbols
+    """
+
+    topology: str = "v5e:8x8"
+    parts: str = "train,eval,sample"
+    random_tokens: int = 0
+
+    def __post_init__(self):
+        for part in self.chosen:
+            if part not in BENCH_PARTS[:3]:
+                raise UserError(
+                    f"plan.parts has {part!r}; the parts are {', '.join(BENCH_PARTS[:3])}"
+                )
+
+    @property
+    def chosen(self) -> list[str]:
+        return words(self.parts)

@@ -1,0 +1,255 @@
+"""What a config takes on devices that are not there: compiled for a topology, and not run."""
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.evals.likelihood import make_eval_step
+from md4_jax.experiment import Experiment, eval_batch_size, sample_length
+from md4_jax.perf.bench import forward_flops
+from md4_jax.perf.hlo import traffic
+from md4_jax.protocols import Batch, UserError
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import batch_sharding
+from md4_jax.samplers.batches import make_sampler
+from md4_jax.training.loop import abstract_state
+from md4_jax.training.step import make_train_step
+
+
+class Chip(NamedTuple):
+    """Published numbers of one chip: bytes, bf16 FLOP/s, bytes/s of memory and of all links."""
+
+    memory: float
+    flops: float
+    bandwidth: float
+    links: float
+
+
+CHIPS = {
+    "TPU v4": Chip(32 * 2**30, 275e12, 1228e9, 300e9),
+    "TPU v5 lite": Chip(16 * 2**30, 197e12, 819e9, 200e9),
+    "TPU v5": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
+    "TPU v6 lite": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
+}
+
+
+class Plan(NamedTuple):
+    """One compiled program on one chip.
+
+    arguments, outputs, temporaries  bytes; outputs without what is written over arguments
+    moved                            bytes read and written in its memory, by `hlo.traffic`
+    collectives                      {kind: (how many, bytes that it receives)}, by the same
+    flops                            by the formula of `bench`
+    counted, accessed                FLOPs and bytes by the compiler's count, bodies of loops once
+    compile                          seconds
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    moved: float
+    collectives: dict[str, tuple[int, float]]
+    flops: float
+    counted: float
+    accessed: float
+    compile: float
+
+    @property
+    def memory(self) -> int:
+        return self.arguments + self.outputs + self.temporaries
+
+
+def devices_of(topology: str) -> list:
+    """The devices of 'v5e:16x16' (needs libtpu) or 'cpu:8'; UserError for one that is none."""
+    kind, _, shape = topology.partition(":")
+    if kind == "cpu":
+        here = jax.devices("cpu")
+        if not shape.isdigit() or not 0 < int(shape) <= len(here):
+            raise UserError(
+                f"--topology {topology} needs {shape or 'a number of'} devices and there are "
+                f"{len(here)}: XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
+            )
+        return here[: int(shape)]
+    # There is no TPU to ask, and what is computed while tracing is computed here.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    jax.config.update("jax_platforms", "cpu")
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(topology, "tpu").devices)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0][:200]
+        raise UserError(
+            f"--topology {topology}: {first}. They look like v5e:16x16, v5p:4x4x8, v6e:8x8 or "
+            "cpu:8, and those of TPUs need pip install libtpu"
+        ) from error
+
+
+def sizes(experiment: Experiment) -> dict[str, int]:
+    """Of the network: parameters, depth and width; of the data the length."""
+    leaves = jax.tree.leaves(abstract_state(experiment).params["network"])
+    network = experiment.config["network"]
+    return {
+        "parameters": sum(math.prod(leaf.shape) for leaf in leaves),
+        "depth": network["depth"],
+        "size": network["size"],
+        "length": experiment.data.length,
+    }
+
+
+def plan(experiment: Experiment) -> dict[str, Plan]:
+    """The training step, the evaluation step and the sampler of an experiment."""
+    shapes = abstract_state(experiment)
+    programs = {"train": _train, "eval": _eval, "sample": _sample}
+    return {name: programs[name](experiment, shapes) for name in experiment.plan.chosen}
+
+
+def _train(experiment: Experiment, shapes: Any) -> Plan:
+    step = make_train_step(
+        experiment.network, experiment.objective, experiment.optimizer, experiment.train
+    )
+    batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
+    network = shapes.params["network"]
+    flops = 3.0 * batch.tokens.size * forward_flops(experiment, network, experiment.objective)
+    return _compiled(experiment, jit(step, experiment.mesh, donate_argnums=0), flops, shapes, batch)
+
+
+def _eval(experiment: Experiment, shapes: Any) -> Plan:
+    step = make_eval_step(
+        experiment.network, experiment.eval_objective, experiment.eval.draws, experiment.eval.seed
+    )
+    batch = _batch(experiment, eval_batch_size(experiment), experiment.data.length)
+    flops = forward_flops(experiment, shapes.ema["network"], experiment.eval_objective)
+    flops *= experiment.eval.draws * batch.tokens.size
+    index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
+    return _compiled(experiment, jit(step, experiment.mesh), flops, shapes.ema, batch, index)
+
+
+def _sample(experiment: Experiment, shapes: Any) -> Plan:
+    rows, length = experiment.sample.batch_size, sample_length(experiment)
+    shards = math.prod(experiment.mesh.shape[axis] for axis in ("data", "fsdp"))
+    rows = -(-rows // shards) * shards
+    step = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
+    split = batch_sharding(experiment.mesh)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    keys = jax.ShapeDtypeStruct(
+        keys.shape, keys.dtype, sharding=NamedSharding(experiment.mesh, P())
+    )
+    tokens, given = (
+        jax.ShapeDtypeStruct((rows, length), dtype, sharding=split) for dtype in (jnp.int32, bool)
+    )
+    flops = (
+        experiment.sample.steps
+        * rows
+        * length
+        * forward_flops(experiment, shapes.params["network"])
+    )
+    arguments = (shapes.ema, experiment.sampler_step, keys, tokens, given)
+    return _compiled(experiment, step, flops, *arguments, rounds=experiment.sample.steps)
+
+
+def _batch(experiment: Experiment, rows: int, length: int) -> Batch:
+    split = batch_sharding(experiment.mesh)
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=split)
+    weight = jax.ShapeDtypeStruct((rows,), jnp.float32, sharding=split)
+    context = {"segments": tokens} if experiment.data.separate_documents else {}
+    return Batch(tokens, weight, context)
+
+
+def _compiled(
+    experiment: Experiment, fn: Callable, flops: float, *arguments: Any, rounds: int = 1
+) -> Plan:
+    """rounds: how often loops run whose length depends on the data."""
+    began = time.perf_counter()
+    # Not jax.set_mesh: constants are computed while tracing, and these devices compute nothing.
+    with jax.sharding.use_abstract_mesh(experiment.mesh.abstract_mesh):
+        lowered = fn.lower(*arguments)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith("INTERNAL"):
+            raise UserError(
+                f"XLA failed: {str(error).splitlines()[0][:200]}. If libtpu is not the one that "
+                f"jax {jax.__version__} asks for: pip install 'jax[tpu]=={jax.__version__}'"
+            ) from error
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        numbers = re.search(r"(Ran out of .*?|Used .*?) ?\.? (HLO module|Exceeded)", str(error))
+        said = numbers[1] if numbers else str(error).splitlines()[0][:300]
+        raise UserError(
+            f"a program does not fit the chip: {said}. " + remedies(experiment)
+        ) from error
+    spent = time.perf_counter() - began
+    memory, cost, moving = (
+        compiled.memory_analysis(), compiled.cost_analysis(), traffic(compiled.as_text(), rounds)
+    )  # fmt: skip
+    return Plan(
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        moving.moved,
+        moving.collectives,
+        flops / experiment.mesh.size,
+        float(cost["flops"]),
+        float(cost["bytes accessed"]),
+        spent,
+    )
+
+
+def table(plans: Mapping[str, Plan], chip: Chip | None) -> str:
+    """The plans as a markdown table; with a chip the time that each resource would take."""
+    lines = [
+        "| program | arguments | outputs | temporaries | GFLOP a chip | moved | collectives "
+        "| least seconds: compute, memory, links | utilisation at most | compile s |",
+        "|---" * 10 + "|",
+    ]
+    for name, p in plans.items():
+        kinds = ", ".join(f"{n} {k} {_mib(b)}" for k, (n, b) in sorted(p.collectives.items()))
+        times = seconds(p, chip) if chip else ()
+        most = f"{times[0] / max(times):.0%}" if times else ""
+        lines.append(
+            f"| {name} | {_mib(p.arguments)} | {_mib(p.outputs)} | {_mib(p.temporaries)} "
+            f"| {p.flops / 1e9:,.1f} | {_mib(p.moved)} | {kinds or 'none'} "
+            f"| {', '.join(f'{s:.4f}' for s in times)} | {most} | {p.compile:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def seconds(p: Plan, chip: Chip) -> tuple[float, float, float]:
+    """What arithmetic, memory and links would each take alone at the published rates."""
+    received = sum(size for _, size in p.collectives.values())
+    return p.flops / chip.flops, p.moved / chip.bandwidth, received / chip.links
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) -> None:
+    """UserError, with the numbers, for a program that needs more than the chip has."""
+    name, worst = max(plans.items(), key=lambda item: item[1].memory)
+    if worst.memory > chip.memory:
+        raise UserError(
+            f"the {name} program needs {worst.memory / 2**30:.1f} GiB on each chip, which has "
+            f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments and "
+            f"{worst.temporaries / 2**30:.1f} temporaries. " + remedies(experiment)
+        )
+
+
+def remedies(experiment: Experiment) -> str:
+    """What takes less memory than this config does."""
+    network, shape = experiment.config["network"], experiment.mesh.shape
+    stronger = {"none": "network.remat=dots or full", "dots": "network.remat=full"}
+    words = [stronger.get(network["remat"], "")]
+    words.append(f"a larger train.microbatches than {experiment.train.microbatches}")
+    words.append(f"a larger mesh.fsdp than {shape['fsdp']}")
+    words.append("network.dtype=bfloat16" if network["dtype"] == "float32" else "")
+    return "Try " + ", ".join(word for word in words if word)

@@ -1,0 +1,268 @@
+"""How fast a config runs on this machine: each part's time beside the machine's own matrix rate."""
+
+import dataclasses
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax import corpus
+from md4_jax.evals.likelihood import make_eval_step
+from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length
+from md4_jax.options import BENCH_PARTS
+from md4_jax.perf.hlo import traffic
+from md4_jax.protocols import Batch, Objective
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import to_global
+from md4_jax.samplers.batches import make_sampler
+from md4_jax.samplers.loop import blank
+from md4_jax.training.loop import fresh_state
+from md4_jax.training.step import make_train_step
+
+MATRIX = {"cpu": 2048}  # the side of the square product that gives the machine's rate
+OTHER_MATRIX = 8192
+
+
+# Layers that see one vector of a sequence, its time, and not its tokens.
+OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTokens:
+    """A tokenizer that stands for any of its size, where only speed is asked for."""
+
+    vocab_size: int
+    eot_id: int = 0
+    is_character: bool = False
+
+
+class Part(NamedTuple):
+    """One timed program.
+
+    call     runs it once and returns arrays to wait for
+    tokens   that it processes in a call
+    flops    of the compiled program: on CPUs its matrix products (`hlo.traffic`), elsewhere the
+             compiler's count, in which the body of a loop counts once; 0 for a sampler, whose
+             loops the data decide, and where nothing is compiled
+    model    by the formula: 6 N per trained token and 12 L D per token and block for attention
+             (a third of both for a forward pass), N the parameters of linear layers that see
+             tokens; of a sampler for whole evaluations, of which it may need only a part
+    compile  seconds
+    temporary, arguments  bytes of one device
+    evaluations  of the network that a sequence takes in a call, of a sampler
+    """
+
+    call: Callable[[], Any]
+    tokens: int
+    flops: float = 0.0
+    model: float = 0.0
+    compile: float = 0.0
+    temporary: int = 0
+    arguments: int = 0
+    evaluations: float = 0.0
+
+
+def bench(experiment: Experiment, source: Any) -> dict[str, Any]:
+    """Times the chosen parts; {part: {...}} of numbers for a JSON line and for `table`."""
+    options = experiment.bench
+    out: dict[str, Any] = {"device": jax.devices()[0].device_kind, "devices": experiment.mesh.size}
+    for name in options.chosen:
+        part = MAKERS[name](experiment, source)
+        rows, rates = [], []
+        jax.block_until_ready(part.call())
+        square = matrix_product(experiment)
+        for _ in range(options.windows):
+            rates.append(square.flops / window(square.call, 0.3))
+            rows.append(window(part.call, options.seconds))
+        out[name] = _numbers(part, rows, rates)
+    return out
+
+
+def window(call: Callable[[], Any], seconds: float) -> float:
+    """Seconds a call, over as many calls as fill that time."""
+    count, began = 0, time.perf_counter()
+    while True:
+        done = call()
+        count += 1
+        if time.perf_counter() - began >= seconds:
+            jax.block_until_ready(done)
+            return (time.perf_counter() - began) / count
+        if count % 4 == 0:
+            jax.block_until_ready(done)
+
+
+def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, float]:
+    typical, rate = statistics.median(rows), statistics.median(rates)
+    numbers = {
+        "seconds": typical,
+        "seconds_min": min(rows),
+        "seconds_max": max(rows),
+        "tokens_per_second": part.tokens / typical,
+        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    if part.model:
+        numbers |= {
+            "matrix_gflops": rate / 1e9,
+            "compiler_gflop": part.flops / 1e9,
+            "model_gflop": part.model / 1e9,
+            "compiler_utilisation": part.flops / typical / rate,
+            "model_utilisation": part.model / typical / rate,
+            "compile_seconds": part.compile,
+            "temporary_mib": part.temporary / 2**20,
+            "arguments_mib": part.arguments / 2**20,
+        }
+    if part.evaluations:
+        numbers["network_evaluations"] = part.evaluations
+        numbers["seconds_per_evaluation"] = typical / part.evaluations
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        numbers["peak_device_gib"] = stats["peak_bytes_in_use"] / 2**30
+    return numbers
+
+
+def matrix_product(experiment: Experiment) -> Part:
+    """The square product in the network's dtype whose rate the utilisation is a share of."""
+    side = MATRIX.get(jax.default_backend(), OTHER_MATRIX)
+    dtype = jnp.dtype(experiment.config["network"]["dtype"])
+    a = jax.random.normal(jax.random.key(0), (side, side), dtype)
+    product = jax.jit(lambda a: a @ a)
+    jax.block_until_ready(product(a))
+    return Part(lambda: product(a), side, flops=2.0 * side**3 * experiment.mesh.size)
+
+
+def _compiled(fn: Callable, *arguments: Any):
+    began = time.perf_counter()
+    compiled = fn.lower(*arguments).compile()
+    spent = time.perf_counter() - began
+    cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
+    facts = dict(
+        flops=traffic(compiled.as_text()).products or float(cost["flops"]),
+        compile=spent,
+        temporary=memory.temp_size_in_bytes,
+        arguments=memory.argument_size_in_bytes,
+    )
+    return compiled, facts
+
+
+def _batch(experiment: Experiment, size: int) -> Batch:
+    generator = np.random.default_rng(0)
+    shape = (size, experiment.data.length)
+    tokens = generator.integers(0, experiment.tokenizer.vocab_size, shape, dtype=np.int32)
+    return to_global(Batch(tokens, np.ones(size, np.float32), {}), experiment.mesh)
+
+
+def forward_flops(experiment: Experiment, params: Any, objective: Objective | None = None) -> float:
+    """Of one token through the network once: 2 N + 4 L D for each layer.
+
+    With the objective of block diffusion, of one token of z and the same token of x: layers but
+    the last are passed by both, the last makes only keys and values of x, and each of the two sees
+    (L + block) / 2 tokens.
+    """
+    named = [
+        ([key.key for key in path], leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    kernels = [
+        (path, leaf.size)
+        for path, leaf in named
+        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
+    ]
+    matrices = sum(count for _, count in kernels)
+    options, length = experiment.config["network"], experiment.data.length
+    size, depth = options["size"], options["depth"]
+    block = getattr(objective, "block", 0)
+    if not block:
+        return 2.0 * matrices + 4.0 * length * size * depth
+    head = sum(count for path, count in kernels if path[0] == "head")
+    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
+    seen = (2 * depth - 1) * (length + block) / 2
+    return 2.0 * (matrices + clean) + 4.0 * seen * size
+
+
+def _train(experiment: Experiment, source: Any) -> Part:
+    del source
+    with jax.set_mesh(experiment.mesh):
+        state = fresh_state(experiment)
+        batch = _batch(experiment, experiment.train.batch_size)
+        step = make_train_step(
+            experiment.network, experiment.objective, experiment.optimizer, experiment.train
+        )
+        compiled, facts = _compiled(jit(step, experiment.mesh, donate_argnums=0), state, batch)
+    held = [state]
+    tokens = batch.tokens.size
+    model = 3.0 * tokens * forward_flops(experiment, state.params["network"], experiment.objective)
+
+    def call():
+        held[0], metrics = compiled(held[0], batch)
+        return metrics
+
+    return Part(call, tokens, model=model, **facts)
+
+
+def _eval(experiment: Experiment, source: Any) -> Part:
+    del source
+    params = fresh_state(experiment).ema
+    batch = _batch(experiment, eval_batch_size(experiment))
+    step = make_eval_step(
+        experiment.network, experiment.eval_objective, experiment.eval.draws, experiment.eval.seed
+    )
+    with jax.set_mesh(experiment.mesh):
+        compiled, facts = _compiled(jit(step, experiment.mesh), params, batch, jnp.int32(0))
+    tokens = batch.tokens.size * experiment.eval.draws
+    model = tokens * forward_flops(experiment, params["network"], experiment.eval_objective)
+    return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
+
+
+def _sample(experiment: Experiment, source: Any) -> Part:
+    del source
+    params, rows = fresh_state(experiment).ema, experiment.sample.batch_size
+    length = sample_length(experiment)
+    sampler = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
+    keys = jax.random.split(jax.random.key(0), rows)
+    arguments = (params, experiment.sampler_step, keys, *blank(rows, length))
+    with jax.set_mesh(experiment.mesh):
+        compiled, facts = _compiled(sampler, *arguments)
+    facts["flops"] = 0.0
+    used = float(np.mean(compiled(*arguments)[0].evaluations))
+    # By blocks an evaluation is of one block; what is added to the memory is left out.
+    size = sample_block(experiment) or length
+    model = used * rows * size * forward_flops(experiment, params["network"])
+    return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
+
+
+def _data(experiment: Experiment, source: Any) -> Part:
+    batches: Iterator[Batch] = corpus.train_batches(experiment, source)
+    return Part(lambda: next(batches), experiment.train.batch_size * experiment.data.length)
+
+
+MAKERS = {"train": _train, "eval": _eval, "sample": _sample, "data": _data}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The numbers as a markdown table."""
+    head = (
+        "| part | s (min-max) | tokens/s | GFLOP (formula; compiler) | "
+        "of the matrix rate (formula; compiler) | compile s | peak RSS GiB |"
+    )
+    lines = [head, "|---" * 7 + "|"]
+    for name in BENCH_PARTS:
+        if name not in result:
+            continue
+        n = result[name]
+        work = share = compiled = ""
+        if "model_gflop" in n:
+            work = f"{n['model_gflop']:.1f}; {n['compiler_gflop'] or math.nan:.1f}"
+            share = f"{n['model_utilisation']:.0%}; {n['compiler_utilisation'] or math.nan:.0%}"
+            compiled = f"{n['compile_seconds']:.1f}"
+        times = f"{n['seconds']:.4g} ({n['seconds_min']:.4g}-{n['seconds_max']:.4g})"
+        lines.append(
+            f"| {name} | {times} | {n['tokens_per_second']:,.0f} | {work} | {share} | "
+            f"{compiled} | {n['peak_rss_gib']:.2f} |"
+        )
+    return "\n".join(lines)

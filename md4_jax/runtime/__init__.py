@@ -1,0 +1,1 @@
+"""The machine: devices and meshes, processes, paths, checksums, compilation."""

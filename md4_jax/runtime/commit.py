@@ -1,0 +1,24 @@
+"""The commit that the program runs from."""
+
+import functools
+import subprocess
+from pathlib import Path
+
+import md4_jax
+
+PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
+
+
+@functools.cache  # what the run started from, also if the checkout moves on meanwhile
+def commit() -> str:
+    """The commit of the checkout that the package runs from, '+' if it has changes."""
+    git = ["git", "-C", str(PACKAGE_ROOT)]
+    try:
+        run = lambda *a: subprocess.run(  # noqa: E731
+            [*git, *a], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        if run("rev-parse", "--show-toplevel") != str(PACKAGE_ROOT):
+            return "unknown"
+        return run("rev-parse", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

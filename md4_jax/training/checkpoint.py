@@ -1,0 +1,257 @@
+"""Checkpoints through Orbax: parameters, optimizer, moving average, step and data iterator."""
+
+import json
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from md4_jax.options import CheckpointOptions
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.checksums import checksums
+from md4_jax.runtime.paths import Place, move
+from md4_jax.runtime.sharding import max_over_processes
+
+# Bytes on a device that reading back takes at once, beside the state that is there.
+PART_BYTES = 2**28
+
+
+class Checkpoints:
+    """The numbered checkpoints of one run: saved in the background, committed whole or not at all.
+
+    The first one that a process saves is read back before any other is deleted.
+
+    A checkpoint has three items: `ema` (what evaluation and sampling need),
+    `train` (everything else of the state) and `host` (JSON: the data iterator's
+    position, the log's open window, and a checksum of every array and of itself).
+    """
+
+    def __init__(self, directory: Place, options: CheckpointOptions, *, read_only: bool = False):
+        self.directory = directory
+        self._keep, self._is_proven = options.keep, False
+        self._kept = ocp.checkpoint_managers.LatestN(None)  # all of them
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=self._kept,
+                create=not read_only,
+                read_only=read_only,
+                cleanup_tmp_directories=not read_only,
+            ),
+            item_names=("ema", "train", "host"),
+        )
+
+    def steps(self) -> list[int]:
+        """The steps that have a committed checkpoint, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any, host: dict) -> None:
+        """Starts saving; UserError if this or the previous save failed (disk full, say).
+
+        The first time it waits until what is saved has been read back; UserError if it differs.
+        """
+        ema, train = _leaves(state.ema), _leaves(state._replace(ema=()))
+        record = {"state": host, "checksums": {"ema": checksums(ema), "train": checksums(train)}}
+        items = ocp.args.Composite(
+            ema=ocp.args.StandardSave(ema),
+            train=ocp.args.StandardSave(train),
+            host=ocp.args.JsonSave({**record, "crc32": _crc32(record)}),
+        )
+        self._guard(lambda: self._manager.save(step, args=items))
+        if not self._is_proven:
+            self._guard(self._manager.wait_until_finished)
+            self._prove(step, record, {"ema": ema, "train": train})
+
+    def _prove(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> None:
+        """Reads a checkpoint back, then deletes those that are too many; UserError if it differs.
+
+        Once is enough to learn whether this directory can be read from here.
+        """
+        wrong = self._difference(step, record, saved)
+        if wrong:
+            before = [s for s in self.steps() if s != step]
+            raise UserError(
+                f"checkpoint {step} in {self.directory} was written, but cannot be read back: "
+                f"{wrong}. No other was deleted; those before it are of steps {before}. Mend the "
+                "directory or its disk and start the same command again, or choose another "
+                "--workdir"
+            )
+        self._is_proven, self._kept.n = True, self._keep
+        for old in self.steps()[: -self._keep]:
+            self._manager.delete(old)
+
+    def _difference(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> str:
+        """How a checkpoint differs from what was saved, read part by part; '' if not at all."""
+        only_host = ocp.args.Composite(host=ocp.args.JsonRestore())
+        found, wrong = _attempt(lambda: self._manager.restore(step, args=only_host))
+        if wrong or found["host"].get("crc32") != _crc32(record):
+            return wrong or "its host file is not what was saved"
+        wrong = _damage(found, ())
+        for item, part in ((i, part) for i, arrays in saved.items() for part in _parts(arrays)):
+            if not wrong:
+                where = self.directory / str(step) / item
+                leaves, wrong = _attempt(lambda w=where, p=part: _read_part(w, p))
+                wrong = wrong or _damage({"host": found["host"], item: leaves}, (item,))
+        return wrong
+
+    def check(self) -> None:
+        """UserError if a save in the background has failed meanwhile."""
+        self._guard(lambda: None)
+
+    def wait(self) -> None:
+        """Blocks until what was started is on disk; UserError if it failed."""
+        self._guard(self._manager.wait_until_finished)
+
+    def _guard(self, action) -> None:
+        try:
+            action()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise UserError(
+                f"a checkpoint could not be saved in {self.directory}: {_reason(error)}. "
+                f"Checkpoints that are whole: steps {self._on_disk()}; free some space or "
+                "mend the directory, then start the same command again to resume"
+            ) from error
+
+    def _on_disk(self) -> list[int]:
+        return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
+
+    def restore(self, template: Any, say=print) -> tuple[Any, dict] | None:
+        """The newest readable (state, host state) laid out as the template; None if none was saved.
+
+        template: the state with ShapeDtypeStruct leaves that carry shardings. One
+        that cannot be read is named through `say`, moved aside and not deleted,
+        and the one before it is taken. UserError when none of them can be read.
+        """
+        ema, rest = template.ema, template._replace(ema=())
+        for step in reversed(self.steps()):
+            found = self._read(step, {"ema": ema, "train": rest}, say)
+            if found is not None:
+                self._move_aside_after(step, say)
+                state = _graft(rest, found["train"])._replace(ema=_graft(ema, found["ema"]))
+                return state, found["host"]["state"]
+        return None
+
+    def restore_ema(self, template: Params, say=print) -> tuple[int, Params] | None:
+        """(step, moving average) of the newest readable checkpoint; None if none was saved."""
+        for step in reversed(self.steps()):
+            found = self._read(step, {"ema": template}, say)
+            if found is not None:
+                return step, _graft(template, found["ema"])
+        return None
+
+    def _read(self, step: int, templates: Mapping[str, Any], say) -> Any:
+        """These items and `host`, or None, alike on all processes; what is wrong is said."""
+        items = {k: ocp.args.StandardRestore(_leaves(v)) for k, v in templates.items()}
+        items = ocp.args.Composite(**items, host=ocp.args.JsonRestore())
+        found, wrong = _attempt(lambda: self._manager.restore(step, args=items))
+        wrong = wrong or _damage(found, templates)
+        if not wrong:
+            return found
+        say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
+        if step == self.steps()[0]:
+            raise UserError(
+                f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
+                "nothing was changed. To start anew choose another --workdir"
+            )
+        say("falling back to the checkpoint before it")
+        return None
+
+    def _move_aside_after(self, step: int, say) -> None:
+        """Unreadable newer checkpoints would stand in the way of saving those steps again."""
+        newer = [s for s in self.steps() if s > step]
+        if newer and jax.process_index() == 0:
+            aside = self.directory.parent / "unreadable_checkpoints"
+            aside.mkdir(exist_ok=True)
+            for bad in newer:
+                target = aside / f"{bad}-{time.time_ns()}"
+                move(self.directory / str(bad), target)
+                say(f"moved the unreadable checkpoint {bad} to {target}")
+        if newer:
+            # All processes wait for the move: one that still saw a step would not save it again.
+            max_over_processes(len(newer))
+            self._manager.reload()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """A flat dict path -> array: what is on disk then depends on names and on no Python class."""
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
+
+
+def _attempt(read: Callable[[], Any]) -> tuple[Any, str]:
+    """(what is read, ''), or (None, why it cannot be), the same kind on all processes.
+
+    Checksums are sums over all processes, so that all of them must have read something.
+    """
+    found, wrong = None, ""
+    try:
+        found = read()
+    except Exception as error:
+        wrong = _reason(error)
+    if max_over_processes(int(bool(wrong))):
+        return None, wrong or "another process could not read it"
+    return found, ""
+
+
+def _parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Arrays in parts of at most PART_BYTES on a device, or of one array."""
+    parts, size = [{}], 0
+    for name, x in arrays.items():
+        own = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        if parts[-1] and size + own > PART_BYTES:
+            parts, size = [*parts, {}], 0
+        parts[-1][name] = x
+        size += own
+    return parts
+
+
+def _read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Some arrays of an item, placed as those given, by the code that also restores all."""
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in arrays.items()
+    }
+    arguments = ocp.checkpoint_utils.construct_restore_args(shapes)
+    asked = ocp.args.PyTreeRestore(shapes, restore_args=arguments, partial_restore=True)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(directory, args=asked)
+
+
+def _damage(found: Any, items: Iterable[str]) -> str:
+    """What was read and is not what was saved; '' if all is as it was."""
+    record = dict(found["host"])
+    if record.pop("crc32", None) != _crc32(record):
+        return "its host file does not have the checksum with which it was saved"
+    for item in items:
+        kept, now = record["checksums"][item], checksums(found[item])
+        for name in now:
+            if kept.get(name) != now[name]:
+                return f"{item} {name} does not have the checksum with which it was saved"
+    return ""
+
+
+def _crc32(record: Any) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def _graft(template: Any, leaves: dict[str, Any]) -> Any:
+    """The template's structure with the restored arrays in it."""
+    return jax.tree_util.tree_map_with_path(
+        lambda p, _: leaves[jax.tree_util.keystr(p, simple=True, separator="/")], template
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the innermost cause, which names the file or the errno."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,130 @@
+"""What a training run says while it runs: means over windows of steps, as rows and as a line."""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from md4_jax.evals.metrics import bits
+from md4_jax.protocols import Array, UserError
+from md4_jax.training.writers import Progress, Writer
+
+COUNTERS = ("skipped", "skipped_in_a_row")
+
+
+class TrainLog:
+    """Means of the metrics over each window of `every` steps, read one step late.
+
+    Reading step n - 1 while step n runs keeps the device busy. `state()` is part
+    of a checkpoint: a window that a restart interrupts comes out the same.
+    The loss has the standard error of a mean of that many steps, which their drift widens; of
+    one step there is none, and it is not a number.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        progress: Progress,
+        *,
+        every: int,
+        batch_shape: tuple[int, int],
+        is_bound: bool,
+        learning_rate: Callable[[int], Array],
+        max_skipped_in_a_row: int,
+    ):
+        self._writer, self._progress = writer, progress
+        self._every, self._batch_shape = every, batch_shape
+        self._is_bound, self._learning_rate = is_bound, learning_rate
+        self._max_skipped_in_a_row = max_skipped_in_a_row
+        self._pending: tuple[int, dict] | None = None
+        self._held_out = ""
+        self._sums: dict[str, float] = {}
+        self._squares, self._count = 0.0, 0
+        self._clock: tuple[float, int] | None = None
+
+    def state(self) -> dict:
+        """The window so far, as JSON: call `flush` first."""
+        # A copy: it is saved while the run goes on.
+        return {"sums": dict(self._sums), "squares": self._squares, "count": self._count}
+
+    def set_state(self, state: dict) -> None:
+        """Goes on with that window; without the squares, as once saved, it has no error."""
+        self._sums, self._count = dict(state["sums"]), state["count"]
+        self._squares = state.get("squares", math.nan if self._count else 0.0)
+
+    def add(self, step: int, metrics: dict[str, Array]) -> None:
+        """Takes a step's metrics, still on the device, and reads those of the step before."""
+        self.flush()
+        if self._clock is None:
+            self._clock = (time.monotonic(), step - 1)
+        self._pending = (step, metrics)
+
+    def flush(self) -> None:
+        """Reads what is pending; UserError after too many non-finite steps in a row."""
+        if self._pending is None:
+            return
+        step, metrics = self._pending
+        self._pending = None
+        host = {name: np.asarray(value) for name, value in metrics.items()}
+        self._check_finite(step, int(host["skipped_in_a_row"]))
+        if host["skipped_in_a_row"] == 0:
+            for name in sorted(host.keys() - set(COUNTERS)):
+                self._sums[name] = self._sums.get(name, 0.0) + float(host[name])
+            self._squares += float(host["nats"]) ** 2
+            self._count += 1
+        if step % self._every == 0:
+            self._line(step, int(host["skipped"]))
+            self._sums, self._squares, self._count = {}, 0.0, 0
+
+    def _check_finite(self, step: int, streak: int) -> None:
+        if streak == 1:
+            self._progress.say(f"step {step} skipped: non-finite loss or gradient")
+        if streak >= self._max_skipped_in_a_row:
+            raise UserError(
+                f"{streak} steps in a row had a non-finite loss or gradient "
+                f"(train.max_skipped_in_a_row={self._max_skipped_in_a_row}). They updated no "
+                "parameters and the last checkpoint is intact; try a lower "
+                "optim.learning_rate or a longer optim.warmup_steps"
+            )
+
+    def _line(self, step: int, skipped: int) -> None:
+        size, length = self._batch_shape
+        means = {name: total / max(1, self._count) for name, total in self._sums.items()}
+        nats = means.pop("nats", math.nan)
+        loss, error = bits(nats) / length, bits(self._error(nats)) / length
+        now = time.monotonic()
+        rate = (step - self._clock[1]) / max(now - self._clock[0], 1e-9)
+        self._clock = (now, step)
+        # A loss that is no bound gets a name of its own, here and in the picture.
+        name = "train_bits_per_token" if self._is_bound else "train_loss_bits"
+        numbers = {
+            name: loss,
+            f"{name}_se": error,
+            **means,
+            "learning_rate": float(self._learning_rate(step - 1)),
+            "skipped": skipped,
+            "tokens_per_second": rate * size * length,
+        }
+        self._writer.write(step, numbers)
+        text = (
+            f"{'bound' if self._is_bound else 'training loss'} {loss:.3f} +- {error:.3f} bits/token"
+            f"{self._held_out}, {rate * size * length:,.0f} tokens/s"
+            + (f", {skipped} skipped" if skipped else "")
+        )
+        self._progress.show(step, text, rate)
+
+    def _error(self, mean: float) -> float:
+        """The standard error of the mean nats of the window's steps."""
+        if self._count < 2:
+            return math.nan
+        spread = self._squares - self._count * mean**2
+        return math.sqrt(max(spread, 0.0) / (self._count - 1) / self._count)
+
+    def evaluation(self, step: int, result: dict[str, float], text: str) -> None:
+        """Writes a held-out result, every name with 'eval_' before it."""
+        self._writer.write(step, {f"eval_{name}": value for name, value in result.items()})
+        value, error = result["bits_per_token"], result["bits_per_token_se"]
+        self._held_out = f" (held out {value:.3f} +- {error:.3f})"
+        self._progress.say(f"step {step}  validation: {text}")
+        self._clock = (time.monotonic(), step)

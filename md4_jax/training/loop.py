@@ -1,0 +1,189 @@
+"""THE training loop: restore, step, log, save, evaluate. There is one."""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax import corpus
+from md4_jax.evals import report as eval_report
+from md4_jax.evals.likelihood import Evaluator
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.paths import Place
+from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
+from md4_jax.training import report
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.log import TrainLog
+from md4_jax.training.step import TrainState, init_state, make_train_step
+from md4_jax.training.writers import NullWriter, Progress, Writer
+
+# Why a run stops besides signals, whose numbers are larger than it.
+BUDGET = 1
+
+
+class Stop:
+    """Turns SIGTERM and Ctrl-C into a wish that the loop grants after the step it is in."""
+
+    def __init__(self):
+        self.signal: int | None = None
+        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
+
+    def _note(self, number: int, frame: object) -> None:
+        del frame
+        if self.signal is not None:  # asked twice: go at once
+            self.release()
+            signal.raise_signal(number)
+        self.signal = number
+
+    def release(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def train(
+    experiment: Experiment,
+    source,
+    workdir: Place,
+    evaluator: Evaluator,
+    begin: Callable[[Params], Params] | None = None,
+) -> tuple[int, int | None]:
+    """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
+
+    evaluator: what estimates the bound on the validation split, every eval.every steps.
+    begin: fresh parameters -> those of the first step; not called where there is a checkpoint.
+    UserError when too many non-finite steps follow one another or a checkpoint
+    cannot be saved; the earlier checkpoints stay as they are.
+    """
+    primary = jax.process_index() == 0
+    checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
+    state, host = first_state(experiment, checkpoints, begin)
+    step = int(state.step)
+    text = corpus.fingerprint(experiment, source)
+    corpus.check_same_text((host or {}).get("text"), text, workdir)
+    data = corpus.train_batches(experiment, source)
+    if primary:
+        print(report.start(experiment, state, workdir, step), flush=True)
+    writer = Writer(workdir, resume_step=step) if primary else NullWriter()
+    progress = Progress(experiment.train.num_steps, step, enabled=primary)
+    log = _train_log(experiment, writer, progress)
+    if host is not None:
+        data.set_state(host["data"])
+        log.set_state(host["log"])
+    step_fn = make_train_step(
+        experiment.network, experiment.objective, experiment.optimizer, experiment.train
+    )
+    step_fn = jit(step_fn, experiment.mesh, donate_argnums=0)
+    stop, began = Stop(), time.monotonic()
+
+    def evaluate_if_due() -> None:
+        every = experiment.eval.every
+        if not (every and step and step % every == 0):
+            return
+        # Only the process that writes knows what is written.
+        if not max_over_processes(int(writer.has(step, "eval_nats_per_token"))):
+            log.flush()
+            batches = corpus.eval_batches(experiment, source, "validation")
+            result = evaluator(state.ema, batches, experiment.eval.limit)
+            log.evaluation(step, result, eval_report.line(result))
+
+    def why_stop() -> int:
+        """0, BUDGET or the number of a signal that any process was sent."""
+        over = 0 < experiment.train.seconds <= time.monotonic() - began
+        return max_over_processes(
+            stop.signal or BUDGET * over, now=step % experiment.log.every == 0
+        )
+
+    try:
+        last = step >= experiment.train.num_steps
+        evaluate_if_due()  # a kill after the save may have come before it
+        while not last:
+            batch = to_global(next(data), experiment.mesh)
+            with jax.set_mesh(experiment.mesh):
+                state, metrics = step_fn(state, batch)
+            step += 1
+            log.add(step, metrics)
+            progress.advance()
+            if step % experiment.log.every == 0:
+                checkpoints.check()
+            why = why_stop()
+            last = step >= experiment.train.num_steps or why > 0
+            if last or step % experiment.checkpoint.every == 0:
+                log.flush()
+                writer.flush()
+                position = {"data": data.get_state(), "log": log.state(), "text": text}
+                checkpoints.save(step, state, position)
+            if max(why, max_over_processes(stop.signal or 0, now=False)) <= BUDGET:
+                evaluate_if_due()
+        checkpoints.wait()
+        why = max_over_processes(stop.signal or 0)
+        if step < experiment.train.num_steps and not why:
+            progress.say(
+                f"stopped at step {step} of {experiment.train.num_steps}: the budget of "
+                f"train.seconds={experiment.train.seconds:g} is spent; the same command goes on"
+            )
+    except UserError as error:
+        raise UserError(f"stopped after step {step}: {error}") from error
+    finally:
+        progress.close()
+        stop.release()
+        writer.close()
+        data.close()
+        # To close is to wait for the other processes, which may be gone.
+        if jax.process_count() == 1 or sys.exc_info()[0] is None:
+            checkpoints.close()
+    return step, why or None
+
+
+def _train_log(experiment: Experiment, writer: Writer, progress: Progress) -> TrainLog:
+    return TrainLog(
+        writer,
+        progress,
+        every=experiment.log.every,
+        batch_shape=(experiment.train.batch_size, experiment.data.length),
+        is_bound=experiment.objective.is_bound(experiment.process),
+        learning_rate=experiment.learning_rate,
+        max_skipped_in_a_row=experiment.train.max_skipped_in_a_row,
+    )
+
+
+def abstract_state(experiment: Experiment) -> TrainState:
+    """The shapes of a state with their shardings, and nothing allocated."""
+    shapes = jax.eval_shape(lambda: _init(experiment))
+    return jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        shardings_of(shapes, experiment.mesh),
+    )
+
+
+def first_state(
+    experiment: Experiment, checkpoints: Checkpoints, begin: Callable[[Params], Params] | None
+) -> tuple[TrainState, dict | None]:
+    """The newest checkpoint's (state, host state), or a fresh state made in place on the mesh."""
+    template = abstract_state(experiment)
+    found = checkpoints.restore(template)
+    if found is not None:
+        return found
+    state = fresh_state(experiment)
+    if begin is not None:
+        params = begin(state.params)
+        # Buffers of its own for each, since both are given away to be written over.
+        state = state._replace(params=params, ema=jax.tree.map(jnp.copy, params))
+    return state, None
+
+
+def fresh_state(experiment: Experiment) -> TrainState:
+    """The state before the first step, made in place on the mesh."""
+    shardings = jax.tree.map(lambda s: s.sharding, abstract_state(experiment))
+    with jax.set_mesh(experiment.mesh):
+        return jax.jit(lambda: _init(experiment), out_shardings=shardings)()
+
+
+def _init(experiment: Experiment) -> TrainState:
+    key = jax.random.key(experiment.train.seed)
+    return init_state(key, experiment.network, experiment.process, experiment.optimizer)

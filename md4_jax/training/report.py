@@ -1,0 +1,65 @@
+"""The words and pictures around a run: what is about to be trained, results, where things are."""
+
+import json
+import math
+from typing import Any
+
+import jax
+
+import md4_jax
+from md4_jax.generate import figures
+from md4_jax.runtime import sharding
+from md4_jax.runtime.commit import commit
+from md4_jax.runtime.paths import Place, append
+from md4_jax.training.writers import read_rows
+
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+
+
+def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
+    """Parameter count, mesh, batch and directory, before the first step."""
+    params, leaves = state.params, jax.tree.leaves(state)
+    held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
+    network = sum(math.prod(x.shape) for x in jax.tree.leaves(params["network"]))
+    learned = sum(math.prod(x.shape) for x in jax.tree.leaves(params["process"]))
+    devices = experiment.mesh.devices
+    axes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items())
+    train = experiment.train
+    lines = [
+        f"md4_jax {md4_jax.__version__} ({commit()[:12]}), jax {jax.__version__}",
+        f"parameters  {network:,} in the network, {learned} in the process",
+        f"mesh        {axes} ({devices.size} of {jax.device_count()} "
+        f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
+        f"batch       {train.batch_size} x {experiment.data.length} tokens, "
+        f"{train.microbatches} microbatches, {train.num_steps} steps",
+        f"memory      {held:,.1f} MiB on a device: parameters, optimizer and moving average",
+        f"workdir     {workdir}",
+    ]
+    if devices.size > 1:
+        lines += ["parameters on a device:", sharding.table(params, experiment.mesh)]
+    if step:
+        lines.append(f"resuming from step {step}")
+    return "\n".join(lines)
+
+
+def picture(workdir: Place, levels: list[float]) -> str:
+    """Draws figures/loss.png anew from metrics.jsonl; its path, or why there is none."""
+    path, log = workdir / "figures" / "loss.png", workdir / METRICS
+    if not log.exists():
+        return "none: nothing was logged, since there were fewer steps than log.every"
+    figures.loss_curve(read_rows(log), path, levels)
+    return str(path)
+
+
+def keep(workdir: Place, result: dict[str, Any]) -> None:
+    """Adds the result of a finished training to evaluations.jsonl, with its commit."""
+    append(workdir / EVALUATIONS, as_json({**result, "commit": commit()}) + "\n")
+
+
+def as_json(numbers: dict[str, Any]) -> str:
+    """One line of JSON; what is not finite becomes null."""
+    plain = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()
+    }
+    return json.dumps(plain)

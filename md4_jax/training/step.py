@@ -1,0 +1,150 @@
+"""The training and the evaluation step: pure functions of state and batch, no I/O."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from md4_jax.objectives.draws import draws
+from md4_jax.options import TrainOptions
+from md4_jax.protocols import (
+    Array,
+    Batch,
+    Network,
+    Objective,
+    Params,
+)
+from md4_jax.runtime.sharding import BATCH_AXES, constrain
+
+
+class TrainState(NamedTuple):
+    """All that a run carries from step to step.
+
+    params and ema are {'network': ..., 'process': process}: the array leaves of
+    the process are learned like any parameter, and a fixed process has none.
+    """
+
+    step: Array
+    params: Params
+    ema: Params
+    opt_state: Any
+    skipped: Array
+    skipped_in_a_row: Array
+
+
+def init_state(
+    key: Array, network: Network, process: Any, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """The state before the first step; the moving average starts at the parameters."""
+    params = {"network": network.init(key), "process": process.init()}
+    zero = jnp.zeros((), jnp.int32)
+    ema = jax.tree.map(jnp.copy, params)
+    return TrainState(zero, params, ema, optimizer.init(params), zero, zero)
+
+
+def make_train_step(
+    network: Network,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    options: TrainOptions,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+    """The update (state, global batch) -> (state, metrics), for one jit over a mesh.
+
+    The gradient is that of the mean nats per token; microbatches are averaged in
+    one scan. A non-finite loss or gradient leaves parameters, optimizer and
+    moving average as they were and is counted. Metrics: nats (mean per
+    sequence), grad_norm, skipped, skipped_in_a_row and the objective's own.
+    """
+
+    def loss(params: Params, batch: Batch, u: Array, keys: Array):
+        denoiser = network.bind(params["network"])
+        nats_B, extra = objective(denoiser, params["process"], batch, u, keys)
+        metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
+        return metrics["nats"] / batch.tokens.shape[1], metrics
+
+    def train_step(state: TrainState, batch: Batch):
+        u, keys = draws(options.seed, state.step, options.batch_size)
+        grads, metrics = accumulate(
+            jax.grad(loss, has_aux=True), options.microbatches, state.params, (batch, u, keys)
+        )
+        norm = optax.tree.norm(grads)
+        good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
+        kept = _apply(optimizer, state, grads, good, options.ema)
+        bad = jnp.logical_not(good).astype(jnp.int32)
+        state = kept._replace(
+            step=state.step + 1,
+            skipped=state.skipped + bad,
+            skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
+        )
+        metrics |= {
+            "grad_norm": norm,
+            "skipped": state.skipped,
+            "skipped_in_a_row": state.skipped_in_a_row,
+        }
+        return state, metrics
+
+    return train_step
+
+
+def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
+    """The mean of grad(params, *rows) over microbatches, in one scan."""
+    if microbatches == 1:
+        return grad(params, *rows)
+
+    def split(x: Array) -> Array:
+        # Every m-th pair of rows, so that each device's rows stay with it, the strata stay
+        # spread and mirror images together.
+        rows = x.shape[0] // microbatches
+        pair = 2 if rows % 2 == 0 else 1
+        parts = x.reshape(rows // pair, microbatches, pair, *x.shape[1:])
+        parts = jnp.swapaxes(parts, 0, 1).reshape(microbatches, rows, *x.shape[1:])
+        return constrain(parts, None, BATCH_AXES)
+
+    def body(total, microbatch):
+        part = grad(params, *microbatch)
+        return jax.tree.map(jnp.add, total, part), None
+
+    microbatch_rows = jax.tree.map(split, rows)
+    shapes = jax.eval_shape(grad, params, *jax.tree.map(lambda x: x[0], microbatch_rows))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    total, _ = jax.lax.scan(body, zeros, microbatch_rows)
+    return jax.tree.map(lambda x: x / microbatches, total)
+
+
+def _apply(
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    grads: Params,
+    good: Array,
+    decay: float,
+) -> TrainState:
+    """The update, or the state as it is where it is not good."""
+
+    def chosen(new: Params, old: Params) -> Params:
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = cpu_barrier(chosen(optax.apply_updates(state.params, updates), state.params))
+    ema = chosen(ema_update(state.ema, params, state.step, decay), state.ema)
+    opt_state = chosen(opt_state, state.opt_state)
+    return state._replace(params=params, ema=ema, opt_state=opt_state)
+
+
+def cpu_barrier(params: Params) -> Params:
+    """The same, on CPUs as they are in memory once all of their update is done.
+
+    XLA would compute the update again in each reader there and keep the old arrays for it;
+    elsewhere it makes one pass of update and readers, which must not be split.
+    """
+    return jax.lax.platform_dependent(
+        params, cpu=jax.lax.optimization_barrier, default=lambda params: params
+    )
+
+
+def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
+    """Moving average with decay min(decay, (1 + step) / (10 + step)): short runs can use it."""
+    step = step.astype(jnp.float32)
+    rate = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return jax.tree.map(lambda old, new: old + rate * (new - old), ema, params)
