@@ -1,4 +1,4 @@
-"""launch/compare.py: one table of all families, from runs that it starts and does not repeat."""
+"""tools/compare.py: one table of all families, from runs that it starts and does not repeat."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ SMALL = [
 
 
 def compare(environment, workdir, *words, extra=SMALL):
-    command = [sys.executable, "launch/compare.py", "--workdir", workdir, *words, "--", *extra]
+    command = [sys.executable, "tools/compare.py", "--workdir", workdir, *words, "--", *extra]
     return subprocess.run(
         list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True
     )
