@@ -1,4 +1,4 @@
-"""The masked (absorbing) forward process: docs/equations.md, Masking."""
+"""The masked (absorbing) forward process: docs/families/md4.md."""
 
 import dataclasses
 import functools
@@ -58,7 +58,7 @@ class Masking:
 
         The count[b]-th smallest of L uniforms is independent of which positions
         hold the smallest ones and has the law Beta(k, L - k + 1), which is that
-        of 1 - alpha given that exactly k tokens are masked (docs/equations.md).
+        of 1 - alpha given that exactly k tokens are masked (docs/families/md4.md).
         """
         draws_BxL = uniforms(keys, x.shape[1])
         order_BxL = jnp.argsort(draws_BxL, axis=1)
