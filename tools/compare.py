@@ -33,11 +33,6 @@ class Row(NamedTuple):
     words: list[str]
 
 
-def config_of(family: str) -> str:
-    """The --config of a family."""
-    return f"{program.ROOT}/configs/families.py:{family}"
-
-
 def rows_of(families: list[str], vary: str) -> list[Row]:
     """Returns a row for each family, or for each family and value of vary = KEY=V1,V2,..."""
     if not vary:
@@ -54,35 +49,26 @@ def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
     """Times the training step and keeps the numbers in a file; the message where it is refused."""
     kept = directory / f"{row.name}.bench.json"
     if not kept.exists():
-        words = [f"--config={config_of(row.family)}", *row.words, *extra]
-        words += ["--mode=bench", "--config.bench.parts=train"]
+        words = program.config_words(f"configs/families.py:{row.family}", "bench.parts=train")
         try:
-            found = program.numbers(words, directory / f"{row.name}.bench.log")
+            found = program.numbers(
+                ["--mode=bench", *words, *row.words, *extra], directory / f"{row.name}.bench.log"
+            )
         except program.Refused as error:
-            return str(error)
+            return f"refused: {error}"
         kept.write_text(json.dumps(found))
     return json.loads(kept.read_text())["train"]
 
 
 def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
     """Trains for that many steps, unless done before; returns the final evaluation."""
-    kept = workdir / "evaluations.jsonl"
-    if not kept.exists():
-        words = [
-            f"--config={config_of(row.family)}",
-            f"--workdir={workdir}",
-            f"--config.train.num_steps={steps}",
-            f"--config.optim.warmup_steps={min(100, steps // 5)}",
-            "--config.train.seconds=0",
-            "--config.eval.every=0",
-            *row.words,
-            *extra,
-        ]
-        try:
-            program.call(words, workdir.with_suffix(".log"))
-        except program.Refused as error:
-            sys.exit(str(error))
-    return json.loads(kept.read_text().splitlines()[-1])
+    keys = f"train.num_steps={steps} optim.warmup_steps={min(100, steps // 5)} "
+    keys += "train.seconds=0 eval.every=0"
+    words = program.config_words(f"configs/families.py:{row.family}", keys)
+    try:
+        return program.train([*words, *row.words, *extra], workdir)
+    except program.Refused as error:
+        sys.exit(f"error: {error}")
 
 
 def bits(result: dict) -> str:

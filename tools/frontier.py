@@ -48,7 +48,7 @@ def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
     try:
         result = program.numbers([*words, *flags.extra])
     except program.Refused as error:
-        sys.exit(str(error))
+        sys.exit(f"error: {error}")
     return {**settings, "extra": flags.extra, "commit": commit(), **result}
 
 

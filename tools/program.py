@@ -1,4 +1,4 @@
-"""Runs `python -m md4_jax.main` as a user does, and reads the JSON of its last line."""
+"""Runs `python -m md4_jax.main` as a user does, and reads what it prints and leaves."""
 
 import json
 import os
@@ -25,9 +25,10 @@ def call(words: list[str], log: Path | None = None, **variables: str) -> str:
     environment = os.environ | {"PYTHONPATH": paths} | variables
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(ended.stdout + ended.stderr)
     if ended.returncode == 2:
-        raise Refused(ended.stderr.strip().splitlines()[-1])
+        raise Refused(ended.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if ended.returncode:
         sys.exit(f"error: {written(words)} ended with {ended.returncode}:\n{ended.stderr.strip()}")
     return ended.stdout
@@ -38,19 +39,34 @@ def numbers(words: list[str], log: Path | None = None, **variables: str) -> dict
     return json.loads(call(words, log, **variables).strip().splitlines()[-1])
 
 
+def train(words: list[str], workdir: Path) -> dict:
+    """Trains a run to its end, unless that was done before; returns its final evaluation.
+
+    words: the arguments without --workdir. The log is a file beside the workdir. A run that was
+    interrupted continues.
+    """
+    kept = workdir / "evaluations.jsonl"
+    if not kept.exists():
+        call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
+    return json.loads(kept.read_text().splitlines()[-1])
+
+
 def bench(
-    config: str, overrides: str, *, part: str = "train", windows: int = 5, seconds: float = 2.0
+    config: str, keys: str, *, part: str = "train", windows: int = 5, seconds: float = 2.0
 ) -> dict[str, float]:
-    """Times one part of a config with --mode bench; overrides are 'key=value key=value'."""
-    return numbers(bench_words(config, overrides, part, windows, seconds))[part]
+    """Times one part of a config with --mode bench; keys are 'key=value key=value'."""
+    return numbers(bench_words(config, keys, part, windows, seconds))[part]
 
 
-def bench_words(config: str, overrides: str, part: str, windows: int, seconds: float) -> list[str]:
-    """The arguments of the program for `bench`; the config is a path from the checkout."""
-    keys = [*overrides.split(), f"bench.parts={part}"]
-    keys += [f"bench.windows={windows}", f"bench.seconds={seconds}"]
-    words = ["--mode", "bench", "--config", str(ROOT / config)]
-    return words + [f"--config.{key}" for key in keys]
+def bench_words(config: str, keys: str, part: str, windows: int, seconds: float) -> list[str]:
+    """The arguments of the program for `bench`."""
+    timed = f"bench.parts={part} bench.windows={windows} bench.seconds={seconds}"
+    return ["--mode=bench", *config_words(config, f"{keys} {timed}")]
+
+
+def config_words(config: str, keys: str) -> list[str]:
+    """--config for a file of this checkout, and --config.key=value for each of the keys."""
+    return [f"--config={ROOT / config}", *(f"--config.{key}" for key in keys.split())]
 
 
 def written(words: list[str]) -> str:

@@ -36,7 +36,7 @@ def plan(flags: argparse.Namespace, mesh: tuple[int, int, int]) -> dict:
             words, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {forced}".strip()
         )
     except program.Refused as error:
-        sys.exit(str(error))
+        sys.exit(f"error: {error}")
 
 
 def formula(mesh: tuple[int, int, int], rows: int, facts: dict) -> float:

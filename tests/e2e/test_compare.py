@@ -46,7 +46,7 @@ def test_speed_alone_says_which_family_a_vocabulary_is_too_large_for(environment
     assert ended.returncode == 0, ended.stderr
     _, _, fits, too_large = ended.stdout.strip().splitlines()
     assert fits.startswith("| any_order | 0.") and "%" in fits
-    assert "error: " in too_large and "3000" in too_large
+    assert "refused: " in too_large and "3000" in too_large
 
 
 def test_a_key_is_varied(environment, tmp_path):
