@@ -166,10 +166,10 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     # As launch/local.sh does: without huge pages XLA's buffers cost up to a third of a step.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    words = " ".join(f"--{name}" for name in ("quick", "again") if getattr(flags, name))
+    words = " --quick" * flags.quick + f" --data {flags.data.name}" * (flags.data is not None)
     where = flags.out.name if flags.out.is_absolute() else flags.out
     head = {
-        "command": f"python tools/reproduce.py --out {where} --only NAME {words}".strip(),
+        "command": f"python tools/reproduce.py --out {where} --only NAME{words}",
         "commit": commit(out),
         "date": now.strftime("%Y-%m-%d"),
         "machine": machine(),

@@ -1,6 +1,7 @@
 """The pages in docs/ quote the code as it is, and their links lead somewhere."""
 
 import ast
+import itertools
 import re
 import textwrap
 from pathlib import Path
@@ -99,6 +100,23 @@ def test_commands_name_files_that_exist():
             r"(?<![\w/.])((?:configs|tools|launch|tests)/[\w/]+\.\w+)", page.read_text()
         )
         wrong += [(page.name, word) for word in words if not (ROOT / word).exists()]
+    assert wrong == []
+
+
+def test_the_drawing_in_the_readme_is_that_of_the_package(monkeypatch):
+    """Every room stands once, above all that it imports."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import floors
+
+    graph = floors.rooms()
+    text = (ROOT / "README.md").read_text().partition("## How it is built")[2]
+    drawing = re.search(r"(?:^    \S.*\n)+", text, re.M).group()
+    stacked = [
+        list(itertools.takewhile(graph.__contains__, line.split())) for line in drawing.splitlines()
+    ]
+    height = {room: -number for number, line in enumerate(stacked) for room in line}
+    assert sorted(itertools.chain(*stacked)) == sorted(graph)
+    wrong = [(a, b) for a, below in graph.items() for b in below if height[a] <= height[b]]
     assert wrong == []
 
 
