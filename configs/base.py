@@ -99,7 +99,7 @@ def get_config() -> ConfigDict:
                 ngram_order=0,  # n-gram models printed beside the result; 0: none
                 seed=0,  # of the noise draws
                 # The bound that is reported: auto takes the tightest that the process has, else
-                # one of the objectives; it must be a bound (docs/equations.md).
+                # one of the objectives; it must be a bound (docs/objectives.md).
                 objective=dict(name="auto"),
             ),
             sample=dict(

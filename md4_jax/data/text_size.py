@@ -1,4 +1,4 @@
-"""How many bytes and words of text tokens stand for: docs/training.md, Units."""
+"""How many bytes and words of text tokens stand for: docs/training.md."""
 
 import codecs
 from collections.abc import Callable

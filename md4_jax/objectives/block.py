@@ -1,4 +1,4 @@
-"""The bound of block diffusion: docs/equations.md, Block diffusion."""
+"""The bound of block diffusion: docs/families/block_diffusion.md."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""GenMD4's bound and its gradient in the schedule: docs/equations.md, GenMD4."""
+"""GenMD4's bound and its gradient in the schedule: docs/families/genmd4.md."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""SEDD's denoising score entropy, masking and uniform noise: docs/equations.md, Score entropy."""
+"""SEDD's denoising score entropy, masking and uniform noise: docs/families/sedd.md."""
 
 import dataclasses
 from typing import ClassVar
