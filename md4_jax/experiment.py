@@ -7,6 +7,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from md4_jax.data.domains import Domain
 from md4_jax.generate.prompts import PromptOptions
 from md4_jax.options import (
     BenchOptions,
@@ -19,13 +20,14 @@ from md4_jax.options import (
     TrainOptions,
 )
 from md4_jax.protocols import Network, Objective, Template
+from md4_jax.runtime.sharding import local_rows
 
 
 class Experiment(NamedTuple):
     """Everything that a mode of `main` needs, made from one config."""
 
     config: dict[str, Any]
-    tokenizer: Any
+    domain: Domain
     network: Network
     process: Any
     objective: Objective
@@ -49,7 +51,7 @@ class Experiment(NamedTuple):
 
 def templates(experiment: Experiment) -> list[Template]:
     """What the `sample` section fixes; UserError for text that does not fit."""
-    return experiment.prompt.build(experiment.tokenizer, sample_length(experiment))
+    return experiment.prompt.build(experiment.domain, sample_length(experiment))
 
 
 def sample_length(experiment: Experiment) -> int:
@@ -71,3 +73,8 @@ def sample_block(experiment: Experiment) -> int:
 def eval_batch_size(experiment: Experiment) -> int:
     """Sequences of an evaluation step, of all processes together."""
     return experiment.eval.batch_size or experiment.train.batch_size
+
+
+def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:
+    """Returns the arguments of a corpus's batches: their size, and the rows of this process."""
+    return {"batch_size": batch_size, "rows": local_rows(experiment.mesh, batch_size)}

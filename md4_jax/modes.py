@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from md4_jax import corpus
 from md4_jax.config import build, inputs, runs
 from md4_jax.config import load as config
 from md4_jax.data import ngrams
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.likelihood import Evaluator
-from md4_jax.experiment import Experiment, sample_window, templates
+from md4_jax.experiment import Experiment, eval_batch_size, rows_of, sample_window, templates
 from md4_jax.generate import writers
 from md4_jax.generate.writers import write_samples
 from md4_jax.perf import aot as plans
@@ -39,25 +40,26 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     kept = config.stored(workdir)
     if kept is not None:
         config.check_same(kept, asked, workdir)
-    experiment, source = _experiment(asked, workdir)
-    sizes = corpus.data_sizes(experiment, source)
+    experiment, corpus = _experiment(asked, workdir)
+    validation = ["validation"] if experiment.eval.every else []
+    sizes = corpus.sizes(["train", *validation, experiment.eval.split])
     # Refuse what will not do before anything is written.
     abstract_state(experiment)
     runs.judge_of(experiment)
     begin = runs.beginning(experiment, workdir, _say)
     if jax.process_index() == 0:
         _open_workdir(experiment, asked, workdir)
-    for warning in source.warnings:
+    for warning in corpus.source.warnings:
         _say(f"warning: {warning}")
     for split, size in sizes.items():
         _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
     evaluator = build.evaluator(experiment)  # one for the whole run, so that it is compiled once
-    step, signalled = train(experiment, source, workdir, evaluator, begin)
+    step, signalled = train(experiment, corpus, workdir, evaluator, begin)
     if signalled is not None:
         name = signal.Signals(signalled).name
         _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {command}")
         return 128 + signalled
-    result, levels = _evaluate(experiment, source, workdir, evaluator)
+    result, levels = _evaluate(experiment, corpus, workdir, evaluator)
     _sample(experiment, workdir)
     if jax.process_index() == 0:
         report.keep(workdir, result)
@@ -75,8 +77,8 @@ def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
 def eval_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Prints the bound of the whole split as the last line, in JSON."""
     del command
-    experiment, source = _experiment(_same(asked, workdir), workdir)
-    result, _ = _evaluate(experiment, source, workdir, build.evaluator(experiment))
+    experiment, corpus = _experiment(_same(asked, workdir), workdir)
+    result, _ = _evaluate(experiment, corpus, workdir, build.evaluator(experiment))
     _say(report.as_json(result))
     return 0
 
@@ -85,8 +87,8 @@ def sample_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     """Writes and prints samples of the newest checkpoint."""
     del command
     asked = _same(asked, workdir)
-    tokenizer = corpus.stored_tokenizer(workdir)
-    _sample(build.experiment(asked, tokenizer), workdir)
+    domain = stored_domain(workdir, asked["data"]["length"])
+    _sample(build.experiment(asked, domain), workdir)
     return 0
 
 
@@ -95,8 +97,8 @@ def plan_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     del workdir
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
-    tokenizer = RandomTokens(size) if size else inputs.tokenizer_and_source(asked, None)[0]
-    experiment = build.experiment(asked, tokenizer, devices)
+    domain = RandomTokens(size) if size else inputs.domain_and_source(asked, None)[0]
+    experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
     _say(f"{command}\n{plans.table(made, chip)}")
@@ -113,10 +115,10 @@ def bench_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     del workdir
     size = asked["bench"]["random_tokens"]
     if size:
-        experiment, source = build.experiment(asked, RandomTokens(size)), None
+        experiment, corpus = build.experiment(asked, RandomTokens(size)), None
     else:
-        experiment, source = _experiment(asked, None)
-    result = bench(experiment, source)
+        experiment, corpus = _experiment(asked, None)
+    result = bench(experiment, corpus)
     _say(f"{command}\n{table(result)}")
     _say(report.as_json({"commit": commit(), **result}))
     return 0
@@ -152,7 +154,7 @@ def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place)
     """Makes the directory of the run and what describes it; UserError if that is not possible."""
     check_writable(workdir)
     config.store(workdir, asked)
-    corpus.keep_tokenizer(experiment.tokenizer, workdir)
+    keep_domain(experiment.domain, workdir)
 
 
 def _say(text: str) -> None:
@@ -169,29 +171,32 @@ def _same(asked: dict[str, Any], workdir: Place) -> dict[str, Any]:
     return asked
 
 
-def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Any]:
-    tokenizer, source = inputs.tokenizer_and_source(asked, workdir)
-    return build.experiment(asked, tokenizer), source
+def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
+    domain, source = inputs.domain_and_source(asked, workdir)
+    experiment = build.experiment(asked, domain)
+    return experiment, Corpus(source, domain, experiment.data)
 
 
 def _evaluate(
-    experiment: Experiment, source, workdir: Place, evaluator: Evaluator
+    experiment: Experiment, corpus: Corpus, workdir: Place, evaluator: Evaluator
 ) -> tuple[dict[str, Any], list[float]]:
     """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
     step, params = runs.averaged(experiment, workdir)
     _say(f"\nevaluating step {step} on the whole {experiment.eval.split} split ...")
-    result = evaluator(params, corpus.eval_batches(experiment, source, experiment.eval.split))
+    rows = rows_of(experiment, eval_batch_size(experiment))
+    split, stride = experiment.eval.split, experiment.eval.stride
+    result = evaluator(params, corpus.eval_batches(split, stride=stride, **rows))
     result = {"step": step, "split": experiment.eval.split, **result}
     _say(eval_report.line(result))
-    told = eval_report.learned(params["process"], experiment.tokenizer)
+    told = eval_report.learned(params["process"], experiment.domain)
     if told:
         _say(told)
     levels: list[float] = []
     if experiment.eval.ngram_order and jax.process_index() == 0:
         levels = ngrams.ladder(
-            corpus.stream(source, experiment.tokenizer, "train")[:NGRAM_TOKENS],
-            corpus.stream(source, experiment.tokenizer, experiment.eval.split)[:NGRAM_TOKENS],
-            experiment.tokenizer.vocab_size,
+            corpus.stream("train")[:NGRAM_TOKENS],
+            corpus.stream(experiment.eval.split)[:NGRAM_TOKENS],
+            experiment.domain.vocab_size,
             experiment.eval.ngram_order,
         )
         _say(eval_report.ladder(levels, result))
@@ -223,7 +228,7 @@ def _sample(experiment: Experiment, workdir: Place) -> None:
     if jax.process_index() != 0:
         return
     rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
-    texts = [experiment.tokenizer.decode(row) for row in rows]
+    texts = [experiment.domain.decode(row) for row in rows]
     path = write_samples(workdir / "samples", step, texts, drawn, {"seed": experiment.sample.seed})
     _say("\n" + path.read_text(encoding="utf-8"))
     if drawn.frames is not None:
@@ -244,8 +249,11 @@ def _judge(experiment: Experiment, params: Params) -> Callable[[np.ndarray], dic
     if judge is not experiment:
         _, params = runs.averaged(judge, place(experiment.sample.judge))
 
+    corpus = Corpus(None, judge.domain, judge.data)
+    rows = rows_of(judge, eval_batch_size(judge))
+
     def judged(tokens: np.ndarray) -> dict[str, Any]:
-        result = build.evaluator(judge)(params, corpus.batches_of(judge, tokens))
+        result = build.evaluator(judge)(params, corpus.batches_of(tokens, **rows))
         return {"judge": experiment.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
 
     return judged

@@ -8,6 +8,7 @@ import numpy as np
 from md4_jax.config.checks import validate
 from md4_jax.config.load import parse, unknown
 from md4_jax.config.schema import fields, make
+from md4_jax.data.domains import Domain
 from md4_jax.evals.likelihood import Evaluator, make_eval_step
 from md4_jax.experiment import Experiment
 from md4_jax.generate.prompts import PromptOptions
@@ -31,22 +32,22 @@ from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 
 
-def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = None) -> Experiment:
+def experiment(config: dict[str, Any], domain: Domain, devices: list | None = None) -> Experiment:
     """Builds and checks everything but the data, for these devices or all that there are."""
     train = fields(TrainOptions, config["train"])
     sample = fields(SampleOptions, config["sample"])
     data = fields(DataOptions, config["data"])
     mesh = make_mesh(fields(MeshOptions, config["mesh"]), devices)
-    network = make("network", config["network"], vocab_size=tokenizer.vocab_size)
+    network = make("network", config["network"], vocab_size=domain.vocab_size)
     optimizer, rate = make("optim", config["optim"]).build(train.num_steps)
     prompt = fields(PromptOptions, config["sample"])
     transform = fields(Transform, config["sample"])
     check_transform(transform.temperature, transform.top_k, transform.top_p)
-    process = make("process", config["process"], vocab_size=tokenizer.vocab_size)
+    process = make("process", config["process"], vocab_size=domain.vocab_size)
     objective = make("objective", config["objective"])
     experiment = Experiment(
         config=config,
-        tokenizer=tokenizer,
+        domain=domain,
         network=network.build(mesh.devices.flat[0].platform),
         process=process,
         objective=objective,
@@ -54,7 +55,7 @@ def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = No
         optimizer=optimizer,
         learning_rate=rate,
         sampler_step=make("sample", config["sample"], transform=transform),
-        loop=_loop(objective, sample, data, tokenizer),
+        loop=_loop(objective, sample, data, domain),
         grid=_grid(sample),
         mesh=mesh,
         data=data,
@@ -97,12 +98,12 @@ BOUNDS = {
 }
 
 
-def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, tokenizer: Any):
+def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain: Domain):
     """What runs the sampler's steps: over all of a text, or block by block."""
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
-    stop = Stop(tokenizer.eot_id if sample.stop else None, sample.min_entropy)
+    stop = Stop(domain.eot_id if sample.stop else None, sample.min_entropy)
     return Blocks(block, sample.memory or data.length, stop, sample.cached)
 
 
@@ -142,6 +143,6 @@ def evaluator(experiment: Experiment) -> Evaluator:
         step,
         experiment.mesh,
         experiment.eval.draws,
-        characters=experiment.tokenizer.is_character,
+        characters=experiment.domain.unit == "character",
         exact=is_exact(experiment.network),
     )

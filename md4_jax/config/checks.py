@@ -33,7 +33,7 @@ def validate(experiment: Experiment) -> None:
             f"-log p with this process ({experiment.process}), so it cannot be reported as a "
             "likelihood; any_order (weight_power=1) is one for every schedule"
         )
-    if experiment.data.separate_documents and experiment.tokenizer.eot_id is None:
+    if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
@@ -151,7 +151,7 @@ def _check_blocks(experiment: Experiment) -> None:
             f"sample.min_entropy={options.min_entropy} is of the last sample.memory={window} "
             f"tokens, more than a text has: sample.length={sample_length(experiment)}"
         )
-    if options.stop and experiment.tokenizer.eot_id is None:
+    if options.stop and experiment.domain.eot_id is None:
         raise UserError(
             "sample.stop='end_of_text' needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"

@@ -1,18 +1,20 @@
-"""The tokenizer and the data source of a config."""
+"""The domain and the data source of a config."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from md4_jax.config.schema import make
-from md4_jax.corpus import TOKENIZER_FILE, read_tokenizer
+from md4_jax.config.schema import fields, make
+from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, read_domain
+from md4_jax.options import DataOptions
 from md4_jax.runtime.paths import Place
 
 
-def tokenizer_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Any, Any]:
-    """The tokenizer (the run's own if it has one, else fitted to the training split) and source."""
+def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
+    """Returns the domain, of the run or fitted to the training split, and the source."""
+    length = fields(DataOptions, config["data"]).length
     source = make("data", config["data"])
-    kept = workdir / TOKENIZER_FILE if workdir else None
+    kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
-        return read_tokenizer(kept), source
+        return read_domain(kept, length), source
     tokenizer = make("tokenizer", config["tokenizer"])
-    return tokenizer.fit(source.documents("train")), source
+    return TextDomain(tokenizer.fit(source.documents("train")), length), source

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from md4_jax import corpus
 from md4_jax.config import build
 from md4_jax.config import load as config
+from md4_jax.data.domains import same_symbols, stored_domain
 from md4_jax.experiment import Experiment, eval_batch_size
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place, place
@@ -86,8 +86,8 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
         raise UserError(f"{key}={asked} holds no run{hint}")
-    tokenizer = corpus.stored_tokenizer(directory)
-    if tokenizer.to_json() != experiment.tokenizer.to_json():
+    domain = stored_domain(directory, kept["data"]["length"])
+    if not same_symbols(domain, experiment.domain):
         raise UserError(f"{key}={asked} was trained with another tokenizer than this run")
     mine = {
         "draws": experiment.eval.draws,
@@ -104,7 +104,7 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
         "eval": {**kept["eval"], **mine},
         "sample": {**kept["sample"], "judge": "", "templates": ""},
     }
-    return build.experiment({**kept, **changed}, tokenizer)
+    return build.experiment({**kept, **changed}, domain)
 
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:

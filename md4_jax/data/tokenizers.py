@@ -5,8 +5,8 @@ Every tokenizer has
     eot_id        the id that ends a document, or None
     separator     what stands between documents if nothing ends them
     is_character  a token is a character, so bits per token are bits per character
-and `to_json`, from which `from_json` makes it again without any other file, and `spellings`,
-the bytes that its tokens stand for.
+and the methods of `Tokenizer`. A tokenizer of your own is a frozen dataclass that inherits from
+it, with these attributes, `encode` and `_join`; `tokenizer.name` is then package.module:class.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from md4_jax.data import bpe_files
+from md4_jax.data.names import Load, class_of, name_of
 from md4_jax.protocols import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -29,20 +30,28 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.min_scalar_type(vocab_size - 1)
 
 
-class _Common:
-    """What the tokenizers below share; they differ in `encode` and `_join`."""
+class Tokenizer:
+    """Methods that all tokenizers share.
+
+    Each one defines `encode` (text -> ids) and `_join` (ids without the mask -> text).
+    """
+
+    @property
+    def name(self) -> str:
+        """The `tokenizer.name` under which `from_json` finds the class."""
+        return name_of(type(self))
 
     def fit(self, documents: Iterable[str]):
-        """This tokenizer; only `characters` without an alphabet learns from the documents."""
+        """Returns the tokenizer with what it learns from the documents; most learn nothing."""
         del documents
         return self
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Encodes each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids, mask: str = "_") -> str:
-        """The text of ids [L]; the mask id, vocab_size, shows as `mask`.
+        """Returns the text of ids [L]; the mask id, vocab_size, shows as `mask`.
 
         Raises UserError for an id outside 0..vocab_size.
         """
@@ -60,16 +69,16 @@ class _Common:
         return mask if ids[0] == self.vocab_size else self._join(ids)
 
     def spellings(self) -> list[bytes] | None:
-        """The UTF-8 bytes of each token; None where tokens have none of their own."""
+        """Returns the UTF-8 bytes of each token; None where a token alone has no text."""
         return [self.decode([i]).encode("utf-8", "surrogatepass") for i in range(self.vocab_size)]
 
     def to_json(self) -> str:
-        """A text from which `from_json` makes this tokenizer again."""
+        """Returns a JSON object from which `from_json` makes the tokenizer, without other files."""
         return json.dumps({"name": self.name, **dataclasses.asdict(self)})
 
 
 @dataclasses.dataclass(frozen=True)
-class Text8Symbols(_Common):
+class Text8Symbols(Tokenizer):
     """The 27 symbols of text8: the space is 0, 'a'..'z' are 1..26."""
 
     name = "text8"
@@ -105,7 +114,7 @@ def _symbol_ids() -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Characters(_Common):
+class Characters(Tokenizer):
     """One token a character; ids follow the order of the alphabet.
 
     alphabet  the characters; None is to be learned with `fit` from the training split
@@ -122,9 +131,9 @@ class Characters(_Common):
             raise UserError("tokenizer.alphabet names a character twice")
 
     def fit(self, documents: Iterable[str]) -> "Characters":
-        """A tokenizer with the characters of the documents, in code point order.
+        """Returns a tokenizer with the characters of the documents, in code point order.
 
-        One whose alphabet is given already is returned as it is.
+        A given alphabet stays unchanged.
         """
         if self.alphabet is not None:
             return self
@@ -180,7 +189,7 @@ def _code_points(text: str) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bytes(_Common):
+class Bytes(Tokenizer):
     """The 256 bytes of UTF-8, and 256 for the end of a text."""
 
     name = "bytes"
@@ -206,7 +215,7 @@ class Bytes(_Common):
 
 
 @dataclasses.dataclass(frozen=True)
-class BytePairs(_Common):
+class BytePairs(Tokenizer):
     """Byte-level byte-pair encoding, such as GPT-2's with its 50,257 entries.
 
     path        a directory with encoder.json and vocab.bpe, or vocab.json and
@@ -254,21 +263,21 @@ class BytePairs(_Common):
         return np.concatenate([np.empty(0, int), *pieces]).astype(id_dtype(self.vocab_size))
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each text, on all cores."""
+        """Encodes each text, on all cores."""
         if max(map(len, texts), default=0) > bpe_files.PIECE_CHARACTERS:
             return [self.encode(text) for text in texts]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(one.ids, id_dtype(self.vocab_size)) for one in encoded]
 
     def spellings(self) -> list[bytes] | None:
-        """The bytes of each entry; None for a vocabulary that is not of bytes."""
+        """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
         return bpe_files.spellings(self._tokenizer, self.vocab_size)
 
     def _join(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """A text from which `from_json` makes this tokenizer again; about 1.5 MB for GPT-2."""
+        """Returns a JSON object that holds the vocabulary; about 1.5 MB for GPT-2."""
         definition = self._tokenizer.to_str()
         return json.dumps({"name": self.name, "definition": definition, "eot": self.eot})
 
@@ -279,9 +288,11 @@ class BytePairs(_Common):
         return bpe_files.from_path(self.path) if self.path else bpe_files.from_hub(self.hub)
 
 
-def from_json(text: str):
-    """The tokenizer that `to_json` wrote."""
+def from_json(text: str, load: Load | None = None):
+    """Makes the tokenizer that `to_json` wrote.
+
+    load  finds the class of a name that is not built in, such as package.module:attribute
+    """
     fields = json.loads(text)
-    name = fields.pop("name")
-    kinds = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
-    return kinds[name](**fields)
+    built_in = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
+    return class_of(fields.pop("name"), built_in, "tokenizer", load)(**fields)

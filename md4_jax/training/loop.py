@@ -3,16 +3,16 @@
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax import corpus
+from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.likelihood import Evaluator
-from md4_jax.experiment import Experiment
-from md4_jax.protocols import Params, UserError
+from md4_jax.experiment import Experiment, eval_batch_size, rows_of
+from md4_jax.protocols import Batch, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
@@ -47,7 +47,7 @@ class Stop:
 
 def train(
     experiment: Experiment,
-    source,
+    corpus: Corpus,
     workdir: Place,
     evaluator: Evaluator,
     begin: Callable[[Params], Params] | None = None,
@@ -63,9 +63,10 @@ def train(
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
     state, host = first_state(experiment, checkpoints, begin)
     step = int(state.step)
-    text = corpus.fingerprint(experiment, source)
-    corpus.check_same_text((host or {}).get("text"), text, workdir)
-    data = corpus.train_batches(experiment, source)
+    text = corpus.fingerprint()
+    check_same_text((host or {}).get("text"), text, workdir)
+    rows = rows_of(experiment, experiment.train.batch_size)
+    data = corpus.train_batches(seed=experiment.train.seed, **rows)
     if primary:
         print(report.start(experiment, state, workdir, step), flush=True)
     writer = Writer(workdir, resume_step=step) if primary else NullWriter()
@@ -87,7 +88,7 @@ def train(
         # Only the process that writes knows what is written.
         if not max_over_processes(int(writer.has(step, "eval_nats_per_token"))):
             log.flush()
-            batches = corpus.eval_batches(experiment, source, "validation")
+            batches = _validation(experiment, corpus)
             result = evaluator(state.ema, batches, experiment.eval.limit)
             log.evaluation(step, result, eval_report.line(result))
 
@@ -137,6 +138,11 @@ def train(
         if jax.process_count() == 1 or sys.exc_info()[0] is None:
             checkpoints.close()
     return step, why or None
+
+
+def _validation(experiment: Experiment, corpus: Corpus) -> Iterator[Batch]:
+    rows = rows_of(experiment, eval_batch_size(experiment))
+    return corpus.eval_batches("validation", stride=experiment.eval.stride, **rows)
 
 
 def _train_log(experiment: Experiment, writer: Writer, progress: Progress) -> TrainLog:

@@ -12,10 +12,10 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 import md4_jax
-from md4_jax import corpus
 from md4_jax.config import inputs
 from md4_jax.config import schema as sections
-from md4_jax.data.loader import split_size
+from md4_jax.data.corpus import Corpus
+from md4_jax.options import DataOptions
 
 
 def lines(ended) -> list[str]:
@@ -154,8 +154,8 @@ def test_eval_changes_nothing(copy, run, tiny, snapshot):
 def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, trained):
     """One sequence of what is left over included; the draws differ, so the values nearly agree."""
     config = sections.load_config(str(tiny), {})
-    tokenizer, source = inputs.tokenizer_and_source(config, trained)
-    size = split_size(corpus.stream(source, tokenizer, split), 16)
+    domain, source = inputs.domain_and_source(config, trained)
+    size = Corpus(source, domain, DataOptions(length=16)).sizes([split])[split]
     assert size.remainder
     found = {}
     for batch in (7, 64, 1000):

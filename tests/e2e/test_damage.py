@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax import corpus
 from md4_jax.config import build
 from md4_jax.config import load as config
+from md4_jax.data.domains import stored_domain
 from md4_jax.objectives.md4 import MD4
 from md4_jax.training import loop as train
 from md4_jax.training.checkpoint import Checkpoints
@@ -62,7 +62,8 @@ DAMAGES = {"cut": cut, "empty": empty, "deleted": os.remove, "flipped": flip}
 
 @pytest.fixture(scope="module")
 def exp(trained):
-    return build.experiment(config.stored(trained), corpus.stored_tokenizer(trained))
+    asked = config.stored(trained)
+    return build.experiment(asked, stored_domain(trained, asked["data"]["length"]))
 
 
 def restore(exp, workdir: Path) -> tuple[int, dict[str, bytes], list[str]]:

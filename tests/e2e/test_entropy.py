@@ -71,7 +71,7 @@ def experiment_of(family: str):
     if "timesteps" in config["process"]:
         config["process"]["timesteps"] = config["sample"]["steps"] = 64
         config["process"].update(beta_start=0.05, beta_end=1.0)  # four symbols lie far apart
-    tokenizer = types.SimpleNamespace(vocab_size=4, eot_id=None, is_character=True)
+    tokenizer = types.SimpleNamespace(vocab_size=4, eot_id=None, unit="character")
     return build.experiment(config, tokenizer)
 
 

@@ -241,6 +241,6 @@ def test_the_objective_scores_what_the_sampler_draws():
 def test_what_is_causal_goes_with_a_causal_network_alone(change, words):
     path = str(PACKAGE_ROOT / "configs" / "ar_text8_fast.py")
     config = sections.load_config(path, {"mesh.data": "1", **change})
-    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
     with pytest.raises(UserError, match=words):
         build.experiment(config, tokenizer)

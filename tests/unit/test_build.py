@@ -20,7 +20,7 @@ CONFIGS = PACKAGE_ROOT / "configs"
 FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in ("__init__.py", "families.py"))
 ALL = [*map(str, FILES), *(f"{CONFIGS / 'families.py'}:{name}" for name in FAMILIES)]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
-TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
 
 
 def changed(**values):
