@@ -68,7 +68,7 @@ def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
 
 
 def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
-    """The last evaluation of a run of so many steps."""
+    """The bound on the test split after a run of so many steps."""
     kept = workdir / "evaluations.jsonl"
     if not kept.exists():
         words = [
@@ -77,13 +77,14 @@ def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
             f"--config.train.num_steps={steps}",
             f"--config.optim.warmup_steps={min(100, steps // 5)}",
             "--config.train.seconds=0",
-            "--config.eval.every=0",
+            "--config.evals.validation.every=0",
             *row.words,
             *extra,
         ]
         if not call(words, workdir.with_suffix(".log")):
             sys.exit(workdir.with_suffix(".log").read_text())
-    return json.loads(kept.read_text().splitlines()[-1])
+    results = [json.loads(line) for line in kept.read_text().splitlines()]
+    return next(r for r in reversed(results) if r["eval"] == "test")
 
 
 def bits(result: dict) -> str:

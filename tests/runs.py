@@ -45,6 +45,12 @@ def rows(workdir: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in found]
 
 
+def evaluated(workdir: Path, name: str = "test") -> dict:
+    """The last result of an evaluator that a finished training has kept."""
+    lines = (workdir / "evaluations.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["eval"] == name][-1]
+
+
 def different_arrays(workdir: Path, reference: Path) -> list[str]:
     """The arrays of the newest checkpoints that are not equal bit for bit."""
     found, expected = arrays(workdir), arrays(reference)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
-from md4_jax.evals.likelihood import make_eval_step
-from md4_jax.experiment import Experiment, eval_batch_size, rows_of, sample_block, sample_length
+from md4_jax.evals.likelihood import make_eval_step, reported
+from md4_jax.experiment import Experiment, rows_of, sample_block, sample_length
 from md4_jax.options import BENCH_PARTS
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, Objective
@@ -208,14 +208,13 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
 def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     params = fresh_state(experiment).ema
-    batch = _batch(experiment, eval_batch_size(experiment))
-    step = make_eval_step(
-        experiment.network, experiment.eval_objective, experiment.eval.draws, experiment.eval.seed
-    )
+    bound = reported(experiment)
+    batch = _batch(experiment, bound.sequences(experiment))
+    step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(jit(step, experiment.mesh), params, batch, jnp.int32(0))
-    tokens = batch.tokens.size * experiment.eval.draws
-    model = tokens * forward_flops(experiment, params["network"], experiment.eval_objective)
+    tokens = batch.tokens.size * bound.draws
+    model = tokens * forward_flops(experiment, params["network"], bound.objective)
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
 
 

@@ -191,7 +191,11 @@ def of_a_file(run, tiny, tmp_path):
     text.write_text("".join(rng.choice(list("abc \n"), 9000)))
     arguments = ("--config", tiny, "--workdir", tmp_path / "run", "--config.data.name=text")
     arguments += (f"--config.data.path={text}", "--config.train.num_steps=7")
-    arguments += ("--config.eval.every=0", "--config.network.depth=1", "--config.sample.num=1")
+    arguments += (
+        "--config.evals.validation.every=0",
+        "--config.network.depth=1",
+        "--config.sample.num=1",
+    )
     assert run(*arguments).code == 0
     return text, tmp_path / "run", arguments
 

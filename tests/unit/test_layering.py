@@ -20,9 +20,9 @@ ALLOWED = {
     "networks": {"runtime"},
     "data": {"options", "runtime"},
     "samplers": {"options", "processes", "runtime"},
-    "generate": {"runtime"},
-    "experiment": {"data", "generate", "options", "runtime"},
-    "evals": {"objectives", "runtime"},
+    "generate": {"options", "runtime"},
+    "experiment": {"options", "runtime"},
+    "evals": {"data", "experiment", "generate", "objectives", "runtime", "samplers"},
     "training": {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
@@ -33,10 +33,7 @@ ALLOWED = {
     "perf": {
         "data", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
-    "modes": {
-        "config", "data", "evals", "experiment", "generate", "perf", "runtime",
-        "samplers", "training",
-    },
+    "modes": {"config", "data", "evals", "experiment", "perf", "runtime", "training"},
     "main": {"config", "modes", "runtime"},
 }  # fmt: skip
 
@@ -63,8 +60,8 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 
 def room(name: str) -> str:
-    """The folder of the package that a file lies in, or its own name."""
-    return Path(name).with_suffix("").parts[0]
+    """The folder of the package that a file lies in, or its own name; __main__ is main."""
+    return Path(name).with_suffix("").parts[0].replace("__main__", "main")
 
 
 def imported(tree: ast.AST) -> set[str]:

@@ -7,23 +7,27 @@ from typing import Any
 from md4_jax.protocols import UserError
 
 SPLITS = ("train", "validation", "test")
+# The whole corpus, for evaluations on it.
+ALL = "all"
 
 
 def check_split(split: str) -> None:
-    """Raises UserError when `split` is not one of the three."""
-    if split not in SPLITS:
-        raise UserError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
+    """Raises UserError when `split` is not one of the three, or `all`."""
+    if split not in (*SPLITS, ALL):
+        raise UserError(f"unknown split {split!r}; there are {', '.join(SPLITS)} and {ALL}")
 
 
 def bounds(total: int, split: str, *, validation: float, test: float, unit: str) -> tuple[int, int]:
     """The half-open range [start, stop) of `split` among `total` units.
 
     An amount below 1 is a fraction of the total, from 1 on a number of units.
-    Test is the end of the corpus, validation lies before it, train is the rest.
+    Test is the end of the corpus, validation lies before it, train is the rest; `all` is all.
 
     Raises UserError when an amount is negative or nothing is left for training.
     """
     check_split(split)
+    if split == ALL:
+        return 0, total
     held_out = [_amount(total, validation, "validation"), _amount(total, test, "test")]
     train = total - sum(held_out)
     if train < 1:

@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from md4_jax.data.sources.splits import SPLITS, bounds, check_split, digest
+from md4_jax.data.sources.splits import ALL, SPLITS, bounds, check_split, digest
 from md4_jax.protocols import UserError
 
 RECORDS_AT_ONCE = 512
@@ -55,6 +56,10 @@ class TfdsText:
     def documents(self, split: str) -> Iterator[str]:
         """The texts of the split, one at a time."""
         check_split(split)
+        if split == ALL:
+            own = ("train", *(self._own(held_out) for held_out in SPLITS[1:]))
+            names = dict.fromkeys(name for name in own if name in self._builder.info.splits)
+            return itertools.chain.from_iterable(map(self._records, names))
         if split == "train" or self._own(split) is None:
             return self._carved(split)
         return self._records(self._own(split))

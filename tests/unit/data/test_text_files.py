@@ -39,6 +39,15 @@ def test_documents_are_split_in_order(tmp_path, name):
     assert train + validation + test == texts
 
 
+def test_the_split_all_is_the_whole_text_uncut(tmp_path):
+    """Whatever is held out, and also where nothing would be left to train on."""
+    texts = [f"döc {i}\n" for i in range(30)]
+    path = write_lines(tmp_path / "a.jsonl", texts)
+    assert list(TextFiles(path, validation=20, test=20).documents("all")) == texts
+    (tmp_path / "one.txt").write_text("é" * 100)
+    assert list(TextFiles(str(tmp_path / "one.txt")).documents("all")) == ["é" * 100]
+
+
 def test_amounts_may_be_counts(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", map(str, range(100)))
     train, validation, test = read(TextFiles(path, validation=7, test=30))
