@@ -9,6 +9,7 @@ import numpy as np
 
 from md4_jax.data import loader, packing, text_size
 from md4_jax.data.domains import DOMAIN_FILE, Domain
+from md4_jax.data.sequences import SplitSize, Windows
 from md4_jax.options import DataOptions
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.paths import Place
@@ -38,45 +39,44 @@ class Corpus:
             raise UserError("the processes have different training texts: make data.path the same")
         return found
 
-    def sizes(self, splits: Iterable[str]) -> dict[str, loader.SplitSize]:
+    def sizes(self, splits: Iterable[str]) -> dict[str, SplitSize]:
         """Tokenises the splits and returns their sizes; UserError for one that is too short."""
-        sizes = {
-            split: loader.split_size(self.stream(split), self._length)
-            for split in dict.fromkeys(splits)
-        }
-        for split, size in sizes.items():
+        found = {split: self._sequences(split).size for split in splits}
+        if "train" in found:
+            found["train"] = self._training.size
+        for split, size in found.items():
             if size.tokens == 0 or (split == "train" and size.sequences == 0):
                 raise UserError(
                     f"the {split} split has {size.tokens} tokens, fewer than "
                     f"{'one sequence of' if split == 'train' else 'needed with'} "
                     f"data.length={self._length}: take a larger corpus or lower data.length"
                 )
-        return sizes
+        return found
 
     def train_batches(
         self, *, batch_size: int, rows: np.ndarray, seed: int
     ) -> loader.TrainIterator:
         """Returns the endless shuffled training batches."""
         return loader.train_iterator(
-            self.stream("train"),
-            self._length,
+            self._training,
             batch_size=batch_size,
             rows=rows,
             seed=seed,
-            segments_eot=self._segments_eot,
+            rounds=loader.MANY_ROUNDS if self._is_dense else loader.FEW_ROUNDS,
         )
 
     def eval_batches(
         self, split: str, *, batch_size: int, rows: np.ndarray, stride: int = 0
     ) -> Iterator[Batch]:
-        """Returns the batches of a whole split, in order."""
+        """Returns the batches of a whole split, in order.
+
+        stride  0: windows side by side. Else each window begins so many tokens after the one
+                before it, and the tokens that both have are only conditioned on in the second
+        """
         return loader.eval_batches(
-            self.stream(split),
-            self._length,
+            self._sequences(split, step=stride, conditional=bool(stride)),
             batch_size=batch_size,
-            stride=stride,
             rows=rows,
-            segments_eot=self._segments_eot,
             text_size=text_size.of_one_text(self.domain.tokenizer),
         )
 
@@ -85,20 +85,32 @@ class Corpus:
     ) -> Iterator[Batch]:
         """Returns the batches of sequences [N, L], in order, each a text of its own."""
         return loader.eval_batches(
-            tokens.ravel(),
-            tokens.shape[1],
+            Windows(tokens.ravel(), tokens.shape[1], tokens.shape[1], eot_id=self._eot_id),
             batch_size=batch_size,
             rows=rows,
-            segments_eot=self._segments_eot,
             text_size=text_size.of_many_texts(self.domain.tokenizer),
         )
+
+    def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows:
+        """Windows of a split, side by side where step is 0."""
+        length = self._length
+        return Windows(self.stream(split), length, step or length, conditional, self._eot_id)
+
+    @property
+    def _training(self) -> Windows:
+        return self._sequences("train", step=1 if self._is_dense else self._length)
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether training takes a window at every offset."""
+        return self.options.windows == "every"
 
     @property
     def _length(self) -> int:
         return math.prod(self.domain.shape)
 
     @property
-    def _segments_eot(self) -> int | None:
+    def _eot_id(self) -> int | None:
         return self.domain.eot_id if self.options.separate_documents else None
 
 
