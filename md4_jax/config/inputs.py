@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config.schema import fields, make
-from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, read_domain
+from md4_jax.data.domains import DOMAIN_FILE, Domain, domain_of, read_domain
 from md4_jax.options import DataOptions
 from md4_jax.runtime.paths import Place
 
@@ -16,5 +16,4 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
         return read_domain(kept, length), source
-    tokenizer = make("tokenizer", config["tokenizer"])
-    return TextDomain(tokenizer.fit(source.documents("train")), length), source
+    return domain_of(source, lambda: make("tokenizer", config["tokenizer"]), length), source

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from md4_jax.data import loader, packing, text_size
-from md4_jax.data.domains import DOMAIN_FILE, Domain
-from md4_jax.data.sequences import SplitSize, Windows
+from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
+from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.options import DataOptions
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.paths import Place
@@ -18,8 +18,10 @@ from md4_jax.runtime.sharding import max_over_processes
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A source read as a domain.
+    """A source, read as symbols of a domain.
 
+    A source of documents is joined to a token stream for each split, and cut into windows. A
+    source that has `rows` gives the sequences themselves, and what a network is told of each.
     Batches hold the rows of a global batch that this process gets: `rows`, ascending.
     """
 
@@ -27,16 +29,36 @@ class Corpus:
     domain: Domain
     options: DataOptions
 
+    def __post_init__(self):
+        if not self._has_rows:
+            return
+        length = math.prod(self.domain.shape)
+        if self.options.length != length:
+            raise UserError(
+                f"data.length={self.options.length} must be {length}: an example of this data "
+                f"has the shape {self.domain.shape}"
+            )
+        if self._is_dense or self.options.separate_documents:
+            raise UserError(
+                "data.windows='every' and data.separate_documents=True are for text that is cut "
+                "into sequences; this data is single examples"
+            )
+
     def stream(self, split: str) -> np.ndarray:
-        """Returns the tokens of a split, memory-mapped."""
+        """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
+        if self._has_rows:
+            return self._rows(split).stream()
         return packing.token_stream(self.source, self.domain.tokenizer, split)
 
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32} of the training split; UserError if processes have different."""
-        found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
+        if self._has_rows:
+            found = self._rows("train").fingerprint()
+        else:
+            found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
         number = found["crc32"] >> 1  # of 31 bits
         if max_over_processes(number) != -max_over_processes(-number):
-            raise UserError("the processes have different training texts: make data.path the same")
+            raise UserError("the processes have different training data: make data.path the same")
         return found
 
     def sizes(self, splits: Iterable[str]) -> dict[str, SplitSize]:
@@ -49,7 +71,7 @@ class Corpus:
                 raise UserError(
                     f"the {split} split has {size.tokens} tokens, fewer than "
                     f"{'one sequence of' if split == 'train' else 'needed with'} "
-                    f"data.length={self._length}: take a larger corpus or lower data.length"
+                    f"data.length={self.options.length}: take a larger corpus or lower data.length"
                 )
         return found
 
@@ -73,11 +95,13 @@ class Corpus:
         stride  0: windows side by side. Else each window begins so many tokens after the one
                 before it, and the tokens that both have are only conditioned on in the second
         """
+        if stride and self._has_rows:
+            raise UserError(f"eval.stride={stride} slides over text; this data is single examples")
         return loader.eval_batches(
             self._sequences(split, step=stride, conditional=bool(stride)),
             batch_size=batch_size,
             rows=rows,
-            text_size=text_size.of_one_text(self.domain.tokenizer),
+            text_size=self._text_size(are_texts=self._has_rows),
         )
 
     def batches_of(
@@ -88,17 +112,29 @@ class Corpus:
             Windows(tokens.ravel(), tokens.shape[1], tokens.shape[1], eot_id=self._eot_id),
             batch_size=batch_size,
             rows=rows,
-            text_size=text_size.of_many_texts(self.domain.tokenizer),
+            text_size=self._text_size(are_texts=True),
         )
 
-    def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows:
-        """Windows of a split, side by side where step is 0."""
-        length = self._length
+    def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows | Rows:
+        """The rows of a split, or its windows, side by side where step is 0."""
+        if self._has_rows:
+            return self._rows(split)
+        length = self.options.length
         return Windows(self.stream(split), length, step or length, conditional, self._eot_id)
 
+    def _rows(self, split: str) -> Rows:
+        return self.source.rows(split)
+
+    def _text_size(self, *, are_texts: bool) -> Callable | None:
+        """What counts bytes and words: of sequences that are texts, or pieces of one text."""
+        if not isinstance(self.domain, TextDomain):
+            return None
+        count = text_size.of_many_texts if are_texts else text_size.of_one_text
+        return count(self.domain.tokenizer)
+
     @property
-    def _training(self) -> Windows:
-        return self._sequences("train", step=1 if self._is_dense else self._length)
+    def _training(self) -> Windows | Rows:
+        return self._sequences("train", step=1 if self._is_dense else 0)
 
     @property
     def _is_dense(self) -> bool:
@@ -106,8 +142,8 @@ class Corpus:
         return self.options.windows == "every"
 
     @property
-    def _length(self) -> int:
-        return math.prod(self.domain.shape)
+    def _has_rows(self) -> bool:
+        return hasattr(self.source, "rows")
 
     @property
     def _eot_id(self) -> int | None:

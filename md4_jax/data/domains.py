@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from md4_jax.data import tokenizers
@@ -106,6 +106,16 @@ def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain
     if "domain" not in fields:
         return TextDomain(tokenizers.from_json(text, load), length)
     return class_of(fields["domain"], DOMAINS, "domain", load).from_json(fields, load)
+
+
+def domain_of(source: Any, tokenizer: Callable[[], Any], length: int) -> Domain:
+    """Returns the domain of a source: its own, or text of a tokenizer that learns from it.
+
+    tokenizer  makes the tokenizer; called for text only
+    """
+    if hasattr(source, "domain"):
+        return source.domain()
+    return TextDomain(tokenizer().fit(source.documents("train")), length)
 
 
 def same_symbols(one: Domain, other: Domain) -> bool:

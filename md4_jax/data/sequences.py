@@ -1,6 +1,7 @@
 """Sequences of one length, by index: windows of a token stream, or rows that a source gives."""
 
 import dataclasses
+import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,6 +9,8 @@ import numpy as np
 
 from md4_jax.data.packing import segments
 from md4_jax.protocols import Batch
+
+ROWS_AT_ONCE = 4096
 
 
 class SplitSize(NamedTuple):
@@ -72,14 +75,16 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Examples that are sequences already, such as images, and what belongs to each.
+    """Examples that are sequences as they are, such as images, and what belongs to each.
 
     tokens   integers [N, L], an array or a memory map
     context  what a network is told of each row, by name, each [N, ...]: a class `label`
+    lengths  integers [N], how many tokens of each row count; those after are padding. None: all
     """
 
     tokens: np.ndarray
     context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -90,16 +95,36 @@ class Rows:
 
     @property
     def size(self) -> SplitSize:
-        return SplitSize(len(self), 0, self.tokens.size)
+        counted = self.tokens.size if self.lengths is None else int(np.sum(self.lengths, dtype=int))
+        return SplitSize(len(self), 0, counted)
 
     def take(self, index: np.ndarray) -> Batch:
         """Returns the rows with these numbers [B]."""
         context = {name: _narrow(values[index]) for name, values in self.context.items()}
         tokens = np.asarray(self.tokens[index], np.int32)
-        return Batch(tokens, np.ones(len(tokens), np.float32), context)
+        return Batch(tokens, np.ones(len(tokens), np.float32), context, self._padding(index))
 
     def rest(self) -> None:
         """Returns None: every row is whole."""
+
+    def stream(self) -> np.ndarray:
+        """Returns the tokens that count, one row after another."""
+        if self.lengths is None:
+            return self.tokens.reshape(-1)
+        return self.tokens[~self._padding(np.arange(len(self)))]
+
+    def fingerprint(self) -> dict[str, int]:
+        """Returns {tokens, crc32}; the checksum is of the tokens, their lengths and the context."""
+        crc, arrays = 0, [self.tokens, *(self.context[name] for name in sorted(self.context))]
+        for array in arrays if self.lengths is None else [*arrays, self.lengths]:
+            for first in range(0, len(self), ROWS_AT_ONCE):
+                crc = zlib.crc32(np.ascontiguousarray(array[first : first + ROWS_AT_ONCE]), crc)
+        return {"tokens": self.size.tokens, "crc32": crc}
+
+    def _padding(self, index: np.ndarray) -> np.ndarray | None:
+        if self.lengths is None:
+            return None
+        return np.arange(self.length) >= np.asarray(self.lengths)[index][:, None]
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ def test_processes_with_different_texts_are_refused(monkeypatch):
         if is_same:
             assert data.fingerprint() == found
         else:
-            with pytest.raises(UserError, match="the processes have different training texts"):
+            with pytest.raises(UserError, match="the processes have different training data"):
                 data.fingerprint()
 
 
