@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.data import loader, packing, text_size
+from md4_jax.data import labelled, loader, packing, text_size
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
 from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.options import DataOptions
@@ -20,8 +20,9 @@ from md4_jax.runtime.sharding import max_over_processes
 class Corpus:
     """A source, read as symbols of a domain.
 
-    A source of documents is joined to a token stream for each split, and cut into windows. A
-    source that has `rows` gives the sequences themselves, and what a network is told of each.
+    The documents of a source are joined to a token stream for each split, and cut into windows.
+    With labels, each document is a row instead; and a source that has `rows` gives the sequences
+    themselves, and what a network is told of each.
     Batches hold the rows of a global batch that this process gets: `rows`, ascending.
     """
 
@@ -33,7 +34,7 @@ class Corpus:
         if not self._has_rows:
             return
         length = math.prod(self.domain.shape)
-        if self.options.length != length:
+        if not self._is_labelled and self.options.length != length:
             raise UserError(
                 f"data.length={self.options.length} must be {length}: an example of this data "
                 f"has the shape {self.domain.shape}"
@@ -123,6 +124,8 @@ class Corpus:
         return Windows(self.stream(split), length, step or length, conditional, self._eot_id)
 
     def _rows(self, split: str) -> Rows:
+        if self._is_labelled:
+            return labelled.rows(self.source, self.domain, split, self.options.length)
         return self.source.rows(split)
 
     def _text_size(self, *, are_texts: bool) -> Callable | None:
@@ -143,7 +146,12 @@ class Corpus:
 
     @property
     def _has_rows(self) -> bool:
-        return hasattr(self.source, "rows")
+        return self._is_labelled or hasattr(self.source, "rows")
+
+    @property
+    def _is_labelled(self) -> bool:
+        """Whether documents are texts of classes, each a row."""
+        return bool(getattr(self.source, "label_key", ""))
 
     @property
     def _eot_id(self) -> int | None:
