@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
+                windows="grid",  # of training: grid, side by side; every, at every offset
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe

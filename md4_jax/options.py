@@ -7,12 +7,21 @@ from md4_jax.protocols import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """The part of the `data` section that does not depend on the source."""
+    """The part of the `data` section that does not depend on the source.
+
+    length              tokens of one sequence
+    separate_documents  attention stays within a document
+    windows             training sequences: "grid" cuts the token stream into sequences side by
+                        side, "every" takes one at every offset
+    """
 
     length: int = 256
     separate_documents: bool = False
+    windows: str = "grid"
 
     def __post_init__(self):
+        if self.windows not in ("grid", "every"):
+            raise UserError(f"data.windows must be 'grid' or 'every', not {self.windows!r}")
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from md4_jax.config.schema import build_section, merged, options_from
 from md4_jax.data.corpus import Corpus
-from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, read_domain
+from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, read_domain
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -19,8 +19,11 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
         return read_domain(kept, length), source
-    tokenizer = build_section("tokenizer", config["tokenizer"])
-    return TextDomain(tokenizer.fit(source.documents("train")), length), source
+
+    def tokenizer() -> Any:
+        return build_section("tokenizer", config["tokenizer"])
+
+    return domain_of(source, tokenizer, length), source
 
 
 def corpora(
@@ -44,11 +47,11 @@ def corpora(
 
 def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
     options = options_from(DataOptions, section)
-    if options.separate_documents and domain.eot_id is None:
+    if options.separate_documents and getattr(domain, "eot_id", None) is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token, and that "
             "of this run has none"
         )
-    if options.length != domain.shape[0]:
+    if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)
     return Corpus(build_section("data", section), domain, options)

@@ -24,6 +24,8 @@ FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", 
 # Sections within an evaluator, which may begin on the command line.
 OF_EVALUATORS = ("data", "objective")
 
+# Keys that older runs and short configs leave out -> what they mean by that.
+ADDED = {"data.windows": "grid"}
 # (section, its name, key, value) that a run may have stored -> what that value is called now.
 RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
 
@@ -218,7 +220,7 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Pl
 
     A key that the run's version did not have yet is no difference where it is empty.
     """
-    before, after, missing = dict(flatten(old)), dict(flatten(new)), object()
+    before, after, missing = ADDED | dict(flatten(old)), ADDED | dict(flatten(new)), object()
     after = {key: value for key, value in after.items() if key in before or value != ""}
     differing = [
         f"  {key}: {before[key]!r} in the workdir, {after[key]!r} asked for"

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from md4_jax.data import tokenizers
+from md4_jax.data.labelled import classes
 from md4_jax.data.names import Load, UnknownClass, class_of
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.paths import Place, replace
@@ -47,10 +48,12 @@ class TextDomain:
 
     tokenizer  one of data/tokenizers.py, or any object like them
     length     tokens of one sequence
+    labels     names of the classes of texts, by number: class k is labels[k]. (): no classes
     """
 
     tokenizer: Any
     length: int
+    labels: tuple[str | int, ...] = ()
 
     @property
     def vocab_size(self) -> int:
@@ -83,14 +86,15 @@ class TextDomain:
     def to_json(self) -> str:
         """Returns the JSON object of the domain, which holds that of the tokenizer."""
         tokenizer = json.loads(self.tokenizer.to_json())
-        return json.dumps({"domain": "text", "length": self.length, "tokenizer": tokenizer})
+        labels = {"labels": self.labels} if self.labels else {}
+        fields = {"domain": "text", "length": self.length, **labels, "tokenizer": tokenizer}
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], load: Load | None) -> "TextDomain":
         """Makes the domain from the parsed JSON object."""
-        arguments = {k: v for k, v in fields.items() if k not in ("domain", "tokenizer")}
         tokenizer = tokenizers.from_json(json.dumps(fields["tokenizer"]), load)
-        return cls(tokenizer, **arguments)
+        return cls(tokenizer, fields["length"], tuple(fields.get("labels", ())))
 
 
 DOMAINS = {"text": TextDomain}
@@ -108,13 +112,24 @@ def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain
     return class_of(fields["domain"], DOMAINS, "domain", load).from_json(fields, load)
 
 
+def domain_of(source: Any, tokenizer: Callable[[], Any], length: int) -> Domain:
+    """Returns the domain of a source: its own, or text of a tokenizer that learns from it.
+
+    tokenizer  makes the tokenizer; called for text only
+    """
+    if hasattr(source, "domain"):
+        return source.domain()
+    labels = classes(source.labelled("train")) if getattr(source, "label_key", "") else ()
+    return TextDomain(tokenizer().fit(source.documents("train")), length, labels)
+
+
 def same_symbols(one: Domain, other: Domain) -> bool:
-    """Whether the symbols of two domains mean the same; their shapes may differ."""
-    shapeless = [json.loads(domain.to_json()) for domain in (one, other)]
-    for fields in shapeless:
-        fields.pop("length", None)
-        fields.pop("shape", None)
-    return shapeless[0] == shapeless[1]
+    """Whether the symbols of two domains mean the same; shapes and classes may differ."""
+    bare = [json.loads(domain.to_json()) for domain in (one, other)]
+    for fields in bare:
+        for key in ("length", "shape", "labels"):
+            fields.pop(key, None)
+    return bare[0] == bare[1]
 
 
 def keep_domain(domain: Domain, workdir: Place) -> None:

@@ -159,9 +159,10 @@ class Characters(Tokenizer):
         if wrong.size:
             offset = int(wrong[0])
             raise UserError(
-                f"character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{self.vocab_size} characters. Add it to tokenizer.alphabet, or leave that None "
-                "and have the character in the training split, or use the tokenizer 'bytes'."
+                f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
+                f"{self.vocab_size} characters, which is tokenizer.alphabet or, without it, what "
+                "the training split has. Set tokenizer.alphabet to all characters of the "
+                "data, or tokenizer.name to 'bytes'."
             )
         return order[place]
 

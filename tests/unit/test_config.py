@@ -113,6 +113,17 @@ def test_the_same_config_may_go_on_and_so_may_one_that_differs_in_free_sections(
     config.check_same(old, new, tmp_path)
 
 
+def test_a_run_of_before_a_key_goes_on_with_what_was_done_then(tmp_path):
+    old, new = sample_config(), sample_config()
+    new["data"]["windows"] = "grid"
+    config.check_same(old, new, tmp_path)
+    config.check_same(new, old, tmp_path)
+    new["data"]["windows"] = "every"
+    for before, after in ((old, new), (new, old)):
+        with pytest.raises(UserError, match="data.windows: 'grid|every' in the workdir"):
+            config.check_same(before, after, tmp_path)
+
+
 def test_every_key_that_differs_is_listed(tmp_path):
     old, new = sample_config(), sample_config()
     new["train"] |= {"batch_size": 8, "microbatches": 2}
