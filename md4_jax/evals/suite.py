@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from md4_jax.data.corpus import Corpus
-from md4_jax.data.loader import SplitSize
+from md4_jax.data.sequences import SplitSize
 from md4_jax.evals.context import Context
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
