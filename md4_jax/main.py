@@ -24,7 +24,8 @@ def run(arguments: list[str]) -> int:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         workdir = place(f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}")
     again = command.again(flags, workdir, assignments)
-    return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals))
+    run = None if flags.config else workdir
+    return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run))
 
 
 def main() -> None:

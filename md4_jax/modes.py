@@ -35,12 +35,14 @@ class Call(NamedTuple):
     workdir  of the run
     command  that starts the same thing again
     evals    names of evaluators; empty: those that a mode takes by itself
+    run      directory of the run whose own config it is; None where a config file was given
     """
 
     config: dict[str, Any]
     workdir: Place
     command: str
     evals: tuple[str, ...] = ()
+    run: Place | None = None
 
 
 def train_mode(call: Call) -> int:
@@ -51,9 +53,11 @@ def train_mode(call: Call) -> int:
     if kept is not None:
         config.check_same(kept, call.config, workdir)
     experiment, corpus = _experiment(call.config, workdir)
+    # Refuse what will not do before anything is written.
+    if kept is not None and config.moved(kept, call.config):
+        runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, workdir, corpus)
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
-    # Refuse what will not do before anything is written.
     abstract_state(experiment)
     begin = runs.beginning(experiment, workdir, _say)
     if jax.process_index() == 0:
@@ -76,6 +80,8 @@ def train_mode(call: Call) -> int:
 def eval_mode(call: Call) -> int:
     """Prints what the evaluators found, last as lines of JSON, likelihoods after all others."""
     experiment, corpus = _experiment(_same(call), call.workdir)
+    if config.moved(config.stored(call.workdir), call.config):
+        runs.check_text(experiment, corpus, call.workdir)
     suite = _suite(experiment, call.workdir, corpus)
     names = call.evals or tuple(
         name for name in suite.final() if not isinstance(experiment.evals[name], DrawnSamples)
@@ -110,7 +116,7 @@ def plan_mode(call: Call) -> int:
     asked = call.config
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
-    domain = RandomTokens(size) if size else inputs.domain_and_source(asked, None)[0]
+    domain = RandomTokens(size) if size else inputs.domain_and_source(asked, call.run)[0]
     experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
@@ -130,7 +136,7 @@ def bench_mode(call: Call) -> int:
     if size:
         experiment, corpus = build.experiment(asked, RandomTokens(size)), None
     else:
-        experiment, corpus = _experiment(asked, None)
+        experiment, corpus = _experiment(asked, call.run)
     result = bench(experiment, corpus)
     _say(f"{call.command}\n{table(result)}")
     _say(report.as_json({"commit": commit(), **result}))

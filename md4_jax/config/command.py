@@ -1,6 +1,7 @@
 """The command line: flags, assignments to the config, and the command that starts it again."""
 
 import argparse
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -28,7 +29,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
                 raise UserError(f"{argument} needs a value: {argument}=VALUE")
             value = rest.pop(0)
         assignments[key] = value
-    flags = _parser().parse_args(plain)
+    parser = _parser()
+    flags, others = parser.parse_known_args(plain)
+    if others:
+        _refuse(parser, others)
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
     flags.evals = tuple(words(flags.evals))
@@ -47,6 +51,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topology", help="of --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES)
     return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
+    """UserError for a key of the config without its prefix; the usage for anything else."""
+    for argument in others:
+        if re.match(r"--\w+\.\w", argument):
+            raise UserError(
+                f"unknown flag {argument}: did you mean --config.{argument.removeprefix('--')}?"
+            )
+    parser.error(
+        f"unknown arguments: {' '.join(others)}; keys are set by --config.SECTION.KEY=VALUE"
+    )
 
 
 def again(flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, str]) -> str:

@@ -18,8 +18,11 @@ from md4_jax.runtime import paths
 from md4_jax.runtime.commit import PACKAGE_ROOT, commit
 
 FILE = "config.json"
+# Where the data lies. That it is the same text is checked by what the tokens are.
+PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # What may differ when a run is continued: it decides where and how often, never what is learned.
 FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
+FREE += PLACES
 
 # Sections within an evaluator, which may begin on the command line.
 OF_EVALUATORS = ("data", "objective")
@@ -218,19 +221,40 @@ def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:
     """UserError that lists every key in which a run's config and the asked one differ.
 
-    A key that the run's version did not have yet is no difference where it is empty.
+    A key that the run's version did not have yet is no difference where it is empty. With a
+    constant learning rate the number of steps is free: no step before the last depends on it.
     """
     before, after, missing = ADDED | dict(flatten(old)), ADDED | dict(flatten(new)), object()
     after = {key: value for key, value in after.items() if key in before or value != ""}
+    is_constant = before.get("optim.decay") == after.get("optim.decay") == "constant"
     differing = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if not key.startswith(FREE) and before.get(key, missing) != after.get(key, missing)
+        if not (key == "train.num_steps" and is_constant)
+    ]
+    if not differing:
+        return
+    lines = [
         f"  {key}: {before[key]!r} in the workdir, {after[key]!r} asked for"
         if key in before and key in after
         else f"  {key}: only in {'the workdir' if key in before else 'what is asked for'}"
-        for key in sorted(before.keys() | after.keys())
-        if not key.startswith(FREE) and before.get(key, missing) != after.get(key, missing)
+        for key in differing
     ]
-    if differing:
-        raise UserError(
-            f"{workdir} was made by another config:\n" + "\n".join(differing) + "\n"
-            "choose another --workdir, or give the old values back to continue that run"
-        )
+    steps = (
+        f"\nThe learning rate (optim.decay={before.get('optim.decay')!r}) is made for "
+        f"{before.get('train.num_steps')} steps and ends with them. To train on, take another "
+        f"--workdir and --config.train.initial={workdir}, which begins with the parameters of "
+        "this run; only a run with optim.decay='constant' can be given more steps"
+    )
+    raise UserError(
+        f"{workdir} was made by another config:\n" + "\n".join(lines) + "\n"
+        "choose another --workdir, or give the old values back to continue that run"
+        + (steps if "train.num_steps" in differing else "")
+    )
+
+
+def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the data is read from another place than the run read it from."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    return any(before.get(key) != after.get(key) for key in PLACES)

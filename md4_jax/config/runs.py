@@ -7,6 +7,7 @@ import jax
 
 from md4_jax.config import build
 from md4_jax.config import load as config
+from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
 from md4_jax.evals.likelihood import main_bound, reported
 from md4_jax.evals.suite import Judge
@@ -26,6 +27,25 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
     if found is None:
         raise UserError(f"{workdir} holds no checkpoint yet: train it first")
     return found
+
+
+def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
+    """UserError if the corpus is not the text that the run in workdir was trained on, if it was."""
+    host = _read(experiment, workdir, Checkpoints.host)
+    if host is None:
+        return
+    if "text" not in host:
+        raise UserError(
+            f"the checkpoints of {workdir} do not say what text they were trained on, so that "
+            "another place of it (data.path) cannot be checked: give the old one back"
+        )
+    try:
+        check_same_text(host["text"], corpus.fingerprint(), workdir)
+    except UserError as error:
+        raise UserError(
+            f"{error}. To evaluate this run on another text name it as an evaluator's data: "
+            "--evals other --config.evals.other.name=likelihood --config.evals.other.data.path=FILE"
+        ) from error
 
 
 def judge_of(experiment: Experiment) -> Judge | None:
