@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from md4_jax import modes
-from md4_jax.config import command, schema
+from md4_jax.config import command, foreign, schema
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed
 from md4_jax.runtime.paths import place
@@ -16,6 +16,7 @@ def run(arguments: list[str]) -> int:
     flags, assignments = command.parse(arguments)
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
+    foreign.allow(flags.trust)
     config = schema.load_config(flags.config, assignments, workdir)
     if workdir is None:
         if flags.mode in command.OF_A_RUN or flags.distributed:

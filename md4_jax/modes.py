@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from md4_jax.config import build, inputs, runs
+from md4_jax.config import build, foreign, inputs, runs
 from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.data.corpus import Corpus
@@ -102,7 +102,9 @@ def eval_mode(call: Call) -> int:
 def sample_mode(call: Call) -> int:
     """Writes and prints samples of the newest checkpoint, last their numbers in JSON."""
     asked = _same(call)
-    experiment = build.experiment(asked, stored_domain(call.workdir, asked["data"]["length"]))
+    experiment = build.experiment(
+        asked, stored_domain(call.workdir, asked["data"]["length"], foreign.load)
+    )
     experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
     step, params = runs.averaged(experiment, call.workdir)
     suite = _suite(experiment, call.workdir)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from md4_jax.config.schema import REGISTRIES
+from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.processes.masking import Masking
@@ -55,7 +56,7 @@ def validate(experiment: Experiment) -> None:
 
 def _bounds(experiment: Experiment) -> dict[str, Any]:
     """The evaluators that report a bound, by name."""
-    return {name: e for name, e in experiment.evals.items() if hasattr(e, "objective")}
+    return {name: e for name, e in experiment.evals.items() if isinstance(e, LikelihoodBound)}
 
 
 def _objective_name(objective: Any) -> str:
@@ -72,7 +73,8 @@ def _users(experiment: Experiment) -> list[User]:
         User("objective", config["objective"]["name"], experiment.objective),
         *(
             User(f"evals.{name}.objective", _objective_name(e.objective), e.objective)
-            for name, e in _bounds(experiment).items()
+            for name, e in experiment.evals.items()
+            if hasattr(e, "objective")
         ),
         User("sample", config["sample"]["name"], experiment.sampler_step),
     ]

@@ -35,7 +35,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, others)
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
-    flags.evals = tuple(words(flags.evals))
+    flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
     return flags, assignments
 
@@ -48,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
     parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
     parser.add_argument("--evals", default="", help="of --mode eval: names in evals, as a,b")
+    parser.add_argument(
+        "--trust", default="", help="packages that a run's own config may import: a,b"
+    )
     parser.add_argument("--topology", help="of --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES)
     return parser
@@ -70,6 +73,7 @@ def again(flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, s
     said = [f"--config={flags.config}"] if flags.config else []
     said += [f"--mode={flags.mode}"]
     said += [f"--evals={','.join(flags.evals)}"] if flags.evals else []
+    said += [f"--trust={','.join(flags.trust)}"] if flags.trust else []
     said += [f"--distributed={flags.distributed}"] if flags.distributed else []
     writes = flags.mode in ("train", *OF_A_RUN)
     said += [f"--workdir={workdir}"] if writes or not flags.config else []

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from md4_jax.config import foreign
 from md4_jax.config.schema import build_section, merged, options_from
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, read_domain
@@ -18,7 +19,7 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     source = build_section("data", config["data"])
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
-        return read_domain(kept, length), source
+        return read_domain(kept, length, foreign.load), source
 
     def tokenizer() -> Any:
         return build_section("tokenizer", config["tokenizer"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from md4_jax.config import build
+from md4_jax.config import build, foreign
 from md4_jax.config import load as config
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
@@ -112,7 +112,7 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
         raise UserError(f"{key}={asked} holds no run{hint}")
-    domain = stored_domain(directory, kept["data"]["length"])
+    domain = stored_domain(directory, kept["data"]["length"], foreign.load)
     if not same_symbols(domain, experiment.domain):
         raise UserError(f"{key}={asked} was trained with another tokenizer than this run")
     size = {

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from md4_jax.config import foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
 from md4_jax.data import SOURCES, TOKENIZERS
@@ -82,8 +83,15 @@ def has_name(path: str) -> bool:
 
 
 def class_of(path: str, name: Any) -> type:
-    """Returns the class that a section's name stands for; UserError for an unknown one."""
+    """Returns the class that a name stands for, in the registry or package.module:attribute."""
     registry = REGISTRIES[kind(path)]
+    if foreign.is_foreign(name):
+        try:
+            found = foreign.load(name)
+        except UserError as error:
+            raise UserError(f"{path}.name: {error}") from error
+        foreign.check_contract(kind(path), f"{path}.name", found)
+        return found
     if name not in registry:
         raise unknown(f"{path}.name", str(name), list(registry))
     return registry[name]
@@ -173,8 +181,12 @@ def _fits(value: Any, wanted: Any) -> bool:
         return isinstance(value, (tuple, list)) and all(
             _fits(item, typing.get_args(wanted)[0]) for item in value
         )
+    if typing.get_origin(wanted) is typing.Literal:
+        return value in typing.get_args(wanted)
     if wanted in (None, type(None)):
         return value is None
+    if wanted is Any:
+        return True
     if wanted is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if wanted is int:
@@ -183,6 +195,8 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _spell(wanted: Any) -> str:
+    if typing.get_origin(wanted) is typing.Literal:
+        return f"one of {', '.join(map(str, typing.get_args(wanted)))}"
     options = [o for o in typing.get_args(wanted) or (wanted,) if o in (bool, int, float, str)]
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return " or ".join(dict.fromkeys(words[o] for o in options)) or str(wanted)
@@ -230,6 +244,8 @@ def load_config(
             "run, or the --workdir of a run, whose own config is taken then"
         )
     config = config_lib.load(path) if path else copy.deepcopy(kept)
+    foreign.allow(foreign.names_in(assignments))
+    foreign.allow(foreign.names_in(config) if path else ())
     if kept is not None:  # a run of a version that did not have these modes yet
         for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
             config[name] = dataclasses.asdict(options) | config.get(name, {})

@@ -13,6 +13,10 @@ class UnknownClass(UserError):
     """A stored name stands for a class of the user's own that cannot be found."""
 
 
+class NotTrusted(UnknownClass):
+    """A stored name of the user's own is imported only if the user says so."""
+
+
 def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | None) -> Any:
     """Returns the built-in class of that name, or the class that `load` finds.
 
@@ -30,6 +34,8 @@ def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | Non
         if load is None:
             raise UserError("only built-in names can be read here")
         return load(name)
+    except NotTrusted:
+        raise
     except UserError as error:
         raise UnknownClass(
             f"it was written by the {kind} {name!r}, which is not found: {error}. Put its module "
