@@ -6,8 +6,10 @@ and `fsdp`; parameters over `fsdp` and `tensor`; the optimizer's and the moving
 average's copies lie as their parameter does, since their paths end alike.
 """
 
+import functools
 import math
 import re
+import sys
 
 import jax
 import numpy as np
@@ -21,8 +23,8 @@ from md4_jax.protocols import Array, Params, UserError
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
-# The end of a parameter's path -> how its trailing dimensions are split. Leading
-# dimensions (the layer axis of scanned blocks) stay whole.
+# End of a parameter's path -> how its trailing dimensions are split. Leading dimensions (the
+# layer axis of scanned blocks) stay whole.
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
@@ -33,6 +35,8 @@ RULES = (
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
 )
+# A parameter without a rule that has at most so many numbers (1 MiB in float32) is not split.
+SMALL = 2**18
 
 
 def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
@@ -95,12 +99,17 @@ def path_name(path: tuple) -> str:
 
 
 def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The PartitionSpec of one array; UserError for an unknown path or an uneven split."""
+    """Returns the PartitionSpec of one array.
+
+    Without a rule for its path it is not split, and a warning says so. UserError for a large one
+    without a rule on a mesh that splits parameters, and for an uneven split.
+    """
     if not shape:
         return P()
     spec = next((spec for pattern, spec in RULES if re.search(pattern, name)), None)
     if spec is None:
-        raise UserError(f"no sharding rule matches {name} {shape}; add a row to sharding.RULES")
+        _check_replicated(name, shape, mesh)
+        spec = P()
     full = P(*(None,) * (len(shape) - len(spec)), *spec)
     for size, axis in zip(shape, full, strict=True):
         if axis is not None and size % mesh.shape[axis]:
@@ -109,6 +118,33 @@ def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
                 "does not divide; choose network sizes that are multiples of it"
             )
     return full
+
+
+def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
+    """Warns of a parameter that no rule matches; UserError where that takes too much memory."""
+    parameter = name[max(0, name.find("network/"), name.find("process/")) :]
+    axes = ("fsdp", "tensor") if len(shape) > 1 else (None,)
+    row = f'(r"{"/".join(parameter.split("/")[-2:])}$", P({", ".join(map(repr, axes))}))'
+    split = {axis: mesh.shape[axis] for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1}
+    if split and math.prod(shape) > SMALL:
+        sizes = " and ".join(f"mesh.{axis}={size}" for axis, size in split.items())
+        raise UserError(
+            f"no rule says how {parameter} {shape} is split over {sizes}, and whole on every "
+            f"device it would be large. Add a row to RULES in md4_jax/runtime/sharding.py: {row}, "
+            "or with None for a dimension that stays whole"
+        )
+    _warn_replicated(parameter, shape, row)
+
+
+@functools.cache  # once for a parameter and its copies in the optimizer and the average
+def _warn_replicated(parameter: str, shape: tuple[int, ...], row: str) -> None:
+    if jax.process_index() == 0:
+        print(
+            f"warning: no rule says how {parameter} {shape} is split over devices, so that each "
+            f"holds all of it. A row of RULES in md4_jax/runtime/sharding.py would be {row}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def shardings_of(tree: Params, mesh: Mesh) -> Params:
