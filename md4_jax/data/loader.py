@@ -14,18 +14,18 @@ from md4_jax.protocols import Batch, UserError
 
 READ_THREADS = 4
 
-# Sequences before the end of training data. Not infinite: Grain computes the number of batches
-# in float64, which for its own "forever" overflows at a batch of one sequence.
+# Number of sequences in training data without end. Not infinite: Grain computes the number of
+# batches in float64, which overflows for its own infinity and a batch of one sequence.
 ENDLESS = 2**53
 
-# Rounds of Grain's permutation. With 4, what `grain.MapDataset.shuffle` takes, and billions of
-# sequences, one is often followed by a near one (correlation up to 0.8), which with windows at
-# every offset have the same text.
+# Rounds of Grain's permutation; `grain.MapDataset.shuffle` has 4. With 4 rounds and billions of
+# sequences, successive ones are close to one another (correlation up to 0.8), and windows that
+# are close have text in common where there is one at every offset.
 FEW_ROUNDS, MANY_ROUNDS = 4, 16
 
 
 class TrainIterator:
-    """An endless iterator of batches that can say where it stands and return there."""
+    """Endless iterator of batches with a position that can be stored and set."""
 
     def __init__(self, batches: grain.IterDataset, batch_size: int):
         self._batches = iter(batches)

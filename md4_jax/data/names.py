@@ -10,7 +10,7 @@ Load = Callable[[str], Any]
 
 
 class UnknownClass(UserError):
-    """A stored name stands for a class of the user's own that cannot be found."""
+    """Raised where the class of a stored name, one of the user's own, is not found."""
 
 
 def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | None) -> Any:

@@ -62,7 +62,7 @@ class Windows:
 
     @property
     def _covered(self) -> int:
-        """How many tokens lie in whole windows."""
+        """Number of tokens in whole windows."""
         return len(self) and (len(self) - 1) * self.step + self.length
 
     def _batch(self, rows: np.ndarray, index: np.ndarray) -> Batch:
@@ -128,6 +128,6 @@ class Rows:
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:
-    """Integers as int32, which is what labels are on a device."""
+    """Returns integers as int32, the type of labels on a device."""
     values = np.asarray(values)
     return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else values

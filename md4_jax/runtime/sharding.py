@@ -1,9 +1,9 @@
-"""Mesh axes, the table from parameter path to sharding, and host batches to global arrays.
+"""Mesh axes, sharding of each parameter by its path, and global arrays of host batches.
 
-The mesh always has the axes `data`, `fsdp` and `tensor`, of size 1 where unused,
-so nothing else asks how many devices there are. A batch is split over `data`
-and `fsdp`; parameters over `fsdp` and `tensor`; the optimizer's and the moving
-average's copies lie as their parameter does, since their paths end alike.
+The mesh always has the axes `data`, `fsdp` and `tensor`, of size 1 where unused, so that no other
+code asks for the number of devices. A batch is split over `data` and `fsdp`, parameters over
+`fsdp` and `tensor`. The copies of a parameter in the optimizer and the moving average are split
+like it, since their paths end alike.
 """
 
 import functools
@@ -40,7 +40,7 @@ SMALL = 2**18
 
 
 def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
-    """A mesh over the first data * fsdp * tensor devices; UserError when there are too few."""
+    """Makes a mesh of the first data * fsdp * tensor devices; UserError if there are too few."""
     devices = jax.devices() if devices is None else devices
     for name in ("fsdp", "tensor"):
         if getattr(options, name) < 1:
@@ -63,9 +63,9 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
 
 
 def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
-    """The devices as an array of that shape, neighbours on an axis neighbours in the machine.
+    """Arranges devices in that shape, so that neighbours on an axis are neighbours in the machine.
 
-    Slices of TPUs, between which there is only the data centre's network, lie along `data`.
+    Slices of TPUs, which only the network of the data centre connects, lie along `data`.
     """
     is_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
@@ -83,18 +83,18 @@ def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """How many pieces a batch is split into."""
+    """Number of pieces that a batch is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def batch_groups() -> int:
-    """How many pieces a batch is split into on the mesh in use; 1 where there is none."""
+    """Number of pieces that a batch is split into on the mesh in use; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def path_name(path: tuple) -> str:
-    """'network/blocks/attention/query/kernel' for a path of jax.tree_util."""
+    """Writes a path of jax.tree_util as 'network/blocks/attention/query/kernel'."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -148,7 +148,7 @@ def _warn_replicated(parameter: str, shape: tuple[int, ...], row: str) -> None:
 
 
 def shardings_of(tree: Params, mesh: Mesh) -> Params:
-    """The sharding of every array of a tree (arrays or ShapeDtypeStructs) by its path."""
+    """Returns the sharding of every array of a tree (arrays or ShapeDtypeStructs)."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, spec_for(path_name(path), leaf.shape, mesh)), tree
     )
@@ -163,7 +163,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
-    """Pins an activation's sharding on the mesh in use; the identity where there is none."""
+    """Constrains the sharding of an activation on the mesh in use; the identity without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -171,19 +171,19 @@ def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Which rows of a global batch the devices of this process hold, in ascending order."""
+    """Returns the rows of a global batch that the devices of this process hold, ascending."""
     each = batch_size // batch_shards(mesh)
     return (_local_shards(mesh)[:, None] * each + np.arange(each)).ravel()
 
 
 def _local_shards(mesh: Mesh) -> np.ndarray:
-    """The pieces of a batch that the devices of this process hold; some may be others' too."""
+    """Returns the pieces of a batch that devices of this process hold, some of them shared."""
     held = batch_sharding(mesh).addressable_devices_indices_map((batch_shards(mesh),))
     return np.unique([index[0].start or 0 for index in held.values()])
 
 
 def to_global(tree: Params, mesh: Mesh) -> Params:
-    """The `local_rows` of a host batch -> global arrays split over the batch axes."""
+    """Makes global arrays, split over the batch axes, of the `local_rows` on each host."""
     shards = _local_shards(mesh)
 
     def whole(x: np.ndarray) -> Array:
@@ -200,7 +200,7 @@ def to_global(tree: Params, mesh: Mesh) -> Params:
 
 
 def to_host(tree: Params) -> Params:
-    """Global arrays -> numpy, whole, on every process."""
+    """Returns global arrays as whole numpy arrays on every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
@@ -209,10 +209,10 @@ def to_host(tree: Params) -> Params:
 
 
 def max_over_processes(number: int, *, now: bool = True) -> int:
-    """The largest of the numbers that the processes give, the same answer on all.
+    """Returns the largest of the numbers of all processes, on every process.
 
-    With several processes they ask one another only when `now`, which must be
-    alike on all of them, and the answer is 0 in between.
+    Several processes communicate only if `now`, which must be equal on all of them; otherwise
+    the answer is 0.
     """
     if jax.process_count() == 1:
         return number
@@ -220,7 +220,7 @@ def max_over_processes(number: int, *, now: bool = True) -> int:
 
 
 def table(tree: Params, mesh: Mesh) -> str:
-    """One line per kind of parameter: path, shape, how it is split, bytes on a device."""
+    """Lists the parameters, one per line: path, shape, how it is split, MiB on a device."""
     lines = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = spec_for(path_name(path), leaf.shape, mesh)
