@@ -6,7 +6,7 @@ Every tokenizer has
     separator     what stands between documents if nothing ends them
     is_character  a token is a character, so bits per token are bits per character
 and the methods of `Tokenizer`. A tokenizer of your own is a frozen dataclass that inherits from
-it, with these attributes, `encode` and `_join`; `tokenizer.name` is then package.module:class.
+it, with these attributes, `encode` and `join`; `tokenizer.name` is then package.module:class.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 class Tokenizer:
     """Methods that all tokenizers share.
 
-    Each one defines `encode` (text -> ids) and `_join` (ids without the mask -> text).
+    Each one defines `encode` (text -> ids) and `join` (ids without the mask -> text).
     """
 
     @property
@@ -66,7 +66,7 @@ class Tokenizer:
         return "".join(self._run(run, mask) for run in runs if run.size)
 
     def _run(self, ids: np.ndarray, mask: str) -> str:
-        return mask if ids[0] == self.vocab_size else self._join(ids)
+        return mask if ids[0] == self.vocab_size else self.join(ids)
 
     def spellings(self) -> list[bytes] | None:
         """Returns the UTF-8 bytes of each token; None where a token alone has no text."""
@@ -101,7 +101,7 @@ class Text8Symbols(Tokenizer):
             )
         return ids
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return np.frombuffer(_SYMBOLS.encode(), np.uint8)[ids].tobytes().decode("ascii")
 
 
@@ -166,7 +166,7 @@ class Characters(Tokenizer):
             )
         return order[place]
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return _code_points(self._fitted())[ids].tobytes().decode("utf-32-le", "surrogatepass")
 
     def _fitted(self) -> str:
@@ -208,7 +208,7 @@ class Bytes(Tokenizer):
         """Returns the byte of each token, and the name of the end of text."""
         return [*(bytes([i]) for i in range(256)), END_OF_TEXT.encode()]
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         cuts = np.flatnonzero(ids == self.eot_id)
         runs = np.split(ids, cuts)
         pieces = [run[run != self.eot_id].astype(np.uint8).tobytes() for run in runs]
@@ -274,7 +274,7 @@ class BytePairs(Tokenizer):
         """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
         return bpe_files.spellings(self._tokenizer, self.vocab_size)
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
