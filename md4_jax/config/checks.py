@@ -7,7 +7,7 @@ from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block, sample_length
 from md4_jax.generate.prompts import templates
-from md4_jax.processes.masking import Masking
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.transforms import Transform
@@ -97,11 +97,6 @@ def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
         return
     if stride > length:
         raise UserError(f"{key}.stride={stride} must be at most data.length={length}")
-    if not getattr(evaluator.objective, "takes_given", False):
-        raise UserError(
-            f"{key}.stride={stride} needs a bound of what comes after the text before it: "
-            f"{key}.objective.name='block' or 'autoregressive', not {name!r}"
-        )
     block = getattr(evaluator.objective, "block", 1)
     if (length - stride) % block:
         raise UserError(
@@ -112,14 +107,13 @@ def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
 
 def _check_fit(experiment: Experiment) -> None:
     """UserError for an objective or a sampler that is not defined for the process."""
-    names = {cls: name for name, cls in REGISTRIES["process"].items()}
     chosen = experiment.config["process"]["name"]
     network = experiment.network
     for section, name, user in _users(experiment):
         key = f"{section}.name"
         needs = user.needs
         if not isinstance(experiment.process, needs.processes):
-            fits = " or ".join(repr(names[cls]) for cls in needs.processes)
+            fits = " or ".join(map(repr, _able(needs.processes)))
             raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
         if needs.time and network.time_free:
             raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
@@ -145,6 +139,12 @@ def _check_fit(experiment: Experiment) -> None:
             raise UserError(
                 f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
             )
+
+
+def _able(protocols: tuple[type, ...]) -> list[str]:
+    """The names of the processes in the registry that have one of these protocols."""
+    made = {name: make(vocab_size=2) for name, make in REGISTRIES["process"].items()}
+    return [name for name, process in made.items() if isinstance(process, protocols)]
 
 
 def _check_sampling(experiment: Experiment) -> None:
@@ -183,7 +183,7 @@ def _check_blocks(experiment: Experiment) -> None:
     for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
         if size % block:
             raise UserError(f"sample.block={block} must divide {key}={size}")
-    if not (isinstance(experiment.process, Masking) and experiment.network.blockwise):
+    if not (isinstance(experiment.process, RevealsMasks) and experiment.network.blockwise):
         raise UserError(
             f"sample.block={block} needs process.name='masking', network.local_width=0 and "
             "network.causal=False"
@@ -218,7 +218,7 @@ def _check_steps(experiment: Experiment) -> None:
     for user in (experiment.objective, experiment.sampler_step):
         if hasattr(user, "check_length"):
             user.check_length(experiment.data.length)
-    own, sample = getattr(experiment.process, "timesteps", None), experiment.sample
+    own, sample = experiment.process.timesteps, experiment.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(
             f"sample.steps={sample.steps} and sample.grid={sample.grid!r} must be {own} and "

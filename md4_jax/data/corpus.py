@@ -1,4 +1,4 @@
-"""The data of an experiment: the splits of a source as symbols of a domain, and their batches."""
+"""Data of an experiment: the splits of a source as symbols of a domain, and their batches."""
 
 import dataclasses
 import math
@@ -52,7 +52,7 @@ class Corpus:
         return packing.token_stream(self.source, self.domain.tokenizer, split)
 
     def fingerprint(self) -> dict[str, int]:
-        """Returns {tokens, crc32} of the training split; UserError if processes have different."""
+        """Returns {tokens, crc32} of the training split; UserError if processes have other data."""
         if self._has_rows:
             found = self._rows("train").fingerprint()
         else:
@@ -97,7 +97,7 @@ class Corpus:
                 before it, and the tokens that both have are only conditioned on in the second
         """
         if stride and self._has_rows:
-            raise UserError(f"eval.stride={stride} slides over text; this data is single examples")
+            raise UserError(f"stride={stride} slides over text; this data is single examples")
         return loader.eval_batches(
             self._sequences(split, step=stride, conditional=bool(stride)),
             batch_size=batch_size,
@@ -117,7 +117,7 @@ class Corpus:
         )
 
     def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows | Rows:
-        """The rows of a split, or its windows, side by side where step is 0."""
+        """Returns the rows of a split, or its windows, side by side where step is 0."""
         if self._has_rows:
             return self._rows(split)
         length = self.options.length
@@ -129,7 +129,7 @@ class Corpus:
         return self.source.rows(split)
 
     def _text_size(self, *, are_texts: bool) -> Callable | None:
-        """What counts bytes and words: of sequences that are texts, or pieces of one text."""
+        """Makes a counter of bytes and words, for whole texts or for pieces of one text."""
         if not isinstance(self.domain, TextDomain):
             return None
         count = text_size.of_many_texts if are_texts else text_size.of_one_text
@@ -159,9 +159,9 @@ class Corpus:
 
 
 def check_same_text(kept: Mapping[str, int] | None, now: Mapping[str, int], workdir: Place) -> None:
-    """UserError if a run is resumed on other tokens than it was trained on.
+    """Raises UserError if a run is resumed on other tokens than it was trained on.
 
-    kept: the fingerprint in its checkpoint; None in those that have none.
+    kept: the fingerprint in its checkpoint; None where an older version wrote it.
     """
     if kept is not None and kept != now:
         before, after = (f"{x['tokens']:,} tokens, CRC-32 {x['crc32']:08x}" for x in (kept, now))

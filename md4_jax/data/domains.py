@@ -1,4 +1,4 @@
-"""Domains: what a sequence of symbols stands for, and the file in which a run keeps its domain."""
+"""Domains: the meaning of symbols, and the file in which a run keeps it."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ DOMAIN_FILE = "tokenizer.json"
 
 
 class Domain(Protocol):
-    """What a sequence of symbols stands for.
+    """Meaning of a sequence of symbols.
 
     vocab_size  symbols are the integers 0..vocab_size-1
     shape       shape of one example: (256,) for text, (32, 32, 3) for an image

@@ -13,7 +13,7 @@ MOST_CLASSES = 1 << 16
 
 
 class Labelled(NamedTuple):
-    """A text with its label, a name or a whole number; where it stands, for messages."""
+    """A text, its label (a name or a whole number), and the place of it, for messages."""
 
     text: str
     label: str | int
@@ -67,7 +67,7 @@ def rows(source: Any, domain: Any, split: str, length: int) -> Rows:
 def _pieces(
     source: Any, tokenizer: Any, split: str, length: int, numbers: dict[str | int, int]
 ) -> Iterator[np.ndarray]:
-    """The rows: `length` tokens, how many of them count, the class."""
+    """Yields rows: `length` tokens, the number of them that count, the class."""
     end = [] if tokenizer.eot_id is None else [tokenizer.eot_id]
     texts = (text.text for text in source.labelled(split))
     ids_of_each = packing.encoded(source, tokenizer, split, texts)

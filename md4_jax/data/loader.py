@@ -14,18 +14,18 @@ from md4_jax.protocols import Batch, UserError
 
 READ_THREADS = 4
 
-# Sequences before the end of training data. Not infinite: Grain computes the number of batches
-# in float64, which for its own "forever" overflows at a batch of one sequence.
+# Number of sequences in training data without end. Not infinite: Grain computes the number of
+# batches in float64, which overflows for its own infinity and a batch of one sequence.
 ENDLESS = 2**53
 
-# Rounds of Grain's permutation. With 4, what `grain.MapDataset.shuffle` takes, and billions of
-# sequences, one is often followed by a near one (correlation up to 0.8), which with windows at
-# every offset have the same text.
+# Rounds of Grain's permutation; `grain.MapDataset.shuffle` has 4. With 4 rounds and billions of
+# sequences, successive ones are close to one another (correlation up to 0.8), and windows that
+# are close have text in common where there is one at every offset.
 FEW_ROUNDS, MANY_ROUNDS = 4, 16
 
 
 class TrainIterator:
-    """An endless iterator of batches that can say where it stands and return there."""
+    """Endless iterator of batches with a position that can be stored and set."""
 
     def __init__(self, batches: grain.IterDataset, batch_size: int):
         self._batches = iter(batches)
@@ -103,10 +103,10 @@ def eval_batches(
     rows: np.ndarray | None = None,
     text_size: Callable[[np.ndarray], tuple[int, int]] | None = None,
 ) -> Iterator[Batch]:
-    """Yields all sequences in order, each in one row of weight 1.
+    """Yields all sequences in order, each in one row.
 
     Sequences come in global batches of `batch_size`, the last one filled up with
-    rows of zeros of weight 0. If there is a rest of r tokens, one more batch
+    rows of zeros of which no token counts. If there is a rest of r tokens, one more batch
     of tokens [len(rows), r] has them in row 0 of the global batch. Every process
     gets the same number of batches.
 
@@ -133,18 +133,17 @@ def _in_order(sequences: Windows | Rows, batch_size: int) -> Iterator[Batch]:
 
 
 def _text(batch: Batch, text_size: Callable[[np.ndarray], tuple[int, int]]) -> np.ndarray:
-    counted = np.ones(batch.tokens.shape, bool) if batch.given is None else ~batch.given
-    sizes = [text_size(row[own]) for row, own in zip(batch.tokens, counted, strict=True)]
+    rows = zip(batch.tokens, batch.loss_mask, strict=True)
+    sizes = [text_size(tokens[counted]) for tokens, counted in rows]
     return np.asarray(sizes, np.int32)
 
 
 def _filled(real: Batch, batch_size: int, mine: np.ndarray | slice) -> Batch:
     """Fills a batch up with rows of zeros and returns the rows of this process."""
 
-    def part(x: np.ndarray | None) -> np.ndarray | None:
-        if x is None:
-            return None
+    def part(x: np.ndarray) -> np.ndarray:
         return np.pad(x, [(0, batch_size - len(x))] + [(0, 0)] * (x.ndim - 1))[mine]
 
     context = {name: part(values) for name, values in real.context.items()}
-    return Batch(part(real.tokens), part(real.weight), context, part(real.given), part(real.text))
+    text = None if real.text is None else part(real.text)
+    return Batch(part(real.tokens), part(real.loss_mask), context, text)

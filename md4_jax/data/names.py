@@ -10,7 +10,7 @@ Load = Callable[[str], Any]
 
 
 class UnknownClass(UserError):
-    """A stored name stands for a class of the user's own that cannot be found."""
+    """Raised where the class of a stored name, one of the user's own, is not found."""
 
 
 class NotTrusted(UnknownClass):

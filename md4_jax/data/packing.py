@@ -55,12 +55,11 @@ def kept(
     pieces     makes them, part by part
 
     The first call writes them to a file of the cache directory, and beside it what it holds;
-    later calls only check that length and checksum are what was written. A file that is damaged
-    is said and made again. Memory does not grow with the data, and several processes may call at
+    later calls only check that length and checksum are what was written. A damaged file is
+    reported and made again. Memory does not grow with the data, and several processes may call at
     once.
 
-    Raises UserError when the disk is full, and when it gives back something else than was
-    written to it.
+    Raises UserError when the disk is full, and when it returns something else than was written.
     """
     key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
     dtype = id_dtype(size).name
@@ -110,7 +109,7 @@ def _kept_stream(source, tokenizer, split: str, cache_dir: str | None) -> tuple[
 
 
 def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:
-    """Writes integers and the record of them, which is there first: who sees one, sees both."""
+    """Writes integers, and first the record of them, so that no reader finds them without it."""
     with new_file(path) as temporary:
         count, crc = 0, 0
         with temporary.open("wb") as file:
@@ -123,7 +122,7 @@ def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None
 
 
 def _stream(source, tokenizer, split: str) -> Iterator[np.ndarray]:
-    """The stream, document by document."""
+    """Yields the stream, document by document."""
     between, after = np.zeros(0, np.uint8), np.zeros(0, np.uint8)
     if tokenizer.eot_id is not None:
         after = np.array([tokenizer.eot_id], id_dtype(tokenizer.vocab_size))
@@ -137,7 +136,7 @@ def _stream(source, tokenizer, split: str) -> Iterator[np.ndarray]:
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in lists that are worth a call and small enough for memory."""
+    """Groups documents into lists: enough for one call, few enough for memory."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
@@ -150,9 +149,9 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _named(source, tokenizer, split: str, count: int, batch: list[str]) -> UserError:
-    """The error of the first document of a batch that cannot be encoded, with its origin.
+    """Makes the error of the first document of a batch that cannot be encoded, with its origin.
 
-    count: of the documents before the batch.
+    count: number of documents before the batch.
     """
     for number, document in enumerate(batch, count):
         try:

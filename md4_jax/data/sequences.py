@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4_jax.data.packing import segments
-from md4_jax.protocols import Batch
+from md4_jax.protocols import Batch, batch_of
 
 ROWS_AT_ONCE = 4096
 
@@ -62,15 +62,17 @@ class Windows:
 
     @property
     def _covered(self) -> int:
-        """How many tokens lie in whole windows."""
+        """Number of tokens in whole windows."""
         return len(self) and (len(self) - 1) * self.step + self.length
 
     def _batch(self, rows: np.ndarray, index: np.ndarray) -> Batch:
         tokens = rows.astype(np.int32)
         context = {} if self.eot_id is None else {"segments": segments(tokens, self.eot_id)}
-        shared = (index > 0)[:, None] & (np.arange(tokens.shape[1]) < self.length - self.step)
-        given = shared if self.conditional else None
-        return Batch(tokens, np.ones(len(tokens), np.float32), context, given)
+        loss_mask = None
+        if self.conditional:
+            is_new = np.arange(tokens.shape[1]) >= self.length - self.step
+            loss_mask = is_new | (index == 0)[:, None]
+        return batch_of(tokens, loss_mask=loss_mask, context=context)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Rows:
         """Returns the rows with these numbers [B]."""
         context = {name: _narrow(values[index]) for name, values in self.context.items()}
         tokens = np.asarray(self.tokens[index], np.int32)
-        return Batch(tokens, np.ones(len(tokens), np.float32), context, self._padding(index))
+        return batch_of(tokens, loss_mask=self._loss_mask(index), context=context)
 
     def rest(self) -> None:
         """Returns None: every row is whole."""
@@ -111,7 +113,7 @@ class Rows:
         """Returns the tokens that count, one row after another."""
         if self.lengths is None:
             return self.tokens.reshape(-1)
-        return self.tokens[~self._padding(np.arange(len(self)))]
+        return self.tokens[self._loss_mask(np.arange(len(self)))]
 
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32}; the checksum is of the tokens, their lengths and the context."""
@@ -121,13 +123,14 @@ class Rows:
                 crc = zlib.crc32(np.ascontiguousarray(array[first : first + ROWS_AT_ONCE]), crc)
         return {"tokens": self.size.tokens, "crc32": crc}
 
-    def _padding(self, index: np.ndarray) -> np.ndarray | None:
+    def _loss_mask(self, index: np.ndarray) -> np.ndarray | None:
+        """Marks the tokens of rows that are not padding; None: all."""
         if self.lengths is None:
             return None
-        return np.arange(self.length) >= np.asarray(self.lengths)[index][:, None]
+        return np.arange(self.length) < np.asarray(self.lengths)[index][:, None]
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:
-    """Integers as int32, which is what labels are on a device."""
+    """Returns integers as int32, the type of labels on a device."""
     values = np.asarray(values)
     return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else values

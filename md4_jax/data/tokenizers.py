@@ -6,7 +6,7 @@ Every tokenizer has
     separator     what stands between documents if nothing ends them
     is_character  a token is a character, so bits per token are bits per character
 and the methods of `Tokenizer`. A tokenizer of your own is a frozen dataclass that inherits from
-it, with these attributes, `encode` and `_join`; `tokenizer.name` is then package.module:class.
+it, with these attributes, `encode` and `join`; `tokenizer.name` is then package.module:class.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned type that holds the ids 0..vocab_size-1."""
+    """Returns the smallest unsigned type that holds the ids 0..vocab_size-1."""
     return np.min_scalar_type(vocab_size - 1)
 
 
 class Tokenizer:
     """Methods that all tokenizers share.
 
-    Each one defines `encode` (text -> ids) and `_join` (ids without the mask -> text).
+    Each one defines `encode` (text -> ids) and `join` (ids without the mask -> text).
     """
 
     @property
@@ -66,7 +66,7 @@ class Tokenizer:
         return "".join(self._run(run, mask) for run in runs if run.size)
 
     def _run(self, ids: np.ndarray, mask: str) -> str:
-        return mask if ids[0] == self.vocab_size else self._join(ids)
+        return mask if ids[0] == self.vocab_size else self.join(ids)
 
     def spellings(self) -> list[bytes] | None:
         """Returns the UTF-8 bytes of each token; None where a token alone has no text."""
@@ -88,7 +88,7 @@ class Text8Symbols(Tokenizer):
     is_character = True
 
     def encode(self, text: str) -> np.ndarray:
-        """uint8 [L]. Raises UserError at the first symbol that is not one of the 27."""
+        """Returns uint8 [L]. Raises UserError at the first symbol that is not one of the 27."""
         raw = text.encode("utf-8", "surrogatepass")
         ids = _symbol_ids()[np.frombuffer(raw, np.uint8)]
         wrong = np.flatnonzero(ids == self.vocab_size)
@@ -101,13 +101,13 @@ class Text8Symbols(Tokenizer):
             )
         return ids
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return np.frombuffer(_SYMBOLS.encode(), np.uint8)[ids].tobytes().decode("ascii")
 
 
 @functools.cache
 def _symbol_ids() -> np.ndarray:
-    """Id of each byte value; 27 for a byte that is no symbol."""
+    """Returns the id of each byte value; 27 for a byte that is no symbol."""
     table = np.full(256, len(_SYMBOLS), np.uint8)
     table[list(_SYMBOLS.encode())] = np.arange(len(_SYMBOLS))
     return table
@@ -115,9 +115,9 @@ def _symbol_ids() -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
-    """One token a character; ids follow the order of the alphabet.
+    """One token per character; ids follow the order of the alphabet.
 
-    alphabet  the characters; None is to be learned with `fit` from the training split
+    alphabet  the characters; None: `fit` learns them from the training split
     """
 
     alphabet: str | None = None
@@ -151,7 +151,7 @@ class Characters(Tokenizer):
         return "\n" if "\n" in self._fitted() else ""
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [L]. Raises UserError at the first character outside of the alphabet."""
+        """Returns ids [L]. Raises UserError at the first character outside of the alphabet."""
         alphabet, order = self._code_points
         points = _code_points(text)
         place = np.minimum(np.searchsorted(alphabet, points), alphabet.size - 1)
@@ -166,7 +166,7 @@ class Characters(Tokenizer):
             )
         return order[place]
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return _code_points(self._fitted())[ids].tobytes().decode("utf-32-le", "surrogatepass")
 
     def _fitted(self) -> str:
@@ -179,7 +179,7 @@ class Characters(Tokenizer):
 
     @functools.cached_property
     def _code_points(self) -> tuple[np.ndarray, np.ndarray]:
-        """The alphabet's code points in order, and the id of each."""
+        """Code points of the alphabet in order, and the id of each."""
         points = _code_points(self._fitted())
         order = np.argsort(points)
         return points[order], order.astype(id_dtype(self.vocab_size))
@@ -200,15 +200,15 @@ class Bytes(Tokenizer):
     is_character = False
 
     def encode(self, text: str) -> np.ndarray:
-        """uint16 [number of bytes]."""
+        """Returns uint16 [number of bytes]."""
         raw = text.encode("utf-8", "surrogatepass")
         return np.frombuffer(raw, np.uint8).astype(id_dtype(self.vocab_size))
 
     def spellings(self) -> list[bytes]:
-        """The byte itself."""
+        """Returns the byte of each token, and the name of the end of text."""
         return [*(bytes([i]) for i in range(256)), END_OF_TEXT.encode()]
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         cuts = np.flatnonzero(ids == self.eot_id)
         runs = np.split(ids, cuts)
         pieces = [run[run != self.eot_id].astype(np.uint8).tobytes() for run in runs]
@@ -222,11 +222,11 @@ class BytePairs(Tokenizer):
     path        a directory with encoder.json and vocab.bpe, or vocab.json and
                 merges.txt, or tokenizer.json; or a tokenizer.json itself
     hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
-    definition  before either: the contents of a tokenizer.json, as a run keeps it
+    definition  instead of both: the contents of a tokenizer.json, as a run keeps it
     eot         the entry that ends a text; None for a vocabulary without one
 
-    Raises UserError when there is none of the three, or it cannot be
-    read, or has no such entry.
+    Raises UserError when none of the three is given, when the vocabulary cannot be read, and
+    when it has no entry `eot`.
     """
 
     path: str | None = None
@@ -256,7 +256,7 @@ class BytePairs(Tokenizer):
         return None if self.eot is None else self._tokenizer.token_to_id(self.eot)
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [number of tokens]."""
+        """Returns ids [number of tokens]."""
         pieces = [
             np.asarray(self._tokenizer.encode(piece, add_special_tokens=False).ids)
             for piece in bpe_files.pieces(text)
@@ -274,7 +274,7 @@ class BytePairs(Tokenizer):
         """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
         return bpe_files.spellings(self._tokenizer, self.vocab_size)
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""Text files and JSON lines from a disk."""
+"""Text files and JSON lines, on a disk or in an object store."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ PARQUET = b"PAR1"  # the first and the last bytes of such a file
 
 
 class Document(NamedTuple):
-    """A text, the file that it is from, and where in it.
+    """A text and its origin.
 
     line   of a file of JSON lines, from 1 on; 0: not from such a file
     start  characters of the file before the text
@@ -44,7 +44,7 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """The documents of all files that match a pattern, in the order of their names.
+    """Documents of all files that match a pattern, in the order of the file names.
 
     path        a file, a directory (all files below it), a glob pattern, in
                 which ** also matches folders, or a tuple of these
@@ -54,10 +54,10 @@ class TextFiles:
     validation  fraction of the documents if below 1, otherwise their number
     test        likewise; the last documents are test, those before validation
 
-    A file named .jsonl holds one document a line, any other file is one
-    document; either may be packed (.gz). OpenWebText's customary held-out set
-    is its last 100,000 documents. With fewer than 20 documents it is the
-    characters that are split, in the same order, and amounts count characters.
+    A file named .jsonl holds one document per line, any other file is one document; both may be
+    compressed (.gz). The customary held-out set of OpenWebText is its last 100,000 documents.
+    Fewer than 20 documents without labels are split by characters instead, in the same order,
+    and amounts then count characters.
 
     Raises UserError when nothing matches or a file cannot be read as UTF-8 text.
     """
@@ -137,7 +137,7 @@ def _match(pattern: str) -> list[Place]:
 
 
 def _match_objects(pattern: Place) -> list[Place]:
-    """The objects at an address, below it or matching it."""
+    """Finds the objects at an address, below it or matching it."""
     if exists(pattern) and not pattern.is_dir():
         return [pattern]
     bucket = Place(*pattern.parts[:3])
@@ -155,7 +155,7 @@ def _open(path: Place):
 
 
 def _raw_lines(path: Place) -> Iterator[bytes]:
-    """The file's lines; UserError when it cannot be read, or is packed and damaged."""
+    """Yields the lines of a file; UserError when it cannot be read or decompressed."""
     try:
         with _open(path) as file:
             yield from file
@@ -164,7 +164,7 @@ def _raw_lines(path: Place) -> Iterator[bytes]:
 
 
 def _count(path: Place) -> int:
-    """How many documents the file holds; blank lines are none."""
+    """Counts the documents of a file; blank lines are none."""
     return sum(1 for line in _raw_lines(path) if line.strip()) if _is_lines(path) else 1
 
 
@@ -205,7 +205,7 @@ def _decode(path: Place, raw: bytes, offset: int) -> str:
 
 
 def _record(where: str, line: str) -> dict[str, Any]:
-    """The object of one JSON line."""
+    """Parses the object of one JSON line."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -239,14 +239,14 @@ def _label(where: str, record: dict[str, Any], key: str) -> str | int:
 
 
 def _without_surrogates(text: str) -> str:
-    """Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes U+FFFD."""
+    """Replaces half a surrogate pair, which JSON can hold and UTF-8 cannot, by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _characters(documents: Iterator[Document], start: int, stop: int) -> Iterator[Document]:
-    """The characters [start, stop) of all documents together, as documents."""
+    """Cuts the characters [start, stop) out of all documents together, as documents."""
     offset = 0
     for document in documents:
         first = max(0, start - offset)

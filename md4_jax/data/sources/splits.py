@@ -1,4 +1,4 @@
-"""How one ordered corpus becomes train, validation and test: in that order, without overlap."""
+"""Splits of one ordered corpus: train, validation and test, in that order, without overlap."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ def check_split(split: str) -> None:
 
 
 def bounds(total: int, split: str, *, validation: float, test: float, unit: str) -> tuple[int, int]:
-    """The half-open range [start, stop) of `split` among `total` units.
+    """Returns the half-open range [start, stop) of `split` among `total` units.
 
     An amount below 1 is a fraction of the total, from 1 on a number of units.
     Test is the end of the corpus, validation lies before it, train is the rest; `all` is all.
@@ -50,5 +50,5 @@ def _amount(total: int, amount: float, key: str) -> int:
 
 
 def digest(*facts: Any) -> str:
-    """A hash of JSON-able facts that identifies a corpus, 16 hexadecimal digits."""
+    """Returns a hash of facts that can be written as JSON, 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -44,7 +44,7 @@ class Upper(Tokenizer):
     def encode(self, text):
         return np.array([ord(c) - ord("A") for c in text], np.uint8)
 
-    def _join(self, ids):
+    def join(self, ids):
         return "".join(chr(ord("A") + i) for i in ids)
 
 

@@ -44,7 +44,7 @@ def test_a_text_is_a_row(source):
     """With its end, cut where it is too long, padded where it is short."""
     data = corpus(source([*TEXTS[:3], ("x", "neg")], test=1))
     batch = evaluated(data)
-    counted = ~batch.given
+    counted = batch.loss_mask
     rows = [row[own] for row, own in zip(batch.tokens, counted, strict=True)]
     assert [Bytes().decode(r) for r in rows] == ["good<|endoftext|>", "bad<|endoftext|>", "very g"]
     assert batch.tokens.shape == (3, LENGTH) and (batch.tokens[~counted] == 0).all()
@@ -58,7 +58,7 @@ def test_a_text_is_a_row(source):
 def test_a_tokenizer_without_an_end_has_empty_rows(source):
     data = corpus(source(TEXTS, test=0), Characters("abdegorsvy "))
     batch = evaluated(data, size=5)
-    assert (~batch.given).sum(axis=1).tolist() == [4, 3, 6, 0, 5]
+    assert batch.loss_mask.sum(axis=1).tolist() == [4, 3, 6, 0, 5]
     assert data.sizes(["train"])["train"] == (5, 0, 18)
     assert evaluated(data, size=5).context["label"].tolist() == [2, 1, 2, 1, 0]
 
@@ -68,8 +68,10 @@ def test_training_takes_rows_and_labels(source):
     seen = set()
     batches = data.train_batches(batch_size=5, rows=np.arange(5), seed=0)
     batch = next(batches)
-    for row, given, label in zip(batch.tokens, batch.given, batch.context["label"], strict=True):
-        seen.add((Bytes().decode(row[~given]).split("<")[0], data.domain.labels[label]))
+    for row, counted, label in zip(
+        batch.tokens, batch.loss_mask, batch.context["label"], strict=True
+    ):
+        seen.add((Bytes().decode(row[counted]).split("<")[0], data.domain.labels[label]))
     assert seen == {(text[:LENGTH], label) for text, label in TEXTS}
 
 

@@ -36,7 +36,8 @@ def take(iterator, count: int) -> np.ndarray:
 def test_a_batch():
     batch = next(train_iterator(grid(10), batch_size=3, seed=0))
     assert batch.tokens.shape == (3, LENGTH) and batch.tokens.dtype == np.int32
-    assert batch.weight.tolist() == [1, 1, 1] and batch.weight.dtype == np.float32
+    assert batch.loss_mask.all() and batch.loss_mask.shape == (3, LENGTH)
+    assert batch.loss_mask.dtype == bool
     assert batch.context == {}
 
 
@@ -216,26 +217,29 @@ def test_evaluation_covers_everything_once(sequences, remainder, processes):
     seen = []
     for parts in zip(*shares, strict=True):
         rows = np.concatenate([part.tokens for part in parts])
-        weight = np.concatenate([part.weight for part in parts])
-        assert len(rows) == 4 and rows.dtype == np.int32 and set(weight) <= {0.0, 1.0}
-        assert (rows[weight == 0] == 0).all()
-        seen.append(rows[weight == 1].ravel())
+        counted = np.concatenate([part.loss_mask for part in parts])
+        assert len(rows) == 4 and rows.dtype == np.int32 and counted.dtype == bool
+        assert (counted == counted[:, :1]).all() and (rows[~counted] == 0).all()
+        seen.append(rows[counted])
     assert np.concatenate(seen).tolist() == tokens.tolist()
     last = shares[0][-1]
     assert last.tokens.shape == (4 // processes, remainder or LENGTH)
-    assert not remainder or last.weight.tolist() == [1] + [0] * (4 // processes - 1)
+    real = last.loss_mask.any(axis=1).tolist()
+    assert not remainder or real == [True] + [False] * (4 // processes - 1)
 
 
 @pytest.mark.parametrize("sequences, remainder", [(0, 3), (1, 0), (1, 1), (3, 3), (5, 2)])
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
 def test_windows_that_slide_count_everything_once(sequences, remainder, stride):
-    """What is not given comes once and in order, after the tokens that precede it in the text."""
+    """What counts comes once and in order, after the tokens that precede it in the text."""
     tokens, seen = stream(sequences, remainder), []
     for batch in eval_batches(Windows(tokens, LENGTH, stride, True), batch_size=3):
-        assert batch.given.shape == batch.tokens.shape
-        for row, given in zip(batch.tokens[batch.weight > 0], batch.given, strict=False):
-            before = int(given.sum())
-            assert given[:before].all() and before in (0, LENGTH - stride)
+        assert batch.loss_mask.shape == batch.tokens.shape
+        real = batch.loss_mask.any(axis=1)
+        assert (np.diff(real.astype(int)) <= 0).all()  # padding rows come last
+        for row, counted in zip(batch.tokens[real], batch.loss_mask[real], strict=True):
+            before = int((~counted).sum())
+            assert counted[before:].all() and before in (0, LENGTH - stride)
             start = len(seen) - before
             assert row.tolist() == tokens[start : start + len(row)].tolist()
             assert before == LENGTH - stride or start == 0
@@ -252,7 +256,7 @@ def test_the_size_is_what_evaluation_goes_through():
     tokens = stream(5, 3)
     assert Windows(tokens, LENGTH, LENGTH).size == (5, 3, 23)
     batches = eval_batches(Windows(tokens, LENGTH, LENGTH), batch_size=2)
-    counted = [int(b.weight.sum()) * b.tokens.shape[1] for b in batches]
+    counted = [int(b.loss_mask.sum()) for b in batches]
     assert counted == [8, 8, 4, 3] and sum(counted) == 23
 
 

@@ -99,7 +99,7 @@ def test_evaluation_goes_through_all_rows_in_order(processes):
         first, last = DATA.eval_batches("test", batch_size=4, rows=rows)
         assert numbers(first).tolist() == rows.tolist() and first.text is None
         real = rows < 1
-        assert (last.weight > 0).tolist() == real.tolist()
+        assert last.loss_mask.tolist() == [[is_real] * 12 for is_real in real.tolist()]
         assert last.tokens[real, 0].tolist() == [48] * real.sum()
         assert last.context["label"].tolist() == [1 if r else 0 for r in real]
 
@@ -141,7 +141,7 @@ def test_a_fingerprint_sees_tokens_context_and_lengths():
 def test_what_is_for_text_is_refused(options, words):
     with pytest.raises(UserError, match=words):
         Corpus(Images(), Pixels(), options)
-    with pytest.raises(UserError, match="eval.stride=3 slides over text"):
+    with pytest.raises(UserError, match="stride=3 slides over text"):
         DATA.eval_batches("test", batch_size=1, rows=[0], stride=3)
 
 

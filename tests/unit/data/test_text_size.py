@@ -83,7 +83,7 @@ def test_a_split_has_the_bytes_and_words_of_its_text(tiny_bpe, length, stride):
                 )
                 for batch in batches:
                     assert batch.text.shape == (len(rows), 2) and batch.text.dtype == np.int32
-                    assert (batch.text[batch.weight == 0] == 0).all()
+                    assert (batch.text[~batch.loss_mask.any(axis=1)] == 0).all()
                     total += batch.text.sum(axis=0)
             assert total.tolist() == [2 * len(TEXT.encode()) + 4, 2 * WORDS + 1]
 
