@@ -63,7 +63,7 @@ def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
 def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
     """Trains for that many steps, unless done before; returns the final evaluation."""
     keys = f"train.num_steps={steps} optim.warmup_steps={min(100, steps // 5)} "
-    keys += "train.seconds=0 eval.every=0"
+    keys += "train.seconds=0 evals.validation.every=0"
     words = program.config_words(f"configs/families.py:{row.family}", keys)
     try:
         return program.train([*words, *row.words, *extra], workdir)

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from md4_jax import corpus
 from md4_jax.config import build, inputs, runs
 from md4_jax.config import load as config
+from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
@@ -63,14 +63,14 @@ def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
     asked = config.stored(directory)
     if asked is None:
         raise UserError(f"{directory} holds no run: train one first with --workdir {directory}")
-    tokenizer, source = inputs.tokenizer_and_source(asked, directory)
-    experiment = build.experiment(asked, tokenizer)
+    domain, source = inputs.domain_and_source(asked, directory)
+    experiment = build.experiment(asked, domain)
     if not isinstance(experiment.process, Masking):
         raise UserError(f"process.name={asked['process']['name']!r}: only masking has these draws")
     return (
         experiment,
         runs.averaged(experiment, directory)[1],
-        corpus.stream(source, tokenizer, split),
+        Corpus(source, domain, experiment.data).stream(split),
     )
 
 

@@ -13,7 +13,7 @@ SMALL = [
     for word in (
         "data.name=shakespeare", "data.length=16", "tokenizer.name=characters",
         "network.size=32", "network.heads=2", "network.depth=1", "train.batch_size=4",
-        "eval.split=validation", "eval.draws=1", "eval.ngram_order=0", "sample.num=1",
+        "evals.test.split=validation", "evals.test.draws=1", "sample.num=1",
         "sample.steps=2", "bench.windows=1", "bench.seconds=0.05", "mesh.data=1",
     )
 ]  # fmt: skip
