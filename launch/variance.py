@@ -35,7 +35,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.draws import antithetic_times
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, batch_of, Params, UserError
+from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.paths import place
 
 
