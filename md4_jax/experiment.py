@@ -18,7 +18,7 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
-from md4_jax.protocols import Network, Objective, Template
+from md4_jax.protocols import Network, Objective, Prompt
 
 
 class Experiment(NamedTuple):
@@ -47,7 +47,7 @@ class Experiment(NamedTuple):
     plan: PlanOptions
 
 
-def templates(experiment: Experiment) -> list[Template]:
+def templates(experiment: Experiment) -> list[Prompt]:
     """What the `sample` section fixes; UserError for text that does not fit."""
     return experiment.prompt.build(experiment.tokenizer, sample_length(experiment))
 

@@ -216,7 +216,6 @@ def _sample(experiment: Experiment, workdir: Place) -> None:
         experiment.sampler_step,
         experiment.sample,
         prompts,
-        mesh=experiment.mesh,
         window=window,
     )
     judged = judge(drawn.tokens)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.protocols import Template, UserError
+from md4_jax.protocols import Prompt, UserError
 from md4_jax.runtime.paths import place
 
 SHOWN = 60  # characters of a text in the message that refuses it
@@ -37,7 +37,7 @@ class PromptOptions:
         if len(used) > 1:
             raise UserError(f"sample.{used[0]} cannot be combined with sample.{used[1]}")
 
-    def build(self, tokenizer: Any, length: int) -> list[Template]:
+    def build(self, tokenizer: Any, length: int) -> list[Prompt]:
         """One template, or those of the file; UserError for text that does not fit."""
         if self.templates:
             return [
@@ -60,7 +60,7 @@ class PromptOptions:
         tokens, given = np.zeros(length, np.int32), np.zeros(length, bool)
         tokens[: len(first)], given[: len(first)] = first, True
         tokens[length - len(last) :], given[length - len(last) :] = last, True
-        return [Template(tokens, given)]
+        return [Prompt(tokens, given)]
 
     def _lines(self) -> list[tuple[int, str]]:
         """(number, template) of the lines with text; nothing but a line feed ends a line."""
@@ -74,7 +74,7 @@ class PromptOptions:
             raise UserError(f"sample.templates={self.templates} has no line with text")
         return found
 
-    def _filled(self, tokenizer: Any, text: str, length: int, name: str) -> Template:
+    def _filled(self, tokenizer: Any, text: str, length: int, name: str) -> Prompt:
         tokens: list[int] = []
         given: list[bool] = []
         for index, piece in enumerate(text.split(self.blank)):
@@ -90,9 +90,7 @@ class PromptOptions:
                 "or raise sample.length"
             )
         rest = length - len(tokens)
-        return Template(
-            np.asarray(tokens + [0] * rest, np.int32), np.asarray(given + [False] * rest)
-        )
+        return Prompt(np.asarray(tokens + [0] * rest, np.int32), np.asarray(given + [False] * rest))
 
     def _encoded(self, tokenizer: Any, text: str, name: str) -> list[int]:
         if not text:
