@@ -53,11 +53,10 @@ def run(arguments: list[str]) -> int:
             raise UserError(f"{what} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         workdir = place(f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}")
-    words = [f"--config={flags.config}"] if flags.config else []
-    words += [f"--mode={flags.mode}"]
+    words = [f"--config={flags.config}"] * bool(flags.config) + [f"--mode={flags.mode}"]
     words += [f"--distributed={flags.distributed}"] if flags.distributed else []
-    writes = flags.mode in ("train", *modes.OF_A_RUN)
-    words += [f"--workdir={workdir}"] if writes or not flags.config else []
+    if flags.mode in ("train", *modes.OF_A_RUN) or not flags.config:
+        words.append(f"--workdir={workdir}")
     words += [f"--config.{key}={value}" for key, value in assignments.items()]
     command = "python -m md4_jax.main " + shlex.join(words)
     return modes.run(flags.mode, asked, workdir, command)

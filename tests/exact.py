@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from md4_jax import protocols
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Batch, Chain, Denoiser
+from md4_jax.protocols import Batch, Denoiser
 from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.loop import blank, sample
 
 # All calls have this many rows, so that operations are compiled once and not once a test.
@@ -73,8 +75,7 @@ def patterns(length: int) -> np.ndarray:
 
 
 def batch_of(tokens, **context) -> Batch:
-    tokens = np.asarray(tokens, np.int32)
-    return Batch(tokens, np.ones(len(tokens), np.float32), context)
+    return protocols.batch_of(np.asarray(tokens, np.int32), context=context)
 
 
 def keys_for(seed: int, count: int):

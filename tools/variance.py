@@ -35,7 +35,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.draws import antithetic_times
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Batch, Params, UserError
+from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.paths import place
 
 
@@ -80,9 +80,9 @@ def gradients(
     """Returns a flat gradient for each batch of tokens [R, B, L]: [R, parameters]."""
 
     def loss(params: Params, rows: Array, key: Array) -> Array:
-        batch = Batch(rows, jnp.ones(len(rows)), {})
+        batch = batch_of(rows)
         keys = jax.random.split(jax.random.fold_in(key, 1), len(rows))
-        denoiser = experiment.network.bind(params["network"])
+        denoiser = experiment.network.denoiser(params)
         nats, _ = objective(denoiser, experiment.process, batch, times(key, len(rows)), keys)
         return jnp.mean(nats) / rows.shape[1]
 

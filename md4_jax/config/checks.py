@@ -4,7 +4,7 @@ import dataclasses
 
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length, templates
-from md4_jax.processes.masking import Masking
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.transforms import Transform
@@ -52,7 +52,6 @@ def _names(experiment: Experiment) -> dict[str, str]:
 
 def _check_fit(experiment: Experiment) -> None:
     """UserError for an objective or a sampler that is not defined for the process."""
-    names = {cls: name for name, cls in REGISTRIES["process"].items()}
     chosen = experiment.config["process"]["name"]
     network = experiment.network
     users = {
@@ -64,7 +63,7 @@ def _check_fit(experiment: Experiment) -> None:
         key, user = f"{section}.name", users[section]
         needs = user.needs
         if not isinstance(experiment.process, needs.processes):
-            fits = " or ".join(repr(names[cls]) for cls in needs.processes)
+            fits = " or ".join(map(repr, _able(needs.processes)))
             raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
         if needs.time and network.time_free:
             raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
@@ -92,6 +91,12 @@ def _check_fit(experiment: Experiment) -> None:
             )
     _check_steps(experiment)
     _check_sampling(experiment)
+
+
+def _able(protocols: tuple[type, ...]) -> list[str]:
+    """The names of the processes in the registry that have one of these protocols."""
+    made = {name: make(vocab_size=2) for name, make in REGISTRIES["process"].items()}
+    return [name for name, process in made.items() if isinstance(process, protocols)]
 
 
 def _check_sampling(experiment: Experiment) -> None:
@@ -131,7 +136,7 @@ def _check_blocks(experiment: Experiment) -> None:
     for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
         if size % block:
             raise UserError(f"sample.block={block} must divide {key}={size}")
-    if not (isinstance(experiment.process, Masking) and experiment.network.blockwise):
+    if not (isinstance(experiment.process, RevealsMasks) and experiment.network.blockwise):
         raise UserError(
             f"sample.block={block} needs process.name='masking', network.local_width=0 and "
             "network.causal=False"
@@ -169,12 +174,6 @@ def _check_stride(experiment: Experiment) -> None:
         return
     if stride > length:
         raise UserError(f"eval.stride={stride} must be at most data.length={length}")
-    name = _names(experiment)["eval.objective"]
-    if not getattr(bound, "takes_given", False):
-        raise UserError(
-            f"eval.stride={stride} needs a bound of what comes after the text before it: "
-            f"eval.objective.name='block' or 'autoregressive', not {name!r}"
-        )
     block = getattr(bound, "block", 1)
     if (length - stride) % block:
         raise UserError(
@@ -190,7 +189,7 @@ def _check_steps(experiment: Experiment) -> None:
             user.check(experiment.process)
         if hasattr(user, "check_length"):
             user.check_length(experiment.data.length)
-    own, sample = getattr(experiment.process, "timesteps", None), experiment.sample
+    own, sample = experiment.process.timesteps, experiment.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(
             f"sample.steps={sample.steps} and sample.grid={sample.grid!r} must be {own} and "

@@ -12,7 +12,7 @@ import grain
 import numpy as np
 
 from md4_jax.data.packing import segments
-from md4_jax.protocols import Batch, UserError
+from md4_jax.protocols import Batch, UserError, batch_of
 
 READ_THREADS = 4
 
@@ -81,7 +81,7 @@ def train_iterator(
     segments_eot  the end of text; if given, context['segments'] numbers the
                   documents of each row
 
-    Batches have tokens int32 [len(rows), length] and weight 1.
+    Batches have tokens int32 [len(rows), length], all of which count.
     Each epoch is another permutation, given by the seed alone, and each sequence
     comes once in it; a batch may straddle two epochs. The last N % length tokens
     are left out.
@@ -118,16 +118,16 @@ def eval_batches(
     segments_eot: int | None = None,
     text_size: Callable[[np.ndarray], tuple[int, int]] | None = None,
 ) -> Iterator[Batch]:
-    """The whole split in order, each token in exactly one row of weight 1.
+    """The whole split in order, each token counted in exactly one row.
 
     Sequences come in global batches of `batch_size`, the last one filled up with
-    rows of zeros of weight 0. If N % length = r tokens are left, one more batch
+    rows of zeros that do not count. If N % length = r tokens are left, one more batch
     of tokens [len(rows), r] has them in row 0 of the global batch. Every process
     gets the same number of batches.
 
     stride > 0: each sequence begins so many tokens after the one before it, and all but the first
-    have the length - stride tokens of both as `given`; without these each token is in one row.
-    text_size: what a batch has as `text`, called for the tokens of each row that are not given,
+    have the length - stride tokens of both before what counts; each token counts in one row.
+    text_size: what a batch has as `text`, called for the tokens of each row that count,
     in the order of the text and in every process for all rows.
 
     Raises UserError when the split is empty.
@@ -140,17 +140,15 @@ def eval_batches(
     count = max(0, (len(tokens) - length) // step + 1)
 
     def batch(real: np.ndarray, first: int) -> Batch:
-        made = _padded(real, batch_size, mine, segments_eot)
         has_before = first + np.arange(batch_size) > 0
-        if text_size is not None:
-            sizes = np.zeros((batch_size, 2), np.int32)
-            for index, row in enumerate(real):
-                sizes[index] = text_size(row[before if has_before[index] else 0 :])
-            made = made._replace(text=sizes[mine])
-        if not stride:
+        seen_before = has_before[:, None] & (np.arange(real.shape[1]) < before)
+        made = _padded(real, ~seen_before, mine, segments_eot)
+        if text_size is None:
             return made
-        given = has_before[mine][:, None] & (np.arange(real.shape[1]) < before)
-        return made._replace(given=given)
+        sizes = np.zeros((batch_size, 2), np.int32)
+        for index, row in enumerate(real):
+            sizes[index] = text_size(row[before if has_before[index] else 0 :])
+        return made._replace(text=sizes[mine])
 
     if count:
         full = np.lib.stride_tricks.sliding_window_view(tokens, length)[::step]
@@ -164,12 +162,12 @@ def eval_batches(
 def _batch(sequences, segments_eot: int | None) -> Batch:
     tokens = np.stack(sequences).astype(np.int32)
     context = {} if segments_eot is None else {"segments": segments(tokens, segments_eot)}
-    return Batch(tokens, np.ones(len(tokens), np.float32), context)
+    return batch_of(tokens, context=context)
 
 
-def _padded(real: np.ndarray, batch_size: int, mine: Any, segments_eot: int | None) -> Batch:
-    """The rows of this process of a batch that is filled up with zeros."""
-    tokens = np.zeros((batch_size, real.shape[1]), np.int32)
+def _padded(real: np.ndarray, counted: np.ndarray, mine: Any, segments_eot: int | None) -> Batch:
+    """The rows of this process of a batch that is filled up with zeros, which do not count."""
+    tokens = np.zeros(counted.shape, np.int32)
     tokens[: len(real)] = real
-    weight = (np.arange(batch_size) < len(real)).astype(np.float32)
-    return _batch(tokens[mine], segments_eot)._replace(weight=weight[mine])
+    loss_mask = counted & (np.arange(len(counted)) < len(real))[:, None]
+    return _batch(tokens[mine], segments_eot)._replace(loss_mask=loss_mask[mine])

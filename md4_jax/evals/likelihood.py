@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.objectives.draws import antithetic_times, draws
-from md4_jax.protocols import PARTS, Array, Batch, Denoiser, Network, Objective, Params
+from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
 
@@ -48,13 +48,11 @@ class Evaluator:
             rows = to_global(batch, self._mesh)
             with jax.set_mesh(self._mesh):
                 nats = self._step(params, rows._replace(text=None), jnp.int32(index))
-            weight, lengths = to_host(rows.weight), batch.tokens.shape[1]
+            tokens = np.sum(to_host(rows.loss_mask), axis=1)
             text = None if rows.text is None else to_host(rows.text)
-            if rows.given is not None:
-                lengths = lengths - np.sum(to_host(rows.given), axis=1)
             for name, value in nats.items():
-                totals[name].add(to_host(value), lengths, weight, text=text)
-            seen += int(np.sum(weight))
+                totals[name].add(to_host(value), tokens, text=text)
+            seen += int(np.sum(tokens > 0))
             if limit and seen >= limit:
                 break
         result = totals.pop("nats").result(characters=self._characters)
@@ -76,7 +74,7 @@ def make_eval_step(
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:
-        denoiser: Denoiser = network.bind(params["network"])
+        denoiser = network.denoiser(params, batch.context)
         size = batch.tokens.shape[0]
         u, _ = draws(seed, index, size)
 

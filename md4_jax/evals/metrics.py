@@ -29,16 +29,14 @@ class Likelihood:
         self._tokens: list[np.ndarray] = []
         self._text: list[np.ndarray] = []
 
-    def add(
-        self, nats: Array, lengths: Array | int, weight: Array, *, text: Array | None = None
-    ) -> None:
-        """nats [draws, B] of sequences of lengths [B] or one; rows of weight 0 are padding.
+    def add(self, nats: Array, tokens: Array, *, text: Array | None = None) -> None:
+        """Adds nats [draws, B] of sequences in which tokens [B] count; with none a row is padding.
 
-        text [B, 2], the bytes and words that the tokens stand for, if they are known.
+        text [B, 2], the bytes and words that the counted tokens stand for, if they are known.
         """
-        real = np.asarray(weight) > 0
+        real = np.asarray(tokens) > 0
         self._nats.append(np.asarray(nats, np.float64).mean(axis=0)[real])
-        self._tokens.append(np.broadcast_to(np.asarray(lengths, np.float64), real.shape)[real])
+        self._tokens.append(np.asarray(tokens, np.float64)[real])
         if text is not None:
             self._text.append(np.asarray(text, np.float64)[real])
 

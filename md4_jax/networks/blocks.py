@@ -1,4 +1,4 @@
-"""Attention of block diffusion: to one's own block as it is, to earlier blocks as they were."""
+"""Attention of block diffusion: to the noisy own block and to the clean blocks before it."""
 
 import functools
 from typing import NamedTuple
@@ -15,42 +15,42 @@ from md4_jax.protocols import Array
 TILES = 8
 
 
-class Past(NamedTuple):
-    """Keys and values of finished tokens, before their rotation, in a ring: token p at p mod W.
+class KVCache(NamedTuple):
+    """Keys and values of the last W tokens, before rotation, in a ring: token p at p mod W.
 
     keys, values  [..., B, W, H, Dh], of one layer or of all
-    count         int32 [], tokens that were ever held; the last W of them are seen
+    count         int32 [], tokens that were ever appended; the last W of them are seen
     """
 
     keys: Array
     values: Array
     count: Array
 
-    def append(self, keys: Array, values: Array) -> "Past":
+    def append(self, keys: Array, values: Array) -> "KVCache":
         """With those of a block [..., B, P, H, Dh], over the oldest; P divides W and count."""
         begin = self.count % self.keys.shape[-3]
         put = jax.lax.dynamic_update_slice_in_dim
-        return Past(
+        return KVCache(
             put(self.keys, keys, begin, axis=-3),
             put(self.values, values, begin, axis=-3),
             self.count + keys.shape[-3],
         )
 
 
-def attend_past(query: Array, own: tuple[Array, Array], past: Past) -> Array:
-    """One block [B, P, H, Dh] after the tokens of past: it sees these and all of itself.
+def attend_cached(query: Array, own: tuple[Array, Array], cache: KVCache) -> Array:
+    """One block [B, P, H, Dh] after the tokens of the cache: it sees these and itself.
 
     Positions count from the oldest token that a full ring holds, so that they stay below W + P.
     """
     keys, values = (
-        jnp.concatenate(x, axis=1) for x in zip((past.keys, past.values), own, strict=True)
+        jnp.concatenate(x, axis=1) for x in zip((cache.keys, cache.values), own, strict=True)
     )
-    window, length = past.keys.shape[1], query.shape[1]
+    window, length = cache.keys.shape[1], query.shape[1]
     slot = jnp.arange(window)
     # The newest token of each slot is `age` before the first one of the block.
-    age = 1 + (past.count - 1 - slot) % window
+    age = 1 + (cache.count - 1 - slot) % window
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
-    seen = jnp.concatenate([age <= past.count, jnp.ones(length, bool)])
+    seen = jnp.concatenate([age <= cache.count, jnp.ones(length, bool)])
     query = rotate(query, places[:, window:], length=window + length)
     keys = rotate(keys, places, length=window + length)
     return attend_where(query, keys, values, seen[None, None, None])
@@ -59,39 +59,40 @@ def attend_past(query: Array, own: tuple[Array, Array], past: Past) -> Array:
 def attend_blocks(
     query_BxLxHxDh: Array,
     own: tuple[Array, Array],
-    past: tuple[Array, Array] | None,
+    clean: tuple[Array, Array] | None,
     *,
     block: int,
     segments: Array | None = None,
     kernel: str = "plain",
 ) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v over own's block of a position and past's earlier ones.
+    """softmax(q k^T / sqrt(Dh)) v over a position's own block in `own` and earlier ones in `clean`.
 
-    own, past  (keys, values), each [B, L, H, Dh]; past None: own is also what came before, so
-               that a position sees all blocks up to its own (block-causal)
-    block      positions of a block, divides L
-    segments   int32 [B, L]: a token sees only tokens of its own segment
+    own, clean  (keys, values), each [B, L, H, Dh]; clean None: own serves for both, so that a
+                position sees all blocks up to its own (block-causal)
+    block       positions of a block, divides L
+    segments    int32 [B, L]: a token sees only tokens of its own segment
 
     Three quarters of the square of both halves, [L + L, L + L], is empty (identity B03), and none
-    of it is computed beside what fills up tiles: L (L + T) / 2 and, with past, L T scores more.
+    of it is computed beside what fills up tiles of T positions: L (L + T) / 2 scores and, with
+    clean, L T more.
     """
     length = query_BxLxHxDh.shape[1]
     size, out = tile(length, block), []
     for begin in range(0, length, size):
         end = min(begin + size, length)
         # Of earlier blocks the last that a query of this tile can see ends a block before it does.
-        seen = end if past is None else max(0, end - block)
+        seen = end if clean is None else max(0, end - block)
         # An even number of keys: cuDNN takes no other with a mask.
-        seen += (seen + end - begin) % 2 if past is not None and seen else 0
-        parts = [slice(0, seen)] if past is None else [slice(0, seen), slice(begin, end)]
-        sources = [own] if past is None else [past, own]
+        seen += (seen + end - begin) % 2 if clean is not None and seen else 0
+        parts = [slice(0, seen)] if clean is None else [slice(0, seen), slice(begin, end)]
+        sources = [own] if clean is None else [clean, own]
         keys, values = (
             jnp.concatenate([s[k][:, part] for s, part in zip(sources, parts, strict=True)], axis=1)
             for k in range(2)
         )
         of_query = np.arange(begin, end)[:, None] // block
         allowed = of_query >= np.arange(seen) // block
-        if past is not None:
+        if clean is not None:
             allowed = of_query > np.arange(seen) // block
             allowed = np.concatenate([allowed, of_query == np.arange(begin, end) // block], axis=1)
         mask = None if allowed.all() else jnp.asarray(allowed)[None, None]
@@ -103,7 +104,7 @@ def attend_blocks(
     return jnp.concatenate(out, axis=1)
 
 
-def attend_halves(
+def block_diffusion_attention(
     query: Array,
     key: Array,
     value: Array,
@@ -112,24 +113,26 @@ def attend_halves(
     segments: Array | None = None,
     kernel: str = "plain",
 ) -> Array:
-    """Of the sequence as it is, with its own block and earlier ones as they were, and of the
-    sequence as it was, block-causal: each [B, 2 L, H, Dh], positions of both 0..L-1.
+    """Attends in [noisy, clean], two halves of 2 L positions that both count 0..L-1.
 
-    query may be [B, L, H, Dh], of the sequence as it is alone. kernel as `attend`: splash takes
-    both halves at once, the others tile by tile.
+    A noisy position sees its own noisy block and the clean blocks before it; a clean one sees
+    clean blocks up to its own. Arrays [B, 2 L, H, Dh]; query may be the noisy half alone. kernel
+    as `attend`: splash takes both halves at once, the others tile by tile.
     """
     length = key.shape[1] // 2
     query, key = (_rotated_halves(x, length) for x in (query, key))
     if kernel == "splash" and fits(length):
         both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
         return splash(query, key, value, both, block=block)
-    (keys, past), (values, held) = (jnp.split(x, 2, axis=1) for x in (key, value))
+    (noisy_keys, clean_keys), (noisy_values, clean_values) = (
+        jnp.split(x, 2, axis=1) for x in (key, value)
+    )
+    noisy, clean = (noisy_keys, noisy_values), (clean_keys, clean_values)
     attention = functools.partial(attend_blocks, block=block, segments=segments, kernel=kernel)
-    is_now = attention(query[:, :length], (keys, values), (past, held))
+    out = attention(query[:, :length], noisy, clean)
     if query.shape[1] == length:
-        return is_now
-    was = attention(query[:, length:], (past, held), None)
-    return jnp.concatenate([is_now, was], axis=1)
+        return out
+    return jnp.concatenate([out, attention(query[:, length:], clean, None)], axis=1)
 
 
 def _rotated_halves(x: Array, length: int) -> Array:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import attend, rotate
-from md4_jax.networks.blocks import Past, attend_halves, attend_past
+from md4_jax.networks.blocks import KVCache, attend_cached, block_diffusion_attention
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -68,9 +68,9 @@ class Normalize(nn.Module):
 class Attention(nn.Module):
     """Self-attention with rotary positions; optional query-key normalisation.
 
-    block > 0: x holds a sequence as it is and, after it, as it was, in blocks of so many
-    positions, and attention is that of `attend_halves`; with last, of the first half alone. past:
-    x is one block, after what is held there. Returns keys and values, before their rotation,
+    block > 0: x is a noisy sequence and its clean copy, one after the other, in blocks of so many
+    positions, and attention is `block_diffusion_attention`; with last, of the noisy half alone.
+    cache: x is one block after the tokens there. Returns keys and values, before their rotation,
     beside the result.
     """
 
@@ -89,12 +89,12 @@ class Attention(nn.Module):
         x_BxLxD: Array,
         segments: Array | None,
         index: Array | None,
-        past: Past | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
         batch, _, size = x_BxLxD.shape
         asking = x_BxLxD if index is None else rows(x_BxLxD, index)
         if self.block and self.last:
-            asking = first_half(x_BxLxD)
+            asking = noisy_half(x_BxLxD)
         query, key, value = (
             Linear(size, self.dtype, name=name)(x).reshape(
                 batch, -1, self.heads, size // self.heads
@@ -109,10 +109,10 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        if past is not None:
-            mixed = attend_past(query, (key, value), past)
+        if cache is not None:
+            mixed = attend_cached(query, (key, value), cache)
         elif self.block:
-            mixed = attend_halves(
+            mixed = block_diffusion_attention(
                 query, key, value, block=self.block, segments=segments, kernel=self.kernel
             )
         else:
@@ -203,11 +203,11 @@ class Block(nn.Module):
         condition_BxGxD: Array | None,
         segments: Array | None,
         index: Array | None = None,
-        past: Past | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
-        """(x, None), or with past (x, (keys, values)) of x for those who come after it.
+        """(x, None), or with a cache (x, (keys, values)) of x for the blocks after it.
 
-        The last of blocks of block diffusion gives the first half of x, the sequence as it is.
+        In block diffusion the last layer gives the noisy half of x alone.
         """
         # A branch starts at zero by its gate or by its output layer: by both, it never starts.
         zero = condition_BxGxD is None
@@ -224,16 +224,16 @@ class Block(nn.Module):
         if self.local_width:
             mixing = LocalMixing(self.local_width, self.causal, name="local_mixing")
             y_BxLxD = mixing(y_BxLxD, segments)
-        y_BxLxD, held = attention(y_BxLxD, segments, index, past)
+        y_BxLxD, appended = attention(y_BxLxD, segments, index, cache)
         kept = x_BxLxD if index is None else rows(x_BxLxD, index)
         if self.block and self.last:
-            kept = first_half(x_BxLxD)
+            kept = noisy_half(x_BxLxD)
             if condition_BxGxD is not None:
-                first, second = (tuple(map(first_half, part)) for part in (first, second))
+                first, second = (tuple(map(noisy_half, part)) for part in (first, second))
         x_BxLxD = kept + gated_by(first, y_BxLxD)
         y_BxLxD = feed_forward(normalized(x_BxLxD, second, "feed_forward_norm"))
         x_BxLxD = constrain(x_BxLxD + gated_by(second, y_BxLxD), BATCH_AXES, None, None)
-        return x_BxLxD, None if past is None else held
+        return x_BxLxD, None if cache is None else appended
 
 
 def modulation(
@@ -257,7 +257,7 @@ def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
     return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
 
 
-def first_half(x_BxLxD: Array) -> Array:
+def noisy_half(x_BxLxD: Array) -> Array:
     return x_BxLxD[:, : x_BxLxD.shape[1] // 2]
 
 

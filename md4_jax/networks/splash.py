@@ -24,12 +24,12 @@ def fits(length: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class HalvesMask(masks.Mask):
-    """Who sees whom in [z, x], each of `length` positions in blocks of `block`.
+class BlockDiffusionMask(masks.Mask):
+    """Mask of attention in [noisy, clean], each of `length` positions in blocks of `block`.
 
-    z sees its own block of z and earlier ones of x, x its own and earlier ones of x. The first
-    `asks` of the 2 length positions ask. The kernel wants it tile by tile, and skips the tiles
-    without an entry.
+    A noisy position sees its own noisy block and earlier clean ones, a clean position clean
+    blocks up to its own. The first `asks` of the 2 length positions are queries. The kernel asks
+    for it tile by tile, and skips the tiles without an entry.
     """
 
     length: int
@@ -41,12 +41,13 @@ class HalvesMask(masks.Mask):
         return self.asks, 2 * self.length
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        was, of = np.divmod(np.arange(2 * self.length), self.length)
-        of = of // self.block
-        (asks_was, asks), (was, of) = ((was[part], of[part]) for part in index)
-        asks_was, asks = asks_was[:, None], asks[:, None]
-        # x of its own block is seen from x alone.
-        return np.where(was, asks + asks_was > of, (asks == of) & (asks_was == 0))
+        is_clean, place = np.divmod(np.arange(2 * self.length), self.length)
+        block = place // self.block
+        query_clean, query_block = is_clean[index[0]][:, None], block[index[0]][:, None]
+        key_clean, key_block = is_clean[index[1]], block[index[1]]
+        # A clean key of the same block is seen from a clean query alone.
+        earlier = query_block + query_clean > key_block
+        return np.where(key_clean, earlier, (query_block == key_block) & (query_clean == 0))
 
 
 def splash(
@@ -61,8 +62,8 @@ def splash(
 ) -> Array:
     """softmax(q k^T / sqrt(Dh)) v, each device for its own sequences and heads.
 
-    block > 0: what comes is two halves, which see one another as `HalvesMask` says; queries may
-    be of the first alone.
+    block > 0: the arrays hold a noisy and a clean half, which see one another as
+    `BlockDiffusionMask` says; queries may be of the noisy half alone.
     """
     local = functools.partial(_local, causal=causal, block=block, interpret=interpret)
     arguments = (query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments)
@@ -83,7 +84,7 @@ def kernel_of(
         # Of half as many positions a quarter at most: the larger, the more empty ones it computes.
         half = length // 2
         tile = _tile(half, max(TILE, min(LARGEST_TILE, half // 4)))
-        one = HalvesMask(half, block, asks)
+        one = BlockDiffusionMask(half, block, asks)
     else:
         tile = _tile(length, LARGEST_TILE)
         one = (masks.CausalMask if causal else masks.FullMask)((length, length))

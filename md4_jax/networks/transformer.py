@@ -2,35 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
-from md4_jax.networks.blocks import Past
-from md4_jax.networks.layers import (
-    Block,
-    Normalize,
-    TimeEmbedding,
-    first_half,
-    modulation,
-    padded_size,
-)
-from md4_jax.networks.ordinal import TruncatedLogistic
-from md4_jax.protocols import Array, Denoiser, Memory, Network, UserError
-from md4_jax.runtime.sharding import BATCH_AXES, batch_groups, constrain
-
-# Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
-ROW_MULTIPLE = 128
-
-# What is kept of a block for its backward pass, by name.
-REMAT = {
-    "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
+from md4_jax.networks.blocks import KVCache
+from md4_jax.networks.layers import padded_size
+from md4_jax.networks.trunk import REMAT, TransformerModule
+from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
+from md4_jax.runtime.sharding import batch_groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +29,9 @@ class Transformer:
     position see nothing to its right. output is what the head says of a token: a number for each
     symbol (categorical), or for ordered symbols a location and a scale (truncated_logistic).
     attention is the kernel that computes it: plain, splash (TPU), cudnn (NVIDIA), or auto, the
-    platform's best.
+    platform's best. classes: how many labels a sequence may have, told by adaLN like the time;
+    label_dropout: part of the training sequences whose label is withheld, so that the network
+    also learns to do without one.
     """
 
     vocab_size: int
@@ -63,6 +48,8 @@ class Transformer:
     causal: bool = False
     output: str = "categorical"
     attention: str = "auto"
+    classes: int = 0
+    label_dropout: float = 0.0
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -82,6 +69,10 @@ class Transformer:
             raise UserError(
                 f"network.output must be categorical or truncated_logistic, not {self.output!r}"
             )
+        if self.classes < 0:
+            raise UserError(f"network.classes must not be negative, not {self.classes}")
+        if not 0 <= self.label_dropout < 1:
+            raise UserError(f"network.label_dropout must lie in [0, 1), not {self.label_dropout}")
         if self.is_ordinal and self.vocab_size < 2:
             raise UserError(
                 "network.output=truncated_logistic needs two symbols at least, "
@@ -101,198 +92,110 @@ class Transformer:
         module = TransformerModule(options, padded_size(hidden, platform))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
-        # Neighbours of a convolution and a causal mask cross the borders of blocks.
-        blockwise = not self.causal and not self.local_width
-
         def init(key: Array):
             return module.init(key, tokens, jnp.zeros((1,)))["params"]
 
-        def bind(params) -> Denoiser:
-            variables = {"params": params}
-
-            def features(z, t, *, clean=None, block=0, **context):
-                if clean is None:
-                    return module.apply(variables, z, t, **context, method="features")
-                blocks = module.clone(block=block)
-                return blocks.apply(variables, z, t, clean, **context, method="block_features")
-
-            def unembed(h):
-                return module.apply(variables, h, method="unembed")
-
-            def gathered(z, t, index):
-                return module.apply(variables, z, t, index=index, method="features")
-
-            def empty(rows, window):
-                shape = (self.depth, rows, window, self.heads, self.size // self.heads)
-                held = jnp.zeros(shape, self.dtype)
-                return Past(held, held, jnp.int32(0))
-
-            def after(z, t, past):
-                return module.apply(variables, z, t, past, method="after")
-
-            memory = Memory(empty, after) if blockwise else None
-            return Denoiser(features, unembed, batch_groups(), gathered, memory)
-
-        return Network(init, bind, not self.time_conditioning, self.causal, blockwise)
+        # Neighbours of a convolution and a causal mask cross the borders of blocks.
+        blockwise = not self.causal and not self.local_width
+        bind = Binding(options, module, blockwise)
+        counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
+        return Network(init, bind, not self.time_conditioning, self.causal, blockwise, counted)
 
 
-def rounded(rows: int) -> int:
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
-
-
-class TransformerModule(nn.Module):
-    """Tokens z [B, L] in 0..V and times t [B] -> features [B, L, D] -> logits [B, L, V]."""
+class Binding(NamedTuple):
+    """Binds parameters, context and dropout keys to the functions of the module."""
 
     options: Transformer
-    padded: int
-    block: int = 0
+    module: TransformerModule
+    blockwise: bool
 
-    def setup(self):
+    def __call__(
+        self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
+    ) -> Denoiser:
+        """The denoiser; UserError for a context that the network has no use for."""
+        told = self._context(dict(context or {}), keys)
+        module, variables = self.module, {"params": params}
+
+        def features(z: Array, t: Array, index: Array | None = None) -> Array:
+            return module.apply(variables, z, t, **told, index=index, method="features")
+
+        def unembed(h: Array) -> Array:
+            return module.apply(variables, h, method="unembed")
+
+        def rebind(count: int) -> Denoiser:
+            several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
+            return self(params, several)
+
+        blocks = self._blocks(variables, told) if self.blockwise else None
+        return Denoiser(features, unembed, Accelerator(batch_groups(), features), blocks, rebind)
+
+    def _context(self, context: dict[str, Array], keys: Array | None) -> dict[str, Array]:
+        """The context, in training with some labels taken away."""
         o = self.options
-        self.compute_dtype = jnp.dtype(o.dtype)
-        self.embedding = self.param(
-            "embedding", nn.initializers.normal(1.0), (rounded(o.vocab_size + 1), o.size)
-        )
-        if o.time_conditioning:
-            self.time = TimeEmbedding(o.size, self.compute_dtype)
-            self.final_modulation = FinalModulation(self.compute_dtype)
-        self.final_norm = Normalize(gain=not o.time_conditioning)
-        if o.is_ordinal:
-            self.head = TruncatedLogistic(o.vocab_size)
-        else:
-            self.head = nn.Dense(
-                rounded(o.vocab_size),
-                kernel_init=nn.initializers.zeros,
-                dtype=self.compute_dtype,
-                use_bias=True,
+        if foreign := context.keys() - {"segments", "label"}:
+            raise UserError(f"the transformer takes segments and label, not {sorted(foreign)[0]!r}")
+        if "label" in context and not o.classes:
+            raise UserError(
+                "the data have labels and network.classes=0: set network.classes to the number of "
+                "classes to train on them"
             )
-        block = Block
-        if o.remat != "none":
-            block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
-        arguments = (
-            o.heads, o.hidden, self.padded, o.qk_norm, o.local_width, o.causal,
-            self.compute_dtype, o.attention, self.block,
-        )  # fmt: skip
-        self.block_arguments = arguments
-        if o.scan_blocks:
-            self.blocks = nn.scan(
-                block,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                in_axes=nn.broadcast,
-                length=o.depth,
-            )(*arguments)
-        else:
-            lasts = [False] * (o.depth - 1) + [True]
-            self.blocks = [block(*arguments, last) for last in lasts]
+        if "label" in context and keys is not None and o.label_dropout:
+            draws = jax.vmap(jax.random.uniform)(keys)
+            context["label"] = jnp.where(draws < o.label_dropout, o.classes, context["label"])
+        return context
 
-    def __call__(self, z_BxL: Array, t_B: Array, segments: Array | None = None) -> Array:
-        return self.unembed(self.features(z_BxL, t_B, segments=segments))
+    def _blocks(self, variables: dict, told: dict[str, Array]) -> Blockwise:
+        o, label = self.options, told.get("label")
 
-    def features(
-        self, z_BxL: Array, t_B: Array, segments: Array | None = None, index: Array | None = None
-    ) -> Array:
-        """h [B, L, D], or with index [B, P] those of these positions: [B, P, D].
+        def features(z: Array, t: Array, clean: Array, block: int, clean_t: Array | float = 0.0):
+            length, more = z.shape[1], -z.shape[1] % block
+            segments = told.get("segments")
+            if more:
+                # What fills up the last block is of a segment of its own, which nobody else sees.
+                segments = jnp.zeros_like(clean) if segments is None else segments
+                segments = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
+                z, clean = (jnp.pad(x, ((0, 0), (0, more))) for x in (z, clean))
+            module = self.module.clone(block=block)
+            h = module.apply(
+                variables, z, t, clean, clean_t, segments, label, method="block_features"
+            )
+            return h[:, :length]
 
-        The last block then computes no more than keys and values for the other positions.
-        """
-        return self._trunk(z_BxL, t_B[:, None], segments, index)
+        def empty_cache(rows: int, window: int) -> KVCache:
+            shape = (o.depth, rows, window, o.heads, o.size // o.heads)
+            empty = jnp.zeros(shape, o.dtype)
+            return KVCache(empty, empty, jnp.int32(0))
 
-    def block_features(
-        self, z_BxL: Array, t_BxG: Array, clean_BxL: Array, segments: Array | None = None
-    ) -> Array:
-        """h [B, L, D] of z, each block of which sees itself and the blocks of clean before it.
+        def append_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
+            return self.module.apply(variables, z, t, cache, label, method="append_block")
 
-        t holds a time for each block, G = L / block. Both are read in one pass of length 2 L, of
-        which the last layer computes no more than keys and values for clean.
-        """
-        both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
-        times = jnp.concatenate([t_BxG, jnp.zeros_like(t_BxG)], axis=1)
-        return self._trunk(both_Bx2L, times, segments, None)
-
-    def _trunk(
-        self, z_BxL: Array, t_BxG: Array, segments: Array | None, index: Array | None
-    ) -> Array:
-        x_BxLxD = self._embedded(z_BxL)
-        condition_BxGxD = self.time(t_BxG) if self.options.time_conditioning else None
-        if self.options.scan_blocks and (index is not None or self.block):
-            x_BxLxD = self._gathered(x_BxLxD, condition_BxGxD, segments, index)
-        elif self.options.scan_blocks:
-            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments)
-        else:
-            for block in self.blocks[:-1]:
-                x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments)
-            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxGxD, segments, index)
-        if self.block and condition_BxGxD is not None:
-            condition_BxGxD = first_half(condition_BxGxD)
-        return self._headed(x_BxLxD, condition_BxGxD)
-
-    def _embedded(self, z_BxL: Array) -> Array:
-        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
-        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
-        return constrain(table[z_BxL], BATCH_AXES, None, None)
-
-    def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
-        x_BxLxD = self.final_norm(x_BxLxD)
-        if condition_BxGxD is None:
-            return x_BxLxD
-        shift, scale = self.final_modulation(condition_BxGxD, x_BxLxD.shape)
-        return x_BxLxD * (1.0 + scale) + shift
-
-    def after(self, z_BxP: Array, t_B: Array, past: Past) -> tuple[Array, Past]:
-        """(h [B, P, D], past with z): one block z, after the tokens that past holds."""
-        x_BxPxD, condition = self._embedded(z_BxP), None
-        if self.options.time_conditioning:
-            condition = self.time(t_B[:, None])
-        layers = (past.keys, past.values)
-        if self.options.scan_blocks:
-            x_BxPxD, held = jax.lax.scan(
-                lambda x, layer: self._block(layer[0])(
-                    x, condition, None, None, Past(*layer[1], past.count)
-                ),
-                x_BxPxD, (self.variables["params"]["blocks"], layers),
-            )  # fmt: skip
-        else:
-            found = []
-            for number, block in enumerate(self.blocks):
-                own = Past(*(x[number] for x in layers), past.count)
-                x_BxPxD, held = block(x_BxPxD, condition, None, None, own)
-                found.append(held)
-            held = jax.tree.map(lambda *x: jnp.stack(x), *found)
-        return self._headed(x_BxPxD, condition), past.append(*held)
-
-    def _gathered(
-        self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array | None
-    ) -> Array:
-        """Scanned blocks of which the last, taken out of the scan, gives less than comes in."""
-        stacked = self.variables["params"]["blocks"]
-        rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
-
-        def apply(x_BxLxD: Array, params) -> tuple[Array, None]:
-            return self._block(params)(x_BxLxD, condition, segments)
-
-        if self.options.remat != "none":
-            policy = REMAT[self.options.remat]
-            apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
-        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest)
-        return self._block(last, last=True)(x_BxLxD, condition, segments, index)[0]
-
-    def _block(self, params, *, last: bool = False) -> Callable:
-        """One of the scanned blocks, taken out of the scan."""
-        block = Block(*self.block_arguments, last, parent=None)
-        return functools.partial(block.apply, {"params": params})
-
-    def unembed(self, h: Array) -> Array:
-        rows = h.reshape(-1, h.shape[-1])  # as in layers.Linear
-        logits = self.head(rows).astype(jnp.float32).reshape(*h.shape[:-1], -1)
-        return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
+        return Blockwise(features, empty_cache, append_block)
 
 
-class FinalModulation(nn.Module):
-    """Shift and scale before the head, zero at initialisation."""
+# Layers that see one vector of a sequence, its time or class, and not its tokens.
+OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
 
-    dtype: jnp.dtype
 
-    @nn.compact
-    def __call__(self, condition_BxGxD: Array, shape: tuple[int, ...]) -> list[Array]:
-        return modulation(2, shape, condition_BxGxD, self.dtype)
+def forward_flops(params: Params, length: int, block: int = 0, *, size: int, depth: int) -> float:
+    """FLOPs of one token through the network once: 2 N + 4 L D for each layer.
+
+    N are the parameters of linear layers that see tokens. In block diffusion, of one noisy
+    token and its clean copy: layers but the last are passed by both, the last makes only keys
+    and values of the clean one, and each of the two sees (L + block) / 2 tokens.
+    """
+    named = [
+        ([key.key for key in path], leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    kernels = [
+        (path, leaf.size)
+        for path, leaf in named
+        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
+    ]
+    matrices = sum(count for _, count in kernels)
+    if not block:
+        return 2.0 * matrices + 4.0 * length * size * depth
+    head = sum(count for path, count in kernels if path[0] == "head")
+    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
+    seen = (2 * depth - 1) * (length + block) / 2
+    return 2.0 * (matrices + clean) + 4.0 * seen * size

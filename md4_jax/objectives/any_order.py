@@ -4,11 +4,10 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 
-from md4_jax.objectives.md4 import masked_share
+from md4_jax.objectives.md4 import masked, prompted
 from md4_jax.objectives.token_nats import masked_nats
-from md4_jax.processes.masking import Masking
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
@@ -30,7 +29,7 @@ class AnyOrder:
     sequence.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
 
     weight_power: float = 1.0
     max_masked: float = 1.0
@@ -41,34 +40,41 @@ class AnyOrder:
         if not 0 <= self.weight_power <= 1:
             raise UserError(f"objective.weight_power must lie in [0, 1], not {self.weight_power}")
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return self.weight_power == 1.0 and self.max_masked == 1.0
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        most = self._most(batch.tokens.shape[1])
-        count = jnp.clip(jnp.floor(u * most).astype(jnp.int32) + 1, 1, most)
-        z, one_minus_alpha = process.mask_exactly(keys, batch.tokens, count)
-        t = process.schedule.inverse(one_minus_alpha)
-        return self.loss_at(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
+        most = self._most(jnp.sum(batch.loss_mask, axis=1))
+        count = jnp.minimum(jnp.floor(u * most).astype(jnp.int32) + 1, most)
+        z, noise = process.mask_exactly(keys, batch.tokens, count, batch.loss_mask)
+        nats = self.loss_at(
+            denoiser, process, batch, prompted(batch, z), process.schedule.inverse(noise)
+        )
+        return nats, {"masked": masked(process, z)}
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The term of this mask pattern: its mean over k and patterns is the bound [B]."""
-        count = jnp.sum(z == process.mask_id, axis=1)
-        # Mirrored pairs of u add up to half of the masks, an odd row may have them all.
-        odd = len(z) // denoiser.groups % 2 / (len(z) // denoiser.groups)
-        share = (0.5 + 0.5 * odd) * self.max_masked + 1.0 / z.shape[1]
-        nats = masked_nats(denoiser, process.mask_id, batch, z, t, share=share)
-        return self._weight(z.shape[1], count) * nats
+        count = jnp.sum(process.is_noise(z) & batch.loss_mask, axis=1)
+        nats = masked_nats(
+            denoiser, process, batch, z, t, expected=0.5 * self.max_masked, exact=True
+        )
+        tokens = jnp.sum(batch.loss_mask, axis=1)
+        return self._weight(tokens, jnp.maximum(count, 1), z.shape[1]) * nats
 
-    def _weight(self, length: int, count: Array) -> Array:
-        shares = np.arange(1, self._most(length) + 1) / length
-        scale = 1.0 / np.mean(shares ** (1.0 - self.weight_power))
-        return scale * (length / count) ** self.weight_power
+    def _weight(self, tokens: Array, count: Array, length: int) -> Array:
+        """(n / k)^weight_power, k = count of n = tokens, scaled by its mean cost: [B]."""
+        weight = (tokens / count) ** self.weight_power
+        if self.weight_power == 1.0:
+            return weight
+        counts, most = jnp.arange(1, length + 1), self._most(tokens)[:, None]
+        shares = (counts / jnp.maximum(tokens, 1)[:, None]) ** (1.0 - self.weight_power)
+        mean = jnp.sum(jnp.where(counts <= most, shares, 0.0), axis=1) / most[:, 0]
+        return weight / mean
 
-    def _most(self, length: int) -> int:
-        """The largest number of masks that is drawn, at least 1."""
-        return max(1, round(self.max_masked * length))
+    def _most(self, tokens: Array) -> Array:
+        """The largest number of masks that is drawn, at least 1: int32 like tokens."""
+        return jnp.maximum(1, jnp.round(self.max_masked * tokens).astype(jnp.int32))

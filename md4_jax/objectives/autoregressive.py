@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.masking import Masking, uniforms
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 
@@ -23,29 +24,27 @@ class Autoregressive:
     the document before, and nothing else; at the start of the sequence, the mask.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,), causal=True)
-    takes_given: ClassVar[bool] = True
+    needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return True
 
     def is_exact(self, network: Network) -> bool:
         return True
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         begin = jnp.full((len(batch.tokens), 1), process.mask_id, jnp.int32)
         z = jnp.concatenate([begin, batch.tokens[:, :-1]], axis=1)
         return self.loss_at(denoiser, process, batch, z, jnp.zeros(len(z))), {}
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The sum over positions that are not given of -log p(x_n | z) [B], whatever z is."""
-        h_BxLxD, rows = denoiser.features(z, t, **batch.context), (batch.tokens,)
-        counted = jnp.ones(z.shape, bool) if batch.given is None else ~batch.given
-        nats = at_positions(denoiser, h_BxLxD, counted, reduce=token_nats, rows=rows)
+        """Sum over the positions that count of -log p(x_n | z) [B], whatever z is."""
+        h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
+        nats = at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
         return jnp.sum(nats, axis=1)
 
 
@@ -65,7 +64,7 @@ class AlongOrder:
     it trains, each call is made again in the backward pass. UserError for another order.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
 
     order: str = "random"
 
@@ -76,14 +75,14 @@ class AlongOrder:
                 f"not {self.order!r}"
             )
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return True
 
     def is_exact(self, network: Network) -> bool:
         return self.order != "random"
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         size, length = batch.tokens.shape
         places = jnp.arange(length)
@@ -95,7 +94,7 @@ class AlongOrder:
         return self.loss_along(denoiser, process, batch, order_BxL), {}
 
     def loss_along(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, order_BxL: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, order_BxL: Array
     ) -> Array:
         """The sum along pi [B]; order_BxL[b, l] is the position that is revealed l-th."""
         length = order_BxL.shape[1]
@@ -103,12 +102,17 @@ class AlongOrder:
 
         @jax.checkpoint
         def one(step: Array) -> Array:
-            z = jnp.where(rank_BxL < step, batch.tokens, process.mask_id)
-            t = jnp.broadcast_to(process.schedule.inverse((length - step) / length), len(z))
-            h_BxLxD = denoiser.features(z, t, **batch.context)
+            left_BxL = (rank_BxL >= step) & batch.loss_mask
+            z = jnp.where(left_BxL, process.mask_id, batch.tokens)
+            part = jnp.sum(left_BxL, axis=1) / jnp.maximum(1, jnp.sum(batch.loss_mask, axis=1))
+            t = process.schedule.inverse(part)
+            h_BxLxD = denoiser.features(z, t)
             here = jax.lax.dynamic_slice_in_dim(order_BxL, step, 1, axis=1)
             h_Bx1xD = jnp.take_along_axis(h_BxLxD, here[..., None], axis=1)
-            x_Bx1 = jnp.take_along_axis(batch.tokens, here, axis=1)
-            return token_nats(denoiser.unembed(h_Bx1xD), x_Bx1)[:, 0]
+            x_Bx1, counts_Bx1 = (
+                jnp.take_along_axis(a, here, axis=1) for a in (batch.tokens, batch.loss_mask)
+            )
+            nats_Bx1 = token_nats(denoiser.unembed(h_Bx1xD), x_Bx1)
+            return jnp.where(counts_Bx1, nats_Bx1, 0.0)[:, 0]
 
         return jnp.sum(jax.lax.map(one, jnp.arange(length)), axis=0)

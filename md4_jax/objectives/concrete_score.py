@@ -5,7 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.token_nats import excess_squares, ratio_error
+from md4_jax.objectives.md4 import prompted
+from md4_jax.objectives.token_nats import counted, excess_squares, ratio_error
+from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.neighbours import (
     SMALLEST_TIME,
     degree,
@@ -13,7 +15,6 @@ from md4_jax.processes.neighbours import (
     moved,
     random_move,
 )
-from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 FORMS = ("matching", "denoising")
@@ -58,45 +59,45 @@ class ConcreteScore:
     def needs(self) -> Needs:
         """Uniform noise, ratios that exist at t = 0 as well, and the time unless it is fixed."""
         return Needs(
-            (Uniform,),
+            (RedrawsUniformly,),
             time=self.time is None,
             parametrisations=("joint", "score"),
             why="the ratios depend on the noise level, and a mixture's have no value without noise",
         )
 
-    def is_bound(self, process: Uniform) -> bool:
+    def is_bound(self, process: RedrawsUniformly) -> bool:
         return False
 
     def __call__(
-        self, denoiser: Denoiser, process: Uniform, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RedrawsUniformly, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         one_level = self.time is not None
         t = jnp.full_like(u, self.time) if one_level else jnp.maximum(u, SMALLEST_TIME)
         noise_keys, move_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        z = process.corrupt(noise_keys, batch.tokens, t)
+        z = prompted(batch, process.corrupt(noise_keys, batch.tokens, t))
         extra = {"noised": jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}
         if self.form == "denoising":
             return self.loss_at(denoiser, process, batch, z, t), extra
-        move = random_move(move_keys, z, process.vocab_size)
+        move = random_move(move_keys, z, process.vocab_size, batch.loss_mask)
         loss = self.loss_at_move(denoiser, process, batch, z, t, move)
         return loss if one_level else process.ratio(t) ** 2 * loss, extra
 
     def loss_at(
-        self, denoiser: Denoiser, process: Uniform, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RedrawsUniformly, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The denoising form at (z, t) [B]."""
-        log_score = log_ratios(process, denoiser(z, t, **batch.context), z, t)
+        log_score = log_ratios(process, denoiser(z, t), z, t)
         rho = process.ratio(t)[:, None]
         # rho r, which is rho at z itself, where s = r = 1: that entry adds nothing.
         stayed = z == batch.tokens
         at_x, elsewhere = jnp.where(stayed, rho, 1.0), jnp.where(stayed, rho**2, rho)
         error_BxL = ratio_error(log_score, rho, batch.tokens, at_x=at_x, elsewhere=elsewhere)
-        return jnp.sum(error_BxL, axis=1) / process.vocab_size
+        return counted(error_BxL, batch) / process.vocab_size
 
     def loss_at_move(
         self,
         denoiser: Denoiser,
-        process: Uniform,
+        process: RedrawsUniformly,
         batch: Batch,
         z: Array,
         t: Array,
@@ -109,8 +110,7 @@ class ConcreteScore:
         """
         size, length = z.shape
         both = jnp.stack([z, moved(z, *move)], axis=1).reshape(2 * size, length)
-        context = {name: jnp.repeat(value, 2, axis=0) for name, value in batch.context.items()}
-        h = denoiser.features(both, jnp.repeat(t, 2), **context)
+        h = denoiser.repeated(2).features(both, jnp.repeat(t, 2))
         h_Bx2xLxD = h.reshape(size, 2, *h.shape[1:])
         log_score = log_ratios(process, denoiser.unembed(h_Bx2xLxD[:, 0]), z, t)
         where, symbol = (a[:, None] for a in move)
@@ -118,8 +118,9 @@ class ConcreteScore:
         log_moved = log_ratios(process, denoiser.unembed(h_Bx1xD), symbol, t)
         here = jnp.take_along_axis(z, where, axis=1)
         log_back = jnp.take_along_axis(log_moved, here[..., None], axis=-1)[:, 0, 0]
-        own = jnp.sum(excess_squares(log_score), axis=1)
-        return sampled_objective(own, log_back, degree(length, process.vocab_size))
+        own = counted(excess_squares(log_score), batch)
+        neighbours = degree(jnp.sum(batch.loss_mask, axis=1), process.vocab_size)
+        return sampled_objective(own, log_back, neighbours)
 
 
 def sampled_objective(own: Array, log_back: Array, inverse_degree: int | Array) -> Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.md4 import noised
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.uniform import Uniform
+from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -23,7 +23,7 @@ class CrossEntropy:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (Uniform,),
+        (RedrawsUniformly,),
         parametrisations=("mixture",),
         why="cross-entropy learns the posterior of x_n given all of z, which the plug-in form "
         "does not want",
@@ -41,7 +41,6 @@ class CrossEntropy:
 
     def loss_at(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
         """The cost of each sequence at (z, t) [B]."""
-        h_BxLxD = denoiser.features(z, t, **batch.context)
-        everywhere, rows = jnp.ones(z.shape, bool), (batch.tokens,)
-        nats_BxL = at_positions(denoiser, h_BxLxD, everywhere, reduce=token_nats, rows=rows)
+        h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
+        nats_BxL = at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
         return jnp.sum(nats_BxL, axis=1)

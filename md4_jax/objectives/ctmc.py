@@ -6,9 +6,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import SMALLEST_TIME
-from md4_jax.objectives.token_nats import rate_divergence, rate_excess
-from md4_jax.processes.rates import Rates
+from md4_jax.objectives.md4 import SMALLEST_TIME, prompted
+from md4_jax.objectives.token_nats import counted, rate_divergence, rate_excess
+from md4_jax.processes.capabilities import HasGenerator
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 PASSES = ("one_weighted", "one", "two")
@@ -41,7 +41,7 @@ class CTMC:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (Rates,), time=True, why="the optimal denoiser depends on how much noise there is"
+        (HasGenerator,), time=True, why="the optimal denoiser depends on how much noise there is"
     )
 
     passes: str = "one_weighted"
@@ -55,46 +55,52 @@ class CTMC:
         if not 0 <= self.first_time < 1:
             raise UserError(f"objective.first_time must lie in [0, 1), not {self.first_time}")
 
-    def is_bound(self, process: Rates) -> bool:
+    def is_bound(self, process: HasGenerator) -> bool:
         return self.passes != "one"
 
     def __call__(
-        self, denoiser: Denoiser, process: Rates, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: HasGenerator, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         t = self.first_time + (1.0 - self.first_time) * u
         # Rounding of t to 1 would make beta infinite; one cell of float32 is left at each end.
         t = jnp.clip(t, SMALLEST_TIME, 1.0 - SMALLEST_TIME)
         noise, more = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        z = process.corrupt(noise, batch.tokens, t)
-        jumped = process.jump(more, z)
+        z = prompted(batch, process.corrupt(noise, batch.tokens, t))
+        jumped = process.jump(more, z, batch.loss_mask)
         if self.passes == "two":
             nats = self.loss_at_pair(denoiser, process, batch, z, t, jumped=jumped)
         else:
             nats = self.loss_at(denoiser, process, batch, jumped, t)
             # Where all is masked no jump exists, and psi has no mass to give.
             nats = jnp.where(jnp.any(jumped != z, axis=1), nats, 0.0)
-        extra = self.ends(process, batch.tokens)
+        extra = self.ends(process, batch)
         changed = jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)
         return nats + sum(extra.values()), {**extra, "changed": changed}
 
-    def ends(self, process: Rates, x: Array) -> dict[str, Array]:
+    def ends(self, process: HasGenerator, batch: Batch) -> dict[str, Array]:
         """The terms of both ends of time, {"reconstruction": [B], "prior": [B]}."""
-        reconstruction = process.reconstruction_nats(self.first_time)
-        each = {"reconstruction": reconstruction, "prior": process.prior_nats()}
-        return {name: jnp.sum(nats[x], axis=1) for name, nats in each.items()}
+        reconstruction = process.reconstruction_nats(batch.tokens, self.first_time)
+        each = {"reconstruction": reconstruction, "prior": process.prior_nats(batch.tokens)}
+        return {name: counted(nats, batch) for name, nats in each.items()}
 
     def loss_at_pair(
-        self, denoiser: Denoiser, process: Rates, batch: Batch, z: Array, t: Array, *, jumped: Array
+        self,
+        denoiser: Denoiser,
+        process: HasGenerator,
+        batch: Batch,
+        z: Array,
+        t: Array,
+        *,
+        jumped: Array,
     ) -> Array:
         """The integrand of two passes at z ~ q_t and `jumped`, z after one jump: [B]."""
         size, length = z.shape
         # Interleaved, so that each device keeps its rows.
         both_BxLx2 = jnp.stack([z, jumped], axis=1).reshape(2 * size, length)
-        twice = {name: jnp.repeat(c, 2, axis=0) for name, c in batch.context.items()}
-        h = denoiser.features(both_BxLx2, jnp.repeat(t, 2), **twice)
+        h = denoiser.repeated(2).features(both_BxLx2, jnp.repeat(t, 2))
         h_Bx2xLxD = h.reshape(size, 2, length, -1)
         log_score = process.log_score(denoiser.unembed(h_Bx2xLxD[:, 0]), z, t)
-        ratio = process.ratio(z, batch.tokens, t)
+        ratio = process.score_given(z, batch.tokens, t)
         leaving = rate_excess(process.backward_rates(z), log_score, ratio)
         # After the jump only the position that jumped matters, so only it is unembedded.
         position = jnp.argmax(z != jumped, axis=1)[:, None]
@@ -103,39 +109,38 @@ class CTMC:
             for a in (h_Bx2xLxD[:, 1], jumped, z, batch.tokens)
         )
         log_score = process.log_score(denoiser.unembed(h_there), z_there, t)
-        log_ratio = jnp.log(process.ratio(z_there, x, t))
+        log_ratio = jnp.log(process.score_given(z_there, x, t))
         returning = jnp.take_along_axis(log_score - log_ratio, back[..., None], axis=-1)
-        total = jnp.sum(process.exit_rate(z), axis=1)
-        nats = jnp.sum(leaving, axis=1) - total * returning[:, 0, 0]
+        total = counted(process.exit_rate(z), batch)
+        nats = counted(leaving, batch) - total * returning[:, 0, 0]
         return (1.0 - self.first_time) * process.beta(t) * nats
 
     def loss_at(
-        self, denoiser: Denoiser, process: Rates, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: HasGenerator, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand of one pass at z ~ psi, what a chain at time t jumped to: [B].
 
         Its mean over psi, which lacks the mass of states without a jump, is the bound.
         """
-        log_score = process.log_score(denoiser(z, t, **batch.context), z, t)
-        ratio, rates = process.ratio(z, batch.tokens, t), process.backward_rates(z)
-        many = predecessors(process, ratio, z)
-        share = jnp.where(many > 0, 1.0 / jnp.where(many > 0, many, 1.0), 0.0)
-        nats = share * jnp.sum(rate_divergence(rates, log_score, ratio), axis=1)
+        log_score = process.log_score(denoiser(z, t), z, t)
+        ratio, rates = process.score_given(z, batch.tokens, t), process.backward_rates(z)
+        many = predecessors(process, ratio, z, batch)
+        part = jnp.where(many > 0, 1.0 / jnp.where(many > 0, many, 1.0), 0.0)
+        nats = part * counted(rate_divergence(rates, log_score, ratio), batch)
         if self.passes == "one":
-            excess = jnp.sum(rate_excess(rates, log_score, ratio), axis=1)
-            nats += (1.0 - share) * excess
+            nats += (1.0 - part) * counted(rate_excess(rates, log_score, ratio), batch)
         return (1.0 - self.first_time) * process.beta(t) * nats
 
 
-def predecessors(process: Rates, ratio: Array, z: Array) -> Array:
+def predecessors(process: HasGenerator, ratio: Array, z: Array, batch: Batch) -> Array:
     """N(z) = psi(z | x) / q_t(z | x), the weight of all that can have jumped to z: [B].
 
     N = sum_{n, y} R[y, z_n] / Z(z with y at n) r_y (arXiv:2205.14987, section 3.3).
     """
-    each = process.exit_rate(z)
+    each = jnp.where(batch.loss_mask, process.exit_rate(z), 0.0)
     states = jnp.arange(ratio.shape[-1])
     others = (jnp.sum(each, axis=1, keepdims=True) - each)[..., None]
     total = others + process.exit_rate(states)
     # Where Z is zero the rate R[y, z_n] is zero as well.
     chance = process.backward_rates(z) / jnp.where(total > 0, total, 1.0)
-    return jnp.sum(chance * ratio, axis=(1, 2))
+    return counted(jnp.sum(chance * ratio, axis=2), batch)

@@ -6,12 +6,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import DiscreteMD4
-from md4_jax.objectives.token_nats import divergence_nats, token_nats
-from md4_jax.processes.masking import Masking
-from md4_jax.processes.transition import Transition
-from md4_jax.processes.uniform import LEAST, Uniform
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule, UserError
+from md4_jax.objectives.md4 import DiscreteMD4, prompted
+from md4_jax.objectives.token_nats import counted, divergence_nats, token_nats
+from md4_jax.processes.capabilities import HasPosterior, RevealsMasks
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 DEFAULT_TIMESTEPS = 1000
 DECODERS = ("reverse_step", "denoiser")
@@ -45,7 +43,7 @@ class D3PM:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (Masking, Uniform, Transition),
+        (RevealsMasks, HasPosterior),
         parametrisations=("joint", "mixture"),
         why="a step of T has to be a distribution for every output of the network",
     )
@@ -71,15 +69,13 @@ class D3PM:
 
     def check(self, process: Any) -> None:
         """UserError for a process that has other steps, or whose form has another optimum."""
-        own = process.timesteps if isinstance(process, Transition) else None
+        own = process.timesteps
         if own is not None and self.timesteps not in (None, own):
             raise UserError(
                 f"objective.timesteps={self.timesteps} must be process.timesteps={own}: the "
                 "process has a matrix for each of its steps (None takes it from there)"
             )
-        uniform = isinstance(process, Uniform) or (
-            isinstance(process, Transition) and process.kernel == "uniform"
-        )
+        uniform = getattr(process, "is_uniform", False)
         if self.cross_entropy > 0 and uniform and process.parametrisation == "joint":
             raise UserError(
                 f"objective.cross_entropy={self.cross_entropy} with uniform noise needs "
@@ -92,31 +88,28 @@ class D3PM:
     ) -> tuple[Array, dict[str, Array]]:
         last = self.steps(process)
         step = jnp.clip(jnp.floor(u * last).astype(jnp.int32) + 1, 1, last)
-        z = self.corrupt(process, batch.tokens, step, keys)
-        prior = self.prior(process, batch.tokens)
+        z = prompted(batch, self.corrupt(process, batch.tokens, step, keys))
+        prior = self.prior(process, batch)
         return self.loss_at(denoiser, process, batch, z, step) + prior, {"prior": prior}
 
     def steps(self, process: Any) -> int:
         """T with this process."""
         self.check(process)
-        if isinstance(process, Transition):
-            return process.timesteps
-        return DEFAULT_TIMESTEPS if self.timesteps is None else self.timesteps
+        return process.timesteps or self.timesteps or DEFAULT_TIMESTEPS
 
     def corrupt(self, process: Any, x: Array, step: Array, keys: Array) -> Array:
         """z_i ~ q(. | x), i = step [B], int32 [B, L]."""
         last = self.steps(process)
-        if isinstance(process, Masking):
+        if isinstance(process, RevealsMasks):
             chance = DiscreteMD4(last).masked_probability(process, step)
             return process.mask_each(keys, x, chance)
         return process.corrupt(keys, x, step / last)
 
-    def prior(self, process: Any, x: Array) -> Array:
+    def prior(self, process: Any, batch: Batch) -> Array:
         """KL(q(z_T | x) || prior), nats per sequence [B]; 0 with masks."""
-        if isinstance(process, Transition):
-            return jnp.sum(process.prior_nats(x), axis=1)
-        nats = process.prior_nats() if isinstance(process, Uniform) else 0.0
-        return jnp.full(x.shape[0], x.shape[1] * nats)
+        if isinstance(process, RevealsMasks):
+            return jnp.zeros(len(batch.tokens))
+        return counted(process.prior_nats(batch.tokens), batch)
 
     def loss_at(
         self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, step: Array
@@ -124,22 +117,20 @@ class D3PM:
         """The term of that step times T, without the prior [B]."""
         last = self.steps(process)
         t = step / last
-        outputs = denoiser(z, t, **batch.context)
-        if isinstance(process, Masking):
-            known = Denoiser(lambda z, t, **context: outputs, lambda h: h)
+        outputs = denoiser(z, t)
+        if isinstance(process, RevealsMasks):
+            known = Denoiser(lambda z, t: outputs, lambda h: h)
             nats = DiscreteMD4(last).loss_at(known, process, batch, z, step)
         else:
-            p, q = _laws(process, outputs, batch.tokens, z, (step - 1) / last, t)
-            nats = last * jnp.sum(divergence_nats(p, q), axis=1)
+            nats = last * counted(_divergence(process, outputs, batch, z, step, last), batch)
+        each = token_nats(outputs, batch.tokens)
         if self.decoder == "denoiser":
-            decoding = last * jnp.sum(token_nats(outputs, batch.tokens), axis=1)
-            nats = jnp.where(step == 1, decoding, nats)
+            nats = jnp.where(step == 1, last * counted(each, batch), nats)
         if self.cross_entropy == 0.0:
             return nats
-        extra = token_nats(outputs, batch.tokens)
-        if process.mask_id is not None:
-            extra = jnp.where(z == process.mask_id, extra, 0.0)
-        return nats + self.cross_entropy * last * jnp.sum(extra, axis=1)
+        if process.shows_clean:
+            each = jnp.where(process.is_noise(z), each, 0.0)
+        return nats + self.cross_entropy * last * counted(each, batch)
 
     def all_steps(self, denoiser: Denoiser, process: Any, batch: Batch, keys: Array) -> Array:
         """The whole sum over i, one z_i for each, and the prior: T network evaluations [B]."""
@@ -148,47 +139,19 @@ class D3PM:
         def term(i: Array) -> Array:
             step = jnp.full(batch.tokens.shape[0], i)
             each = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
-            z = self.corrupt(process, batch.tokens, step, each)
+            z = prompted(batch, self.corrupt(process, batch.tokens, step, each))
             return self.loss_at(denoiser, process, batch, z, step) / last
 
         terms_TxB = jax.lax.map(term, jnp.arange(1, last + 1))
-        return jnp.sum(terms_TxB, axis=0) + self.prior(process, batch.tokens)
+        return jnp.sum(terms_TxB, axis=0) + self.prior(process, batch)
 
 
-@dataclasses.dataclass(frozen=True)
-class _FromClean:
-    """A schedule with alpha pinned to 1 at t = 0: the last step of the model leaves no noise."""
-
-    base: Schedule
-
-    def alpha(self, t: Array) -> Array:
-        return jnp.where(t <= 0, 1.0, self.base.alpha(t))
-
-    def one_minus_alpha(self, t: Array) -> Array:
-        return jnp.where(t <= 0, 0.0, self.base.one_minus_alpha(t))
-
-
-def _laws(
-    process: Uniform | Transition, outputs: Array, x: Array, z: Array, s: Array, t: Array
-) -> tuple[Array, Array]:
-    """Logits of (p(z_s | z_t = z), q(z_s | z_t = z, x)), each [B, L, states]."""
-    if isinstance(process, Transition):
-        return process.reverse_logits(outputs, z, s, t), process.posterior_logits(x, z, t)
-    pinned = dataclasses.replace(process, schedule=_FromClean(process.schedule))
-    return pinned.reverse_logits(outputs, z, s, t), _posterior_logits(pinned, x, z, s, t)
-
-
-def _posterior_logits(process: Uniform, x: Array, z: Array, s: Array, t: Array) -> Array:
-    """log q(z_s | z_t = z, x) up to a constant: three values, at z, at x and elsewhere."""
-    alpha_s, alpha_t = (jnp.maximum(process.schedule.alpha(time), LEAST) for time in (s, t))
-    noise_s, noise_t = (process.schedule.one_minus_alpha(time) for time in (s, t))
-    kept = alpha_t / alpha_s
-    # 1 - kept, as a difference of small numbers.
-    lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
-    moved, each = lost / process.vocab_size, noise_s / process.vocab_size
-
-    def logs(at: Array, here: Array, elsewhere: Array) -> Array:
-        found = jnp.arange(process.vocab_size) == at[..., None]
-        return jnp.where(found, jnp.log(here)[:, None, None], jnp.log(elsewhere)[:, None, None])
-
-    return logs(z, kept + moved, moved) + logs(x, alpha_s + each, each)
+def _divergence(
+    process: HasPosterior, outputs: Array, batch: Batch, z: Array, step: Array, last: int
+) -> Array:
+    """KL(q(z_{i-1} | z_i, x) || p(z_{i-1} | z_i)) of each token at i = step of last: [B, L]."""
+    s, t = (step - 1) / last, step / last
+    pinned = process.pinned()
+    return divergence_nats(
+        pinned.reverse_logits(outputs, z, s, t), pinned.posterior_logits(batch.tokens, z, s, t)
+    )

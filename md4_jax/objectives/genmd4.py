@@ -6,10 +6,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_positions
-from md4_jax.objectives.md4 import masked_share
-from md4_jax.objectives.token_nats import expected, token_nats
-from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.md4 import masked, prompted
+from md4_jax.objectives.token_nats import counted, expected, token_nats
+from md4_jax.processes.capabilities import RevealsBySymbol
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
@@ -28,7 +28,7 @@ class GenMD4:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (StateDependent,),
+        (RevealsBySymbol,),
         time=True,
         why="with a schedule that depends on the symbol the optimal denoiser depends on t",
     )
@@ -39,23 +39,23 @@ class GenMD4:
         if not 0 < self.first_time < 1:
             raise UserError(f"objective.first_time must lie in (0, 1), not {self.first_time}")
 
-    def is_bound(self, process: StateDependent) -> bool:
+    def is_bound(self, process: RevealsBySymbol) -> bool:
         return True
 
     def __call__(
-        self, denoiser: Denoiser, process: StateDependent, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsBySymbol, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         t = self.first_time + (1.0 - self.first_time) * u
         pair = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        z_2xBxL = jnp.stack([process.corrupt(k, batch.tokens, t) for k in pair])
+        z_2xBxL = jnp.stack([prompted(batch, process.corrupt(k, batch.tokens, t)) for k in pair])
         nats, surrogate = self.pair(denoiser, process, batch, z_2xBxL, t)
-        recon = self.reconstruction(process, batch.tokens)
+        recon = self.reconstruction(process, batch)
         total = nats + recon + (surrogate - jax.lax.stop_gradient(surrogate))
-        power = process.power
+        power = process.learned()["power"]
         extra = {
             "diffusion": nats,
             "reconstruction": recon,
-            "masked": masked_share(process, z_2xBxL[0]),
+            "masked": masked(process, z_2xBxL[0]),
             "power_min": jnp.full_like(nats, jnp.min(power)),
             "power_mean": jnp.full_like(nats, jnp.mean(power)),
             "power_max": jnp.full_like(nats, jnp.max(power)),
@@ -63,42 +63,36 @@ class GenMD4:
         return total, extra
 
     def pair(
-        self, denoiser: Denoiser, process: StateDependent, batch: Batch, z_2xBxL: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsBySymbol, batch: Batch, z_2xBxL: Array, t: Array
     ) -> tuple[Array, Array]:
         """(mean of two integrands [B], a surrogate whose gradient adds the score-function part)."""
         size, length = batch.tokens.shape
         # Interleaved, so that each device keeps its rows.
         z = jnp.moveaxis(z_2xBxL, 0, 1).reshape(2 * size, length)
         twice = jax.tree.map(lambda a: jnp.repeat(a, 2, axis=0), batch)
-        f = self.loss_at(denoiser, process, twice, z, jnp.repeat(t, 2))
-        log_q = process.log_probability(z, twice.tokens, jnp.repeat(t, 2))
+        f = self.loss_at(denoiser.repeated(2), process, twice, z, jnp.repeat(t, 2))
+        log_q = counted(process.log_probability(z, twice.tokens, jnp.repeat(t, 2)), twice)
         f_Bx2, log_q_Bx2 = f.reshape(size, 2), log_q.reshape(size, 2)
         difference = jax.lax.stop_gradient(f_Bx2[:, 0] - f_Bx2[:, 1])
         surrogate = 0.5 * difference * (log_q_Bx2[:, 0] - log_q_Bx2[:, 1])
         return jnp.mean(f_Bx2, axis=1), surrogate
 
     def loss_at(
-        self, denoiser: Denoiser, process: StateDependent, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsBySymbol, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) times the length 1 - t_1 of the interval [B]."""
-        power = process.power
+        power = process.learned()["power"]
 
         def terms(logits: Array, x: Array) -> Array:
             return power[x] * token_nats(logits, x) - power[x] + expected(logits, power)
 
-        terms_BxL = at_positions(
-            denoiser,
-            denoiser.features(z, t, **batch.context),
-            z == process.mask_id,
-            reduce=terms,
-            rows=(batch.tokens,),
-            share=process.largest_share(len(z) // denoiser.groups, z.shape[1]),
-        )
+        h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
+        terms_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=terms, rows=(batch.tokens,))
         return (1.0 - self.first_time) / t * jnp.sum(terms_BxL, axis=1)
 
-    def reconstruction(self, process: StateDependent, x: Array) -> Array:
+    def reconstruction(self, process: RevealsBySymbol, batch: Batch) -> Array:
         """The cost of decoding what is still masked at t_1 [B]; depends on w alone."""
-        scaled = process.power * jnp.log(self.first_time)
-        log_masked = scaled[x]
+        scaled = process.learned()["power"] * jnp.log(self.first_time)
+        log_masked = scaled[batch.tokens]
         each = jnp.exp(log_masked) * (jax.nn.logsumexp(scaled) - log_masked)
-        return jnp.sum(each, axis=1)
+        return counted(each, batch)

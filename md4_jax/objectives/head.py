@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Denoiser
+from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 # Logits of one device that are alive at once: 64 MiB of float32. More are made chunk by chunk,
 # and again in the backward pass.
@@ -18,6 +19,61 @@ LEAST_VOCABULARY = 1024
 KEEP = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
 
+def capacity(
+    expected: float, rows: int, length: int, *, parts: int = 1, exact: bool = False
+) -> int:
+    """Returns how many of rows x length positions get room in the gathered head.
+
+    expected  mean share of chosen positions, for antithetic pairs of noise levels
+    parts     noise levels that a sequence draws, one for each block of it
+    exact     their number is drawn itself; otherwise each position is drawn on its own, and five
+              standard deviations of the binomial are added
+
+    An odd noise level has no partner and may choose all of its positions.
+    """
+    odd = rows * parts % 2 / (rows * parts)
+    spread = 1.0 / length if exact else 2.5 / math.sqrt(rows * length)
+    share = expected * (1.0 - odd) + odd + spread
+    return min(rows * length, math.ceil(share * rows * length))
+
+
+class Noise(NamedTuple):
+    """Positions whose logits a loss needs, and how many they are likely to be.
+
+    positions  bool [B, L], counted positions that `is_noise` marks
+    expected, parts, exact  as in `capacity`
+    """
+
+    positions: Array
+    expected: float
+    parts: int = 1
+    exact: bool = False
+
+
+def noise_of(
+    process: Process, batch: Batch, z: Array, expected: float | None = None, **draws: Any
+) -> Noise:
+    """Finds the noise of z; expected: mean share of such positions, None for the process's own."""
+    expected = process.expected_noise() if expected is None else expected
+    return Noise(process.is_noise(z) & batch.loss_mask, expected, **draws)
+
+
+def at_noise(
+    denoiser: Denoiser,
+    h_BxLxD: Array,
+    noise: Noise,
+    *,
+    reduce: Callable[..., Array],
+    rows: tuple[Array, ...],
+) -> Array:
+    """reduce(logits, *rows) where there is noise and 0 elsewhere, float [B, L]."""
+    rows_of_part = len(h_BxLxD) // denoiser.accelerator.groups
+    room = capacity(
+        noise.expected, rows_of_part, h_BxLxD.shape[1], parts=noise.parts, exact=noise.exact
+    )
+    return at_positions(denoiser, h_BxLxD, noise.positions, reduce=reduce, rows=rows, room=room)
+
+
 def at_positions(
     denoiser: Denoiser,
     h_BxLxD: Array,
@@ -25,20 +81,20 @@ def at_positions(
     *,
     reduce: Callable[..., Array],
     rows: tuple[Array, ...],
-    share: float = 1.0,
+    room: int | None = None,
 ) -> Array:
     """reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
 
     h are the denoiser's features, chosen bool [B, L]; each of rows is [B, L] and reaches
-    reduce as [...] beside logits [..., V]. share is the part of the positions that room is
-    made for: the head then costs that part of what it would. If more are chosen, in any of
-    the parts that the batch is split into, all positions are computed, in the same program:
-    no token is dropped.
+    reduce as [...] beside logits [..., V]. room: positions that the head is computed for in each
+    part of the batch (`Accelerator.groups`), None for all. If more are chosen, all positions are
+    computed, in the same program: no token is dropped.
     """
     vocabulary = jax.eval_shape(denoiser.unembed, h_BxLxD[0, 0]).shape[-1]
-    h, chosen_GxN, *rows_GxN = (_grouped(x, denoiser.groups) for x in (h_BxLxD, chosen, *rows))
+    groups = denoiser.accelerator.groups
+    h, chosen_GxN, *rows_GxN = (_grouped(x, groups) for x in (h_BxLxD, chosen, *rows))
     count = chosen_GxN.shape[1]
-    room = min(count, math.ceil(share * count))
+    room = count if room is None else min(room, count)
 
     def at(h: Array, rows: list[Array], kept: int) -> Array:
         policy = KEEP if h.shape[1] * vocabulary <= kept else None

@@ -7,8 +7,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.token_nats import masked_nats
-from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
 # The smallest time of a draw: u = 0 stands for the float32 cell [0, 2^-23), where the
 # weight 1/t and an empty mask would make inf * 0. No part of the integral is left out.
@@ -25,25 +25,24 @@ class MD4:
     it, and is trained on but not reported.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return process.is_complete
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
-        return self.loss_at(denoiser, process, batch, z, t), {"masked": masked_share(process, z)}
+        return self.loss_at(denoiser, process, batch, z, t), {"masked": masked(process, z)}
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t): its mean over t ~ U(0, 1), z ~ q(. | x, t) is the bound [B]."""
         schedule = process.schedule
         weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
-        share = process.largest_share(len(z) // denoiser.groups, z.shape[1])
-        return weight * masked_nats(denoiser, process.mask_id, batch, z, t, share=share)
+        return weight * masked_nats(denoiser, process, batch, z, t)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class DiscreteMD4:
     with the parameter-free decoder of the paper.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
 
     timesteps: int = 1000
     reconstruction: str = "model"
@@ -80,48 +79,55 @@ class DiscreteMD4:
     def first_step(self) -> int:
         return 1 if self.reconstruction == "model" else 2
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return True
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         terms = self.timesteps - self.first_step + 1
         step = self.first_step + jnp.floor(u * terms).astype(jnp.int32)
         step = jnp.clip(step, self.first_step, self.timesteps)
         z = process.mask_each(keys, batch.tokens, self.masked_probability(process, step))
-        return self.loss_at(denoiser, process, batch, z, step), {"masked": masked_share(process, z)}
+        z = prompted(batch, z)
+        return self.loss_at(denoiser, process, batch, z, step), {"masked": masked(process, z)}
 
-    def masked_probability(self, process: Masking, step: Array) -> Array:
+    def masked_probability(self, process: RevealsMasks, step: Array) -> Array:
         """1 - alpha at t = step / T, pinned to 0 and 1 at the ends."""
         inner = process.schedule.one_minus_alpha(step / self.timesteps)
         return jnp.where(step <= 0, 0.0, jnp.where(step >= self.timesteps, 1.0, inner))
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, step: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, step: Array
     ) -> Array:
         """The term of that step times the number of steps, plus the reconstruction [B]."""
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        share = process.largest_share(len(z) // denoiser.groups, z.shape[1]) + 1 / self.timesteps
+        expected = process.expected_noise() + 1 / self.timesteps
         t = step / self.timesteps
-        nats = masked_nats(denoiser, process.mask_id, batch, z, t, share=share)
-        return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, z)
+        nats = masked_nats(denoiser, process, batch, z, t, expected=expected)
+        return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, batch)
 
-    def _uniform_reconstruction(self, process: Masking, z: Array) -> Array:
+    def _uniform_reconstruction(self, process: RevealsMasks, batch: Batch) -> Array:
+        size = len(batch.tokens)
         if self.reconstruction == "model":
-            return jnp.zeros(z.shape[0])
-        at_first = self.masked_probability(process, jnp.ones(z.shape[0], int))
-        return at_first * z.shape[1] * math.log(process.vocab_size)
+            return jnp.zeros(size)
+        at_first = self.masked_probability(process, jnp.ones(size, int))
+        return at_first * jnp.sum(batch.loss_mask, axis=1) * math.log(process.vocab_size)
 
 
-def noised(process: Masking, batch: Batch, u: Array, keys: Array) -> tuple[Array, Array]:
-    """(z_t, t) at t = u, zero excepted."""
+def noised(process: Process, batch: Batch, u: Array, keys: Array) -> tuple[Array, Array]:
+    """Draws (z_t, t) at t = u, zero excepted; what does not count stays as it is."""
     t = jnp.maximum(u, SMALLEST_TIME)
-    return process.corrupt(keys, batch.tokens, t), t
+    return prompted(batch, process.corrupt(keys, batch.tokens, t)), t
 
 
-def masked_share(process: Masking, z: Array) -> Array:
-    """The share of masked positions [B], for the log."""
-    return jnp.mean(z == process.mask_id, axis=1, dtype=jnp.float32)
+def prompted(batch: Batch, z: Array) -> Array:
+    """z with the clean token wherever no likelihood is asked for."""
+    return jnp.where(batch.loss_mask, z, batch.tokens)
+
+
+def masked(process: Process, z: Array) -> Array:
+    """Part of the positions that hold a mask [B], for the log."""
+    return jnp.mean(process.is_noise(z), axis=1, dtype=jnp.float32)

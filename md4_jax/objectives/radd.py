@@ -1,14 +1,13 @@
 """RADD's losses for a masked model without time: docs/families/radd.md."""
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, masked_share, noised
+from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, masked, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
-from md4_jax.processes.masking import Masking
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -30,27 +29,28 @@ class TDCE:
     others the prior's term is missing, and it is a training-only loss.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
 
     drawn_constant: bool = False
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return process.is_complete
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
         nats = MD4().loss_at(denoiser, process, batch, z, t)
         if self.drawn_constant:
-            nats = nats + constant(process, z, t) + z.shape[1] * offset(process)
-        return nats, {"masked": masked_share(process, z)}
+            tokens = jnp.sum(batch.loss_mask, axis=1)
+            nats = nats + constant(process, batch, z, t) + tokens * offset(process)
+        return nats, {"masked": masked(process, z)}
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """RADD's integrand at (z, t) [B], without the offset; it may be negative."""
-        return MD4().loss_at(denoiser, process, batch, z, t) + constant(process, z, t)
+        return MD4().loss_at(denoiser, process, batch, z, t) + constant(process, batch, z, t)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,47 +65,46 @@ class LambdaDCE:
     sequence. `any_order` has the same mean and no noise in the number of masks.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
 
-    def is_bound(self, process: Masking) -> bool:
+    def is_bound(self, process: RevealsMasks) -> bool:
         return True
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        masked = jnp.maximum(u, SMALLEST_TIME)
-        z = process.mask_each(keys, batch.tokens, masked)
-        nats = self.loss_at(denoiser, process, batch, z, masked)
-        return nats, {"masked": masked_share(process, z)}
+        chance = jnp.maximum(u, SMALLEST_TIME)
+        z = prompted(batch, process.mask_each(keys, batch.tokens, chance))
+        nats = self.loss_at(denoiser, process, batch, z, chance)
+        return nats, {"masked": masked(process, z)}
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking, batch: Batch, z: Array, masked: Array
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, chance: Array
     ) -> Array:
-        """The integrand at z and lambda = masked [B]."""
-        rows, length = len(z) // denoiser.groups, z.shape[1]
-        # Mirrored pairs of lambda add up to 1, an odd row may be all masks; five standard errors.
-        share = 0.5 + 0.5 * (rows % 2 / rows) + 2.5 / math.sqrt(rows * length)
-        t = process.schedule.inverse(masked)
-        return masked_nats(denoiser, process.mask_id, batch, z, t, share=share) / masked
+        """The integrand at z and lambda = chance [B]."""
+        t = process.schedule.inverse(chance)
+        return masked_nats(denoiser, process, batch, z, t, expected=0.5) / chance
 
 
-def constant(process: Masking, z: Array, t: Array) -> Array:
-    """-sigma k log k for each masked token of z at t, nats per sequence [B]."""
+def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:
+    """-sigma k log k for each counted masked token of z at t, nats per sequence [B]."""
     schedule = process.schedule
     noise = schedule.one_minus_alpha(t)
     # sigma k = -alpha' / (1 - alpha); alpha is kept from 0, where log k has no value.
     alpha = jnp.maximum(schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
     log_k = jnp.log(alpha) - jnp.log(noise)
-    return schedule.dalpha(t) / noise * log_k * jnp.sum(z == process.mask_id, axis=1)
+    return (
+        schedule.dalpha(t) / noise * log_k * jnp.sum(process.is_noise(z) & batch.loss_mask, axis=1)
+    )
 
 
-def offset(process: Masking) -> Array:
+def offset(process: RevealsMasks) -> Array:
     """H_b(alpha_1) - H_b(alpha_0) of one token, in nats []; 0 for schedules from 1 to 0."""
     start, end = jnp.zeros(()), jnp.ones(())
     return _entropy(process, end) - _entropy(process, start)
 
 
-def _entropy(process: Masking, t: Array) -> Array:
+def _entropy(process: RevealsMasks, t: Array) -> Array:
     """The binary entropy of alpha_t."""
     return sum(
         jnp.where(p > 0, -p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)

@@ -5,12 +5,13 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_positions
-from md4_jax.objectives.md4 import masked_share, noised
-from md4_jax.objectives.token_nats import score_nats, uniform_score_nats
-from md4_jax.processes.masking import Masking
-from md4_jax.processes.uniform import Uniform
+from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.md4 import masked, noised
+from md4_jax.objectives.token_nats import counted, score_nats, uniform_score_nats
+from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
+
+Scored = RevealsMasks | RedrawsUniformly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,45 +39,54 @@ class ScoreEntropy:
     added, 0 where alpha_1 = 0 and alpha_0 = 1. scaled has no meaning there.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking, Uniform))
+    needs: ClassVar[Needs] = Needs((RevealsMasks, RedrawsUniformly))
 
     scaled: bool = True
 
-    def is_bound(self, process: Masking | Uniform) -> bool:
-        return isinstance(process, Uniform) or process.is_complete
+    def is_bound(self, process: Scored) -> bool:
+        return isinstance(process, RedrawsUniformly) or process.is_complete
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, u: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: Scored,
+        batch: Batch,
+        u: Array,
+        keys: Array,
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
         nats = self.loss_at(denoiser, process, batch, z, t)
-        if isinstance(process, Uniform):
+        if isinstance(process, RedrawsUniformly):
             return with_ends(nats, process, batch)
-        return nats, {"masked": masked_share(process, z)}
+        return nats, {"masked": masked(process, z)}
 
     def loss_at(
-        self, denoiser: Denoiser, process: Masking | Uniform, batch: Batch, z: Array, t: Array
+        self,
+        denoiser: Denoiser,
+        process: Scored,
+        batch: Batch,
+        z: Array,
+        t: Array,
     ) -> Array:
         """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""
-        if isinstance(process, Uniform):
-            log_score = process.log_score(denoiser(z, t, **batch.context), z, t)
+        if isinstance(process, RedrawsUniformly):
+            log_score = process.log_score(denoiser(z, t), z, t)
             log_rho = -jnp.log1p(process.odds(t))[:, None]
             nats_BxL = uniform_score_nats(log_score, z, batch.tokens, log_rho)
-            return rate(process, t) * jnp.sum(nats_BxL, axis=1)
+            return rate(process, t) * counted(nats_BxL, batch)
         schedule = process.schedule
         shift_BxL = jnp.broadcast_to(self._shift(process, t)[:, None], z.shape)
-        nats_BxL = at_positions(
+        nats_BxL = at_noise(
             denoiser,
-            denoiser.features(z, t, **batch.context),
-            z == process.mask_id,
+            denoiser.features(z, t),
+            noise_of(process, batch, z),
             reduce=lambda outputs, x, shift: score_nats(outputs - shift[..., None], x),
             rows=(batch.tokens, shift_BxL),
-            share=process.largest_share(len(z) // denoiser.groups, z.shape[1]),
         )
         weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
         return weight * jnp.sum(nats_BxL, axis=1)
 
-    def _shift(self, process: Masking, t: Array) -> Array:
+    def _shift(self, process: RevealsMasks, t: Array) -> Array:
         """What is taken from the network's outputs to get log(s / k), [B]."""
         if self.scaled:
             return jnp.full(t.shape, jnp.log(process.vocab_size))
@@ -85,16 +95,17 @@ class ScoreEntropy:
         return jnp.log(alpha) - jnp.log(process.schedule.one_minus_alpha(t))
 
 
-def rate(process: Uniform, t: Array) -> Array:
+def rate(process: RedrawsUniformly, t: Array) -> Array:
     """sigma = -alpha' / alpha, like t; 0 where alpha is too small to have digits."""
     alpha = process.schedule.alpha(t)
     return -process.schedule.dalpha(t) / jnp.maximum(alpha, float(jnp.finfo(jnp.float32).tiny))
 
 
-def with_ends(nats: Array, process: Uniform, batch: Batch) -> tuple[Array, dict[str, Array]]:
+def with_ends(
+    nats: Array, process: RedrawsUniformly, batch: Batch
+) -> tuple[Array, dict[str, Array]]:
     """(integrand + prior + reconstruction, these two by name), nats per sequence, each [B]."""
-    size, length = batch.tokens.shape
-    prior = jnp.full(size, length * process.prior_nats())
-    reconstruction = jnp.full(size, length * process.reconstruction_nats())
+    prior = counted(process.prior_nats(batch.tokens), batch)
+    reconstruction = counted(process.reconstruction_nats(batch.tokens), batch)
     parts = {"prior": prior, "reconstruction": reconstruction}
     return nats + prior + reconstruction, parts

@@ -1,10 +1,12 @@
 """The one place where logits over the vocabulary are reduced."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_positions
-from md4_jax.protocols import Array, Batch, Denoiser
+from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 
 def token_nats(logits: Array, x: Array) -> Array:
@@ -50,17 +52,20 @@ def widened(logits: Array) -> Array:
 
 
 def masked_nats(
-    denoiser: Denoiser, mask_id: int, batch: Batch, z: Array, t: Array, *, share: float = 1.0
+    denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array, **draws: Any
 ) -> Array:
-    """The sum over masked positions of -log mu(z, t)[x], nats per sequence [B].
+    """Sum over counted masked positions of -log mu(z, t)[x], nats per sequence [B].
 
-    Unmasked positions are copied by the denoiser and cost nothing: share is the part of
-    the positions that the head is computed for, unless more are masked (`head.at_positions`).
+    Unmasked positions are copied by the denoiser and cost nothing. draws: as `head.noise_of`.
     """
-    h_BxLxD = denoiser.features(z, t, **batch.context)
-    rows, masked = (batch.tokens,), z == mask_id
-    nats_BxL = at_positions(denoiser, h_BxLxD, masked, reduce=token_nats, rows=rows, share=share)
+    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z, **draws)
+    nats_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
     return jnp.sum(nats_BxL, axis=1)
+
+
+def counted(nats_BxL: Array, batch: Batch) -> Array:
+    """Sum over the positions that count, per sequence [B]."""
+    return jnp.sum(jnp.where(batch.loss_mask, nats_BxL, 0.0), axis=1)
 
 
 def divergence_nats(log_p: Array, log_q: Array) -> Array:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.md4 import noised
 from md4_jax.objectives.score_entropy import rate, with_ends
-from md4_jax.objectives.token_nats import others_log1p, two_and_others
-from md4_jax.processes.uniform import Uniform
+from md4_jax.objectives.token_nats import counted, others_log1p, two_and_others
+from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -32,30 +32,32 @@ class UniformELBO:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (Uniform,),
+        (RedrawsUniformly,),
         parametrisations=("joint", "mixture"),
         why="its outputs must be a distribution over x; score_entropy takes a score",
     )
 
-    def is_bound(self, process: Uniform) -> bool:
+    def is_bound(self, process: RedrawsUniformly) -> bool:
         return True
 
     def __call__(
-        self, denoiser: Denoiser, process: Uniform, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: RedrawsUniformly, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         z, t = noised(process, batch, u, keys)
         return with_ends(self.loss_at(denoiser, process, batch, z, t), process, batch)
 
     def loss_at(
-        self, denoiser: Denoiser, process: Uniform, batch: Batch, z: Array, t: Array
+        self, denoiser: Denoiser, process: RedrawsUniformly, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""
-        outputs = denoiser(z, t, **batch.context)
+        outputs = denoiser(z, t)
         nats_BxL = _token_nats(process, outputs, z, batch.tokens, process.odds(t)[:, None])
-        return rate(process, t) * jnp.sum(nats_BxL, axis=1)
+        return rate(process, t) * counted(nats_BxL, batch)
 
 
-def _token_nats(process: Uniform, outputs: Array, z: Array, x: Array, odds: Array) -> Array:
+def _token_nats(
+    process: RedrawsUniformly, outputs: Array, z: Array, x: Array, odds: Array
+) -> Array:
     """The cost of each token per unit of sigma, [B, L]."""
     mu_z, mu_x, mu_others = two_and_others(outputs, z, x)
     kept = z == x

@@ -99,9 +99,8 @@ def sizes(experiment: Experiment) -> dict[str, int]:
     network = experiment.config["network"]
     return {
         "parameters": sum(math.prod(leaf.shape) for leaf in leaves),
-        "depth": network["depth"],
-        "size": network["size"],
         "length": experiment.data.length,
+        **{name: network[name] for name in ("depth", "size") if name in network},
     }
 
 
@@ -159,9 +158,9 @@ def _sample(experiment: Experiment, shapes: Any) -> Plan:
 def _batch(experiment: Experiment, rows: int, length: int) -> Batch:
     split = batch_sharding(experiment.mesh)
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=split)
-    weight = jax.ShapeDtypeStruct((rows,), jnp.float32, sharding=split)
+    loss_mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=split)
     context = {"segments": tokens} if experiment.data.separate_documents else {}
-    return Batch(tokens, weight, context)
+    return Batch(tokens, loss_mask, context)
 
 
 def _compiled(

@@ -17,7 +17,7 @@ from md4_jax.evals.likelihood import make_eval_step
 from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length
 from md4_jax.options import BENCH_PARTS
 from md4_jax.perf.hlo import traffic
-from md4_jax.protocols import Batch, Objective
+from md4_jax.protocols import Batch, Objective, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global
 from md4_jax.samplers.batches import make_sampler
@@ -27,10 +27,6 @@ from md4_jax.training.step import make_train_step
 
 MATRIX = {"cpu": 2048}  # the side of the square product that gives the machine's rate
 OTHER_MATRIX = 8192
-
-
-# Layers that see one vector of a sequence, its time, and not its tokens.
-OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +46,8 @@ class Part(NamedTuple):
     flops    of the compiled program: on CPUs its matrix products (`hlo.traffic`), elsewhere the
              compiler's count, in which the body of a loop counts once; 0 for a sampler, whose
              loops the data decide, and where nothing is compiled
-    model    by the formula: 6 N per trained token and 12 L D per token and block for attention
-             (a third of both for a forward pass), N the parameters of linear layers that see
-             tokens; of a sampler for whole evaluations, of which it may need only a part
+    model    by the network's own count, three times that of a forward pass for a training step;
+             of a sampler for whole evaluations, of which it may need only a part
     compile  seconds
     temporary, arguments  bytes of one device
     evaluations  of the network that a sequence takes in a call, of a sampler
@@ -129,7 +124,7 @@ def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, flo
 def matrix_product(experiment: Experiment) -> Part:
     """The square product in the network's dtype whose rate the utilisation is a share of."""
     side = MATRIX.get(jax.default_backend(), OTHER_MATRIX)
-    dtype = jnp.dtype(experiment.config["network"]["dtype"])
+    dtype = jnp.dtype(experiment.config["network"].get("dtype", "float32"))
     a = jax.random.normal(jax.random.key(0), (side, side), dtype)
     product = jax.jit(lambda a: a @ a)
     jax.block_until_ready(product(a))
@@ -154,35 +149,15 @@ def _batch(experiment: Experiment, size: int) -> Batch:
     generator = np.random.default_rng(0)
     shape = (size, experiment.data.length)
     tokens = generator.integers(0, experiment.tokenizer.vocab_size, shape, dtype=np.int32)
-    return to_global(Batch(tokens, np.ones(size, np.float32), {}), experiment.mesh)
+    return to_global(batch_of(tokens), experiment.mesh)
 
 
 def forward_flops(experiment: Experiment, params: Any, objective: Objective | None = None) -> float:
-    """Of one token through the network once: 2 N + 4 L D for each layer.
-
-    With the objective of block diffusion, of one token of z and the same token of x: layers but
-    the last are passed by both, the last makes only keys and values of x, and each of the two sees
-    (L + block) / 2 tokens.
-    """
-    named = [
-        ([key.key for key in path], leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    ]
-    kernels = [
-        (path, leaf.size)
-        for path, leaf in named
-        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
-    ]
-    matrices = sum(count for _, count in kernels)
-    options, length = experiment.config["network"], experiment.data.length
-    size, depth = options["size"], options["depth"]
-    block = getattr(objective, "block", 0)
-    if not block:
-        return 2.0 * matrices + 4.0 * length * size * depth
-    head = sum(count for path, count in kernels if path[0] == "head")
-    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
-    seen = (2 * depth - 1) * (length + block) / 2
-    return 2.0 * (matrices + clean) + 4.0 * seen * size
+    """FLOPs of one token through the network once, by its own count; nan if it has none."""
+    count = experiment.network.flops
+    if count is None:
+        return math.nan
+    return count(params, experiment.data.length, getattr(objective, "block", 0))
 
 
 def _train(experiment: Experiment, source: Any) -> Part:

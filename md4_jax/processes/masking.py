@@ -2,33 +2,43 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.schedules import Linear, covers_unit_interval
+from md4_jax.processes.scheduled import Scheduled, uniforms
+from md4_jax.processes.schedules import (
+    Linear,
+    check_conditioning,
+    covers_unit_interval,
+    paired_noise,
+)
 from md4_jax.protocols import Array, Schedule
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["vocab_size", "schedule"]
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["vocab_size", "schedule", "conditioning"],
 )
 @dataclasses.dataclass(frozen=True)
-class Masking:
+class Masking(Scheduled):
     """Each token is replaced by the mask, independently, with probability 1 - alpha_t.
 
     MD4 (arXiv:2406.04329, eq. 1); D3PM-absorbing, SEDD-absorb, MDLM and RADD use
     the same process. The mask is the symbol V. No array leaves: nothing to learn.
+    conditioning: the network is told `time` t, `alpha` alpha_t or `sigma` -log alpha_t.
     """
+
+    shows_clean: ClassVar[bool] = True
 
     vocab_size: int
     schedule: Schedule = Linear()
+    conditioning: str = "time"
 
-    def init(self) -> "Masking":
-        """Itself: there are no leaves to make."""
-        return self
+    def __post_init__(self):
+        check_conditioning(self.conditioning)
 
     @property
     def mask_id(self) -> int:
@@ -49,18 +59,16 @@ class Masking:
         draws_BxL = uniforms(keys, x.shape[1])
         return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
 
-    def largest_share(self, rows: int, length: int) -> float:
-        """Part of the tokens of `rows` sequences that is hardly ever exceeded by their masks."""
-        return mirrored_share(self.schedule.one_minus_alpha, rows, length)
+    def mask_exactly(
+        self, keys: Array, x: Array, count: Array, among: Array
+    ) -> tuple[Array, Array]:
+        """Masks a uniformly drawn set of count[b] of the n positions `among`: (z, 1 - alpha).
 
-    def mask_exactly(self, keys: Array, x: Array, count: Array) -> tuple[Array, Array]:
-        """Masks a uniformly drawn set of count[b] positions; returns (z, 1 - alpha).
-
-        The count[b]-th smallest of L uniforms is independent of which positions
-        hold the smallest ones and has the law Beta(k, L - k + 1), which is that
-        of 1 - alpha given that exactly k tokens are masked (docs/families/md4.md).
+        The k-th smallest of n uniforms is independent of which positions hold the smallest
+        ones and has the law Beta(k, n - k + 1), which is that of 1 - alpha given that exactly
+        k = count[b] tokens are masked (docs/families/notation.md).
         """
-        draws_BxL = uniforms(keys, x.shape[1])
+        draws_BxL = jnp.where(among, uniforms(keys, x.shape[1]), jnp.inf)
         order_BxL = jnp.argsort(draws_BxL, axis=1)
         rank_BxL = jnp.argsort(order_BxL, axis=1)
         z = jnp.where(rank_BxL < count[:, None], self.mask_id, x)
@@ -75,28 +83,14 @@ class Masking:
         at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
         return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
 
-    def learned(self) -> dict[str, Array]:
-        """Nothing is learned."""
-        return {}
+    def is_noise(self, z: Array) -> Array:
+        """Whether a symbol is the mask: bool like z."""
+        return z == self.mask_id
+
+    def expected_noise(self) -> float:
+        """Returns the largest mean share of masks at t and 1 - t."""
+        return paired_noise(self.schedule.one_minus_alpha)
 
     def prior(self, keys: Array, length: int) -> Array:
         """All mask, int32 [B, length]: exact when alpha_1 = 0."""
         return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
-
-
-def mirrored_share(noise: Callable[[Array], Array], rows: int, length: int) -> float:
-    """Part of the tokens that is hardly ever exceeded by those masked with probability noise(t).
-
-    For times in mirrored pairs (t, 1 - t): the largest mean of a pair, and five standard
-    deviations of the binomial noise. An odd row has no mirror image and may be all masks.
-    """
-    with jax.ensure_compile_time_eval():
-        masked = noise(jnp.linspace(0.0, 1.0, 1025))
-        pair = float(jnp.max(0.5 * (masked + masked[::-1])))
-    odd = rows % 2 / rows
-    return pair * (1.0 - odd) + odd + 2.5 / math.sqrt(rows * length)
-
-
-def uniforms(keys: Array, length: int) -> Array:
-    """One uniform a position, float32 [B, length], with one key a row."""
-    return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.uniform import Uniform
+from md4_jax.processes.capabilities import HasScore
 from md4_jax.protocols import Array
 
 # The smallest time at which ratios are asked for: one float32 cell from clean data, where the
@@ -11,26 +11,30 @@ from md4_jax.protocols import Array
 SMALLEST_TIME = 2.0**-24
 
 
-def degree(length: int, vocab_size: int) -> int:
-    """|N(z)| = L (V - 1), the same for every sequence."""
-    return length * (vocab_size - 1)
+def degree(positions: int | Array, vocab_size: int) -> int | Array:
+    """|N(z)| = n (V - 1), with n positions at which neighbours may differ."""
+    return positions * (vocab_size - 1)
 
 
-def log_ratios(process: Uniform, outputs: Array, z: Array, t: Array) -> Array:
+def log_ratios(process: HasScore, outputs: Array, z: Array, t: Array) -> Array:
     """log p_t(z with y at n) / p_t(z) [B, L, V] of the network's outputs, also at t = 0."""
     return process.log_score(outputs, z, jnp.maximum(t, SMALLEST_TIME))
 
 
-def random_move(keys: Array, z: Array, vocab_size: int) -> tuple[Array, Array]:
-    """(position, symbol), each int32 [B]: a uniformly drawn neighbour of each row of z [B, L]."""
+def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple[Array, Array]:
+    """Draws a neighbour of each row of z [B, L]: (position, symbol), each int32 [B].
 
-    def one(key: Array, row: Array) -> tuple[Array, Array]:
+    It differs from z at one of the positions that movable, bool [B, L], marks, all as likely.
+    """
+
+    def one(key: Array, row: Array, movable: Array) -> tuple[Array, Array]:
         where, what = jax.random.split(key)
-        n = jax.random.randint(where, (), 0, row.shape[0], jnp.int32)
+        marked = jnp.argsort(jnp.logical_not(movable), stable=True)
+        n = marked[jax.random.randint(where, (), 0, jnp.maximum(1, jnp.sum(movable)), jnp.int32)]
         shift = jax.random.randint(what, (), 1, vocab_size, jnp.int32)
         return n, (row[n] + shift) % vocab_size
 
-    return jax.vmap(one)(keys, z)
+    return jax.vmap(one)(keys, z, movable)
 
 
 def moved(z: Array, where: Array, symbol: Array) -> Array:

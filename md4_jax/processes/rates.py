@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes import kernels
-from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
+from md4_jax.processes.scheduled import Scheduled
+from md4_jax.processes.schedules import (
+    LATEST,
+    Linear,
+    check_conditioning,
+    reaches_one,
+    time_rate,
+)
 from md4_jax.protocols import Array, Schedule, UserError
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
@@ -25,11 +32,12 @@ MOST_SYMBOLS = 2048
     jax.tree_util.register_dataclass,
     data_fields=[],
     meta_fields=[
-        "vocab_size", "schedule", "kernel", "parametrisation", "rate_width", "stationary_width"
+        "vocab_size", "schedule", "kernel", "parametrisation", "rate_width", "stationary_width",
+        "conditioning",
     ],
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class Rates(Scheduled):
     """Each token jumps from x to y at the rate beta(t) R[x, y], beta = -alpha' / alpha.
 
     tauLDR (arXiv:2205.14987): q(z_n | x_n) is row x_n of P_{0,t} = exp(R sigma_bar_t), with
@@ -54,8 +62,10 @@ class Rates:
     parametrisation: str = "joint"
     rate_width: float = 6.0
     stationary_width: float | None = None
+    conditioning: str = "time"
 
     def __post_init__(self):
+        check_conditioning(self.conditioning)
         known_kernels = (*PLAIN, *ORDERED)
         for name, known in (("kernel", known_kernels), ("parametrisation", PARAMETRISATIONS)):
             if getattr(self, name) not in known:
@@ -89,9 +99,14 @@ class Rates:
                 "polynomial, cosine): with another the prior's term is infinite"
             )
 
-    def init(self) -> "Rates":
-        """Itself: there are no leaves to make."""
-        return self
+    @property
+    def shows_clean(self) -> bool:
+        """Whether what is not the mask is clean."""
+        return self.kernel == "absorbing"
+
+    def is_noise(self, z: Array) -> Array:
+        """Whether a symbol is the mask: bool like z; False everywhere where there is none."""
+        return z == self.vocab_size
 
     @property
     def is_ordered(self) -> bool:
@@ -152,19 +167,19 @@ class Rates:
             time = -np.log1p(-noise) if noise < 0.5 else -np.log(max(alpha, 1e-300))
         return self.parts.exponential(time)[: self.vocab_size]
 
-    def prior_nats(self) -> Array:
-        """KL(q(z_1 | x) || pi) of one token, in nats, for each x: [V]; 0 when alpha_1 = 0."""
+    def prior_nats(self, x: Array) -> Array:
+        """KL(q(z_1 | x) || pi) of each token, in nats, like x; 0 when alpha_1 = 0."""
         if reaches_one(self.schedule):
-            return jnp.zeros(self.vocab_size)
+            return jnp.zeros(x.shape)
         law = self._law_at(1.0)
-        return jnp.asarray(np.sum(_times_log(law, law / self.parts.stationary), axis=1))
+        return jnp.asarray(np.sum(_times_log(law, law / self.parts.stationary), axis=1))[x]
 
-    def reconstruction_nats(self, t: float = 0.0) -> Array:
-        """-E log p(x | z_t) of one token with the network-free p prop q(z_t | x), nats [V]."""
+    def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
+        """-E log p(x | z_t) of each token, p prop q(z_t | x) without network, in nats, like x."""
         law = self._law_at(t)
         total = law.sum(axis=0)
         decoder = law / np.where(total > 0, total, 1.0)
-        return jnp.asarray(-np.sum(_times_log(law, decoder), axis=1))
+        return jnp.asarray(-np.sum(_times_log(law, decoder), axis=1))[x]
 
     def exit_rate(self, z: Array) -> Array:
         """Z(z) = sum_{y != z} R[z, y] of each token, without beta: like z."""
@@ -191,17 +206,20 @@ class Rates:
         generator = self.parts.generator
         return np.where(np.eye(len(generator), dtype=bool), 0.0, generator)
 
-    def jump(self, keys: Array, z: Array) -> Array:
-        """z after one jump of the forward chain [B, L]; z itself where none is possible."""
+    def jump(self, keys: Array, z: Array, movable: Array) -> Array:
+        """z after one jump of the forward chain among the positions `movable`, bool [B, L].
+
+        z itself where no jump is possible.
+        """
         where, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        rates = self.forward_rates(z)
+        rates = jnp.where(movable[..., None], self.forward_rates(z), 0.0)
         position = _draw(where, jnp.log(jnp.sum(rates, axis=-1))[:, None, :])
         picked = jnp.take_along_axis(rates, position[..., None], axis=1)
         symbol = _draw(what, jnp.log(picked))
         moved = jnp.where(jnp.arange(z.shape[1]) == position, symbol, z)
         return jnp.where(jnp.any(rates > 0, axis=(1, 2))[:, None], moved, z)
 
-    def ratio(self, z: Array, x: Array, t: Array) -> Array:
+    def score_given(self, z: Array, x: Array, t: Array) -> Array:
         """r_y = q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
         law = _rows(self._floored(t), x)
         return law / _picked(law, z)
@@ -246,10 +264,6 @@ class Rates:
         """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
         log_weight = self._log_weight(outputs, z, self._floored(t))
         return log_weight + jnp.log(_rows(self.marginal(t).swapaxes(1, 2), z))
-
-    def learned(self) -> dict[str, Array]:
-        """Nothing is learned."""
-        return {}
 
 
 def _default() -> np.dtype:

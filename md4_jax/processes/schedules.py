@@ -8,6 +8,7 @@ that runs from alpha_0 = 1 to alpha_1 = 0 (MD4, arXiv:2406.04329, section 3).
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +181,40 @@ def time_rate(schedule: Schedule, t: Array) -> Array:
     t = jnp.minimum(t, LATEST)
     alpha = schedule.alpha(t)
     return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+
+
+CONDITIONINGS = ("time", "alpha", "sigma")
+
+
+def check_conditioning(conditioning: str) -> None:
+    """UserError for a way to tell the network the time that there is not."""
+    if conditioning not in CONDITIONINGS:
+        raise UserError(
+            f"process.conditioning must be one of {', '.join(CONDITIONINGS)}, not {conditioning!r}"
+        )
+
+
+def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
+    """Returns what the network is told at t: t, alpha_t or sigma_t = -log alpha_t, like t.
+
+    MD4 tells t, SEDD and MDLM sigma. sigma stays finite where alpha is 0.
+    """
+    if conditioning == "time":
+        return t
+    alpha = schedule.alpha(t)
+    if conditioning == "alpha":
+        return alpha
+    noise = schedule.one_minus_alpha(t)
+    early = -jnp.log1p(-jnp.minimum(noise, 0.5))
+    late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
+    return jnp.where(noise < 0.5, early, late)
+
+
+def paired_noise(noise: Callable[[Array], Array]) -> float:
+    """Returns the largest mean of noise(t) and noise(1 - t) over t in [0, 1]."""
+    with jax.ensure_compile_time_eval():
+        masked = noise(jnp.linspace(0.0, 1.0, 1025))
+        return float(jnp.max(0.5 * (masked + masked[::-1])))
 
 
 def reaches_one(schedule: Schedule) -> bool:

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import mirrored_share, uniforms
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.schedules import paired_noise
 from md4_jax.protocols import Array, UserError
 
 
@@ -24,6 +26,9 @@ class StateDependent:
     the symbol longer, so that it is revealed earlier in generation. raw_power [V]
     is the one array leaf, made by `init`; initial_power is what every w starts from.
     """
+
+    timesteps: ClassVar[None] = None
+    shows_clean: ClassVar[bool] = True
 
     vocab_size: int
     initial_power: float = 1.0
@@ -57,17 +62,29 @@ class StateDependent:
             uniforms(keys, x.shape[1]) < jnp.exp(self.log_masked(x, t)), self.mask_id, x
         )
 
-    def largest_share(self, rows: int, length: int) -> float:
-        """As Masking's, at the w that training starts from."""
-        return mirrored_share(lambda t: t**self.initial_power, rows, length)
+    def is_noise(self, z: Array) -> Array:
+        """Whether a symbol is the mask: bool like z."""
+        return z == self.mask_id
+
+    def expected_noise(self) -> float:
+        """Returns the largest mean share of masks at t and 1 - t, at the w of the start."""
+        return paired_noise(lambda t: t**self.initial_power)
+
+    def noise_left(self, t: Array) -> Array:
+        """Whether masks may be left at t: bool []."""
+        return t > 0.0
+
+    def signal(self, t: Array) -> Array:
+        """Tells the network t itself: alpha depends on the symbol."""
+        return t
 
     def log_probability(self, z: Array, x: Array, t: Array) -> Array:
-        """log q(z | x, t) [B], differentiable in w (for REINFORCE)."""
+        """log q(z_n | x_n, t) of each token [B, L], differentiable in w (for REINFORCE)."""
         log_masked = self.log_masked(x, t)
         log_clean = jnp.log(-jnp.expm1(jnp.minimum(log_masked, -1e-37)))
-        return jnp.sum(jnp.where(z == self.mask_id, log_masked, log_clean), axis=1)
+        return jnp.where(z == self.mask_id, log_masked, log_clean)
 
-    def reveal_probability(self, s: Array, t: Array) -> Array:
+    def reveal_probabilities(self, s: Array, t: Array) -> Array:
         """P(z_s is clean | z_t is the mask, x_0 = k) = 1 - (s/t)^{w_k}, s < t: [V]."""
         return -jnp.expm1(self.power * jnp.log(s / t))
 

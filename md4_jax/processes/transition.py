@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.schedules import Linear
+from md4_jax.processes.scheduled import Scheduled
+from md4_jax.processes.schedules import Linear, check_conditioning
 from md4_jax.protocols import Array, Schedule, UserError
 
 PARAMETRISATIONS = ("joint", "mixture")
@@ -37,11 +38,11 @@ class _Tables(NamedTuple):
     data_fields=[],
     meta_fields=[
         "vocab_size", "schedule", "timesteps", "kernel", "beta_start", "beta_end",
-        "parametrisation",
+        "parametrisation", "conditioning",
     ],
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
-class Transition:
+class Transition(Scheduled):
     """T steps z_i ~ Cat(row z_{i-1} of Q_i), independent tokens (D3PM, arXiv:2107.03006).
 
     q(z_i = b | x = a) = (Q_1 ... Q_i)[a, b], at t = i / T. kernel names the matrices:
@@ -65,8 +66,10 @@ class Transition:
     beta_start: float = 1e-4
     beta_end: float = 0.02
     parametrisation: str = "joint"
+    conditioning: str = "time"
 
     def __post_init__(self):
+        check_conditioning(self.conditioning)
         for name, known in (("kernel", tuple(_KERNELS)), ("parametrisation", PARAMETRISATIONS)):
             if getattr(self, name) not in known:
                 raise UserError(
@@ -86,13 +89,31 @@ class Transition:
                 "'uniform' or 'masking', which have no matrices"
             )
 
-    def init(self) -> "Transition":
-        """Itself: there are no leaves to make."""
-        return self
-
     @property
     def mask_id(self) -> int | None:
         return self.vocab_size if self.kernel == "absorbing" else None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether a changed token is redrawn uniformly."""
+        return self.kernel == "uniform"
+
+    @property
+    def shows_clean(self) -> bool:
+        """Whether what is not the mask is clean."""
+        return self.mask_id is not None
+
+    def is_noise(self, z: Array) -> Array:
+        """Whether a symbol is the mask: bool like z; False everywhere where there is none."""
+        return z == self.vocab_size
+
+    def noise_left(self, t: Array) -> Array:
+        """Whether z_t may hold noise: bool []; step 0 has none."""
+        return self.step(t) > 0
+
+    def pinned(self) -> "Transition":
+        """Returns itself: alpha_0 is pinned to 1."""
+        return self
 
     @property
     def states(self) -> int:
@@ -124,11 +145,12 @@ class Transition:
         """KL(q(z_T | x) || prior) in nats, like x."""
         return jnp.asarray(self._tables.prior)[x]
 
-    def posterior_logits(self, x: Array, z: Array, t: Array) -> Array:
-        """log q(z_{i-1} | z_i = z, x) [B, L, S] up to a constant, i = t T.
+    def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
+        """log q(z_{i-1} | z_i = z, x) [B, L, S] up to a constant, i = t T; s must be t - 1/T.
 
         Q_i[y, z] (Q_1 ... Q_{i-1})[x, y] (arXiv:2107.03006, eq. 3); z must have q(z | x) > 0.
         """
+        del s
         before = jnp.asarray(self._tables.products)[self.step(t)[:, None] - 1, x]
         return jnp.log(before) + jnp.log(self._column(z, t))
 
@@ -173,10 +195,6 @@ class Transition:
         # An x that can have become z keeps some weight, whatever the outputs say.
         least = jnp.max(outputs, axis=-1, keepdims=True) + jnp.log(jnp.finfo(outputs.dtype).tiny)
         return jnp.maximum(outputs, least) + jnp.log(reach)
-
-    def learned(self) -> dict[str, Array]:
-        """Nothing is learned."""
-        return {}
 
     @property
     def _tables(self) -> _Tables:

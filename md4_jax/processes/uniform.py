@@ -2,12 +2,19 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import uniforms
-from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
+from md4_jax.processes.scheduled import Scheduled, uniforms
+from md4_jax.processes.schedules import (
+    LATEST,
+    Linear,
+    check_conditioning,
+    reaches_one,
+    time_rate,
+)
 from md4_jax.protocols import Array, Schedule, UserError
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
@@ -20,10 +27,10 @@ LEAST = 1e-30
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["vocab_size", "schedule", "parametrisation"],
+    meta_fields=["vocab_size", "schedule", "parametrisation", "conditioning"],
 )
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(Scheduled):
     """Each token is redrawn uniformly over the V symbols with probability 1 - alpha_t.
 
     q(z_n = j | x_n) = alpha_t [j = x_n] + (1 - alpha_t) / V: D3PM-uniform
@@ -37,11 +44,15 @@ class Uniform:
     score    log of the concrete score s_y ~ p_t(z with y at n) / p_t(z); its entry at z_n is 0
     """
 
+    is_uniform: ClassVar[bool] = True
+
     vocab_size: int
     schedule: Schedule = Linear()
     parametrisation: str = "joint"
+    conditioning: str = "time"
 
     def __post_init__(self):
+        check_conditioning(self.conditioning)
         if self.parametrisation not in PARAMETRISATIONS:
             raise UserError(
                 f"process.parametrisation must be one of {', '.join(PARAMETRISATIONS)}, "
@@ -54,14 +65,9 @@ class Uniform:
                 "process.schedule.name=log_linear or geometric"
             )
 
-    def init(self) -> "Uniform":
-        """Itself: there are no leaves to make."""
-        return self
-
-    @property
-    def mask_id(self) -> None:
-        """There is no mask."""
-        return None
+    def is_noise(self, z: Array) -> Array:
+        """Returns False everywhere: any symbol may be the clean one."""
+        return jnp.zeros(z.shape, bool)
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
@@ -86,24 +92,45 @@ class Uniform:
         )
         return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
 
-    def prior_nats(self) -> Array:
-        """KL(q(z_1 | x) || uniform) of one token, in nats []; 0 when alpha_1 = 0.
+    def prior_nats(self, x: Array) -> Array:
+        """KL(q(z_1 | x) || uniform) of each token, in nats, like x; 0 when alpha_1 = 0.
 
         (1/V) sum_j h(V q_j) with h(1 + d) = (1 + d) log(1 + d) - d, which is d^2 / 2 for a
         small alpha_1: the plain sum of q log q would lose it.
         """
         alpha = self.schedule.alpha(jnp.ones(()))
         others = self.vocab_size - 1
-        return (_excess(others * alpha) + others * _excess(-alpha)) / self.vocab_size
+        nats = (_excess(others * alpha) + others * _excess(-alpha)) / self.vocab_size
+        return jnp.full(x.shape, nats)
 
-    def reconstruction_nats(self) -> Array:
-        """-E log p(x | z_0) of one token with the network-free p prop q(z_0 | x), in nats [].
+    def reconstruction_nats(self, x: Array) -> Array:
+        """-E log p(x | z_0) of each token, p prop q(z_0 | x) without network, in nats, like x.
 
         0 when alpha_0 = 1. It is the entropy of q(z_0 | x).
         """
         each = self.schedule.one_minus_alpha(jnp.zeros(())) / self.vocab_size
         moved = (self.vocab_size - 1) * each
-        return -(1.0 - moved) * jnp.log1p(-moved) - _times_log(moved, each)
+        nats = -(1.0 - moved) * jnp.log1p(-moved) - _times_log(moved, each)
+        return jnp.full(x.shape, nats)
+
+    def pinned(self) -> "Uniform":
+        """The process with alpha pinned to 1 at t = 0, so that the last step leaves no noise."""
+        return dataclasses.replace(self, schedule=_FromClean(self.schedule))
+
+    def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
+        """log q(z_s | z_t = z, x) [B, L, V] up to a constant: values at z, at x and elsewhere."""
+        alpha_s, alpha_t = (jnp.maximum(self.schedule.alpha(time), LEAST) for time in (s, t))
+        noise_s, noise_t = (self.schedule.one_minus_alpha(time) for time in (s, t))
+        kept = alpha_t / alpha_s
+        # 1 - kept, as a difference of small numbers.
+        lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
+        moved, each = lost / self.vocab_size, noise_s / self.vocab_size
+
+        def logs(at: Array, here: Array, elsewhere: Array) -> Array:
+            found = jnp.arange(self.vocab_size) == at[..., None]
+            return jnp.where(found, jnp.log(here)[:, None, None], jnp.log(elsewhere)[:, None, None])
+
+        return logs(z, kept + moved, moved) + logs(x, alpha_s + each, each)
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
         """log s [B, L, V] of the network's outputs, at least float32; 0 at z itself.
@@ -156,14 +183,6 @@ class Uniform:
         noise_s = self.schedule.one_minus_alpha(s)
         return self._reverse(outputs, z, t, jnp.maximum(self.schedule.alpha(s), LEAST), noise_s)
 
-    def analytic_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
-        """The analytic (Tweedie) step from the scores: it is `reverse_logits` in every form.
-
-        The scores of joint and mixture are q(y | x) summed with weights of x. Taking Q back from
-        q(y | x) at t leaves q(y | x) at s, and with it the lines above.
-        """
-        return self.reverse_logits(outputs, z, s, t)
-
     def beta(self, t: Array) -> Array:
         """-alpha'_t / alpha_t, the rate of time; large, not infinite, where alpha is 0."""
         return time_rate(self.schedule, t)
@@ -206,9 +225,24 @@ class Uniform:
         log_noise = jnp.log(noise_s / self.vocab_size) + total
         return jnp.logaddexp(jnp.log(alpha_s) + log_weight, log_noise) + log_step
 
-    def learned(self) -> dict[str, Array]:
-        """Nothing is learned."""
-        return {}
+
+@dataclasses.dataclass(frozen=True)
+class _FromClean:
+    """A schedule with alpha pinned to 1 at t = 0: the last step of the model leaves no noise."""
+
+    base: Schedule
+
+    def alpha(self, t: Array) -> Array:
+        return jnp.where(t <= 0, 1.0, self.base.alpha(t))
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return jnp.where(t <= 0, 0.0, self.base.one_minus_alpha(t))
+
+    def dalpha(self, t: Array) -> Array:
+        return self.base.dalpha(t)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return self.base.inverse(one_minus_alpha)
 
 
 def _before(log_score: Array, kept: Array, lost: Array) -> Array:

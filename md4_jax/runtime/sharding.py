@@ -27,6 +27,7 @@ RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
     (r"embedding$", P("tensor", "fsdp")),
+    (r"label_table$", P(None, "fsdp")),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"head/location_scale/kernel$", P("fsdp", None)),

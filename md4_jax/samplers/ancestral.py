@@ -7,13 +7,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.processes.rates import Rates
-from md4_jax.processes.state_dependent import StateDependent
-from md4_jax.processes.transition import Transition
-from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Chain, Denoiser, Needs
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import HasReverse, RevealsBySymbol, RevealsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.samplers import reveal
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
@@ -26,11 +24,12 @@ class Ancestral:
     Masks: a masked position is revealed with probability (alpha_s - alpha_t)/(1 - alpha_t),
     and then its token is drawn from the denoiser: two draws, so that the rounding
     of a (V + 1)-way draw cannot change how many tokens appear. With one alpha for all symbols
-    the first needs no network; where alpha depends on the symbol the two come from `reveal`.
+    the first needs no network; where alpha depends on the symbol the two come from
+    `reveal_by_symbol`.
     Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking, StateDependent, Uniform, Transition, Rates))
+    needs: ClassVar[Needs] = Needs((RevealsMasks, RevealsBySymbol, HasReverse))
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
@@ -38,27 +37,27 @@ class Ancestral:
     def __call__(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
-        if isinstance(process, Masking):
-            return planned.step_by_chance(self, denoiser, process, chain, s, t, keys)
+        if isinstance(process, RevealsMasks):
+            return reveal.step_by_chance(self, denoiser, process, chain, s, t, keys)
         times = jnp.full(chain.z.shape[:1], t)
         outputs = denoiser(chain.z, times)
-        if isinstance(process, StateDependent):
-            return self._reveal(process, chain, outputs, process.reveal_probability(s, t), keys)
+        if isinstance(process, RevealsBySymbol):
+            return self._reveal(process, chain, outputs, process.reveal_probabilities(s, t), keys)
         logits = process.reverse_logits(
             self.transform(outputs), chain.z, jnp.full_like(times, s), times
         )
         z = draw_token(keys, logits)
         return evaluated(chain, z, probability(logits, z))
 
-    def chance(self, process: Masking, s: Array, t: Array) -> Array:
+    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed) = (alpha_s - alpha_t) / (1 - alpha_t)."""
         return process.reveal_probability(s, t)
 
     def _reveal(self, process, chain: Chain, outputs: Array, each: Array, keys: Array) -> Chain:
         reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        logits, revealed = reveal(self.transform(outputs), each)
+        logits, revealed = reveal_by_symbol(self.transform(outputs), each)
         tokens = draw_token(token_keys, logits)
-        chosen = planned.masked(process, chain)
+        chosen = reveal.masked(process, chain)
         chosen &= uniforms(reveal_keys, chain.z.shape[1]) < revealed
         confidence = jnp.where(chosen, probability(outputs, tokens), chain.confidence)
         return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
@@ -72,7 +71,7 @@ def evaluated(chain: Chain, z: Array, confidence: Array) -> Chain:
     return chain._replace(z=z, confidence=confidence, evaluations=chain.evaluations + 1)
 
 
-def reveal(logits: Array, each: Array) -> tuple[Array, Array]:
+def reveal_by_symbol(logits: Array, each: Array) -> tuple[Array, Array]:
     """(logits of a token given that it is revealed, P(revealed)) from P(revealed | symbol) [V].
 
     logits [..., V] of mu: P(revealed) = sum_k mu_k p_k and P(k | revealed) prop mu_k p_k

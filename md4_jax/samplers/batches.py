@@ -9,9 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.options import SampleOptions
-from md4_jax.protocols import Array, Denoiser, Network, Params, SamplerStep, Template
+from md4_jax.protocols import Array, Network, Params, Template
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
+from md4_jax.samplers.chain import SamplerStep
 
 
 class Samples(NamedTuple):
@@ -40,7 +41,7 @@ def make_sampler(
     """A compiled (params, step, keys [B], tokens [B, L], given [B, L]) -> (Chain, frames)."""
 
     def run(params: Params, step: SamplerStep, keys: Array, tokens: Array, given: Array):
-        denoiser: Denoiser = network.bind(params["network"])
+        denoiser = network.denoiser(params)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(
             denoiser, params["process"], step,
@@ -91,7 +92,7 @@ def draw_samples(
         known[:, part] = True
     path = tuple(np.stack(x) for x in zip(*frames, strict=True)) if frames else None
     # A text that has ended is masked from there on.
-    ended = out == (-1 if params["process"].mask_id is None else params["process"].mask_id)
+    ended = np.asarray(params["process"].is_noise(out))
     lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), out.shape[1])
     return Samples(out, given, lengths, evaluations, seconds, path)
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.protocols import Array, Chain, Denoiser, Memory, SamplerStep
+from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser
+from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.loop import Frames, sample
 
 
@@ -68,24 +69,25 @@ class Blocks:
 
         The path of a trace is the first sequence's, block after block.
         """
-        (tokens, given), memory = fixed, denoiser.memory
+        (tokens, given), blocks = fixed, denoiser.blocks
         (rows, length), block = tokens.shape, self.block
 
-        def one(b: Array, past: Any) -> tuple[Chain, Frames | None]:
+        def one(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
             within = denoiser._replace(
-                features=lambda z, t: memory.after(z, t, past)[0], gathered=None, memory=None
+                features=lambda z, t: blocks.append_block(z, t, cache)[0],
+                accelerator=Accelerator(denoiser.accelerator.groups),
             )
             mine = (_block(tokens, b, block), _block(given, b, block))
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
             return sample(within, process, step, grid=grid, keys=own, fixed=mine, trace=trace)
 
         def body(state):
-            b, past, z, confidence, evaluations, ended, frames = state
+            b, cache, z, confidence, evaluations, ended, frames = state
             if not self.cached:
-                past = _remembered(memory, z, b, block, self.window)
-            chain, path = one(b, past)
+                cache = _recomputed(blocks, z, b, block, self.window)
+            chain, path = one(b, cache)
             new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
-            _, past = memory.after(new, jnp.zeros(rows), past)
+            _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
             z, confidence = (
                 put(z, new, b * block, axis=1),
@@ -96,14 +98,14 @@ class Blocks:
                 frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
             drawn = jnp.where(_block(given, b, block), -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
-            return b + 1, past, z, confidence, evaluations, ended, frames
+            return b + 1, cache, z, confidence, evaluations, ended, frames
 
-        none, past = jnp.zeros(rows, jnp.int32), memory.empty(rows, self.window)
-        shapes = jax.eval_shape(one, jnp.int32(0), past)[1]
+        none, cache = jnp.zeros(rows, jnp.int32), blocks.empty_cache(rows, self.window)
+        shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
         begin = jnp.where(given, tokens, process.mask_id)
         confidence = jnp.asarray(given).astype(jnp.float32)
-        start = (jnp.int32(0), past, begin, confidence, none, none > 0, frames)
+        start = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
         )
@@ -121,14 +123,14 @@ def _block(x: Array, b: Array, block: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(x, b * block, block, axis=1)
 
 
-def _remembered(memory: Memory, z: Array, b: Array, block: int, window: int) -> Any:
-    """The memory of the first b blocks of z."""
+def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) -> Any:
+    """The cache of the first b blocks of z, from their tokens alone."""
     zeros = jnp.zeros(len(z))
 
-    def read(i: Array, past: Any) -> Any:
-        return memory.after(_block(z, i, block), zeros, past)[1]
+    def read(i: Array, cache: Any) -> Any:
+        return blocks.append_block(_block(z, i, block), zeros, cache)[1]
 
-    return jax.lax.fori_loop(0, b, read, memory.empty(len(z), window))
+    return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 
 
 def _placed(frames: Frames, tokens: Array, given: Array, mask: int) -> Frames:

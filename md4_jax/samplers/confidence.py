@@ -7,9 +7,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers import reveal
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
@@ -37,7 +38,7 @@ class Confidence:
     tokens are: samples do not have the law of the model, and no likelihood goes with them.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
     level: ClassVar[None] = None
 
     score: str = "probability"
@@ -54,9 +55,15 @@ class Confidence:
             raise UserError(f"sample.noise must not be negative, not {self.noise}")
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
     ) -> Chain:
-        masks = planned.masked(process, chain)
+        masks = reveal.masked(process, chain)
         count = jnp.minimum(self._count(process, chain, masks, s), jnp.sum(masks, axis=1))
 
         def draw(chain: Chain) -> Chain:
@@ -83,11 +90,11 @@ class Confidence:
             evaluations=chain.evaluations + (count > 0),
         )
 
-    def _count(self, process: Masking, chain: Chain, masks: Array, s: Array) -> Array:
+    def _count(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
         """How many masks are revealed in the step to s: [B]."""
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
-        free = jnp.sum(~chain.given, axis=1)
+        free = jnp.sum(~chain.prompt_mask, axis=1)
         left = jnp.floor(process.schedule.one_minus_alpha(s) * free + 1e-4)
         return jnp.sum(masks, axis=1) - left.astype(jnp.int32)
 

@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.processes.rates import Rates
-from md4_jax.processes.state_dependent import StateDependent
-from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import HasRates, RevealsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.transforms import Transform
 
-PROCESSES = (Masking, StateDependent, Uniform, Rates)
+PROCESSES = (RevealsMasks, HasRates)
 
 
 def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Array, Array]:
@@ -37,8 +36,8 @@ def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Arra
 
 def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array):
     """One step in which a position jumps with probability step.chance_of(expected jumps)."""
-    if isinstance(process, Masking):
-        return planned.step_by_chance(step, denoiser, process, chain, s, t, keys)
+    if isinstance(process, RevealsMasks):
+        return reveal.step_by_chance(step, denoiser, process, chain, s, t, keys)
     times = jnp.full(chain.z.shape[:1], t)
     outputs = step.transform(denoiser(chain.z, times))
     rates = process.reverse_rates(outputs, chain.z, times)
@@ -47,7 +46,7 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
     return evaluated(chain, z, jnp.where(z == chain.z, chain.confidence, confidence))
 
 
-def expected_reveals(process: Masking, s: Array, t: Array) -> Array:
+def expected_reveals(process: RevealsMasks, s: Array, t: Array) -> Array:
     """(t - s) (-alpha'_t) / (1 - alpha_t): jumps of a mask in the step, at the rate of t."""
     noise = process.schedule.one_minus_alpha(t)
     jumps = (t - s) * -process.schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0)
@@ -77,7 +76,7 @@ class Euler:
     def chance_of(self, expected: Array) -> Array:
         return jnp.minimum(expected, 1.0)
 
-    def chance(self, process: Masking, s: Array, t: Array) -> Array:
+    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed)."""
         return self.chance_of(expected_reveals(process, s, t))
 
@@ -140,6 +139,6 @@ class TauLeaping:
             return expected * jnp.exp(-expected)
         return -jnp.expm1(-expected)
 
-    def chance(self, process: Masking, s: Array, t: Array) -> Array:
+    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed)."""
         return self.chance_of(expected_reveals(process, s, t))

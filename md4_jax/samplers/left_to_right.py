@@ -7,9 +7,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, Chain, Denoiser, Needs
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_at
 from md4_jax.samplers.transforms import Transform
 
@@ -26,13 +27,19 @@ class LeftToRight:
     evaluation is of the whole sequence; none is made where all of a batch are given.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,), causal=True)
+    needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
     ) -> Chain:
         length = chain.z.shape[1]
         first, end = (jnp.round(length * (1.0 - time)).astype(jnp.int32) for time in (t, s))
@@ -43,13 +50,13 @@ class LeftToRight:
             shifted = jnp.concatenate([begin_Bx1, chain.z[:, :-1]], axis=1)
             index_Bx1 = jnp.full((len(chain.z), 1), n)
             tokens, confidence = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
-            new = (jnp.arange(length) == n) & (chain.z == process.mask_id)
+            new = (jnp.arange(length) == n) & process.is_noise(chain.z)
             return evaluated(
                 chain, jnp.where(new, tokens, chain.z), jnp.where(new, confidence, chain.confidence)
             )
 
         def body(n: Array, chain: Chain) -> Chain:
-            skip = jnp.all(chain.z[:, n] != process.mask_id)
+            skip = ~jnp.any(process.is_noise(chain.z[:, n]))
             return jax.lax.cond(skip, lambda chain: chain, lambda chain: draw(n, chain), chain)
 
         return jax.lax.fori_loop(first, end, body, chain)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.transition import Transition
-from md4_jax.protocols import Array, Chain, Denoiser, Plan, SamplerStep
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
+from md4_jax.protocols import Array, Denoiser
+from md4_jax.samplers import reveal
+from md4_jax.samplers.chain import Chain, RevealSchedule, SamplerStep
 from md4_jax.samplers.draw import draw_token, probability
 
 
@@ -40,14 +41,14 @@ def sample(
     """
     (tokens, given), steps = fixed, len(grid) - 1
     chain = begin(process, tokens, given, _fold(keys, steps + 1))
-    planning = planned.plan_of(step, process, chain, grid, _fold(keys, steps))
+    planning = reveal.plan_of(step, process, chain, grid, _fold(keys, steps))
     done = False
     if planning is None:
         every = denoiser, process, step
         chain, frames = _scan(every, chain, grid, keys, tokens, trace)
     else:
         (plan, room, done), before = planning, chain
-        chain = planned.run(
+        chain = reveal.run(
             denoiser, step.transform, process, chain, plan, keys=_fold(keys, steps + 2), room=room
         )
         rounds = max(steps, chain.z.shape[1])
@@ -75,11 +76,11 @@ def begin(process: Any, tokens: Array, given: Array, keys: Array) -> Chain:
 
 def clamped(process: Any, chain: Chain, tokens: Array, t: Array, keys: Array) -> Chain:
     """What is given put back, noised to time t where noise is not a mask."""
-    if process.mask_id is None:
+    if not process.shows_clean:
         tokens = process.corrupt(keys, tokens, jnp.full(len(tokens), t))
     return chain._replace(
-        z=jnp.where(chain.given, tokens, chain.z),
-        confidence=jnp.where(chain.given, 1.0, chain.confidence),
+        z=jnp.where(chain.prompt_mask, tokens, chain.z),
+        confidence=jnp.where(chain.prompt_mask, 1.0, chain.confidence),
     )
 
 
@@ -102,7 +103,7 @@ def _scan(every: tuple, chain, grid, keys, tokens, trace) -> tuple[Chain, Any]:
     return jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
 
 
-def _replayed(before: Chain, after: Chain, plan: Plan, rounds: int) -> Frames:
+def _replayed(before: Chain, after: Chain, plan: RevealSchedule, rounds: int) -> Frames:
     """The path that a plan has taken, round by round."""
     drawn = plan.round[0] < jnp.arange(rounds)[:, None]
     return Frames(
@@ -113,11 +114,9 @@ def _replayed(before: Chain, after: Chain, plan: Plan, rounds: int) -> Frames:
 
 def _finished(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array):
     """Noise that is left at t = 0 is drawn (not maximised) from the denoiser there."""
-    if isinstance(process, Transition):
-        return chain  # its step 0 has no noise
-    if process.mask_id is not None:
-        left = planned.masked(process, chain)
-        return planned.draw_where(
+    if isinstance(process, RevealsMasks | RevealsBySymbol):
+        left = reveal.masked(process, chain)
+        return reveal.draw_where(
             denoiser, step.transform, process, chain, left, t=jnp.float32(0.0), keys=keys
         )
 
@@ -132,8 +131,7 @@ def _finished(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain,
             z=z, confidence=probability(logits, z), evaluations=chain.evaluations + 1
         )
 
-    noisy = process.schedule.one_minus_alpha(jnp.float32(time)) > 0.0
-    return jax.lax.cond(noisy, clean, lambda chain: chain, chain)
+    return jax.lax.cond(process.noise_left(jnp.float32(time)), clean, lambda chain: chain, chain)
 
 
 def blank(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:

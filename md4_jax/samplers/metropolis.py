@@ -7,11 +7,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import uniforms
+from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.neighbours import degree, log_ratios, moved, random_move
-from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.transforms import Transform
 
 
@@ -38,7 +39,7 @@ class Metropolis:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (Uniform,),
+        (RedrawsUniformly,),
         parametrisations=("joint", "score"),
         why="a mixture's ratios have no value without noise",
     )
@@ -61,7 +62,13 @@ class Metropolis:
                 )
 
     def __call__(
-        self, denoiser: Denoiser, process: Uniform, chain: Chain, s: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RedrawsUniformly,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
     ) -> Chain:
         def propose(chain: Chain, index: Array) -> tuple[Chain, None]:
             here = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
@@ -69,11 +76,13 @@ class Metropolis:
 
         return jax.lax.scan(propose, chain, jnp.arange(self.proposals))[0]
 
-    def propose(self, denoiser: Denoiser, process: Uniform, chain: Chain, keys: Array) -> Chain:
+    def propose(
+        self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, keys: Array
+    ) -> Chain:
         """One proposal for each sequence, taken or not; what is given is never replaced."""
         z, times = chain.z, jnp.full(chain.z.shape[:1], self.level)
         move_keys, chance_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        where, symbol = random_move(move_keys, z, process.vocab_size)
+        where, symbol = random_move(move_keys, z, process.vocab_size, ~chain.prompt_mask)
         index = where[:, None]
         outputs = denoiser.unembed(denoiser.features_at(z, times, index))
         here = jnp.take_along_axis(z, index, axis=1)
@@ -82,7 +91,7 @@ class Metropolis:
         neighbours = degree(z.shape[1], process.vocab_size)
         accepted = acceptance(ratio, neighbours, neighbours)
         taken = uniforms(chance_keys, 1) < accepted
-        taken &= ~jnp.take_along_axis(chain.given, index, axis=1)
+        taken &= ~jnp.take_along_axis(chain.prompt_mask, index, axis=1)
         changed = taken & (jnp.arange(z.shape[1]) == index)
         confidence = jnp.where(changed, accepted, chain.confidence)
         return evaluated(chain, jnp.where(taken, moved(z, where, symbol), z), confidence)

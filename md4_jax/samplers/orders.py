@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.protocols import NEVER, Array, Chain, Denoiser, Needs, Plan, UserError
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers import reveal
+from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
 from md4_jax.samplers.transforms import Transform
 
 ORDERS = ("random", "left_to_right", "right_to_left")
@@ -27,7 +29,7 @@ def run_segment(step, denoiser, process, chain: Chain, s, t, keys) -> Chain:
     plan_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     plan = step.plan(process, chain, jnp.stack([s, t]), plan_keys)
     room = step.room(chain.z.shape[1])
-    return planned.run(denoiser, step.transform, process, chain, plan, keys=draw_keys, room=room)
+    return reveal.run(denoiser, step.transform, process, chain, plan, keys=draw_keys, room=room)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
@@ -42,23 +44,31 @@ class FirstHitting:
     evaluations as masks: steps and grid change nothing.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
     ) -> Chain:
         return run_segment(self, denoiser, process, chain, s, t, keys)
 
-    def plan(self, process: Masking, chain: Chain, grid: Array | np.ndarray, keys: Array) -> Plan:
+    def plan(
+        self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
+    ) -> RevealSchedule:
         """Of the masks that are revealed between the first and the last time of the grid."""
         until, since = (process.schedule.one_minus_alpha(jnp.asarray(grid[i])) for i in (0, -1))
         noise = since * uniforms(keys, chain.z.shape[1])
-        reached = planned.masked(process, chain) & (noise >= until)
+        reached = reveal.masked(process, chain) & (noise >= until)
         rank = _ranks(-noise, reached)
-        return Plan(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
+        return RevealSchedule(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
 
     def room(self, length: int) -> int:
         """One position in a round."""
@@ -79,7 +89,7 @@ class AnyOrder:
     is told the one at which the expected share of masks is that of the sequence.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
     level: ClassVar[None] = None
 
     order: str = "random"
@@ -93,14 +103,22 @@ class AnyOrder:
             raise UserError(f"sample.per_step must be at least 1, not {self.per_step}")
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
     ) -> Chain:
         return run_segment(self, denoiser, process, chain, s, t, keys)
 
-    def plan(self, process: Masking, chain: Chain, grid: Array | np.ndarray, keys: Array) -> Plan:
+    def plan(
+        self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
+    ) -> RevealSchedule:
         """All masks in order; the grid is not looked at."""
         del grid
-        length, chosen = chain.z.shape[1], planned.masked(process, chain)
+        length, chosen = chain.z.shape[1], reveal.masked(process, chain)
         here = jnp.broadcast_to(jnp.arange(length, dtype=jnp.float32), chain.z.shape)
         if self.order == "random":
             here = uniforms(keys, length)
@@ -108,7 +126,9 @@ class AnyOrder:
             here = -here
         rank = _ranks(here, chosen) // self.per_step
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
-        return Plan(jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / length))
+        return RevealSchedule(
+            jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / length)
+        )
 
     def room(self, length: int) -> int:
         return min(self.per_step, length)

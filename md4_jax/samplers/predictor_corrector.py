@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.processes.rates import Rates
-from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import HasForwardRates, RevealsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral, evaluated
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.jumps import Euler, TauLeaping, moves
 from md4_jax.samplers.transforms import Transform
 
@@ -39,7 +39,7 @@ class PredictorCorrector:
     first jump of each position in the time h.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking, Uniform, Rates))
+    needs: ClassVar[Needs] = Needs((RevealsMasks, HasForwardRates))
     level: ClassVar[None] = None
 
     predictor: str = "ancestral"
@@ -73,7 +73,7 @@ class PredictorCorrector:
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, h: Array, keys: Array
     ) -> Chain:
         """The chain with rates R_s + Rhat_s, run for the time h."""
-        if isinstance(process, Masking):
+        if isinstance(process, RevealsMasks):
             return self._masks(denoiser, process, chain, s, h, keys)
         times = jnp.full(chain.z.shape[:1], s)
         outputs = self.transform(denoiser(chain.z, times))
@@ -83,18 +83,20 @@ class PredictorCorrector:
         z, confidence = moves(rates, leaves, chain.z, keys)
         return evaluated(chain, z, jnp.where(z == chain.z, chain.confidence, confidence))
 
-    def _masks(self, denoiser, process: Masking, chain: Chain, s, h, keys) -> Chain:
-        take, reveal, token = jnp.moveaxis(
+    def _masks(self, denoiser, process: RevealsMasks, chain: Chain, s, h, keys) -> Chain:
+        take_keys, reveal_keys, token_keys = jnp.moveaxis(
             jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
         )
         schedule, length = process.schedule, chain.z.shape[1]
         alpha, noise = schedule.alpha(s), schedule.one_minus_alpha(s)
         rate = -schedule.dalpha(s) / jnp.maximum(alpha * noise, jnp.finfo(jnp.float32).tiny)
         changed = -jnp.expm1(-h * rate)
-        masks = planned.masked(process, chain)
-        taken = ~masks & ~chain.given & (uniforms(take, length) < noise * changed)
-        chosen = masks & (uniforms(reveal, length) < alpha * changed)
-        out = planned.draw_where(denoiser, self.transform, process, chain, chosen, t=s, keys=token)
+        masks = reveal.masked(process, chain)
+        taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < noise * changed)
+        chosen = masks & (uniforms(reveal_keys, length) < alpha * changed)
+        out = reveal.draw_where(
+            denoiser, self.transform, process, chain, chosen, t=s, keys=token_keys
+        )
         return out._replace(
             z=jnp.where(taken, process.mask_id, out.z),
             confidence=jnp.where(taken, 0.0, out.confidence),

@@ -7,9 +7,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.protocols import Array, Chain, Denoiser, Needs, UserError
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers import reveal
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.transforms import Transform
 
 STRATEGIES = ("cap", "rescale", "confidence")
@@ -38,7 +40,7 @@ class Remask:
                 revised; before and after, time runs faster to make up for it
     """
 
-    needs: ClassVar[Needs] = Needs((Masking,))
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
     level: ClassVar[None] = None
 
     strategy: str = "cap"
@@ -66,24 +68,32 @@ class Remask:
             raise UserError("sample.loop=True needs sample.since < 1: before it, alpha rises")
 
     def __call__(
-        self, denoiser: Denoiser, process: Masking, chain: Chain, s: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
     ) -> Chain:
-        take, reveal, token = jnp.moveaxis(
+        take_keys, reveal_keys, token_keys = jnp.moveaxis(
             jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
         )
         active = (t > self.until) & (t <= self.since)
         s, t = self.time(process, s), self.time(process, t)
-        masks, length = planned.masked(process, chain), chain.z.shape[1]
+        masks, length = reveal.masked(process, chain), chain.z.shape[1]
         sigma = jnp.where(active, self.sigma(process, chain, s, t), 0.0)
-        taken = ~masks & ~chain.given & (uniforms(take, length) < sigma)
-        chosen = masks & (uniforms(reveal, length) < self._reveal(process, chain, sigma, s, t))
-        out = planned.draw_where(denoiser, self.transform, process, chain, chosen, t=t, keys=token)
+        taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < sigma)
+        chosen = masks & (uniforms(reveal_keys, length) < self._reveal(process, chain, sigma, s, t))
+        out = reveal.draw_where(
+            denoiser, self.transform, process, chain, chosen, t=t, keys=token_keys
+        )
         return out._replace(
             z=jnp.where(taken, process.mask_id, out.z),
             confidence=jnp.where(taken, 0.0, out.confidence),
         )
 
-    def time(self, process: Masking, t: Array) -> Array:
+    def time(self, process: RevealsMasks, t: Array) -> Array:
         """The time of the process at time t of the grid: itself without the loop."""
         if not self.loop:
             return t
@@ -92,7 +102,7 @@ class Remask:
         after = at * t / max(self.until, 1e-30)
         return jnp.where(t > self.since, before, jnp.where(t > self.until, at, after))
 
-    def sigma(self, process: Masking, chain: Chain, s: Array, t: Array) -> Array:
+    def sigma(self, process: RevealsMasks, chain: Chain, s: Array, t: Array) -> Array:
         """P(a token is taken back): [] or [B, L]."""
         noise, signal = process.schedule.one_minus_alpha(s), process.schedule.alpha(t)
         most = jnp.minimum(1.0, noise / jnp.maximum(signal, jnp.finfo(jnp.float32).tiny))
@@ -100,15 +110,17 @@ class Remask:
             return jnp.minimum(self.eta, most)
         if self.strategy == "rescale":
             return self.eta * most
-        free = ~planned.masked(process, chain) & ~chain.given
+        free = ~reveal.masked(process, chain) & ~chain.prompt_mask
         share = jax.nn.softmax(jnp.where(free, -chain.confidence, -jnp.inf), axis=1)
         return self.eta * most * jnp.where(free, share, 0.0)
 
-    def _reveal(self, process: Masking, chain: Chain, sigma: Array, s: Array, t: Array) -> Array:
+    def _reveal(
+        self, process: RevealsMasks, chain: Chain, sigma: Array, s: Array, t: Array
+    ) -> Array:
         """P(a mask is revealed) = (alpha_s - (1 - sigma) alpha_t) / (1 - alpha_t): [] or [B, 1]."""
         rising = process.reveal_probability(s, t)
         if sigma.ndim == 0:
             noise = jnp.maximum(process.schedule.one_minus_alpha(t), jnp.finfo(jnp.float32).tiny)
             return rising + sigma * process.schedule.alpha(t) / noise
-        masks = jnp.sum(planned.masked(process, chain), axis=1, keepdims=True)
+        masks = jnp.sum(reveal.masked(process, chain), axis=1, keepdims=True)
         return rising + jnp.sum(sigma, axis=1, keepdims=True) / jnp.maximum(masks, 1)

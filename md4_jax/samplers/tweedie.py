@@ -7,11 +7,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.masking import Masking
-from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Array, Chain, Denoiser, Needs
-from md4_jax.samplers import planned
+from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
+from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
@@ -28,7 +28,7 @@ class Tweedie:
     is again that of ancestral sampling: the scores are linear in the weights of x.
     """
 
-    needs: ClassVar[Needs] = Needs((Masking, Uniform))
+    needs: ClassVar[Needs] = Needs((RevealsMasks, RedrawsUniformly))
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
@@ -36,20 +36,20 @@ class Tweedie:
     def __call__(
         self,
         denoiser: Denoiser,
-        process: Masking | Uniform,
+        process: RevealsMasks | RedrawsUniformly,
         chain: Chain,
         s: Array,
         t: Array,
         keys: Array,
     ) -> Chain:
-        if isinstance(process, Masking):
-            return planned.step_by_chance(self, denoiser, process, chain, s, t, keys)
+        if isinstance(process, RevealsMasks):
+            return reveal.step_by_chance(self, denoiser, process, chain, s, t, keys)
         times = jnp.full(chain.z.shape[:1], t)
         outputs = self.transform(denoiser(chain.z, times))
-        logits = process.analytic_logits(outputs, chain.z, jnp.full_like(times, s), times)
+        logits = process.reverse_logits(outputs, chain.z, jnp.full_like(times, s), times)
         z = draw_token(keys, logits)
         return evaluated(chain, z, probability(logits, z))
 
-    def chance(self, process: Masking, s: Array, t: Array) -> Array:
+    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed) = (alpha_s - alpha_t) / (1 - alpha_t), by identity T06."""
         return process.reveal_probability(s, t)

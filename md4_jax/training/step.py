@@ -59,7 +59,7 @@ def make_train_step(
     """
 
     def loss(params: Params, batch: Batch, u: Array, keys: Array):
-        denoiser = network.bind(params["network"])
+        denoiser = network.denoiser(params, batch.context, keys)
         nats_B, extra = objective(denoiser, params["process"], batch, u, keys)
         metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
         return metrics["nats"] / batch.tokens.shape[1], metrics

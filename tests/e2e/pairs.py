@@ -15,7 +15,7 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes import PROCESSES
-from md4_jax.protocols import Batch
+from md4_jax.protocols import batch_of
 from md4_jax.runtime.sharding import make_mesh, shardings_of, to_global
 from md4_jax.training.step import init_state, make_train_step
 
@@ -40,7 +40,7 @@ def one_step(objective, process, mesh) -> dict[str, float]:
     train = TrainOptions(num_steps=1, batch_size=BATCH)
     with jax.set_mesh(mesh):
         made = jax.jit(state, out_shardings=shardings)()
-        batch = to_global(Batch(tokens, np.ones(BATCH, np.float32), {}), mesh)
+        batch = to_global(batch_of(tokens), mesh)
         _, metrics = jax.jit(make_train_step(network, objective, optimizer, train))(made, batch)
     return {name: float(value) for name, value in metrics.items()}
 

@@ -11,7 +11,7 @@ from configs.families import FAMILIES
 from md4_jax.config import build
 from md4_jax.config import schema as sections
 from md4_jax.evals.likelihood import make_eval_step
-from md4_jax.protocols import Batch
+from md4_jax.protocols import batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.training.loop import fresh_state
 from md4_jax.training.step import make_train_step
@@ -79,7 +79,7 @@ def excess(experiment, params, draws: int = 8) -> np.ndarray:
     """bound(x) + log p(x) of 1024 fresh sequences, the mean over draws of each."""
     x = draw(1, 1024)
     step = jax.jit(make_eval_step(experiment.network, experiment.eval_objective, draws, seed=0))
-    nats = step(params, Batch(x, np.ones(len(x), np.float32), {}), jnp.int32(0))["nats"]
+    nats = step(params, batch_of(x), jnp.int32(0))["nats"]
     return np.asarray(nats, np.float64).mean(axis=0) - nats_of(x)
 
 
@@ -105,6 +105,6 @@ def test_the_bound_comes_down_to_the_entropy_and_not_below(family):
                 gaps.append((above.mean() / LENGTH, error / LENGTH))
             if index < STEPS:
                 tokens = draw(1000 + index, BATCH)
-                state, _ = step(state, Batch(tokens, np.ones(BATCH, np.float32), {}))
+                state, _ = step(state, batch_of(tokens))
     (first, _), (middle, _), (last, error) = gaps
     assert first > middle > last and last < GAP + 3 * error, gaps

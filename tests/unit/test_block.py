@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from md4_jax.networks.attention import attend_where, rotate
-from md4_jax.networks.blocks import attend_halves, tile
+from md4_jax.networks.blocks import block_diffusion_attention, tile
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion
@@ -38,7 +38,7 @@ def test_b03_what_the_halves_see(length, block, ones):
     rng = np.random.default_rng(0)
     query, key = (jnp.asarray(rng.normal(size=(1, 2 * length, 1, 4)), jnp.float32) for _ in "qk")
     one_hot = jnp.eye(2 * length)[None, :, None, :]
-    attend = jax.jit(attend_halves, static_argnames="block")
+    attend = jax.jit(block_diffusion_attention, static_argnames="block")
     weights = attend(query, key, one_hot, block=block)[0, :, 0]
     np.testing.assert_array_equal(weights > 0, dense_mask(length, block))
     assert int((weights > 0).sum()) == ones == length * (length + block)
@@ -68,7 +68,7 @@ def test_the_halves_are_the_dense_formula(length, block, segmented):
         loss = jax.value_and_grad(lambda *a: jnp.sum(fn(*a) * weight), argnums=(0, 1, 2))
         return jax.jit(loss)(q, k, v)
 
-    found = both(lambda q, k, v: attend_halves(q, k, v, block=block, segments=segments))
+    found = both(lambda q, k, v: block_diffusion_attention(q, k, v, block=block, segments=segments))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), found, both(dense))
 
 
@@ -76,7 +76,7 @@ def test_little_is_computed_beside_what_is_allowed():
     """Scores of both halves: L (L + L') allowed, at most L T and a little more are computed."""
     length, block = 256, 4
     shapes = [jax.ShapeDtypeStruct((1, 2 * length, 1, 8), jnp.float32)] * 3
-    fn = jax.jit(lambda q, k, v: attend_halves(q, k, v, block=block))
+    fn = jax.jit(lambda q, k, v: block_diffusion_attention(q, k, v, block=block))
     products = traffic(fn.lower(*shapes).compile().as_text()).products
     scores = products / (2 * 2 * 8)
     allowed, most = length * (length + block), length * (length + 2 * tile(length, block))
@@ -293,7 +293,7 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
     """At unit cross-entropy, by quadrature over the share of masks; exact draws have none."""
     share, weight = exact.quadrature(low, high, nodes=200)
     process, x = Masking(2), np.zeros((200, 1), np.int32)
-    denoiser = Denoiser(lambda z, t, **context: jnp.zeros((*z.shape, 2)), lambda h: h)
+    denoiser = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
     arguments = denoiser, process, exact.batch_of(x)
     objective = BlockDiffusion(1, "times", low, high)
     values = [

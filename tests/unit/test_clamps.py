@@ -96,7 +96,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
         assert chain.z.dtype == np.int32 and (chain.z >= 0).all() and (chain.z < V).all()
         np.testing.assert_array_equal(chain.z[given], tokens[given])
         np.testing.assert_array_equal(chain.z[1], tokens[1])
-        np.testing.assert_array_equal(chain.given, given)
+        np.testing.assert_array_equal(chain.prompt_mask, given)
         assert (chain.confidence[given] == 1.0).all()
         assert ((chain.confidence >= 0.0) & (chain.confidence <= 1.0 + 1e-6)).all()
         assert (chain.evaluations[~given.all(axis=1)] > 0).all()

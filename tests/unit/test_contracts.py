@@ -18,7 +18,7 @@ B, L, V = 4, 3, 3
 KEYS = jax.ShapeDtypeStruct((B,), jax.random.key(0).dtype)
 TOKENS = jax.ShapeDtypeStruct((B, L), jnp.int32)
 TIMES = jax.ShapeDtypeStruct((B,), jnp.float32)
-DENOISER = Denoiser(lambda z, t, **context: jnp.zeros((*z.shape, V)), lambda h: h)
+DENOISER = Denoiser(lambda z, t: jnp.zeros((*z.shape, V)), lambda h: h)
 FITTING = [
     (name, of)
     for name, make in OBJECTIVES.items()

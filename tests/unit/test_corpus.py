@@ -93,7 +93,7 @@ def test_processes_with_different_texts_are_refused(monkeypatch):
     monkeypatch.setattr(corpus.packing, "fingerprint", lambda *arguments: found)
     for other, is_same in ((mine, True), (mine - 4, False), (3, False)):
         sign = {True: other >> 1, False: -(other >> 1)}
-        monkeypatch.setattr(corpus, "largest", lambda n, sign=sign: max(n, sign[n > 0]))
+        monkeypatch.setattr(corpus, "max_over_processes", lambda n, sign=sign: max(n, sign[n > 0]))
         if is_same:
             assert corpus.fingerprint(experiment, None) == found
         else:

@@ -37,7 +37,7 @@ def denoiser_of(params, groups=1, seen=None) -> Denoiser:
             seen.append(h.shape)
         return h @ params["head"]
 
-    return Denoiser(lambda z, t, **context: jnp.tanh(params["embedding"][z]), unembed, groups)
+    return Denoiser(lambda z, t: jnp.tanh(params["embedding"][z]), unembed, groups)
 
 
 def nats(params, groups=1, seen=None, **options):

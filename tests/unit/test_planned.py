@@ -12,9 +12,10 @@ from scipy import stats
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine, Geometric, Linear
-from md4_jax.protocols import NEVER, Denoiser, Plan
-from md4_jax.samplers import planned
+from md4_jax.protocols import Denoiser
+from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.chain import NEVER, RevealSchedule
 from md4_jax.samplers.grids import cosine, uniform
 from md4_jax.samplers.transforms import Transform
 
@@ -27,8 +28,8 @@ TABLE = exact.denoiser_of(exact.table_logits(2, L), time=1.0)
 def run(z, rounds, times, keys, *, before=0, denoiser=TABLE, mask=MASK, room=L):
     chain = exact.chain_of(z)
     chain = chain._replace(evaluations=chain.evaluations + before)
-    arguments = Transform(), Masking(mask), chain, Plan(rounds, times)
-    return planned.run(denoiser, *arguments, keys=keys, room=room)
+    arguments = Transform(), Masking(mask), chain, RevealSchedule(rounds, times)
+    return reveal.run(denoiser, *arguments, keys=keys, room=room)
 
 
 def random_plan(most: int, seed: int = 0, rows: int = 64):
@@ -123,7 +124,7 @@ def test_draw_where_draws_the_chosen_positions_alone():
     chosen[:, 7] = False
     arguments = COUNTING, Transform(), Masking(20), exact.chain_of(z)
     options = dict(t=jnp.float32(0.3), keys=exact.keys_for(0, 3))
-    draw = jax.jit(lambda chosen: planned.draw_where(*arguments, chosen, **options))
+    draw = jax.jit(lambda chosen: reveal.draw_where(*arguments, chosen, **options))
     for count in (37, 0):
         chosen[0] &= count > 0
         after = draw(chosen)
@@ -136,7 +137,7 @@ def rounds_by_chance(chances, z, seed=0):
     grid = uniform(len(chances))
     chance = lambda process, s, t: jnp.asarray(chances)  # noqa: E731
     keys = exact.keys_for(seed, len(z))
-    plan = planned.plan_by_chance(Masking(3), exact.chain_of(z), grid, keys, chance)
+    plan = reveal.plan_by_chance(Masking(3), exact.chain_of(z), grid, keys, chance)
     reached = np.asarray(plan.round) < NEVER
     at = grid[::-1][np.minimum(plan.round, len(chances) - 1)]
     np.testing.assert_array_equal(np.asarray(plan.time)[reached], at[reached])
@@ -178,7 +179,7 @@ def test_the_room_for_a_step(length, grid, schedule):
     process = Masking(3, schedule)
     noise = np.asarray(schedule.one_minus_alpha(jnp.asarray(grid)), np.float64)
     share = np.diff(noise).max() / noise[-1]
-    room = planned.room_by_chance(process, grid, length, Ancestral().chance)
+    room = reveal.room_by_chance(process, grid, length, Ancestral().chance)
     spread = np.sqrt(length * share * (1.0 - share))
     assert min(length, length * share) <= room + 1e-3
     assert room <= min(length, length * share + 5 * spread + 9)
@@ -187,10 +188,10 @@ def test_the_room_for_a_step(length, grid, schedule):
 def test_the_room_is_hardly_ever_too_small():
     """256 tokens in 16 steps: less than 1 step in 1,000 of 400 sequences needs more."""
     process, grid = Masking(3), cosine(16)
-    room = planned.room_by_chance(process, grid, 256, Ancestral().chance)
+    room = reveal.room_by_chance(process, grid, 256, Ancestral().chance)
     chain = exact.chain_of(jnp.full((400, 256), 3))
     keys = exact.keys_for(0, 400)
-    plan = planned.plan_by_chance(process, chain, grid, keys, Ancestral().chance)
+    plan = reveal.plan_by_chance(process, chain, grid, keys, Ancestral().chance)
     rounds = np.asarray(plan.round)
     counts = np.stack([np.sum(rounds == step, axis=1) for step in range(16)])
     assert (counts.sum(axis=0) == 256).all() and (counts > room).mean() < 1e-3 and room < 100

@@ -15,9 +15,9 @@ from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import Cosine, Geometric, Linear, Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import NEVER
 from md4_jax.samplers import jumps, orders, predictor_corrector
 from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.chain import NEVER
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.orders import FirstHitting
 from md4_jax.samplers.predictor_corrector import PredictorCorrector

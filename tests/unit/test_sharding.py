@@ -18,8 +18,8 @@ from md4_jax.runtime.sharding import (
     AXES,
     batch_shards,
     constrain,
-    largest,
     make_mesh,
+    max_over_processes,
     path_name,
     shardings_of,
     spec_for,
@@ -162,7 +162,7 @@ def test_constrain_is_the_identity_without_a_mesh_and_pins_with_one():
 
 
 def test_one_process_asks_nobody():
-    assert largest(15, now=False) == 15 and largest(0, now=True) == 0
+    assert max_over_processes(15, now=False) == 15 and max_over_processes(0, now=True) == 0
 
 
 def test_the_printed_table_names_every_parameter():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from md4_jax.networks.attention import attend
-from md4_jax.networks.blocks import attend_halves
-from md4_jax.networks.splash import HalvesMask, fits, kernel_of, splash
+from md4_jax.networks.blocks import block_diffusion_attention
+from md4_jax.networks.splash import BlockDiffusionMask, fits, kernel_of, splash
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
@@ -53,7 +53,7 @@ def test_halves_are_those_of_the_tiled_form(asks, block, segmented, monkeypatch)
 
     def both(kernel):
         def loss(qkv):
-            out = attend_halves(*qkv, block=block, segments=segments, kernel=kernel)
+            out = block_diffusion_attention(*qkv, block=block, segments=segments, kernel=kernel)
             return jnp.sum(out * weight), out
 
         return jax.jit(jax.grad(loss, has_aux=True))(qkv)
@@ -78,7 +78,8 @@ def test_tiles_without_an_entry_are_not_computed(length, size):
 
 
 def test_the_mask_of_halves_counts_as_one_by_its_sizes():
-    assert HalvesMask(256, 4, 512) == HalvesMask(256, 4, 512) != HalvesMask(256, 8, 512)
+    four, eight = BlockDiffusionMask(256, 4, 512), BlockDiffusionMask(256, 8, 512)
+    assert BlockDiffusionMask(256, 4, 512) == four != eight
 
 
 def test_lengths():

@@ -147,7 +147,7 @@ def test_a_sample_depends_on_the_seed_and_its_number_alone():
 
 def test_windows_do_not_draw_alike():
     """With no overlap to see, two windows with the same randomness would be equal."""
-    uniform = lambda z, t, **context: jnp.zeros((*z.shape, VOCABULARY))  # noqa: E731
+    uniform = lambda z, t: jnp.zeros((*z.shape, VOCABULARY))  # noqa: E731
     out = drawn(free(16), features=uniform, step=Ancestral(), stride=3, num=4).tokens
     # Each window after the first draws its last three positions.
     pieces = [out[:, 4 + 3 * n : 7 + 3 * n] for n in range(4)]

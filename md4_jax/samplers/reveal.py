@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.masking import Masking, uniforms
-from md4_jax.protocols import NEVER, Array, Chain, Denoiser, Plan
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser
+from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
 from md4_jax.samplers.draw import draw_at
 from md4_jax.samplers.transforms import Transform
 
@@ -22,7 +24,7 @@ def run(
     transform: Transform,
     process,
     chain: Chain,
-    plan: Plan,
+    plan: RevealSchedule,
     *,
     keys: Array,
     room: int,
@@ -88,7 +90,7 @@ def draw_where(
     them; the network not at all if none is.
     """
     length = chain.z.shape[1]
-    plan = Plan(jnp.where(chosen, 0, NEVER), jnp.full(chosen.shape, t, jnp.float32))
+    plan = RevealSchedule(jnp.where(chosen, 0, NEVER), jnp.full(chosen.shape, t, jnp.float32))
     few = min(length, max(16, -(-length // 8)))
 
     def with_room(room: int):
@@ -102,12 +104,12 @@ def draw_where(
 
 def masked(process, chain: Chain) -> Array:
     """The positions that hold a mask, which are the ones to be drawn: bool [B, L]."""
-    return chain.z == process.mask_id
+    return process.is_noise(chain.z)
 
 
 def plan_of(
     step, process, chain: Chain, grid: np.ndarray, keys: Array
-) -> tuple[Plan, int, bool] | None:
+) -> tuple[RevealSchedule, int, bool] | None:
     """(all of the step's choices, room for one evaluation, whether none can be left at the end).
 
     None if its choices need the network.
@@ -117,7 +119,7 @@ def plan_of(
         with jax.ensure_compile_time_eval():
             left = float(process.schedule.one_minus_alpha(jnp.float32(grid[0])))
         return step.plan(process, chain, grid, keys), step.room(length), left <= 0.0
-    if isinstance(process, Masking) and hasattr(step, "chance"):
+    if isinstance(process, RevealsMasks) and hasattr(step, "chance"):
         plan = plan_by_chance(process, chain, grid, keys, step.chance)
         with jax.ensure_compile_time_eval():
             last = float(_chances(process, grid, step.chance)[-1])
@@ -125,7 +127,9 @@ def plan_of(
     return None
 
 
-def plan_by_chance(process, chain: Chain, grid: np.ndarray, keys: Array, chance: Chance) -> Plan:
+def plan_by_chance(
+    process, chain: Chain, grid: np.ndarray, keys: Array, chance: Chance
+) -> RevealSchedule:
     """The step at which each mask is revealed, drawn from the law of independent steps.
 
     A mask survives the steps with probability prod (1 - chance); its step is the first whose
@@ -136,7 +140,9 @@ def plan_by_chance(process, chain: Chain, grid: np.ndarray, keys: Array, chance:
     step = jnp.searchsorted(hazard, draws).astype(jnp.int32)
     reached = masked(process, chain) & (step < len(hazard))
     times = jnp.asarray(grid[:0:-1])
-    return Plan(jnp.where(reached, step, NEVER), times[jnp.minimum(step, len(hazard) - 1)])
+    return RevealSchedule(
+        jnp.where(reached, step, NEVER), times[jnp.minimum(step, len(hazard) - 1)]
+    )
 
 
 def room_by_chance(process, grid: np.ndarray, length: int, chance: Chance) -> int:

@@ -1,0 +1,166 @@
+"""Abilities of forward processes beyond noising, as structural protocols.
+
+An objective or a sampler names the abilities that it needs (`Needs.processes`); any process with
+these methods will do, whatever its class.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from md4_jax.protocols import Array, Process, Schedule
+
+
+@runtime_checkable
+class RevealsMasks(Process, Protocol):
+    """Masking with one schedule: a mask is revealed with one probability, whatever it hides."""
+
+    schedule: Schedule
+
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether t in [0, 1] spans the noise from none to all, so that no term is left out."""
+        ...
+
+    def reveal_probability(self, s: Array, t: Array) -> Array:
+        """P(z_s is clean | z_t is the mask), s < t."""
+        ...
+
+    def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
+        """Masks each token of row b with probability[b], independently."""
+        ...
+
+    def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
+        """Masks count[b] of the tokens that `among` marks; returns (z, 1 - alpha [B])."""
+        ...
+
+
+@runtime_checkable
+class RevealsBySymbol(Process, Protocol):
+    """Masking with alpha_{t,k} = 1 - t^{w_k} for the hidden symbol k; learned()['power'] is w."""
+
+    @property
+    def mask_id(self) -> int: ...
+
+    def reveal_probabilities(self, s: Array, t: Array) -> Array:
+        """P(z_s is clean | z_t is the mask, x = k) for each symbol k: [V]."""
+        ...
+
+    def log_probability(self, z: Array, x: Array, t: Array) -> Array:
+        """log q(z_n | x_n, t) of each token [B, L], differentiable in w."""
+        ...
+
+
+@runtime_checkable
+class HasReverse(Process, Protocol):
+    """A reverse step p(z_s | z_t) made of the network's outputs [B, L, V]."""
+
+    def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
+        """log p(z_s | z_t = z) [B, L, S] up to a constant, s < t, each [B]."""
+        ...
+
+    def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
+        """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
+        ...
+
+
+@runtime_checkable
+class HasPosterior(HasReverse, Protocol):
+    """Steps whose law given the clean token is known, as the bound of T steps needs it (D3PM)."""
+
+    def pinned(self) -> "HasPosterior":
+        """The process with alpha pinned to 1 at t = 0, so that the last step leaves no noise."""
+        ...
+
+    def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
+        """log q(z_s | z_t = z, x) [B, L, S] up to a constant."""
+        ...
+
+    def prior_nats(self, x: Array) -> Array:
+        """KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+        ...
+
+
+@runtime_checkable
+class HasRates(Process, Protocol):
+    """Reverse rates of a continuous-time chain."""
+
+    def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
+        """Rates of z_n -> y at t, 0 at y = z_n: [B, L, S]."""
+        ...
+
+
+@runtime_checkable
+class HasForwardRates(HasRates, Protocol):
+    """Forward rates beside the reverse ones, for correctors."""
+
+    def beta(self, t: Array) -> Array:
+        """-alpha'_t / alpha_t, the speed of time; large, not infinite, where alpha is 0."""
+        ...
+
+    def forward_rates(self, z: Array) -> Array:
+        """Rates of z_n -> y without beta, 0 at y = z_n: [B, L, S]."""
+        ...
+
+
+@runtime_checkable
+class HasScore(Process, Protocol):
+    """The concrete score s_y = p_t(z with y at n) / p_t(z), made of the network's outputs."""
+
+    def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
+        """log s [B, L, S], at least float32; 0 at z itself."""
+        ...
+
+
+@runtime_checkable
+class RedrawsUniformly(HasScore, HasReverse, Protocol):
+    """Uniform noise: rho = q(a given other symbol | x) / q(x | x) says all of q(z_t | x)."""
+
+    schedule: Schedule
+    parametrisation: str
+
+    def ratio(self, t: Array) -> Array:
+        """rho, like t."""
+        ...
+
+    def odds(self, t: Array) -> Array:
+        """1 / rho - 1, like t."""
+        ...
+
+    def prior_nats(self, x: Array) -> Array:
+        """KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+        ...
+
+    def reconstruction_nats(self, x: Array) -> Array:
+        """-E log p(x | z_0) of each token with a decoder without network, in nats, like x."""
+        ...
+
+
+@runtime_checkable
+class HasGenerator(HasScore, HasForwardRates, Protocol):
+    """A generator R of the forward chain, with all that tauLDR's bound is made of."""
+
+    def backward_rates(self, z: Array) -> Array:
+        """R[y, z_n] without beta, 0 at y = z_n: [B, L, S]."""
+        ...
+
+    def exit_rate(self, z: Array) -> Array:
+        """Sum of R[z, y] over y other than z, without beta, like z."""
+        ...
+
+    def score_given(self, z: Array, x: Array, t: Array) -> Array:
+        """q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
+        ...
+
+    def jump(self, keys: Array, z: Array, movable: Array) -> Array:
+        """Draws one jump of the forward chain among the positions that `movable` marks."""
+        ...
+
+    def prior_nats(self, x: Array) -> Array:
+        """KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+        ...
+
+    def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
+        """-E log p(x | z_t) of each token with a decoder without network, in nats, like x."""
+        ...

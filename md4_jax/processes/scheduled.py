@@ -1,0 +1,45 @@
+"""Methods that processes share which one schedule drives, and in which nothing is learned."""
+
+from typing import Any
+
+import jax
+
+from md4_jax.processes.schedules import signal
+from md4_jax.protocols import Array, Schedule
+
+
+class Scheduled:
+    """Defaults of a process in continuous time with a schedule and no mask; see `Process`.
+
+    conditioning: the network is told `time` t, `alpha` alpha_t or `sigma` -log alpha_t.
+    """
+
+    timesteps: int | None = None
+    shows_clean: bool = False
+    schedule: Schedule
+    conditioning: str
+
+    def init(self) -> Any:
+        """Returns itself: there are no leaves to make."""
+        return self
+
+    def learned(self) -> dict[str, Array]:
+        """Returns nothing: nothing is learned."""
+        return {}
+
+    def expected_noise(self) -> float:
+        """Returns 0: no objective computes the head only where `is_noise` marks a position."""
+        return 0.0
+
+    def noise_left(self, t: Array) -> Array:
+        """Whether z_t may hold noise: bool []."""
+        return self.schedule.one_minus_alpha(t) > 0.0
+
+    def signal(self, t: Array) -> Array:
+        """Tells the network the time in the form that `conditioning` names."""
+        return signal(self.conditioning, self.schedule, t)
+
+
+def uniforms(keys: Array, length: int) -> Array:
+    """Draws one uniform a position, float32 [B, length], with one key a row."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
