@@ -290,7 +290,7 @@ def test_the_strata_of_the_blocks_are_in_every_order():
 
 @pytest.mark.parametrize("low, high", [(0.0, 1.0), (0.3, 0.8), (0.45, 0.95)])
 def test_the_share_of_masks_lies_between_low_and_high(low, high):
-    """A quarter of the shares in each quarter, and masks as many, to 4 standard errors, n = 8000."""
+    """A quarter of the shares in each quarter, and masks as many: 4 standard errors, n = 8000."""
     u, seen = (jnp.arange(500) + 0.5) / 2000, {}
 
     def features(z, t, clean, block):
