@@ -110,6 +110,38 @@ def test_the_count_of_the_grid_is_of_what_is_not_given():
     np.testing.assert_array_equal(left, [2, 4])
 
 
+# The first has the largest margin, the second the least entropy, the third the largest ratio of
+# the best two.
+MARGIN = [0.50, 0.25, 0.13, 0.12, 0, 0, 0, 0]
+ENTROPY = [0.48, 0.47, 0.03, 0.02, 0, 0, 0, 0]
+RATIO = [0.30, 0.10, 0.10, 0.10, 0.10, 0.10, 0.10, 0.10]
+
+
+def revealed(step, t: float, rows: int = 64) -> np.ndarray:
+    """Which of three masks each of the rows reveals first, at time t."""
+    law = jnp.log(jnp.asarray([MARGIN, ENTROPY, RATIO]))
+    mu = Denoiser(lambda z, t: jnp.broadcast_to(law, (*z.shape, 8)), lambda h: h)
+    chain, times = exact.chain_of(np.full((rows, 3), 8)), (jnp.float32(0.0), jnp.float32(t))
+    call = jax.jit(lambda keys: step(mu, Masking(8), chain, *times, keys).z)
+    new = np.asarray(call(exact.keys_for(0, rows))) != 8
+    assert (new.sum(axis=1) == 1).all()
+    return new.argmax(axis=1)
+
+
+@pytest.mark.parametrize("score, place", [("margin", 0), ("entropy", 1)])
+def test_the_surest_by_margin_or_entropy_is_first(score, place):
+    assert (revealed(Confidence(score, per_step=1), 0.5) == place).all()
+
+
+def test_the_noise_of_the_order_fades_with_time():
+    """Noise of 1000 leaves each of three to chance at t = 1 (64 rows), and none at t = 1e-7."""
+    step = Confidence("margin", per_step=1, noise=1000.0)
+    counts = np.bincount(revealed(step, 1.0), minlength=3)
+    # Within 4 standard errors of a third.
+    assert (abs(counts - 64 / 3) < 4 * np.sqrt(64 * 2 / 9)).all()
+    assert (revealed(step, 1e-7) == 0).all()
+
+
 @pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
 def test_every_sampler_runs_with_64_bits(make, of, x64):
     """A whole run is traced: what the loops carry keeps its types, those of a chain."""
