@@ -15,6 +15,7 @@ from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.orders import AnyOrder
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform, check_transform
@@ -155,6 +156,19 @@ def test_every_sampler_runs_with_64_bits(make, of, x64):
     )
     types = [x.dtype for x in (chain.z, chain.sure, chain.evaluations)]
     assert types == [jnp.int32, jnp.float32, jnp.int32]
+
+
+@pytest.mark.parametrize("per_step, left", [(1, [6, 5, 4, 3, 2, 1]), (2, [6, 6, 4, 4, 2, 2])])
+def test_any_order_is_told_the_time_of_the_masks_that_are_left(per_step, left):
+    """A network that says 6 t, with the linear schedule: six masks, from left to right."""
+    six_t = Denoiser(
+        lambda z, t: 1e4 * jax.nn.one_hot(jnp.broadcast_to(jnp.round(6 * t)[:, None], z.shape), 7),
+        lambda h: h,
+    )
+    step, keys = AnyOrder("left_to_right", per_step), exact.keys_for(0, 2)
+    z, evaluations = exact.drawn(six_t, Masking(7), step, uniform(3), keys, length=6)
+    np.testing.assert_array_equal(z, [left, left])
+    np.testing.assert_array_equal(evaluations, 6 // per_step)
 
 
 def law_of(steps: int, denoiser=PERFECT) -> np.ndarray:
