@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 import md4_jax
-from md4_jax import corpus, sections
+from md4_jax import build, corpus, runs, sections
 from md4_jax.data.loader import split_size
 
 
@@ -127,6 +127,18 @@ def test_eval_is_the_final_evaluation_of_training(copy, run, tiny, evaluated):
     value = f"{evaluated['bits_per_character']:.4f} +- {evaluated['bits_per_character_se']:.4f}"
     assert f"<= {value} bits/character" in line
     assert f"({evaluated['sequences']} sequences, 1 draws each)" in line
+
+
+def test_validation_is_of_the_average_of_the_parameters(trained, tiny, rows):
+    """The last line of validation is what the kept average has on the same sequences."""
+    asked = sections.load_config(str(tiny), {})
+    tokenizer, source = corpus.tokenizer_and_source(asked, trained)
+    exp = build.experiment(asked, tokenizer)
+    _, params = runs.averaged(exp, trained)
+    batches = corpus.eval_batches(exp, source, "validation")
+    result = build.evaluator(exp)(params, batches, exp.eval.limit)
+    last = [row["eval_nats_per_token"] for row in rows(trained) if "eval_nats_per_token" in row][-1]
+    assert last == pytest.approx(result["nats_per_token"], rel=1e-6)
 
 
 @pytest.mark.slow

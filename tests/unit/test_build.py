@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from configs.families import FAMILIES
 from md4_jax import build, sections
 from md4_jax.config import PACKAGE_ROOT, flatten, load
 from md4_jax.experiment import eval_batch_size
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Batch, UserError
 
 CONFIGS = PACKAGE_ROOT / "configs"
 FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in ("__init__.py", "families.py"))
@@ -237,3 +238,25 @@ def test_the_eval_batch_is_that_of_training_unless_it_is_given():
     assert eval_batch_size(built) == 6
     built = build.experiment(changed(train__batch_size=6, eval__batch_size=4), TOKENIZER)
     assert eval_batch_size(built) == 4
+
+
+@pytest.mark.parametrize(
+    "name, options, timed, exact",
+    [
+        ("auto", {}, True, False),
+        ("along_order", {"order": "random"}, True, False),
+        ("along_order", {"order": "left_to_right"}, True, True),
+        ("block", {"block": 1}, False, True),
+        ("block", {"block": 1}, True, False),
+        ("block", {"block": 2}, False, False),
+    ],
+)
+def test_only_the_likelihood_itself_is_called_exact(name, options, timed, exact, monkeypatch):
+    def one_nat(*arguments):
+        return lambda params, batch, index: {"nats": jnp.ones((1, len(batch.tokens)))}
+
+    monkeypatch.setattr(build, "make_eval_step", one_nat)
+    config = changed(network__time_conditioning=timed, eval__objective={"name": name, **options})
+    evaluate = build.evaluator(build.experiment(config, TOKENIZER))
+    batch = Batch(np.zeros((2, 4), np.int32), np.ones(2, np.float32), {})
+    assert evaluate({}, [batch])["exact"] is exact

@@ -3,9 +3,11 @@
 import os
 import types
 
+import numpy as np
 import pytest
 
-from md4_jax import corpus, paths
+from md4_jax import build, corpus, paths
+from md4_jax.config import PACKAGE_ROOT, load
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.protocols import UserError
 
@@ -97,3 +99,16 @@ def test_processes_with_different_texts_are_refused(monkeypatch):
         else:
             with pytest.raises(UserError, match="the processes have different training texts"):
                 corpus.fingerprint(exp, None)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_documents_are_apart_where_that_is_asked_for(apart):
+    """The end of a text belongs to it; what follows is a segment of its own."""
+    config = load(str(PACKAGE_ROOT / "configs" / "base.py"))
+    config["data"] |= {"separate_documents": apart, "length": 4}
+    config["mesh"]["data"] = 1
+    exp = build.experiment(config, Bytes())
+    (batch,) = corpus.batches_of(exp, np.array([[97, 256, 98, 99]]))
+    assert batch.context.keys() == ({"segments"} if apart else set())
+    if apart:
+        np.testing.assert_array_equal(batch.context["segments"][0], [0, 0, 1, 1])
