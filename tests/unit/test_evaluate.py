@@ -1,6 +1,7 @@
 """The evaluator over batches, and samples in batches of one shape and as files."""
 
 import json
+import types
 
 import exact
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from md4_jax import report
+from md4_jax.data.tokenizers import Characters
 from md4_jax.evaluate import EvalOptions, Evaluator
 from md4_jax.processes.masking import Masking
 from md4_jax.prompts import Template
@@ -70,6 +72,15 @@ def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
     error = f"+- {result['bits_per_token_se']:.4f}"
     assert f"this model (bound, {error})" in report.ladder([5.0, 0.5], result)
     assert "this model (exact)" in report.ladder([5.0], result | {"exact": True})
+
+
+def test_what_a_process_learned_is_named_from_both_ends():
+    process = types.SimpleNamespace(learned=lambda: {"power": np.array([2.0, 0.5, 3.0, 1.0])})
+    assert report.learned(process, Characters("abcd"), most=2).splitlines() == [
+        "power by symbol: min 0.5000, mean 1.6250, max 3.0000",
+        "  largest: 'c' 3.000, 'a' 2.000",
+        "  smallest: 'b' 0.500, 'd' 1.000",
+    ]
 
 
 def test_given_tokens_are_not_counted():
