@@ -28,7 +28,7 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Batch, Blockwise, Denoiser
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.chain import Chain
-from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.loop import no_prompt, sample
 
 # All calls have this many rows, so that operations are compiled once and not once a test.
 CHUNK = 1024
@@ -231,11 +231,9 @@ def chain_of(z, given=None) -> Chain:
 def drawn(denoiser: Denoiser, process, step, grid, keys, *, length: int = 2):
     """(z [B, L], evaluations [B]) of a whole run from noise, compiled."""
     call = jax.jit(
-        lambda keys, tokens, given: sample(
-            denoiser, process, step, grid=grid, keys=keys, fixed=(tokens, given)
-        )[0]
+        lambda keys, prompt: sample(denoiser, process, step, grid=grid, keys=keys, prompt=prompt)[0]
     )
-    chain = call(keys, *blank(len(keys), length))
+    chain = call(keys, no_prompt(len(keys), length))
     return chain.z, chain.evaluations
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax.config import build
-from md4_jax.config import schema as sections
+from md4_jax.config import build, schema
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine, Polynomial
@@ -232,12 +231,12 @@ def test_the_objective_scores_what_the_sampler_draws():
         ({"network.causal": "False"}, "objective.name='autoregressive' needs network.causal=True"),
         ({"objective.name": "any_order"}, "objective.name='any_order' needs network.causal=False"),
         ({"sample.name": "ancestral"}, "sample.name='ancestral' needs network.causal=False"),
-        ({"eval.objective.name": "along_order"}, "'along_order' needs network.causal=False"),
+        ({"evals.test.objective.name": "along_order"}, "'along_order' needs network.causal=False"),
     ],
 )
 def test_what_is_causal_goes_with_a_causal_network_alone(change, words):
     path = str(PACKAGE_ROOT / "configs" / "ar_text8_fast.py")
-    config = sections.load_config(path, {"mesh.data": "1", **change})
-    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+    config = schema.load_config(path, {"mesh.data": "1", **change})
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
     with pytest.raises(UserError, match=words):
         build.experiment(config, tokenizer)

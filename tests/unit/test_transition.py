@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax.config import build
-from md4_jax.config import schema as sections
+from md4_jax.config import build, schema
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine, Geometric, Linear
 from md4_jax.processes.transition import Transition
@@ -269,13 +268,13 @@ def test_impossible_processes_are_refused(arguments, words):
 def test_the_sampler_must_take_the_steps_of_the_process():
     overrides = {
         "process.name": "transition", "process.timesteps": "20", "objective.name": "d3pm",
-        "eval.objective.name": "d3pm", "mesh.data": "1", "sample.steps": "20",
+        "evals.test.objective.name": "d3pm", "mesh.data": "1", "sample.steps": "20",
     }  # fmt: skip
-    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
     base = str(PACKAGE_ROOT / "configs" / "base.py")
 
     def built(**changes):
-        return build.experiment(sections.load_config(base, overrides | changes), tokenizer)
+        return build.experiment(schema.load_config(base, overrides | changes), tokenizer)
 
     assert built(**{"sample.grid": "uniform"}).grid.shape == (21,)
     for changes in ({}, {"sample.grid": "uniform", "sample.steps": "30"}):
