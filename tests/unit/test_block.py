@@ -350,6 +350,14 @@ def test_the_room_for_the_head_is_hardly_ever_exceeded():
         assert most <= room and (room < 8 * 64 or block == 1)
 
 
+def test_an_odd_number_of_rows_has_room_for_its_blocks():
+    """One row of 4 blocks of 16 at its largest u: 40 masks of 64, and no partner with fewer."""
+    objective, u = BlockDiffusion(16), jnp.full((1, 4), 0.2499) + jnp.arange(4) / 4
+    z, _ = objective._masked(Masking(5), exact.batch_of(np.zeros((1, 64))), u, exact.keys_for(0, 1))
+    assert int(np.sum(z == 5)) == 4 + 8 + 12 + 16
+    assert 40 <= capacity(objective._expected, 1, 64, parts=4, exact=True) < 48
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
