@@ -153,6 +153,7 @@ def get_config() -> ConfigDict:
                 cached=True,  # keep their keys and values; False: compute them again
                 stop="",  # end_of_text ends a text with its block
                 min_entropy=0.0,  # nats; so does repetition in its last `memory` tokens; 0: never
+                label=-1,  # the class of the samples, for network.classes > 0; -1: none is told
                 stride=0,  # new tokens of each window of longer text; 0: no windows
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
