@@ -43,6 +43,28 @@ def changed(**values):
 DROP = object()
 
 
+@pytest.mark.parametrize(
+    "labels, classes, words",
+    [
+        (("neg", "pos"), 0, "network.classes=0 must be 2, .* 'neg', 'pos'"),
+        (("neg", "pos"), 3, "network.classes=3 must be 2"),
+        ((), 2, "network.classes=2 needs data with labels"),
+        (("neg", "pos"), 2, None),
+        ((), 0, None),
+        (None, 2, None),  # random tokens of a benchmark
+    ],
+)
+def test_a_network_has_the_classes_of_the_data(labels, classes, words):
+    domain = types.SimpleNamespace(**vars(TOKENIZER))
+    if labels is not None:
+        domain.labels = labels
+    if words is None:
+        build.experiment(changed(network__classes=classes), domain)
+        return
+    with pytest.raises(UserError, match=words):
+        build.experiment(changed(network__classes=classes), domain)
+
+
 @pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
 def test_a_config_builds(path: str):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
