@@ -30,6 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
+                conditioning="time",  # what the network is told: time | alpha | sigma
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -60,6 +61,8 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
+                classes=0,  # labels that a sequence may have; 0: it has none
+                label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
