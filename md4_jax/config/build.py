@@ -23,6 +23,13 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.processes.capabilities import (
+    HasGenerator,
+    HasPosterior,
+    RedrawsUniformly,
+    RevealsBySymbol,
+    RevealsMasks,
+)
 from md4_jax.protocols import Objective, UserError
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers import GRIDS, loop
@@ -86,13 +93,14 @@ def _grid(sample: SampleOptions) -> np.ndarray:
     return listed(times)
 
 
-# The bound that `auto` reports for a process: of those that are one, the least noisy.
+# The bound that `auto` reports for a process with an ability, the first that it has: the least
+# noisy of its bounds.
 BOUNDS = {
-    "masking": "any_order",
-    "state_dependent": "genmd4",
-    "uniform": "uniform_elbo",
-    "transition": "d3pm",
-    "rates": "ctmc",
+    RevealsMasks: "any_order",
+    RevealsBySymbol: "genmd4",
+    RedrawsUniformly: "uniform_elbo",
+    HasGenerator: "ctmc",
+    HasPosterior: "d3pm",
 }
 
 
@@ -139,20 +147,25 @@ def _bound(
     asked = section.get("objective", {"name": "auto"})
     if asked["name"] != "auto":
         return build_section(f"{path}.objective", asked)
-    tightest = _tightest(config)
+    tightest = _tightest(path, config, process)
     fits = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if tightest["name"] == config["objective"]["name"] and fits:
         return objective
     return build_section("objective", tightest)
 
 
-def _tightest(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section of the bound that `auto` stands for."""
-    process, name = config["process"], BOUNDS[config["process"]["name"]]
+def _tightest(path: str, config: Mapping[str, Any], process: Any) -> Mapping[str, Any]:
+    """The section of the bound that `auto` stands for; UserError where none is known."""
     if config["objective"]["name"] == "block":
         return {"name": "block", "block": config["objective"].get("block", BlockDiffusion.block)}
     if config["network"].get("causal"):
-        name = "autoregressive"
-    elif process.get("parametrisation") == "score":
-        name = "score_entropy"
+        return {"name": "autoregressive"}
+    if getattr(process, "parametrisation", None) == "score":
+        return {"name": "score_entropy"}
+    name = next((name for able, name in BOUNDS.items() if isinstance(process, able)), None)
+    if name is None:
+        raise UserError(
+            f"{path}.objective.name='auto' knows no bound for process.name="
+            f"{config['process']['name']!r}: name an objective that is one"
+        )
     return {"name": name}
