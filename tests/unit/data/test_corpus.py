@@ -6,6 +6,8 @@ import pytest
 from md4_jax.data import corpus
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import TextDomain
+from md4_jax.data.loader import MANY_ROUNDS, train_iterator
+from md4_jax.data.sequences import Windows
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
@@ -46,16 +48,16 @@ def test_processes_with_different_texts_are_refused(monkeypatch):
 
 
 class Letters:
-    """A source of one document."""
+    """A source of a few documents."""
 
-    def __init__(self, text):
-        self.text = text
+    def __init__(self, *texts):
+        self.texts = texts
 
     def fingerprint(self):
-        return self.text
+        return str(self.texts)
 
     def documents(self, split):
-        return iter([self.text])
+        return iter(self.texts)
 
 
 def letters(text="abcdefghij", length=4, **options):
@@ -79,19 +81,41 @@ def test_windows_of_training_are_a_grid_or_every_offset():
         DataOptions(windows="all")
 
 
+def test_the_order_at_every_offset_has_many_rounds():
+    text = "abcdefghij" * 9
+    mine = letters(text, windows="every").train_batches(batch_size=50, rows=slice(None), seed=3)
+    windows = Windows(Characters("abcdefghij").encode(text), 4, 1)
+    expected = train_iterator(windows, batch_size=50, seed=3, rounds=MANY_ROUNDS)
+    for _ in range(3):
+        assert next(mine).tokens.tolist() == next(expected).tokens.tolist()
+
+
+def test_a_window_that_slides_counts_its_new_tokens():
+    data = letters()
+    counted = [
+        row[own].tolist()
+        for batch in data.eval_batches("test", batch_size=2, rows=[0, 1], stride=3)
+        for row, own in zip(batch.tokens, batch.loss_mask, strict=True)
+    ]
+    assert counted == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], []]
+
+
+def test_documents_are_apart_only_where_asked():
+    domain = TextDomain(Bytes(), 4)
+    for apart, expected in ((True, {"segments": [[0, 0, 0, 1]]}), (False, {})):
+        data = Corpus(Letters("ab", "cd"), domain, DataOptions(4, separate_documents=apart))
+        for found in (
+            next(data.train_batches(batch_size=1, rows=slice(None), seed=0)),
+            next(data.eval_batches("test", batch_size=1, rows=[0])),
+            next(data.batches_of(np.array([[97, 98, 256, 99]]), batch_size=1, rows=[0])),
+        ):
+            assert found.tokens.tolist() == [[97, 98, 256, 99]]
+            assert {name: values.tolist() for name, values in found.context.items()} == expected
+
+
 def test_a_split_too_short_is_refused():
     with pytest.raises(UserError, match="train split has 3 tokens, fewer than one sequence of"):
         letters("abc").sizes(["test", "train"])
     assert letters("abc").sizes(["test"])["test"] == (0, 3, 3)
     with pytest.raises(UserError, match="the test split has 0 tokens"):
         letters("").sizes(["test"])
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_documents_are_apart_where_that_is_asked_for(apart):
-    """The end of a text belongs to it; what follows is a segment of its own."""
-    data = Corpus(None, TextDomain(Bytes(), 4), DataOptions(4, separate_documents=apart))
-    (batch,) = data.batches_of(np.array([[97, 256, 98, 99]]), batch_size=1, rows=np.array([0]))
-    assert batch.context.keys() == ({"segments"} if apart else set())
-    if apart:
-        np.testing.assert_array_equal(batch.context["segments"][0], [0, 0, 1, 1])
