@@ -30,6 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
+                conditioning="time",  # what the network is told: time | alpha | sigma
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -60,6 +61,8 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
+                classes=0,  # labels that a sequence may have; 0: it has none
+                label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
@@ -153,6 +156,7 @@ def get_config() -> ConfigDict:
                 cached=True,  # keep their keys and values; False: compute them again
                 stop="",  # end_of_text ends a text with its block
                 min_entropy=0.0,  # nats; so does repetition in its last `memory` tokens; 0: never
+                label=-1,  # the class of the samples, for network.classes > 0; -1: none is told
                 stride=0,  # new tokens of each window of longer text; 0: no windows
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
