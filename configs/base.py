@@ -105,7 +105,7 @@ def get_config() -> ConfigDict:
                     limit=2048,  # sequences that are used; 0: all
                     seed=0,  # of the noise draws
                     # auto: the tightest bound that the process has; or an objective that is a
-                    # bound (docs/equations.md).
+                    # bound (docs/objectives.md).
                     objective=dict(name="auto"),
                 ),
                 test=dict(

@@ -1,4 +1,4 @@
-"""The Hamming-1 graph on sequences: neighbours differ in one token (docs/equations.md)."""
+"""Sequences that differ in one token, as a graph: docs/families/concrete_score.md."""
 
 import jax
 import jax.numpy as jnp

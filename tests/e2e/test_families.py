@@ -80,7 +80,7 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
         assert all(0 < line["train_bits_per_token"] < 16 for line in lines)
     kept = runs.evaluated(workdir)
     # Six steps away from uniform: near log2 of the vocabulary, and a real number. A mixture that
-    # is not sharp at t = 0 yet costs more, with log(1/t) (docs/equations.md, Uniform noise).
+    # is not sharp at t = 0 yet costs more, with log(1/t) (docs/families/uniform.md).
     most = 30 if family == "uniform_ce" else 9
     assert math.isfinite(kept["bits_per_token_se"]) and 3 < kept["bits_per_token"] < most
     # Left to right: one for each token. The geometric schedule leaves noise that is then removed.

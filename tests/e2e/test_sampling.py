@@ -235,7 +235,7 @@ def test_genmd4_also_draws_its_powers(run, tiny, tmp_path, sample):
 
 
 def frontier(environment, workdir, *words):
-    command = [sys.executable, Path(__file__).parents[2] / "launch/frontier.py", *words]
+    command = [sys.executable, Path(__file__).parents[2] / "tools/frontier.py", *words]
     command += ["--config", Path(__file__).with_name("tiny.py"), "--workdir", workdir]
     command += ["--", "--config.sample.num=4"]
     return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)

@@ -1,16 +1,16 @@
-"""What the vocabulary head and its loss cost a chip, computed in three ways.
+"""Compares the cost of the vocabulary head and its loss in three implementations.
 
-    python launch/head.py --topology v5e:8x8 [--rows 512 --length 1024 --size 768 --symbols 50257]
+    python tools/head.py --topology v5e:8x8 [--rows 512 --length 1024 --size 768 --symbols 50257]
 
-Compiles value and gradient of the masked cross-entropy in features and head, bfloat16 on TPUs
-and float32 on CPUs, for the chips of a topology (cpu:1, v5e:8x8; the latter need libtpu), rows
-split over all of them:
+Compiles the masked cross-entropy and its gradient in features and head for the chips of a
+topology (cpu:1, v5e:8x8; TPUs need libtpu). The dtype is bfloat16 on TPUs and float32 on CPUs,
+and rows are split over all chips.
 
     plain      logits of all positions at once
-    chunked    of all positions, a chunk at a time (`objectives/head.py`)
-    gathered   of the masked positions, with room for half of them
+    chunked    all positions, a chunk of logits at a time (`objectives/head.py`)
+    gathered   the masked positions alone, with capacity for half of the positions
 
-Bytes are of one chip. GFLOP are those of the matrix products, on CPUs alone.
+Bytes are those of one chip. GFLOP count the matrix products, on CPUs alone.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from md4_jax.runtime.sharding import BATCH_AXES, make_mesh
 
 
 def loss_of(form: str, groups: int, share: float):
-    """(h, head) , x, masked -> the sum over masked positions of their nats."""
+    """Returns loss((h, head), x, masked): the sum of nats over the masked positions."""
 
     def loss(leaves: tuple[Array, Array], x: Array, masked: Array) -> Array:
         h, head = leaves
