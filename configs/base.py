@@ -60,6 +60,8 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
+                classes=0,  # labels that a sequence may have, told to the network; 0: none
+                label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)

@@ -15,7 +15,7 @@ from md4_jax.evals.likelihood import Estimator, LikelihoodBound
 from md4_jax.generate.writers import write_samples
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Batch, Network, Template, UserError
+from md4_jax.protocols import Network, Template, UserError, batch_of
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
@@ -25,9 +25,9 @@ from md4_jax.samplers.loop import blank, sample
 MESH = make_mesh(MeshOptions(data=1))
 
 
-def batch(first_tokens, weight):
+def batch(first_tokens, counts):
     tokens = np.repeat(np.asarray(first_tokens, np.int32)[:, None], 2, axis=1)
-    return Batch(tokens, np.asarray(weight, np.float32), {})
+    return batch_of(tokens, loss_mask=np.repeat(np.asarray(counts, bool)[:, None], 2, axis=1))
 
 
 def estimator(draws=2):
@@ -99,10 +99,10 @@ def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
     assert "this model (exact)" in eval_report.ladder([5.0], result | {"exact": True})
 
 
-def test_given_tokens_are_not_counted():
-    """One of the four tokens of these two sequences is given: 1.5 + 3.5 nats over three."""
+def test_tokens_that_are_conditioned_on_are_not_counted():
+    """One of the four tokens of these two sequences is a prompt: 1.5 + 3.5 nats over three."""
     marks = np.array([[True, False], [False, False]])
-    result = estimator()(jnp.float32(0.0), [batch([1, 3], [1, 1])._replace(given=marks)])
+    result = estimator()(jnp.float32(0.0), [batch([1, 3], [1, 1])._replace(loss_mask=~marks)])
     assert result["tokens"] == 3 and result["nats_per_token"] == pytest.approx(5.0 / 3)
 
 
@@ -126,7 +126,9 @@ def test_impossible_options_of_a_bound(options, words):
 
 
 NETWORK = Network(
-    lambda key: {}, lambda params: exact.denoiser_of(exact.table_logits(3, 2)), time_free=True
+    lambda key: {},
+    lambda params, context, keys: exact.denoiser_of(exact.table_logits(3, 2)),
+    time_free=True,
 )
 PARAMS = {"network": {}, "process": Masking(3)}
 SAMPLER = make_sampler(NETWORK, sample, cosine(4), MESH)
