@@ -78,6 +78,7 @@ class SampleOptions:
                 this, in nats: where it repeats itself. 0: never. With blocks
     stride      new tokens of each window of a text longer than in training; 0: no windows, the
                 network sees all of it at once
+    label       the class of the samples, for a network with classes; -1: none is told
     batch_size  sequences sampled at once
     seed        sample i depends on the seed and i alone
     trace       pictures of how the first sample came about
@@ -95,6 +96,7 @@ class SampleOptions:
     cached: bool = True
     stop: str = ""
     min_entropy: float = 0.0
+    label: int = -1
     batch_size: int = 16
     seed: int = 0
     trace: bool = False
@@ -107,6 +109,8 @@ class SampleOptions:
         for name in ("length", "stride", "block", "memory", "min_entropy"):
             if getattr(self, name) < 0:
                 raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")
+        if self.label < -1:
+            raise UserError(f"sample.label must be a class or -1 for none, not {self.label}")
         if self.stop not in ("", "end_of_text"):
             raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
 

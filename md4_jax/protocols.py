@@ -281,8 +281,12 @@ class Objective(Protocol):
         ...
 
 
-class Template(NamedTuple):
-    """Tokens that the user fixes: tokens int32 [L], given bool [L] where they are the user's."""
+class Prompt(NamedTuple):
+    """Tokens that the user fixes, anywhere in a sequence; of one sequence or of a batch.
 
-    tokens: np.ndarray
-    given: np.ndarray
+    tokens  int32 [L] or [B, L], of any value where mask is False
+    mask    bool, like tokens: the positions that the user fixed
+    """
+
+    tokens: Array
+    mask: Array

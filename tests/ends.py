@@ -44,8 +44,13 @@ def cases() -> list:
     return [pytest.param(process, id=name) for name, process in pairs.items() if process]
 
 
+def has_mask(process) -> bool:
+    """Whether the process has a symbol besides the three clean ones."""
+    return getattr(process, "mask_id", None) is not None
+
+
 def states(process) -> int:
-    return 3 + (process.mask_id is not None)
+    return 3 + has_mask(process)
 
 
 def times_of(process) -> list[tuple[float, float]]:

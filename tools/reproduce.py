@@ -166,7 +166,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     # As launch/local.sh does: without huge pages XLA's buffers cost up to a third of a step.
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    words = " --quick" * flags.quick + f" --data {flags.data.name}" * (flags.data is not None)
+    words = " --quick" if flags.quick else ""
+    words += f" --data {flags.data.name}" if flags.data else ""
     where = flags.out.name if flags.out.is_absolute() else flags.out
     head = {
         "command": f"python tools/reproduce.py --out {where} --only NAME{words}",

@@ -159,6 +159,7 @@ def _check_sampling(experiment: Experiment) -> None:
                 f"sample.{key}={value} needs a distribution over symbols, and with "
                 "process.parametrisation='score' the network gives ratios"
             )
+    _check_label(experiment)
     _check_blocks(experiment)
     if experiment.sample.stride >= experiment.data.length:
         raise UserError(
@@ -166,6 +167,20 @@ def _check_sampling(experiment: Experiment) -> None:
             f"{experiment.data.length}, the window that it moves"
         )
     templates(experiment.prompt, experiment.domain, sample_length(experiment))
+
+
+def _check_label(experiment: Experiment) -> None:
+    """UserError for samples of a class that the network does not have."""
+    label, classes = experiment.sample.label, experiment.config["network"].get("classes", 0)
+    if label >= 0 and not classes:
+        raise UserError(
+            f"sample.label={label} asks for samples of one class and network.classes=0: train "
+            "with network.classes on data that have labels, or leave sample.label=-1"
+        )
+    if label >= classes > 0:
+        raise UserError(
+            f"sample.label={label} must be below network.classes={classes}; -1 is for no label"
+        )
 
 
 def _check_blocks(experiment: Experiment) -> None:

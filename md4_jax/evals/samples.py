@@ -75,7 +75,6 @@ def _drawn(experiment: Experiment, params: Params, programs: dict) -> Samples:
         experiment.sampler_step,
         experiment.sample,
         templates(experiment.prompt, experiment.domain, sample_length(experiment)),
-        mesh=experiment.mesh,
         window=sample_window(experiment),
     )
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from md4_jax.options import PromptOptions
-from md4_jax.protocols import Template, UserError
+from md4_jax.protocols import Prompt, UserError
 from md4_jax.runtime.paths import place
 
 SHOWN = 60  # characters of a text in the message that refuses it
 
 
-def templates(options: PromptOptions, domain: Any, length: int) -> list[Template]:
+def templates(options: PromptOptions, domain: Any, length: int) -> list[Prompt]:
     """Returns one template, or those of the file; UserError for text that does not fit."""
     if options.templates:
         where = f"of sample.templates={options.templates}"
@@ -33,7 +33,7 @@ def templates(options: PromptOptions, domain: Any, length: int) -> list[Template
     tokens, given = np.zeros(length, np.int32), np.zeros(length, bool)
     tokens[: len(first)], given[: len(first)] = first, True
     tokens[length - len(last) :], given[length - len(last) :] = last, True
-    return [Template(tokens, given)]
+    return [Prompt(tokens, given)]
 
 
 def _lines(path: str) -> list[tuple[int, str]]:
@@ -49,7 +49,7 @@ def _lines(path: str) -> list[tuple[int, str]]:
     return found
 
 
-def _filled(options: PromptOptions, domain: Any, text: str, length: int, name: str) -> Template:
+def _filled(options: PromptOptions, domain: Any, text: str, length: int, name: str) -> Prompt:
     """The template of a text, whose blanks are free, and so is what comes after it."""
     tokens: list[int] = []
     given: list[bool] = []
@@ -66,7 +66,7 @@ def _filled(options: PromptOptions, domain: Any, text: str, length: int, name: s
             "or raise sample.length"
         )
     rest = length - len(tokens)
-    return Template(np.asarray(tokens + [0] * rest, np.int32), np.asarray(given + [False] * rest))
+    return Prompt(np.asarray(tokens + [0] * rest, np.int32), np.asarray(given + [False] * rest))
 
 
 def _encoded(domain: Any, text: str, name: str) -> list[int]:

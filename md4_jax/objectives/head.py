@@ -29,9 +29,9 @@ def capacity(
     exact     their number is drawn itself; otherwise each position is drawn on its own, and five
               standard deviations of the binomial are added
 
-    An odd noise level has no partner and may choose all of its positions.
+    The levels of an odd row have no partners: as much as one of them may choose all positions.
     """
-    odd = rows * parts % 2 / (rows * parts)
+    odd = rows % 2 / (rows * parts)
     spread = 1.0 / length if exact else 2.5 / math.sqrt(rows * length)
     share = expected * (1.0 - odd) + odd + spread
     return min(rows * length, math.ceil(share * rows * length))

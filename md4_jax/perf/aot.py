@@ -19,7 +19,8 @@ from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
-from md4_jax.samplers.batches import make_sampler
+from md4_jax.samplers.batches import context_of, make_sampler
+from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import abstract_state
 from md4_jax.training.step import make_train_step
 
@@ -135,14 +136,15 @@ def _sample(experiment: Experiment, shapes: Any) -> Plan:
     rows, length = experiment.sample.batch_size, sample_length(experiment)
     shards = math.prod(experiment.mesh.shape[axis] for axis in ("data", "fsdp"))
     rows = -(-rows // shards) * shards
-    step = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
+    sampler = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
     split = batch_sharding(experiment.mesh)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     keys = jax.ShapeDtypeStruct(
         keys.shape, keys.dtype, sharding=NamedSharding(experiment.mesh, P())
     )
-    tokens, given = (
-        jax.ShapeDtypeStruct((rows, length), dtype, sharding=split) for dtype in (jnp.int32, bool)
+    prompt, told = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
+        (no_prompt(rows, length), context_of(experiment.sample, rows)),
     )
     flops = (
         experiment.sample.steps
@@ -150,8 +152,8 @@ def _sample(experiment: Experiment, shapes: Any) -> Plan:
         * length
         * forward_flops(experiment, shapes.params["network"])
     )
-    arguments = (shapes.ema, experiment.sampler_step, keys, tokens, given)
-    return _compiled(experiment, step, flops, *arguments, rounds=experiment.sample.steps)
+    arguments = (shapes.ema, experiment.sampler_step, keys, prompt, told)
+    return _compiled(experiment, sampler.program, flops, *arguments, rounds=experiment.sample.steps)
 
 
 def _batch(experiment: Experiment, rows: int, length: int) -> Batch:

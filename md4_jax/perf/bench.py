@@ -20,8 +20,8 @@ from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, Objective, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global
-from md4_jax.samplers.batches import make_sampler
-from md4_jax.samplers.loop import blank
+from md4_jax.samplers.batches import context_of, make_sampler
+from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import fresh_state
 from md4_jax.training.step import make_train_step
 
@@ -199,9 +199,10 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     length = sample_length(experiment)
     sampler = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
     keys = jax.random.split(jax.random.key(0), rows)
-    arguments = (params, experiment.sampler_step, keys, *blank(rows, length))
+    told = context_of(experiment.sample, rows)
+    arguments = (params, experiment.sampler_step, keys, no_prompt(rows, length), told)
     with jax.set_mesh(experiment.mesh):
-        compiled, facts = _compiled(sampler, *arguments)
+        compiled, facts = _compiled(sampler.program, *arguments)
     facts["flops"] = 0.0
     used = float(np.mean(compiled(*arguments)[0].evaluations))
     # By blocks an evaluation is of one block; what is added to the memory is left out.

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import HasReverse, RevealsBySymbol, RevealsMasks
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs
-from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.chain import Chain, RevealsIndependently
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.reveal import draw_where
 from md4_jax.samplers.transforms import Transform
 
 
@@ -21,11 +21,10 @@ from md4_jax.samplers.transforms import Transform
 class Ancestral:
     """z_s ~ p(z_s | z_t), all positions at once (MD4, arXiv:2406.04329, eq. 8 and section 6).
 
-    Masks: a masked position is revealed with probability (alpha_s - alpha_t)/(1 - alpha_t),
-    and then its token is drawn from the denoiser: two draws, so that the rounding
-    of a (V + 1)-way draw cannot change how many tokens appear. With one alpha for all symbols
-    the first needs no network; where alpha depends on the symbol the two come from
-    `reveal_by_symbol`.
+    Masks: each mask is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), and then
+    its token is drawn from the denoiser. These are two draws, so that the rounding of one draw
+    over V + 1 symbols cannot change how many tokens appear. Where alpha depends on the symbol
+    (GenMD4), so does the probability, which then needs the network.
     Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
@@ -38,36 +37,58 @@ class Ancestral:
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
         if isinstance(process, RevealsMasks):
-            return reveal.step_by_chance(self, denoiser, process, chain, s, t, keys)
-        times = jnp.full(chain.z.shape[:1], t)
-        outputs = denoiser(chain.z, times)
+            return reveal_masks(self, denoiser, process, chain, s, t, keys)
+        outputs = denoiser(chain.z, jnp.full(chain.z.shape[:1], t))
         if isinstance(process, RevealsBySymbol):
-            return self._reveal(process, chain, outputs, process.reveal_probabilities(s, t), keys)
-        logits = process.reverse_logits(
-            self.transform(outputs), chain.z, jnp.full_like(times, s), times
-        )
-        z = draw_token(keys, logits)
-        return evaluated(chain, z, probability(logits, z))
+            return self._reveal_by_symbol(process, chain, outputs, s, t, keys)
+        return self._reverse(process, chain, outputs, s, t, keys)
 
-    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
+    def reveal_probability(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed) = (alpha_s - alpha_t) / (1 - alpha_t)."""
         return process.reveal_probability(s, t)
 
-    def _reveal(self, process, chain: Chain, outputs: Array, each: Array, keys: Array) -> Chain:
+    def _reveal_by_symbol(
+        self, process: RevealsBySymbol, chain: Chain, outputs: Array, s, t, keys
+    ) -> Chain:
         reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        each = process.reveal_probabilities(s, t)
         logits, revealed = reveal_by_symbol(self.transform(outputs), each)
         tokens = draw_token(token_keys, logits)
-        chosen = reveal.masked(process, chain)
+        chosen = process.is_noise(chain.z)
         chosen &= uniforms(reveal_keys, chain.z.shape[1]) < revealed
         confidence = jnp.where(chosen, probability(outputs, tokens), chain.confidence)
         return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
 
+    def _reverse(self, process: HasReverse, chain: Chain, outputs: Array, s, t, keys) -> Chain:
+        before, now = (jnp.full(chain.z.shape[:1], time) for time in (s, t))
+        logits = process.reverse_logits(self.transform(outputs), chain.z, before, now)
+        z = draw_token(keys, logits)
+        return evaluated(chain, z, jnp.where(process.is_noise(z), 0.0, probability(logits, z)))
+
+
+def reveal_masks(
+    step: RevealsIndependently,
+    denoiser: Denoiser,
+    process: RevealsMasks,
+    chain: Chain,
+    s: Array,
+    t: Array,
+    keys: Array,
+) -> Chain:
+    """Reveals each mask with the step's probability and draws its token from the denoiser at t.
+
+    A run may draw the reveals of all its steps first (`reveal.py`), by the same law.
+    """
+    reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    draws = uniforms(reveal_keys, chain.z.shape[1])
+    revealed = process.is_noise(chain.z) & (draws < step.reveal_probability(process, s, t))
+    return draw_where(denoiser, step.transform, process, chain, revealed, t=t, keys=token_keys)
+
 
 def evaluated(chain: Chain, z: Array, confidence: Array) -> Chain:
-    """The chain after one network evaluation of every sequence."""
-    confidence = confidence.astype(
-        chain.confidence.dtype
-    )  # rates are float64 where jax has 64 bits
+    """Returns the chain at z after one network evaluation of every sequence."""
+    # Rates are float64 where jax has 64 bits.
+    confidence = confidence.astype(chain.confidence.dtype)
     return chain._replace(z=z, confidence=confidence, evaluations=chain.evaluations + 1)
 
 

@@ -1,7 +1,7 @@
-"""Parameters -> samples: token arrays, text on the screen and files in the run directory."""
+"""Parameters -> samples: batches of one compiled shape, and texts longer than the network sees."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,79 +9,98 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.options import SampleOptions
-from md4_jax.protocols import Array, Network, Params, Template
+from md4_jax.protocols import Array, Network, Params, Prompt
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
 
 
 class Samples(NamedTuple):
-    """What `draw_samples` returns; frames are of the first sequence, None without a trace.
+    """N samples as `draw_samples` returns them.
 
     tokens       int32 [N, L]
-    given        bool [N, L]
+    prompt_mask  bool [N, L], the tokens that the user fixed
     lengths      int64 [N], tokens of each until it ended; what follows means nothing
     evaluations  int64 [N], network evaluations that each sequence used
     seconds      of the compiled programs, their compilation excluded
-    frames       (z, confidence), each [W, F, L]: after each step of each of W windows; z is -1
-                 where no window has come to
+    frames       (z, confidence) of the first sequence, each [W, F, L]: after each step of each of
+                 W windows; z is -1 where no window has come to. None without a trace
     """
 
     tokens: np.ndarray
-    given: np.ndarray
+    prompt_mask: np.ndarray
     lengths: np.ndarray
     evaluations: np.ndarray
     seconds: float
     frames: tuple[np.ndarray, np.ndarray] | None
 
 
+class Sampler(NamedTuple):
+    """A compiled sampler.
+
+    program  (params, step, keys [B], prompt [B, L], context {name: [B]}) -> (Chain, frames)
+    mesh     the devices that its batches are split over
+    """
+
+    program: Callable[..., tuple[Any, Any]]
+    mesh: Mesh
+
+
 def make_sampler(
     network: Network, loop: Callable, grid: np.ndarray, mesh: Mesh, *, trace: bool = False
-) -> Callable[..., tuple[Any, Any]]:
-    """A compiled (params, step, keys [B], tokens [B, L], given [B, L]) -> (Chain, frames)."""
+) -> Sampler:
+    """Makes the sampler of a network along a grid, by `loop.sample` or by `Blocks`."""
 
-    def run(params: Params, step: SamplerStep, keys: Array, tokens: Array, given: Array):
-        denoiser = network.denoiser(params)
+    def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
+        denoiser = network.denoiser(params, context)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(
-            denoiser, params["process"], step,
-            grid=grid, keys=keys, fixed=(tokens, given), trace=trace,
-        )  # fmt: skip
+            denoiser, params["process"], step, grid=grid, keys=keys, prompt=prompt, trace=trace
+        )
 
-    return jit(run, mesh)
+    return Sampler(jit(run, mesh), mesh)
 
 
 def draw_samples(
-    sampler: Callable,
+    sampler: Sampler,
     params: Params,
     step: SamplerStep,
     options: SampleOptions,
-    templates: Sequence[Template],
+    prompts: Sequence[Prompt],
     *,
-    mesh: Mesh,
     window: int,
+    context: Mapping[str, np.ndarray] | None = None,
 ) -> Samples:
-    """`options.num` samples of each template, in batches of one compiled shape.
+    """Draws `options.num` samples of each prompt, in batches of one compiled shape.
 
-    window: tokens that the network sees at once. Longer templates are filled window by
-    window, each `options.stride` tokens further; what is already there is given to the next.
+    window   tokens that the network sees at once. A longer text is filled window by window, each
+             `options.stride` tokens further; the tokens that are already there are the next
+             window's prompt
+    context  what the network is told of each of the N samples, {name: [N, ...]}; None:
+             `context_of(options, N)`
     """
-    tokens = np.repeat(np.stack([t.tokens for t in templates]), options.num, axis=0)
-    given = np.repeat(np.stack([t.given for t in templates]), options.num, axis=0)
+    mesh = sampler.mesh
+    tokens, prompt_mask = (
+        np.repeat(np.stack(parts), options.num, axis=0) for parts in zip(*prompts, strict=True)
+    )
     total, shards = len(tokens), batch_shards(mesh)
+    context = context_of(options, total) if context is None else context
     size = -(-min(options.batch_size, total) // shards) * shards
-    out, known, confidence = tokens.copy(), given.copy(), np.where(given[0], 1.0, 0.0)
+    out, known = tokens.copy(), prompt_mask.copy()
+    confidence = np.where(known[0], 1.0, 0.0)
     evaluations, seconds, frames, compiled = np.zeros(total, np.int64), 0.0, [], None
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):
             rows = np.minimum(np.arange(start, start + size), total - 1)
             keys = _keys(options.seed, number, np.arange(start, start + size))
             own = rows[local_rows(mesh, size)]
-            fixed = to_global((out[own][:, part], known[own][:, part]), mesh)
+            prompt = Prompt(out[own][:, part], known[own][:, part])
+            told = {name: np.asarray(values)[own] for name, values in context.items()}
+            arguments = (params, step, keys, *to_global((prompt, told), mesh))
             with jax.set_mesh(mesh):
-                compiled = compiled or sampler.lower(params, step, keys, *fixed).compile()
+                compiled = compiled or sampler.program.lower(*arguments).compile()
                 began = time.perf_counter()
-                chain, path = jax.block_until_ready(compiled(params, step, keys, *fixed))
+                chain, path = jax.block_until_ready(compiled(*arguments))
             seconds += time.perf_counter() - began
             if path is not None and start == 0:
                 frames.append(_placed(to_host(path), out[0], known[0], confidence, part))
@@ -94,7 +113,14 @@ def draw_samples(
     # A text that has ended is masked from there on.
     ended = np.asarray(params["process"].is_noise(out))
     lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), out.shape[1])
-    return Samples(out, given, lengths, evaluations, seconds, path)
+    return Samples(out, prompt_mask, lengths, evaluations, seconds, path)
+
+
+def context_of(options: SampleOptions, count: int) -> dict[str, np.ndarray]:
+    """Returns what the options tell the network of each of `count` samples: its label, if any."""
+    if options.label < 0:
+        return {}
+    return {"label": np.full(count, options.label, np.int32)}
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""Text block by block, each by any sampler, after a memory of those before: docs/samplers.md."""
+"""Text block by block, each by any sampler, after a cache of those before: docs/samplers.md."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser
+from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.loop import Frames, sample
 
@@ -23,7 +23,10 @@ class Stop(NamedTuple):
     min_entropy: float = 0.0
 
     def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
-        """bool [B]: by the drawn symbols [B, P], -1 where given, or by the `window` before end."""
+        """Whether a sequence ends with a block, bool [B].
+
+        drawn [B, P] are the block's symbols, -1 in the prompt; z [B, N] the text up to `end`.
+        """
         ends = jnp.zeros(len(drawn), bool)
         if self.symbol is not None:
             ends = jnp.any(drawn == self.symbol, axis=1)
@@ -45,7 +48,7 @@ class Blocks:
             was trained on, and only the window's keys and values are held
     stop    what follows the end of a sequence is left masked, and where all have ended nothing
             more is computed
-    cached  False: the memory is computed again before each block, from the tokens alone, by the
+    cached  False: the cache is computed again before each block, from the tokens alone, by the
             same steps: the same samples, more slowly
     """
 
@@ -62,31 +65,31 @@ class Blocks:
         *,
         grid: np.ndarray,
         keys: Array,
-        fixed: tuple[Array, Array],
+        prompt: Prompt,
         trace: bool = False,
     ) -> tuple[Chain, Frames | None]:
-        """As `loop.sample`, for fixed [B, N] with N a multiple of block.
+        """Samples like `loop.sample`, a prompt [B, N] with N a multiple of block.
 
         The path of a trace is the first sequence's, block after block.
         """
-        (tokens, given), blocks = fixed, denoiser.blocks
-        (rows, length), block = tokens.shape, self.block
+        blocks, block = denoiser.blocks, self.block
+        rows, length = prompt.tokens.shape
 
         def one(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
             within = denoiser._replace(
                 features=lambda z, t: blocks.append_block(z, t, cache)[0],
                 accelerator=Accelerator(denoiser.accelerator.groups),
             )
-            mine = (_block(tokens, b, block), _block(given, b, block))
+            here = jax.tree.map(lambda x: _block(x, b, block), prompt)
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
-            return sample(within, process, step, grid=grid, keys=own, fixed=mine, trace=trace)
+            return sample(within, process, step, grid=grid, keys=own, prompt=here, trace=trace)
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
             if not self.cached:
                 cache = _recomputed(blocks, z, b, block, self.window)
             chain, path = one(b, cache)
-            new = jnp.where(ended[:, None] & ~_block(given, b, block), process.mask_id, chain.z)
+            new = jnp.where(ended[:, None] & ~chain.prompt_mask, process.mask_id, chain.z)
             _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
             z, confidence = (
@@ -96,25 +99,25 @@ class Blocks:
             evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
             if path is not None:
                 frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
-            drawn = jnp.where(_block(given, b, block), -1, new)
+            drawn = jnp.where(chain.prompt_mask, -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
 
         none, cache = jnp.zeros(rows, jnp.int32), blocks.empty_cache(rows, self.window)
         shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
-        begin = jnp.where(given, tokens, process.mask_id)
-        confidence = jnp.asarray(given).astype(jnp.float32)
+        begin = jnp.where(prompt.mask, prompt.tokens, process.mask_id)
+        confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
         start = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
         )
-        chain = Chain(z, given, confidence, evaluations)
-        return chain, _placed(frames, tokens, given, process.mask_id) if trace else None
+        chain = Chain(z, prompt.mask, confidence, evaluations)
+        return chain, _placed(frames, prompt, process.mask_id) if trace else None
 
 
 def entropy(tokens: Array) -> Array:
-    """Of the frequencies of symbols in each row of [B, W], in nats [B]; 0 where all are alike."""
+    """Entropy of the frequencies of symbols in each row of [B, W]: nats [B]."""
     alike = jnp.sum(tokens[:, :, None] == tokens[:, None, :], axis=2)
     return -jnp.mean(jnp.log(alike / tokens.shape[1]), axis=1)
 
@@ -133,10 +136,11 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 
 
-def _placed(frames: Frames, tokens: Array, given: Array, mask: int) -> Frames:
+def _placed(frames: Frames, prompt: Prompt, mask: int) -> Frames:
     """The blocks' paths [N / P, F, P] one after another, as paths of the whole: [N / P F, N]."""
     blocks, count, size = frames.z.shape
-    whole = jnp.where(given[0], tokens[0], mask), jnp.where(given[0], 1.0, 0.0)
+    fixed = prompt.mask[0]
+    whole = jnp.where(fixed, prompt.tokens[0], mask), jnp.where(fixed, 1.0, 0.0)
     out = []
     for path, before in zip(frames, whole, strict=True):
         last = path[:, -1].reshape(-1)

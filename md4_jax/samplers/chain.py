@@ -1,6 +1,6 @@
 """Sequences on their way from noise to data, and the steps that take them there: types."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,7 +24,7 @@ class Chain(NamedTuple):
 
 
 class RevealSchedule(NamedTuple):
-    """When each position is drawn, where that does not depend on what the network says.
+    """The round and the time at which each position is drawn, known before the network is called.
 
     round  int32 [B, L], positions of one round are drawn at once, lower rounds first; NEVER
            where no token is drawn
@@ -39,17 +39,10 @@ NEVER = np.iinfo(np.int32).max
 
 
 class SamplerStep(Protocol):
-    """One reverse step from time t to s < t, for the processes that it is defined for.
+    """One reverse step from time t to s < t, for the processes that `needs` names.
 
-    `level` is the time at which z stays, for a chain that does not move in time; else None.
-
-    Where the choice of positions does not need the network, a step says so, and all of its
-    steps are then chosen beforehand (samplers/reveal.py), with the same law and without the
-    network evaluations at which nothing is drawn. It has one of
-
-        chance(process, s, t)                   P(a mask is revealed), for processes RevealsMasks
-        schedule(process, chain, grid, keys)    its RevealSchedule, and per_round(length), the
-                                                positions of one round
+    transform  temperature, top-k and top-p of each token that is drawn
+    level      the time at which z stays, for a chain that does not move in time; else None
     """
 
     @property
@@ -63,4 +56,33 @@ class SamplerStep(Protocol):
 
     def __call__(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
-    ) -> Chain: ...
+    ) -> Chain:
+        """Draws z_s given z_t = chain.z, with one random key a sequence."""
+        ...
+
+
+@runtime_checkable
+class RevealsIndependently(SamplerStep, Protocol):
+    """A step that, on `RevealsMasks`, reveals each mask with one probability, on its own.
+
+    `samplers/reveal.py` may then run all steps of a grid by a `RevealSchedule`, by the same law.
+    """
+
+    def reveal_probability(self, process: Any, s: Array, t: Array) -> Array:
+        """P(a mask at time t is revealed in the step to s)."""
+        ...
+
+
+@runtime_checkable
+class RevealsInOrder(SamplerStep, Protocol):
+    """A step that reveals masks one or a few at a time, in an order drawn without the network."""
+
+    def schedule(
+        self, process: Any, chain: Chain, grid: Array | np.ndarray, keys: Array
+    ) -> RevealSchedule:
+        """Draws the order of the masks that are revealed between the ends of the grid."""
+        ...
+
+    def per_round(self, length: int) -> int:
+        """The most positions of one round."""
+        ...

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
-from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
@@ -33,7 +32,7 @@ class Confidence:
     entropy      sum mu log mu
 
     per_step masks are revealed in each step, or with 0 as many as the grid says: after a step
-    to s, floor((1 - alpha_s) n) of the n positions that were not given are left. noise times t
+    to s, floor((1 - alpha_s) n) of the n positions outside of the prompt are left. noise times t
     times a Gumbel draw is added to the score (MaskGIT). The order depends on what the
     tokens are: samples do not have the law of the model, and no likelihood goes with them.
     """
@@ -63,7 +62,7 @@ class Confidence:
         t: Array,
         keys: Array,
     ) -> Chain:
-        masks = reveal.masked(process, chain)
+        masks = process.is_noise(chain.z)
         count = jnp.minimum(self._count(process, chain, masks, s), jnp.sum(masks, axis=1))
 
         def draw(chain: Chain) -> Chain:

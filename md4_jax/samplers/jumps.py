@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import HasRates, RevealsMasks
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
-from md4_jax.samplers import reveal
-from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.ancestral import evaluated, reveal_masks
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.transforms import Transform
@@ -20,7 +19,7 @@ PROCESSES = (RevealsMasks, HasRates)
 
 
 def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Array, Array]:
-    """(z after each position jumped with that probability, the probability of what happened).
+    """Jumps at each position with that probability: (z, the probability of what happened).
 
     A position jumps to y with odds rates[..., y]. rates [B, L, S], 0 at z itself;
     probability [B, L].
@@ -35,14 +34,14 @@ def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Arra
 
 
 def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array):
-    """One step in which a position jumps with probability step.chance_of(expected jumps)."""
+    """Takes one step; a position jumps with step.jump_probability of its expected jumps."""
     if isinstance(process, RevealsMasks):
-        return reveal.step_by_chance(step, denoiser, process, chain, s, t, keys)
+        return reveal_masks(step, denoiser, process, chain, s, t, keys)
     times = jnp.full(chain.z.shape[:1], t)
     outputs = step.transform(denoiser(chain.z, times))
     rates = process.reverse_rates(outputs, chain.z, times)
     expected = (t - s) * jnp.sum(rates, axis=-1)
-    z, confidence = moves(rates, step.chance_of(expected), chain.z, keys)
+    z, confidence = moves(rates, step.jump_probability(expected), chain.z, keys)
     return evaluated(chain, z, jnp.where(z == chain.z, chain.confidence, confidence))
 
 
@@ -73,12 +72,13 @@ class Euler:
     ) -> Chain:
         return leap(self, denoiser, process, chain, s, t, keys)
 
-    def chance_of(self, expected: Array) -> Array:
+    def jump_probability(self, expected: Array) -> Array:
+        """P(a position jumps) from the expected number of its jumps."""
         return jnp.minimum(expected, 1.0)
 
-    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
+    def reveal_probability(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed)."""
-        return self.chance_of(expected_reveals(process, s, t))
+        return self.jump_probability(expected_reveals(process, s, t))
 
 
 RULES = ("first", "reject", "sum")
@@ -134,11 +134,12 @@ class TauLeaping:
         z = jnp.clip(chain.z + moved, 0, rates.shape[-1] - 1).astype(jnp.int32)
         return evaluated(chain, z, jnp.exp(-jnp.sum(rates, axis=-1)))
 
-    def chance_of(self, expected: Array) -> Array:
+    def jump_probability(self, expected: Array) -> Array:
+        """P(a position jumps) from the expected number of its jumps."""
         if self.several == "reject":
             return expected * jnp.exp(-expected)
         return -jnp.expm1(-expected)
 
-    def chance(self, process: RevealsMasks, s: Array, t: Array) -> Array:
+    def reveal_probability(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed)."""
-        return self.chance_of(expected_reveals(process, s, t))
+        return self.jump_probability(expected_reveals(process, s, t))

@@ -12,7 +12,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
+from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule, RevealsInOrder
 from md4_jax.samplers.transforms import Transform
 
 ORDERS = ("random", "left_to_right", "right_to_left")
@@ -24,12 +24,16 @@ def _ranks(values: Array, chosen: Array) -> Array:
     return jnp.argsort(order, axis=1).astype(jnp.int32)
 
 
-def run_segment(step, denoiser, process, chain: Chain, s, t, keys) -> Chain:
-    """What a planner does between t and s."""
-    plan_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    plan = step.plan(process, chain, jnp.stack([s, t]), plan_keys)
-    room = step.room(chain.z.shape[1])
-    return reveal.run(denoiser, step.transform, process, chain, plan, keys=draw_keys, room=room)
+def run_segment(
+    step: RevealsInOrder, denoiser: Denoiser, process, chain: Chain, s, t, keys
+) -> Chain:
+    """Reveals what the schedule of one step from t to s holds."""
+    schedule_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    schedule = step.schedule(process, chain, jnp.stack([s, t]), schedule_keys)
+    most = step.per_round(chain.z.shape[1])
+    return reveal.run(
+        denoiser, step.transform, process, chain, schedule, keys=draw_keys, capacity=most
+    )
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
@@ -60,18 +64,18 @@ class FirstHitting:
     ) -> Chain:
         return run_segment(self, denoiser, process, chain, s, t, keys)
 
-    def plan(
+    def schedule(
         self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
     ) -> RevealSchedule:
-        """Of the masks that are revealed between the first and the last time of the grid."""
+        """Draws the times of the masks that are revealed between the ends of the grid."""
         until, since = (process.schedule.one_minus_alpha(jnp.asarray(grid[i])) for i in (0, -1))
         noise = since * uniforms(keys, chain.z.shape[1])
-        reached = reveal.masked(process, chain) & (noise >= until)
+        reached = process.is_noise(chain.z) & (noise >= until)
         rank = _ranks(-noise, reached)
         return RevealSchedule(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
 
-    def room(self, length: int) -> int:
-        """One position in a round."""
+    def per_round(self, length: int) -> int:
+        """Returns 1: one position in a round."""
         return 1
 
 
@@ -113,12 +117,12 @@ class AnyOrder:
     ) -> Chain:
         return run_segment(self, denoiser, process, chain, s, t, keys)
 
-    def plan(
+    def schedule(
         self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
     ) -> RevealSchedule:
-        """All masks in order; the grid is not looked at."""
+        """Draws the order of all masks; the grid is not looked at."""
         del grid
-        length, chosen = chain.z.shape[1], reveal.masked(process, chain)
+        length, chosen = chain.z.shape[1], process.is_noise(chain.z)
         here = jnp.broadcast_to(jnp.arange(length, dtype=jnp.float32), chain.z.shape)
         if self.order == "random":
             here = uniforms(keys, length)
@@ -130,5 +134,6 @@ class AnyOrder:
             jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / length)
         )
 
-    def room(self, length: int) -> int:
+    def per_round(self, length: int) -> int:
+        """Returns the positions of one round."""
         return min(self.per_step, length)

@@ -91,7 +91,7 @@ class PredictorCorrector:
         alpha, noise = schedule.alpha(s), schedule.one_minus_alpha(s)
         rate = -schedule.dalpha(s) / jnp.maximum(alpha * noise, jnp.finfo(jnp.float32).tiny)
         changed = -jnp.expm1(-h * rate)
-        masks = reveal.masked(process, chain)
+        masks = process.is_noise(chain.z)
         taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < noise * changed)
         chosen = masks & (uniforms(reveal_keys, length) < alpha * changed)
         out = reveal.draw_where(

@@ -81,7 +81,7 @@ class Remask:
         )
         active = (t > self.until) & (t <= self.since)
         s, t = self.time(process, s), self.time(process, t)
-        masks, length = reveal.masked(process, chain), chain.z.shape[1]
+        masks, length = process.is_noise(chain.z), chain.z.shape[1]
         sigma = jnp.where(active, self.sigma(process, chain, s, t), 0.0)
         taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < sigma)
         chosen = masks & (uniforms(reveal_keys, length) < self._reveal(process, chain, sigma, s, t))
@@ -110,7 +110,7 @@ class Remask:
             return jnp.minimum(self.eta, most)
         if self.strategy == "rescale":
             return self.eta * most
-        free = ~reveal.masked(process, chain) & ~chain.prompt_mask
+        free = ~process.is_noise(chain.z) & ~chain.prompt_mask
         share = jax.nn.softmax(jnp.where(free, -chain.confidence, -jnp.inf), axis=1)
         return self.eta * most * jnp.where(free, share, 0.0)
 
@@ -122,5 +122,5 @@ class Remask:
         if sigma.ndim == 0:
             noise = jnp.maximum(process.schedule.one_minus_alpha(t), jnp.finfo(jnp.float32).tiny)
             return rising + sigma * process.schedule.alpha(t) / noise
-        masks = jnp.sum(reveal.masked(process, chain), axis=1, keepdims=True)
+        masks = jnp.sum(process.is_noise(chain.z), axis=1, keepdims=True)
         return rising + jnp.sum(sigma, axis=1, keepdims=True) / jnp.maximum(masks, 1)

@@ -46,7 +46,7 @@ def test_t12_a_cache_that_computes_after_each_change(schedule, grid, lazy, cache
     """1 + steps with a change before the last one, of the same plans: n = 20,000, 4 errors."""
     chain, process = exact.chain_of(jnp.full((20_000, 3), 2)), Masking(2, schedule)
     keys = exact.keys_for(2, 20_000)
-    plan = reveal.plan_by_chance(process, chain, grid, keys, Tweedie().chance)
+    plan = reveal.independent_schedule(process, chain, grid, keys, Tweedie().reveal_probability)
     rounds = np.sort(plan.round, axis=1)
     assert (rounds < NEVER).all()
     new = np.concatenate([np.ones((20_000, 1), bool), rounds[:, 1:] > rounds[:, :-1]], axis=1)

@@ -101,7 +101,7 @@ CORRECTED = {
 
 def perfect_for(process) -> Denoiser:
     """Exact outputs; where there is a mask the joint form and the posterior are the same."""
-    if process.mask_id is None:
+    if not process.shows_clean:
         return exact.uniform_outputs(process, P)
     return exact.denoiser_of(exact.perfect_logits(P))
 

@@ -11,6 +11,7 @@ import pytest
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Prompt
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.confidence import Confidence
@@ -42,7 +43,7 @@ def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, 
     call = jax.jit(
         lambda keys: blocks(
             network, Masking(5), step or Ancestral(), grid=uniform(4), keys=keys,
-            fixed=(jnp.asarray(tokens), jnp.asarray(marks)), trace=trace,
+            prompt=Prompt(jnp.asarray(tokens), jnp.asarray(marks)), trace=trace,
         ),
         # As the program compiles it: the same bits are promised of that.
         compiler_options={"xla_cpu_use_fusion_emitters": True},

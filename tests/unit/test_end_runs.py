@@ -9,7 +9,7 @@ import pytest
 
 from md4_jax.samplers import draw
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.loop import no_prompt, sample
 
 STEEP = ("polynomial, steep", "geometric, long")
 
@@ -44,9 +44,8 @@ def test_a_whole_run_draws_from_laws_alone(make, of, monkeypatch):
 
     @jax.jit
     def runs(keys):
-        fixed = blank(32, 2)
         return [
-            sample(denoiser, process, make(), grid=grid, keys=keys, fixed=fixed)[0]
+            sample(denoiser, process, make(), grid=grid, keys=keys, prompt=no_prompt(32, 2))[0]
             for process in processes
         ]
 

@@ -14,8 +14,8 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser
-from md4_jax.samplers import SAMPLERS, ancestral, jumps, tweedie
-from md4_jax.samplers.ancestral import reveal
+from md4_jax.samplers import SAMPLERS, ancestral, jumps
+from md4_jax.samplers.ancestral import reveal_by_symbol
 
 P = exact.P_V3L1
 
@@ -46,12 +46,12 @@ def test_every_row_of_logits_is_a_law(process):
     each = [(s, t, jnp.full(len(z), s), jnp.full(len(z), t)) for s, t in ends.times_of(process)]
     for _, t, before, now in each:
         # Without noise there is no mask to be undone.
-        possible = (np.asarray(z)[:, 0] != process.mask_id) | (noise_at(process, t) > 0)
+        possible = ~np.asarray(process.is_noise(z))[:, 0] | (noise_at(process, t) > 0)
         assert_laws(np.asarray(process.reverse_logits(outputs, z, before, now))[possible])
     for t in (0.0, 1.0):
         logits = np.asarray(process.clean_logits(outputs, z, jnp.full(len(z), t)))
         # With a mask there is nothing else at the end and none of it at the beginning.
-        possible = (process.mask_id is None) | ((np.asarray(z)[:, 0] == process.mask_id) == t)
+        possible = (not ends.has_mask(process)) | (np.asarray(process.is_noise(z))[:, 0] == t)
         assert_laws(logits[possible])
 
 
@@ -93,14 +93,13 @@ def test_the_score_without_noise_is_the_ratio_of_mu():
 FIVE = np.array([0.40, 0.25, 0.20, 0.10, 0.05])
 
 
-@pytest.mark.parametrize("make", ["analytic_logits", "reverse_logits"])
-def test_four_steps_of_one_token_have_its_law(make):
+def test_four_steps_of_one_token_have_its_law():
     """Linear and joint: the first step is alpha_s mu + (1 - alpha_s) / V, the last law is mu."""
     process, z = Uniform(5, Linear(), "joint"), jnp.arange(5)[:, None]
     outputs, law = jnp.broadcast_to(jnp.log(jnp.asarray(FIVE)), (5, 1, 5)), np.full(5, 0.2)
     for t in (1.0, 0.75, 0.5, 0.25):
         now, then = jnp.full(5, t), jnp.full(5, t - 0.25)
-        step = np.asarray(jax.nn.softmax(getattr(process, make)(outputs, z, then, now)))[:, 0]
+        step = np.asarray(jax.nn.softmax(process.reverse_logits(outputs, z, then, now)))[:, 0]
         law = law @ step
         if t == 1.0:
             expected = np.tile(0.25 * FIVE + 0.75 / 5, (5, 1))
@@ -117,7 +116,7 @@ def forward(process, s: float | None, t: float) -> np.ndarray:
         for i in range(first, last):
             distance = np.abs(np.arange(size)[:, None] - np.arange(size))
             matrix = tables.move[i][distance]
-            if process.mask_id is not None:
+            if ends.has_mask(process):
                 matrix[:, :3] = 0.0
             whole = whole @ np.where(distance == 0, tables.stay[i], matrix)
         return whole
@@ -137,7 +136,7 @@ def generator(process) -> np.ndarray:
     if isinstance(process, Rates):
         return process.parts.generator
     size = ends.states(process)
-    target = np.eye(4)[3] if process.mask_id is not None else np.full(3, 1 / 3)
+    target = np.eye(4)[3] if ends.has_mask(process) else np.full(3, 1 / 3)
     return target - np.eye(size)
 
 
@@ -165,8 +164,7 @@ def recorded(monkeypatch) -> dict:
         seen.update(rates=np.asarray(rates)[:, 0], leaves=np.asarray(probability))
         return z, probability
 
-    for room in (ancestral, tweedie):
-        monkeypatch.setattr(room, "draw_token", draw_token)
+    monkeypatch.setattr(ancestral, "draw_token", draw_token)
     monkeypatch.setattr(jumps, "moves", moves)
     return seen
 
@@ -175,7 +173,7 @@ def law_of(step, process, outputs: np.ndarray, s: float, t: float, seen: dict) -
     """The law of z_s at each z_t [S, S], from what a step draws with."""
     size, outputs = ends.states(process), jnp.asarray(outputs)
     if isinstance(process, Masking):
-        chance = float(step.chance(process, jnp.asarray(s), jnp.asarray(t)))
+        chance = float(step.reveal_probability(process, jnp.asarray(s), jnp.asarray(t)))
         return np.vstack([np.eye(4)[:3], [*(chance * P), 1.0 - chance]])
     seen.clear()
     chain = exact.chain_of(np.arange(size)[:, None])
@@ -188,8 +186,8 @@ def law_of(step, process, outputs: np.ndarray, s: float, t: float, seen: dict) -
         return leaves * rates / np.where(total > 0, total, 1.0) + np.diag(1.0 - leaves[:, 0])
     law = np.asarray(jax.nn.softmax(seen["logits"]))
     if isinstance(process, StateDependent):
-        each = process.reveal_probability(jnp.asarray(s), jnp.asarray(t))
-        chance = float(reveal(outputs, each)[1][3])
+        each = process.reveal_probabilities(jnp.asarray(s), jnp.asarray(t))
+        chance = float(reveal_by_symbol(outputs, each)[1][3])
         return np.vstack([np.eye(4)[:3], [*(chance * law[3]), 1.0 - chance]])
     return law
 
@@ -220,7 +218,7 @@ def leapt_law(step, process, s: float) -> np.ndarray:
         rates = beta * generator(process).T * law / np.where(law > 0, law, 1.0)[:, None]
         rates *= 1.0 - np.eye(size)
     total = rates.sum(axis=1, keepdims=True)
-    leaves = np.asarray(step.chance_of(jnp.asarray((1.0 - s) * total)))
+    leaves = np.asarray(step.jump_probability(jnp.asarray((1.0 - s) * total)))
     return leaves * rates / np.where(total > 0, total, 1.0) + np.diag(1.0 - leaves[:, 0])
 
 

@@ -15,12 +15,12 @@ from md4_jax.evals.likelihood import Estimator, LikelihoodBound
 from md4_jax.generate.writers import write_samples
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Network, Template, UserError, batch_of
+from md4_jax.protocols import Network, Prompt, UserError, batch_of
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
 from md4_jax.samplers.grids import cosine
-from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.loop import no_prompt, sample
 
 MESH = make_mesh(MeshOptions(data=1))
 
@@ -132,14 +132,14 @@ NETWORK = Network(
 )
 PARAMS = {"network": {}, "process": Masking(3)}
 SAMPLER = make_sampler(NETWORK, sample, cosine(4), MESH)
-BLANK = Template(*(row[0] for row in blank(1, 2)))
+BLANK = Prompt(*(row[0] for row in no_prompt(1, 2)))
 
 
 @pytest.mark.slow
 def test_a_sample_depends_on_the_seed_and_its_number_alone():
     def drawn(**options):
         asked = SampleOptions(**options)
-        return draw_samples(SAMPLER, PARAMS, Ancestral(), asked, [BLANK], mesh=MESH, window=2)
+        return draw_samples(SAMPLER, PARAMS, Ancestral(), asked, [BLANK], window=2)
 
     samples = drawn(num=7, batch_size=7)
     whole = samples.tokens
@@ -198,5 +198,6 @@ def test_the_compiled_sampler_is_made_once_for_all_settings():
     sampler = make_sampler(NETWORK, loop, cosine(4), MESH)
     with jax.set_mesh(MESH):
         for temperature in (0.3, 0.7, 0.9):
-            sampler(PARAMS, Ancestral(Transform(temperature, 0.5)), keys, *blank(4, 2))
+            step = Ancestral(Transform(temperature, 0.5))
+            sampler.program(PARAMS, step, keys, no_prompt(4, 2), {})
     assert len(traced) == 1

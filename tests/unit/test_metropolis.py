@@ -8,7 +8,7 @@ import pytest
 
 from md4_jax.processes.schedules import Geometric, LogLinear
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Denoiser, UserError
+from md4_jax.protocols import Denoiser, Prompt, UserError
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import sample
 from md4_jax.samplers.metropolis import Metropolis, acceptance
@@ -125,7 +125,7 @@ def test_noise_of_the_chains_own_level_is_taken_away():
         given = np.zeros((4, 2), bool)
         sample(
             denoiser, PROCESS, Metropolis(1, 0.3),
-            grid=uniform(1), keys=keys, fixed=(chain.z, given),
+            grid=uniform(1), keys=keys, prompt=Prompt(chain.z, given),
         )  # fmt: skip
     assert len(seen) == 2 and all((t == np.float32(0.3)).all() for t in seen)
 

@@ -39,7 +39,7 @@ def built(make=Transformer, **options):
 
 
 def logits(network, params, z=Z, t=T, **context):
-    return jax.jit(lambda p, z, t, context: network.bind(p)(z, t, **context))(params, z, t, context)
+    return jax.jit(lambda p, z, t, context: network.bind(p, context)(z, t))(params, z, t, context)
 
 
 def unrolled(params, depth=2):
@@ -225,7 +225,7 @@ def test_a_causal_network_sees_nothing_to_the_right(options):
     z = np.tile(np.asarray(Z[:1]), (7, 1))
     for position in range(6):
         z[position, position] = (z[position, position] + 1) % 6
-    call = jax.jit(lambda s: network.bind(params).features(z, jnp.full(7, 0.3), segments=s))
+    call = jax.jit(lambda s: network.bind(params, {"segments": s}).features(z, jnp.full(7, 0.3)))
     for document in (np.zeros(6, int), np.array([0, 0, 1, 1, 1, 2])):
         out = np.asarray(call(jnp.tile(document, (7, 1))))
         for position in range(6):

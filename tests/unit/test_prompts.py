@@ -23,8 +23,8 @@ def one(length, tokenizer=TEXT8, **options):
 
 
 def listed(template):
-    assert template.tokens.dtype == np.int32 and template.given.dtype == bool
-    assert template.tokens.shape == template.given.shape
+    assert template.tokens.dtype == np.int32 and template.mask.dtype == bool
+    assert template.tokens.shape == template.mask.shape
     return [int(k) if g else FREE for k, g in zip(*template, strict=True)]
 
 

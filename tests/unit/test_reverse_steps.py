@@ -103,7 +103,7 @@ def test_t09_the_chance_that_a_mask_is_revealed(schedule, exactly, euler, leapin
     """From t = 0.5 to s = 0.4; exactly one jump has h rate times the chance of none."""
     process, times = Masking(3, schedule), scalars(0.4, 0.5)
     steps = Ancestral(), Tweedie(), Euler(), TauLeaping(), TauLeaping("reject")
-    found = [step.chance(process, *times) for step in steps]
+    found = [step.reveal_probability(process, *times) for step in steps]
     expected = [exactly, exactly, euler, leaping, euler * (1.0 - leaping)]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
@@ -111,25 +111,27 @@ def test_t09_the_chance_that_a_mask_is_revealed(schedule, exactly, euler, leapin
 def test_t09_no_chance_is_above_one(x64):
     """h rate = 2 at the last step of a polynomial schedule: Euler is cut off."""
     process, times = Masking(3, Polynomial(2.0)), scalars(0.0, 0.5)
-    assert Euler().chance(process, *times) == 1.0
-    np.testing.assert_allclose(TauLeaping().chance(process, *times), 0.864664716763, rtol=1e-9)
+    assert Euler().reveal_probability(process, *times) == 1.0
+    np.testing.assert_allclose(
+        TauLeaping().reveal_probability(process, *times), 0.864664716763, rtol=1e-9
+    )
 
 
 def test_t05_t06_tweedie_on_masks(x64):
     """sigma_bar 0.5 -> 0.405: a score that adds up to alpha/(1 - alpha) shares it; 0.9 -> 0.5."""
     process, times = Masking(2, Geometric(0.405, 0.5)), scalars(0.0, 1.0)
-    chance = float(Tweedie().chance(process, *times))
+    chance = float(Tweedie().reveal_probability(process, *times))
     assert chance == pytest.approx(0.15362353545, rel=1e-9)
     whole = 1.0 / np.expm1(0.5)
     law = [0.25 / whole * chance, 0.375 / whole * chance, 1.0 - 0.625 / whole * chance]
     np.testing.assert_allclose(law, [0.024914713782, 0.037372070672, 0.93771321555], rtol=1e-9)
-    chance = Tweedie().chance(Masking(3, NoiseIsTime()), *scalars(0.5, 0.9))
+    chance = Tweedie().reveal_probability(Masking(3, NoiseIsTime()), *scalars(0.5, 0.9))
     assert 1.0 - float(chance) == pytest.approx(0.66304216956, rel=1e-9)
 
 
 def analytic(process, outputs, z, s, t) -> np.ndarray:
     times = (jnp.full(len(z), time) for time in (s, t))
-    return np.asarray(jax.nn.softmax(process.analytic_logits(outputs, z, *times), axis=-1))
+    return np.asarray(jax.nn.softmax(process.reverse_logits(outputs, z, *times), axis=-1))
 
 
 @every_form
@@ -231,18 +233,18 @@ def test_t03_the_corrector_of_masks(monkeypatch, x64):
     assert alpha * taken == pytest.approx((1.0 - alpha) * revealed, rel=1e-12) and taken > 0.1
 
 
-def plan_of(process, length: int, since: float, until: float = 0.0):
+def schedule_of(process, length: int, since: float, until: float = 0.0):
     """Rounds and times of N sequences of masks alone, [N, length] each."""
     chain = exact.chain_of(jnp.full((N, length), process.mask_id))
     grid = np.array([until, since], np.float32)
-    plan = FirstHitting().plan(process, chain, grid, exact.keys_for(11, N))
-    return np.asarray(plan.round), np.asarray(plan.time, np.float64)
+    schedule = FirstHitting().schedule(process, chain, grid, exact.keys_for(11, N))
+    return np.asarray(schedule.round), np.asarray(schedule.time, np.float64)
 
 
 @pytest.mark.parametrize("until, none", [(0.2, 0.015625), (0.5, 0.244140625), (0.7, 0.669921875)])
 def test_t11_how_often_nothing_is_revealed(until, none):
     """Three masks in (until, 0.8]: n = 20,000, within 4 standard errors."""
-    rounds, _ = plan_of(Masking(3), 3, 0.8, until)
+    rounds, _ = schedule_of(Masking(3), 3, 0.8, until)
     found = (rounds == NEVER).all(axis=1).mean()
     assert abs(found - none) < 4 * np.sqrt(none * (1 - none) / N)
 
@@ -252,7 +254,7 @@ def test_t11_how_often_nothing_is_revealed(until, none):
 )
 def test_t11_the_times_of_first_hitting(length, since, means):
     """Round by round, n = 20,000, within 4 standard errors; any mask may be first (p > 1e-4)."""
-    rounds, times = plan_of(Masking(3), length, since)
+    rounds, times = schedule_of(Masking(3), length, since)
     np.testing.assert_array_equal(np.sort(rounds, axis=1), np.tile(np.arange(length), (N, 1)))
     ordered = np.take_along_axis(times, np.argsort(rounds, axis=1), axis=1)
     assert (np.diff(ordered, axis=1) <= 0).all()
@@ -266,9 +268,11 @@ def test_t11_the_time_of_another_schedule(monkeypatch, x64):
     draws = jnp.array([[0.1, 0.3 ** (1 / 3), 0.9, 0.2]])
     monkeypatch.setattr(orders, "uniforms", lambda keys, length: draws)
     chain = exact.chain_of([[3, 3, 0, 3]])
-    plan = FirstHitting().plan(Masking(3, Cosine()), chain, scalars(0.0, 0.8), exact.keys_for(0, 1))
-    np.testing.assert_array_equal(plan.round, [[2, 0, NEVER, 1]])
-    assert float(plan.time[0, 1]) == pytest.approx(0.43937610321, rel=1e-9)
+    schedule = FirstHitting().schedule(
+        Masking(3, Cosine()), chain, scalars(0.0, 0.8), exact.keys_for(0, 1)
+    )
+    np.testing.assert_array_equal(schedule.round, [[2, 0, NEVER, 1]])
+    assert float(schedule.time[0, 1]) == pytest.approx(0.43937610321, rel=1e-9)
 
 
 W = np.array([0.8, 1.0, 1.5])

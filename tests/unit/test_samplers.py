@@ -15,7 +15,7 @@ from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.grids import cosine, log_linear, uniform
-from md4_jax.samplers.loop import blank, sample
+from md4_jax.samplers.loop import no_prompt, sample
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform, check_transform
@@ -92,7 +92,7 @@ def test_a_step_never_touches_what_is_given_nor_tokens_unless_it_revises(make):
     after = step(exact.keys_for(0, len(z)))
     changed = np.asarray(after.z) != z
     assert not changed[given].any() and changed.any()
-    np.testing.assert_array_equal(after.given, given)
+    np.testing.assert_array_equal(after.prompt_mask, given)
     tokens = changed[(z < 3) & ~given]
     assert tokens.any() if make is PredictorCorrector else make is Remask or not tokens.any()
     assert ((after.evaluations >= 0) & (after.evaluations <= 2)).all()
@@ -115,11 +115,11 @@ def test_every_sampler_runs_with_64_bits(make, of, x64):
     """A whole run is traced: what the loops carry keeps its types, those of a chain."""
     process, keys = exact.PROCESS_CASES[of](3).init(), exact.keys_for(0, 4)
     chain = jax.eval_shape(
-        lambda keys, *fixed: sample(
-            TABLE, process, make(), grid=uniform(5), keys=keys, fixed=fixed
+        lambda keys, prompt: sample(
+            TABLE, process, make(), grid=uniform(5), keys=keys, prompt=prompt
         )[0],
         keys,
-        *blank(4, 2),
+        no_prompt(4, 2),
     )
     types = [x.dtype for x in (chain.z, chain.confidence, chain.evaluations)]
     assert types == [jnp.int32, jnp.float32, jnp.int32]

@@ -21,7 +21,9 @@ from md4_jax.training.step import accumulate, ema_update, init_state, make_train
 BATCH = 8
 OPTIONS = TrainOptions(batch_size=BATCH, ema=0.5, seed=3)
 WEIGHTS = Network(
-    lambda key: {"w": jnp.zeros(BATCH)}, lambda params: Denoiser(None, lambda h: params["w"]), True
+    lambda key: {"w": jnp.zeros(BATCH)},
+    lambda params, context, keys: Denoiser(None, lambda h: params["w"]),
+    True,
 )
 ROWS = exact.batch_of(np.arange(BATCH)[:, None])  # the token of a row is its number
 BAD = exact.batch_of(np.arange(BATCH)[:, None] + np.array([0] * 7 + [100])[:, None])

@@ -10,7 +10,7 @@ import pytest
 
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Denoiser, Network, Template
+from md4_jax.protocols import Denoiser, Network, Prompt
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import draw_samples, make_sampler, windows
@@ -57,7 +57,11 @@ def test_windows_cover_the_text_and_overlap_by_what_the_stride_leaves():
 
 def network(features):
     """A network without parameters whose features are logits."""
-    return Network(lambda key: {}, lambda params: Denoiser(features, lambda h: h), time_free=True)
+    return Network(
+        lambda key: {},
+        lambda params, context, keys: Denoiser(features, lambda h: h),
+        time_free=True,
+    )
 
 
 def counting(z, t, **context):
@@ -67,7 +71,7 @@ def counting(z, t, **context):
 
 
 def free(length):
-    return Template(np.zeros(length, np.int32), np.zeros(length, bool))
+    return Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
 
 
 def drawn(template, *, features=counting, step=None, trace=False, window=WINDOW, grid=4, **options):
@@ -75,7 +79,7 @@ def drawn(template, *, features=counting, step=None, trace=False, window=WINDOW,
     sampler = make_sampler(network(features), sample, cosine(grid), MESH, trace=trace)
     templates = template if isinstance(template, list) else [template]
     asked = SampleOptions(**{"num": 1, "stride": 2, **options})
-    return draw_samples(sampler, PARAMS, step, asked, templates, mesh=MESH, window=window)
+    return draw_samples(sampler, PARAMS, step, asked, templates, window=window)
 
 
 @pytest.mark.parametrize("length, stride", [(3, 1), (4, 3), (8, 2), (11, 3)])
@@ -84,15 +88,15 @@ def test_a_window_sees_what_those_before_it_have_drawn(length, stride):
     out = drawn(free(length), stride=stride, window=min(WINDOW, length), num=2)
     expected = np.arange(length) % VOCABULARY
     np.testing.assert_array_equal(out.tokens, [expected, expected])
-    assert not out.given.any()
+    assert not out.prompt_mask.any()
 
 
 def test_what_a_user_gives_stands_and_is_seen():
     tokens, given = np.zeros(9, np.int32), np.zeros(9, bool)
     tokens[[2, 7]], given[[2, 7]] = 4, True
-    out = drawn(Template(tokens, given))
+    out = drawn(Prompt(tokens, given))
     np.testing.assert_array_equal(out.tokens, [[0, 1, 4, 0, 1, 2, 3, 4, 0]])
-    np.testing.assert_array_equal(out.given, [given])
+    np.testing.assert_array_equal(out.prompt_mask, [given])
 
 
 def test_the_network_sees_no_more_than_a_window_of_tokens_and_masks():
@@ -117,7 +121,7 @@ def test_evaluations_of_the_windows_add_up():
     tokens, given = np.zeros(9, np.int32), np.zeros(9, bool)
     given[:3] = True
     for stride in (1, 3):
-        out = drawn([free(9), Template(tokens, given)], stride=stride)
+        out = drawn([free(9), Prompt(tokens, given)], stride=stride)
         assert out.evaluations.tolist() == [9, 6]
 
 
@@ -155,16 +159,16 @@ def test_windows_do_not_draw_alike():
 
 
 def test_templates_come_one_after_another_num_of_each():
-    letters = [Template(np.full(3, k, np.int32), np.array([True, False, False])) for k in (1, 3)]
+    letters = [Prompt(np.full(3, k, np.int32), np.array([True, False, False])) for k in (1, 3)]
     out = drawn(letters, window=3, num=2, batch_size=3)
     np.testing.assert_array_equal(out.tokens, [[1, 2, 3], [1, 2, 3], [3, 4, 0], [3, 4, 0]])
-    np.testing.assert_array_equal(out.given, [[True, False, False]] * 4)
+    np.testing.assert_array_equal(out.prompt_mask, [[True, False, False]] * 4)
 
 
 def test_frames_are_those_of_the_first_sequence_in_the_whole_text():
     tokens, given = np.zeros(6, np.int32), np.zeros(6, bool)
     tokens[5], given[5] = 4, True
-    out = drawn([Template(tokens, given), free(6)], trace=True)
+    out = drawn([Prompt(tokens, given), free(6)], trace=True)
     z, confidence = out.frames
     mask = VOCABULARY
     assert z.shape == confidence.shape == (2, 5, 6)

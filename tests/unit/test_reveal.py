@@ -1,4 +1,4 @@
-"""Planned reveals: rounds, room, evaluations, the plan's law, and features of few positions."""
+"""Reveal schedules: rounds, capacity, evaluations, their law, and features of few positions."""
 
 import functools
 
@@ -24,16 +24,16 @@ L, MASK = 6, 2
 TABLE = exact.denoiser_of(exact.table_logits(2, L), time=1.0)
 
 
-@functools.partial(jax.jit, static_argnames=("denoiser", "mask", "room"))
-def run(z, rounds, times, keys, *, before=0, denoiser=TABLE, mask=MASK, room=L):
+@functools.partial(jax.jit, static_argnames=("denoiser", "mask", "capacity"))
+def run(z, rounds, times, keys, *, before=0, denoiser=TABLE, mask=MASK, capacity=L):
     chain = exact.chain_of(z)
     chain = chain._replace(evaluations=chain.evaluations + before)
     arguments = Transform(), Masking(mask), chain, RevealSchedule(rounds, times)
-    return reveal.run(denoiser, *arguments, keys=keys, room=room)
+    return reveal.run(denoiser, *arguments, keys=keys, capacity=capacity)
 
 
-def random_plan(most: int, seed: int = 0, rows: int = 64):
-    """(z, rounds, times): half of the plan's rounds empty, a quarter of the positions NEVER."""
+def random_schedule(most: int, seed: int = 0, rows: int = 64):
+    """(z, rounds, times): half of the rounds empty, a quarter of the positions NEVER."""
     rng = np.random.default_rng(seed)
     rounds = 2 * rng.integers(0, most, (rows, L))
     never = rng.random((rows, L)) < 0.25
@@ -43,12 +43,12 @@ def random_plan(most: int, seed: int = 0, rows: int = 64):
     return z, rounds, times.astype(np.float32)
 
 
-def test_room_changes_no_token():
-    """A denoiser of z and t, 64 sequences of up to 4 rounds: bit for bit with room 1, 3 and L."""
-    arguments = *random_plan(4), exact.keys_for(1, 64)
-    whole = run(*arguments, room=L)
-    for room in (1, 3):
-        part = run(*arguments, room=room)
+def test_the_capacity_changes_no_token():
+    """A denoiser of z and t, 64 sequences of up to 4 rounds: the same bits with 1, 3 and L."""
+    arguments = *random_schedule(4), exact.keys_for(1, 64)
+    whole = run(*arguments, capacity=L)
+    for capacity in (1, 3):
+        part = run(*arguments, capacity=capacity)
         np.testing.assert_array_equal(part.z, whole.z)
         np.testing.assert_allclose(part.confidence, whole.confidence, rtol=1e-6)
         assert (part.evaluations >= whole.evaluations).all()
@@ -57,7 +57,7 @@ def test_room_changes_no_token():
 
 def test_the_order_of_rounds_matters_to_this_denoiser():
     """The test above has power: with all positions in one round other tokens come out."""
-    z, rounds, times = random_plan(4)
+    z, rounds, times = random_schedule(4)
     together = np.where(rounds == NEVER, NEVER, 0).astype(np.int32)
     keys = exact.keys_for(1, 64)
     apart = run(z, rounds, np.ones_like(times), keys)
@@ -74,28 +74,31 @@ def features_of_what_is_seen(z, t):
 COUNTING = Denoiser(features_of_what_is_seen, lambda h: h)
 
 
-@pytest.mark.parametrize("room", [1, 2, 6])
-def test_a_round_sees_the_rounds_before_and_what_is_given(room):
+@pytest.mark.parametrize("capacity", [1, 2, 6])
+def test_a_round_sees_the_rounds_before_and_what_is_given(capacity):
     """Also when its positions do not fit one evaluation; NEVER stays, as a mask or as a token."""
     never = NEVER
     rounds = np.array([[0, 2, 0, 0, 2, 0], [1, never, 0, never, 1, 7], [never] * 6], np.int32)
     z = np.array([[20] * 6, [20, 5, 20, 20, 20, 20], [20, 1, 20, 20, 3, 20]], np.int32)
     times = np.where(rounds == 2, 0.5, 0.0).astype(np.float32)
-    after = run(z, rounds, times, exact.keys_for(0, 3), denoiser=COUNTING, mask=20, room=room)
+    after = run(
+        z, rounds, times, exact.keys_for(0, 3), denoiser=COUNTING, mask=20, capacity=capacity
+    )
     expected = [[0, 9, 0, 0, 9, 0], [2, 5, 1, 20, 2, 4], z[2]]
     np.testing.assert_array_equal(after.z, expected)
     np.testing.assert_array_equal(after.confidence, rounds < never)
 
 
-@pytest.mark.parametrize("room", [1, 3, 6])
-def test_evaluations_are_those_of_each_sequence(room):
+@pytest.mark.parametrize("capacity", [1, 3, 6])
+def test_evaluations_are_those_of_each_sequence(capacity):
     """Of each round as many as its positions need, none for a round without any."""
-    z, rounds, times = random_plan(5, seed=3)
+    z, rounds, times = random_schedule(5, seed=3)
     rounds[0] = NEVER
     keys, before = exact.keys_for(0, 64), np.arange(64)
-    after = run(z, rounds, times, keys, room=room, before=before)
+    after = run(z, rounds, times, keys, capacity=capacity, before=before)
     expected = [
-        sum(-(-np.sum(row == number) // room) for number in set(row) - {NEVER}) for row in rounds
+        sum(-(-np.sum(row == number) // capacity) for number in set(row) - {NEVER})
+        for row in rounds
     ]
     np.testing.assert_array_equal(after.evaluations, before + expected)
     assert expected[0] == 0 and max(expected) > min(expected[1:])
@@ -107,11 +110,11 @@ def test_a_sequence_does_not_wait_for_its_neighbours():
     rounds, z = np.array(16 * rounds, np.int32), np.full((64, L), MASK, np.int32)
     times = np.where(rounds == 9, 0.2, 0.7).astype(np.float32)
     keys = exact.keys_for(5, 64)
-    whole = run(z, rounds, times, keys, room=3)
+    whole = run(z, rounds, times, keys, capacity=3)
     np.testing.assert_array_equal(whole.evaluations[:4], [2, 2, 6, 0])
     for row in range(8):
         one = slice(row, row + 1)
-        alone = run(z[one], rounds[one], times[one], keys[one], room=3)
+        alone = run(z[one], rounds[one], times[one], keys[one], capacity=3)
         np.testing.assert_array_equal(alone.z, whole.z[one])
         np.testing.assert_array_equal(alone.evaluations, whole.evaluations[one])
 
@@ -135,13 +138,13 @@ def test_draw_where_draws_the_chosen_positions_alone():
 def rounds_by_chance(chances, z, seed=0):
     """(rounds, times) of sequences that start at z, with these chances step by step."""
     grid = uniform(len(chances))
-    chance = lambda process, s, t: jnp.asarray(chances)  # noqa: E731
+    probability = lambda process, s, t: jnp.asarray(chances)  # noqa: E731
     keys = exact.keys_for(seed, len(z))
-    plan = reveal.plan_by_chance(Masking(3), exact.chain_of(z), grid, keys, chance)
-    reached = np.asarray(plan.round) < NEVER
-    at = grid[::-1][np.minimum(plan.round, len(chances) - 1)]
-    np.testing.assert_array_equal(np.asarray(plan.time)[reached], at[reached])
-    return np.asarray(plan.round)
+    schedule = reveal.independent_schedule(Masking(3), exact.chain_of(z), grid, keys, probability)
+    reached = np.asarray(schedule.round) < NEVER
+    at = grid[::-1][np.minimum(schedule.round, len(chances) - 1)]
+    np.testing.assert_array_equal(np.asarray(schedule.time)[reached], at[reached])
+    return np.asarray(schedule.round)
 
 
 @pytest.mark.parametrize(
@@ -174,27 +177,31 @@ def test_the_step_at_which_a_mask_is_revealed(chances, law):
 @pytest.mark.parametrize("length", [1, 24, 1024])
 @pytest.mark.parametrize("grid", [uniform(1), uniform(16), cosine(9)], ids=["1", "16", "cosine"])
 @pytest.mark.parametrize("schedule", [Linear(), Cosine(), Geometric(1e-3, 9.0)])
-def test_the_room_for_a_step(length, grid, schedule):
+def test_the_capacity_for_a_step(length, grid, schedule):
     """At least the mean number of reveals of the largest step, at most L and 5 errors and 8."""
     process = Masking(3, schedule)
     noise = np.asarray(schedule.one_minus_alpha(jnp.asarray(grid)), np.float64)
     share = np.diff(noise).max() / noise[-1]
-    room = reveal.room_by_chance(process, grid, length, Ancestral().chance)
+    capacity = reveal.independent_capacity(process, grid, length, Ancestral().reveal_probability)
     spread = np.sqrt(length * share * (1.0 - share))
-    assert min(length, length * share) <= room + 1e-3
-    assert room <= min(length, length * share + 5 * spread + 9)
+    assert min(length, length * share) <= capacity + 1e-3
+    assert capacity <= min(length, length * share + 5 * spread + 9)
 
 
-def test_the_room_is_hardly_ever_too_small():
+def test_the_capacity_is_hardly_ever_too_small():
     """256 tokens in 16 steps: less than 1 step in 1,000 of 400 sequences needs more."""
     process, grid = Masking(3), cosine(16)
-    room = reveal.room_by_chance(process, grid, 256, Ancestral().chance)
+    capacity = reveal.independent_capacity(process, grid, 256, Ancestral().reveal_probability)
     chain = exact.chain_of(jnp.full((400, 256), 3))
     keys = exact.keys_for(0, 400)
-    plan = reveal.plan_by_chance(process, chain, grid, keys, Ancestral().chance)
-    rounds = np.asarray(plan.round)
+    schedule = reveal.independent_schedule(
+        process, chain, grid, keys, Ancestral().reveal_probability
+    )
+    rounds = np.asarray(schedule.round)
     counts = np.stack([np.sum(rounds == step, axis=1) for step in range(16)])
-    assert (counts.sum(axis=0) == 256).all() and (counts > room).mean() < 1e-3 and room < 100
+    assert (
+        (counts.sum(axis=0) == 256).all() and (counts > capacity).mean() < 1e-3 and capacity < 100
+    )
 
 
 def noise_like(shapes):
