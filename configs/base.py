@@ -30,6 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
+                conditioning="time",  # the network is told t; alpha: alpha_t; sigma: -log alpha_t
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -161,6 +162,7 @@ def get_config() -> ConfigDict:
                 top_k=0,  # 0: all
                 batch_size=16,
                 seed=0,
+                label=-1,  # class of the samples, for a network with classes; -1: none is told
                 prompt="",  # text that samples begin with
                 suffix="",  # text that samples end with
                 template="",  # text in which each `blank` is a token to be filled

@@ -28,7 +28,12 @@ FREE += PLACES
 OF_EVALUATORS = ("data", "objective")
 
 # Keys that older runs and short configs leave out -> what they mean by that.
-ADDED = {"data.windows": "grid", "network.classes": 0, "network.label_dropout": 0.0}
+ADDED = {
+    "data.windows": "grid",
+    "network.classes": 0,
+    "network.label_dropout": 0.0,
+    "process.conditioning": "time",
+}
 # (section, its name, key, value) that a run may have stored -> what that value is called now.
 RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
 
