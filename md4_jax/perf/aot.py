@@ -239,8 +239,9 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) ->
     if worst.memory > chip.memory:
         raise UserError(
             f"the {name} program needs {worst.memory / 2**30:.1f} GiB on each chip, which has "
-            f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments and "
-            f"{worst.temporaries / 2**30:.1f} temporaries. " + remedies(experiment)
+            f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments, "
+            f"{worst.outputs / 2**30:.1f} outputs and {worst.temporaries / 2**30:.1f} "
+            "temporaries. " + remedies(experiment)
         )
 
 

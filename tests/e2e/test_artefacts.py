@@ -12,8 +12,9 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 import md4_jax
-from md4_jax.config import inputs, schema
+from md4_jax.config import build, inputs, runs, schema
 from md4_jax.data.corpus import Corpus
+from md4_jax.experiment import rows_of
 from md4_jax.options import DataOptions
 
 
@@ -133,6 +134,22 @@ def test_eval_is_the_final_evaluation_of_training(copy, run, tiny, evaluated):
     value = f"{evaluated['bits_per_character']:.4f} +- {evaluated['bits_per_character_se']:.4f}"
     assert f"<= {value} bits/character" in line
     assert f"({evaluated['sequences']} sequences, 1 draws each)" in line
+
+
+def test_validation_is_of_the_average_of_the_parameters(trained, tiny, rows):
+    """The last line of validation is what the kept average has on the same sequences."""
+    asked = schema.load_config(str(tiny), {})
+    domain, source = inputs.domain_and_source(asked, trained)
+    experiment = build.experiment(asked, domain)
+    _, params = runs.averaged(experiment, trained)
+    bound = experiment.evals["validation"]
+    batches = Corpus(source, domain, experiment.data).eval_batches(
+        "validation", **rows_of(experiment, bound.sequences(experiment))
+    )
+    result = bound.of_batches(experiment, params, batches, {})
+    name = "validation/nats_per_token"
+    last = [row[name] for row in rows(trained) if name in row][-1]
+    assert last == pytest.approx(result["nats_per_token"], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -293,6 +293,26 @@ def test_the_strata_of_the_blocks_are_in_every_order():
     assert len(counts) == 6 and stats.chisquare(counts).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("low, high", [(0.0, 1.0), (0.3, 0.8), (0.45, 0.95)])
+def test_the_share_of_masks_lies_between_low_and_high(low, high):
+    """A quarter of the shares in each quarter, and masks as many: 4 standard errors, n = 8000."""
+    u, seen = (jnp.arange(500) + 0.5) / 2000, {}
+
+    def features(z, t, clean, block):
+        seen.update(z=np.asarray(z), t=np.asarray(t))
+        return jnp.zeros((*z.shape, 2))
+
+    batch, keys = exact.batch_of(np.zeros((500, 16))), exact.keys_for(0, 500)
+    objective = BlockDiffusion(4, "times", low, high)
+    objective(Denoiser(features, lambda h: h), Masking(2), batch, u, keys)
+    share, place = seen["t"], np.linspace(low, high, 5)
+    assert low <= share.min() < low + 0.001 and high - 0.001 < share.max() <= high
+    np.testing.assert_array_equal(np.histogram(share, place)[0], np.full(4, 500))
+    masked = (seen["z"] == 2).reshape(500, 4, 4).mean(axis=2)
+    error = np.sqrt(np.mean(share * (1 - share)) / 8000)
+    assert abs(np.mean(masked - share)) < 4 * error
+
+
 @pytest.mark.parametrize("low, high, variance", [(0.001, 1.0, 5.9147), (0.45, 0.95, 0.4944)])
 def test_b02_the_variance_of_blocks_of_one(low, high, variance):
     """At unit cross-entropy, by quadrature over the share of masks; exact draws have none."""

@@ -5,16 +5,17 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.families import FAMILIES
 from md4_jax.config import build, schema
 from md4_jax.config.load import flatten, load
-from md4_jax.evals import EVALUATORS
+from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.objectives.any_order import AnyOrder
-from md4_jax.protocols import UserError
+from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
 CONFIGS = PACKAGE_ROOT / "configs"
@@ -301,3 +302,26 @@ def test_the_eval_batch_is_that_of_training_unless_it_is_given():
     assert reported(built).sequences(built) == 6
     built = build.experiment(changed(train__batch_size=6, evals__test__batch_size=4), TOKENIZER)
     assert reported(built).sequences(built) == 4
+
+
+@pytest.mark.parametrize(
+    "name, options, timed, exact",
+    [
+        ("auto", {}, True, False),
+        ("along_order", {"order": "random"}, True, False),
+        ("along_order", {"order": "left_to_right"}, True, True),
+        ("block", {"block": 1}, False, True),
+        ("block", {"block": 1}, True, False),
+        ("block", {"block": 2}, False, False),
+    ],
+)
+def test_only_the_likelihood_itself_is_called_exact(name, options, timed, exact, monkeypatch):
+    def one_nat(*arguments):
+        return lambda params, batch, index: {"nats": jnp.ones((1, len(batch.tokens)))}
+
+    monkeypatch.setattr(likelihood, "make_eval_step", one_nat)
+    objective = {"name": name, **options}
+    config = changed(network__time_conditioning=timed, evals__test__objective=objective)
+    built = build.experiment(config, TOKENIZER)
+    batch = batch_of(np.zeros((2, 4), np.int32))
+    assert reported(built).of_batches(built, {}, [batch], {})["exact"] is exact

@@ -66,6 +66,9 @@ def test_a_new_name_drops_the_arguments_that_it_does_not_take():
     # Whatever the order on the command line, its own arguments are set after it.
     changed = overridden(objective__weight_power="0.0", objective__name="any_order")
     assert changed["objective"] == {"name": "any_order", "weight_power": 0.0}
+    # What it does not take is left for `sections` to refuse, and not dropped unseen.
+    changed = overridden(objective__timesteps="5", objective__name="md4")
+    assert changed["objective"] == {"name": "md4", "timesteps": 5}
     assert overridden(objective__name="md4_discrete") == sample_config()
     changed = overridden(evals__test__objective__name="md4")
     assert changed["evals"]["test"] == {

@@ -46,6 +46,24 @@ def test_s09_the_bound_without_its_constant_is_score_entropy_and_an_offset(phase
 
 
 @both_forms
+@pytest.mark.parametrize("name", ["uniform", "gaussian"])
+def test_one_pass_takes_its_first_term_after_a_jump_and_its_second_as_it_is(name, form, x64):
+    """One token by hand: x = 1, all pairs of states, section 3.3's approximation and no other."""
+    process = Rates(3, parametrisation=form, **KERNELS[name])
+    table = exact.denoiser_of(exact.table_logits(3, 1), time=0.5)
+    value = chains.integrand(CTMC("one", 0.0), table, process, np.array([[1]]), [T])[0, 0]
+    law, rate = chains.law_of(process, np.array([1]), [T])[0], np.array(process.parts.generator)
+    np.fill_diagonal(rate, 0.0)
+    after = law @ (rate / rate.sum(axis=1, keepdims=True))
+    z, t = jnp.arange(3)[:, None], jnp.full(3, T)
+    score = np.exp(process.log_score(table(z, t), z, t))[:, 0]  # s_y at z: [z, y]
+    ratio = law / law[:, None]
+    first = np.sum(after[:, None] * rate.T * (score - ratio))
+    second = np.sum(law[:, None] * rate * np.log(score / ratio).T)
+    assert value == pytest.approx(float(process.beta(T)) * (first - second), rel=1e-9)
+
+
+@both_forms
 @every_kernel
 def test_s09_all_exact_ways_have_the_mean_of_score_entropy(kernel, form, x64):
     """Two passes and one weighted pass, a wrong denoiser, 2 tokens; the entropy at z ~ q_t."""

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
 from md4_jax.evals import likelihood
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.likelihood import Estimator, LikelihoodBound
@@ -97,6 +99,15 @@ def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
     error = f"+- {result['bits_per_token_se']:.4f}"
     assert f"this model (bound, {error})" in eval_report.ladder([5.0, 0.5], result)
     assert "this model (exact)" in eval_report.ladder([5.0], result | {"exact": True})
+
+
+def test_what_a_process_learned_is_named_from_both_ends():
+    process = types.SimpleNamespace(learned=lambda: {"power": np.array([2.0, 0.5, 3.0, 1.0])})
+    assert eval_report.learned(process, TextDomain(Characters("abcd"), 4), most=2).splitlines() == [
+        "power by symbol: min 0.5000, mean 1.6250, max 3.0000",
+        "  largest: 'c' 3.000, 'a' 2.000",
+        "  smallest: 'b' 0.500, 'd' 1.000",
+    ]
 
 
 def test_tokens_that_are_conditioned_on_are_not_counted():

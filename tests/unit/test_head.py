@@ -91,6 +91,18 @@ def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, mo
     assert (np.asarray(values)[~CHOSEN] == 0).all() and (np.asarray(values)[CHOSEN] > 0).all()
 
 
+@pytest.mark.parametrize("crowded", [0, 1])
+def test_no_token_is_dropped_where_one_part_of_the_batch_has_all(crowded):
+    """Two parts of 16 with room for 10 each: 16 chosen in one of them, 4 in the other."""
+    chosen = np.ones((B, L), bool)
+    chosen[2 * (1 - crowded) : 2 * (2 - crowded), 2:] = False
+    h, x = denoiser_of(PARAMS).features(X, jnp.zeros(B)), jnp.asarray(X)
+    values = at_positions(
+        denoiser_of(PARAMS, 2), h, jnp.asarray(chosen), reduce=token_nats, rows=(x,), share=0.6
+    )
+    assert ((np.asarray(values) > 0) == chosen).all()
+
+
 @pytest.mark.parametrize("dtype, digits", [("float32", 2.0**-18), ("bfloat16", 2.0**-7)])
 @pytest.mark.parametrize("seed", range(8))
 def test_of_any_shape_type_and_room_it_is_the_plain_form(seed, dtype, digits, monkeypatch):

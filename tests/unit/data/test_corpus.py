@@ -85,3 +85,13 @@ def test_a_split_too_short_is_refused():
     assert letters("abc").sizes(["test"])["test"] == (0, 3, 3)
     with pytest.raises(UserError, match="the test split has 0 tokens"):
         letters("").sizes(["test"])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_documents_are_apart_where_that_is_asked_for(apart):
+    """The end of a text belongs to it; what follows is a segment of its own."""
+    data = Corpus(None, TextDomain(Bytes(), 4), DataOptions(4, separate_documents=apart))
+    (batch,) = data.batches_of(np.array([[97, 256, 98, 99]]), batch_size=1, rows=np.array([0]))
+    assert batch.context.keys() == ({"segments"} if apart else set())
+    if apart:
+        np.testing.assert_array_equal(batch.context["segments"][0], [0, 0, 1, 1])

@@ -63,6 +63,14 @@ def test_another_text_key_and_blank_lines(tmp_path):
     path.write_text("\n" + "".join(f'{{"body": "{i}"}}\n\n' for i in range(20)))
     train, validation, test = read(TextFiles(str(path), text_key="body"))
     assert train + validation + test == [str(i) for i in range(20)]
+    assert (len(train), len(validation), len(test)) == (18, 1, 1)
+
+
+@pytest.mark.parametrize("count, sizes", [(19, [252, 14, 14]), (20, [270, 10, 10])])
+def test_twenty_documents_are_enough_to_be_left_whole(count, sizes, tmp_path):
+    """One of 100 characters and others of 10."""
+    path = write_lines(tmp_path / "a.jsonl", ["x" * 100, *["0123456789"] * (count - 1)])
+    assert [len("".join(part)) for part in read(TextFiles(path))] == sizes
 
 
 def test_few_documents_are_split_by_characters(tmp_path):
