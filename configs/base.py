@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
-                conditioning="time",  # what the network is told: time | alpha | sigma
+                conditioning="time",  # the network is told t; alpha: alpha_t; sigma: -log alpha_t
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
-                classes=0,  # labels that a sequence may have; 0: it has none
+                classes=0,  # labels that a sequence may have, told to the network; 0: none
                 label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
@@ -163,6 +163,7 @@ def get_config() -> ConfigDict:
                 top_k=0,  # 0: all
                 batch_size=16,
                 seed=0,
+                label=-1,  # class of the samples, for a network with classes; -1: none is told
                 prompt="",  # text that samples begin with
                 suffix="",  # text that samples end with
                 template="",  # text in which each `blank` is a token to be filled

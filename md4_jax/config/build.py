@@ -1,17 +1,15 @@
 """The composition root: a config -> an experiment."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from md4_jax.config.checks import validate
+from md4_jax.config.evaluators import evaluators
 from md4_jax.config.load import parse, unknown
-from md4_jax.config.schema import arguments_of, build_section, options_from
+from md4_jax.config.schema import build_section, options_from
 from md4_jax.data.domains import Domain
-from md4_jax.evals import EVALUATORS
 from md4_jax.experiment import Experiment
-from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
@@ -22,13 +20,6 @@ from md4_jax.options import (
     PromptOptions,
     SampleOptions,
     TrainOptions,
-)
-from md4_jax.processes.capabilities import (
-    HasGenerator,
-    HasPosterior,
-    RedrawsUniformly,
-    RevealsBySymbol,
-    RevealsMasks,
 )
 from md4_jax.protocols import Objective, UserError
 from md4_jax.runtime.sharding import make_mesh
@@ -44,7 +35,8 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
     sample = options_from(SampleOptions, config["sample"])
     data = options_from(DataOptions, config["data"])
     mesh = make_mesh(options_from(MeshOptions, config["mesh"]), devices)
-    network = build_section("network", config["network"], vocab_size=domain.vocab_size)
+    options = build_section("network", config["network"], vocab_size=domain.vocab_size)
+    network = options.build(mesh.devices.flat[0].platform)
     optimizer, rate = build_section("optim", config["optim"]).build(train.num_steps)
     prompt = options_from(PromptOptions, config["sample"])
     transform = options_from(Transform, config["sample"])
@@ -54,7 +46,7 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
     experiment = Experiment(
         config=config,
         domain=domain,
-        network=network.build(mesh.devices.flat[0].platform),
+        network=network,
         process=process,
         objective=objective,
         optimizer=optimizer,
@@ -65,7 +57,7 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
         mesh=mesh,
         data=data,
         train=train,
-        evals=_evaluators(config, objective, process),
+        evals=evaluators(config, objective, process, network),
         sample=sample,
         prompt=prompt,
         checkpoint=options_from(CheckpointOptions, config["checkpoint"]),
@@ -93,17 +85,6 @@ def _grid(sample: SampleOptions) -> np.ndarray:
     return listed(times)
 
 
-# The bound that `auto` reports for a process with an ability, the first that it has: the least
-# noisy of its bounds.
-BOUNDS = {
-    RevealsMasks: "any_order",
-    RevealsBySymbol: "genmd4",
-    RedrawsUniformly: "uniform_elbo",
-    HasGenerator: "ctmc",
-    HasPosterior: "d3pm",
-}
-
-
 def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain: Domain):
     """What runs the sampler's steps: over all of a text, or block by block."""
     block = sample.block or getattr(objective, "block", 0)
@@ -111,61 +92,3 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain
         return loop.sample
     stop = Stop(domain.eot_id if sample.stop else None, sample.min_entropy)
     return Blocks(block, sample.memory or data.length, stop, sample.cached)
-
-
-def _evaluators(config: Mapping[str, Any], objective: Objective, process: Any) -> dict[str, Any]:
-    """The evaluators by name, each with its bound if it has one.
-
-    They run in this order: kinds as EVALUATORS has them, so that n-gram models find the bound.
-    """
-    kinds = list(EVALUATORS)
-    found = {}
-    for name, section in sorted(
-        config["evals"].items(),
-        key=lambda item: kinds.index(item[1]["name"]) if item[1]["name"] in kinds else len(kinds),
-    ):
-        path = f"evals.{name}"
-        supplied = {}
-        if "objective" in arguments_of(path, section["name"]):
-            supplied["objective"] = _bound(path, config, section, objective, process)
-        try:
-            found[name] = build_section(path, section, **supplied)
-        except UserError as error:
-            said = str(error)
-            raise UserError(said if said.startswith(path) else f"{path}.{said}") from error
-    return found
-
-
-def _bound(
-    path: str,
-    config: Mapping[str, Any],
-    section: Mapping[str, Any],
-    objective: Objective,
-    process: Any,
-) -> Objective:
-    """The bound that an evaluator reports: with `auto`, the training objective where it is it."""
-    asked = section.get("objective", {"name": "auto"})
-    if asked["name"] != "auto":
-        return build_section(f"{path}.objective", asked)
-    tightest = _tightest(path, config, process)
-    fits = isinstance(process, objective.needs.processes) and objective.is_bound(process)
-    if tightest["name"] == config["objective"]["name"] and fits:
-        return objective
-    return build_section("objective", tightest)
-
-
-def _tightest(path: str, config: Mapping[str, Any], process: Any) -> Mapping[str, Any]:
-    """The section of the bound that `auto` stands for; UserError where none is known."""
-    if config["objective"]["name"] == "block":
-        return {"name": "block", "block": config["objective"].get("block", BlockDiffusion.block)}
-    if config["network"].get("causal"):
-        return {"name": "autoregressive"}
-    if getattr(process, "parametrisation", None) == "score":
-        return {"name": "score_entropy"}
-    name = next((name for able, name in BOUNDS.items() if isinstance(process, able)), None)
-    if name is None:
-        raise UserError(
-            f"{path}.objective.name='auto' knows no bound for process.name="
-            f"{config['process']['name']!r}: name an objective that is one"
-        )
-    return {"name": name}

@@ -110,8 +110,8 @@ def test_what_a_process_learned_is_named_from_both_ends():
     ]
 
 
-def test_given_tokens_are_not_counted():
-    """One of the four tokens of these two sequences is given: 1.5 + 3.5 nats over three."""
+def test_tokens_that_are_conditioned_on_are_not_counted():
+    """One of the four tokens of these two sequences is a prompt: 1.5 + 3.5 nats over three."""
     marks = np.array([[True, False], [False, False]])
     result = estimator()(jnp.float32(0.0), [batch([1, 3], [1, 1])._replace(loss_mask=~marks)])
     assert result["tokens"] == 3 and result["nats_per_token"] == pytest.approx(5.0 / 3)
