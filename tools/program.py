@@ -40,7 +40,7 @@ def numbers(words: list[str], log: Path | None = None, **variables: str) -> dict
 
 
 def train(words: list[str], workdir: Path) -> dict:
-    """Trains a run to its end, unless that was done before; returns its final evaluation.
+    """Trains a run to its end, unless that was done before; returns what `evals.test` found.
 
     words: the arguments without --workdir. The log is a file beside the workdir. A run that was
     interrupted continues.
@@ -48,7 +48,8 @@ def train(words: list[str], workdir: Path) -> dict:
     kept = workdir / "evaluations.jsonl"
     if not kept.exists():
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
-    return json.loads(kept.read_text().splitlines()[-1])
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    return [row for row in rows if row["eval"] == "test"][-1]
 
 
 def bench(
