@@ -1,6 +1,6 @@
 """The autoregressive baseline of text8_fast.py: same network, data and budget, left to right.
 
-python -m md4_jax.main --config configs/ar_text8_fast.py --config.data.path=FILE
+python -m md4_jax --config configs/ar_text8_fast.py --config.data.path=FILE
 """
 
 from configs import text8_fast

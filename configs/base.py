@@ -61,8 +61,7 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
-                classes=0,  # labels that a sequence may have, told to the network; 0: none
-                label_dropout=0.0,  # part of the training sequences whose label is withheld
+                # With data.label_key: classes=K labels, label_dropout=0.1 of them withheld.
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
@@ -163,7 +162,6 @@ def get_config() -> ConfigDict:
                 top_k=0,  # 0: all
                 batch_size=16,
                 seed=0,
-                label=-1,  # class of the samples, for a network with classes; -1: none is told
                 prompt="",  # text that samples begin with
                 suffix="",  # text that samples end with
                 template="",  # text in which each `blank` is a token to be filled

@@ -1,6 +1,6 @@
 """Block diffusion on text8, in ten minutes on two CPU cores.
 
-python -m md4_jax.main --config configs/block_text8.py --config.data.path=FILE
+python -m md4_jax --config configs/block_text8.py --config.data.path=FILE
 
 Another block for evaluation and sampling: --config.evals.test.objective.name=block
 --config.evals.test.objective.block=4 --config.sample.block=4.

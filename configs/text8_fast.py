@@ -1,6 +1,6 @@
 """text8 in ten minutes on two CPU cores.
 
-python -m md4_jax.main --config configs/text8_fast.py --config.data.path=FILE
+python -m md4_jax --config configs/text8_fast.py --config.data.path=FILE
 """
 
 from configs import base, quickstart

@@ -40,7 +40,7 @@ def numbers(words: list[str], log: Path | None = None, **variables: str) -> dict
 
 
 def train(words: list[str], workdir: Path) -> dict:
-    """Trains a run to its end, unless that was done before; returns its bound of the test split.
+    """Trains a run to its end, unless that was done before; returns what `evals.test` found.
 
     words: the arguments without --workdir. The log is a file beside the workdir. A run that was
     interrupted continues.
@@ -48,8 +48,8 @@ def train(words: list[str], workdir: Path) -> dict:
     kept = workdir / "evaluations.jsonl"
     if not kept.exists():
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
-    results = [json.loads(line) for line in kept.read_text().splitlines()]
-    return next(result for result in reversed(results) if result["eval"] == "test")
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    return [row for row in rows if row["eval"] == "test"][-1]
 
 
 def bench(

@@ -84,8 +84,8 @@ def _times(n: dict[str, float], scale: float = 1.0) -> str:
 
 
 def _recipe_rows(settings: Settings) -> list[Row]:
-    quick = "train.num_steps=30 optim.warmup_steps=3 evals.validation.every=0 evals.test.draws=1 "
-    quick += "evals.ngrams.final=False sample.num=1"
+    quick = "train.num_steps=30 optim.warmup_steps=3 evals.validation.every=0 "
+    quick += "evals.test.draws=1 evals.ngrams.final=false sample.num=1"
     seeds = 1 if settings.quick else 3
 
     def row(name: str, keys: Callable[[], str]) -> Row:
@@ -112,8 +112,7 @@ def _recipe_cells(n: dict[str, Any]) -> list[str]:
 
 
 def _family_rows(settings: Settings) -> list[Row]:
-    keys = "train.seconds=0 evals.validation.every=0 evals.test.draws=1 "
-    keys += "evals.ngrams.final=False sample.num=1 "
+    keys = "train.seconds=0 evals.validation.every=0 evals.test.draws=1 sample.num=1 "
     keys += "network.depth=2 optim.warmup_steps=100 train.num_steps=500"
     timed = "bench.parts=train bench.windows=5 bench.seconds=1.0"
     names, seeds = list(FAMILIES), 2
@@ -198,8 +197,7 @@ def _entropy_rows(settings: Settings) -> list[Row]:
     keys = "network.size=32 network.depth=2 network.heads=2 network.hidden=64 train.seconds=0 "
     keys += f"train.num_steps={steps} train.batch_size=64 train.ema=0.98 optim.warmup_steps=20 "
     keys += "optim.learning_rate=0.02 optim.adam_learning_rate=0.01 evals.validation.every=0 "
-    keys += "evals.test.draws=4 evals.test.batch_size=512 evals.ngrams.final=False "
-    keys += "sample.num=1 sample.steps=4"
+    keys += "evals.test.draws=4 evals.test.batch_size=512 sample.num=1 sample.steps=4"
 
     def row(name: str) -> Row:
         def run() -> dict[str, Any]:

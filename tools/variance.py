@@ -34,7 +34,7 @@ from md4_jax.experiment import Experiment
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.draws import antithetic_times
-from md4_jax.processes.masking import Masking
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.paths import place
 
@@ -65,7 +65,7 @@ def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
         raise UserError(f"{directory} holds no run: train one first with --workdir {directory}")
     domain, source = inputs.domain_and_source(asked, directory)
     experiment = build.experiment(asked, domain)
-    if not isinstance(experiment.process, Masking):
+    if not isinstance(experiment.process, RevealsMasks):
         raise UserError(f"process.name={asked['process']['name']!r}: only masking has these draws")
     return (
         experiment,

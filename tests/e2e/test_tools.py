@@ -41,7 +41,7 @@ def test_what_a_mesh_communicates_is_what_the_formula_says(table):
 
 
 def test_the_noise_of_a_gradient_under_nine_ways_to_draw(table, run, tiny, tmp_path):
-    keys = ("train.num_steps=4", "optim.warmup_steps=1", "eval.every=0", "sample.num=1")
+    keys = ("train.num_steps=4", "optim.warmup_steps=1", "evals.validation.every=0", "sample.num=1")
     assert run("--config", tiny, "--workdir", tmp_path, *(f"--config.{k}" for k in keys)).code == 0
     rows = table("variance", "--workdir", tmp_path, "--rows", "4", "--repeats", "3")
     assert [row[:2] for row in rows[:3]] == [
