@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
+                windows="grid",  # of training: grid, side by side; every, at every offset
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe
@@ -29,6 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
+                conditioning="time",  # what the network is told: time | alpha | sigma
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -59,6 +61,8 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
+                classes=0,  # labels that a sequence may have; 0: it has none
+                label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
@@ -89,18 +93,52 @@ def get_config() -> ConfigDict:
                 fsdp=1,
                 tensor=1,
             ),
-            eval=dict(
-                every=10_000,  # steps between evaluations on the validation split; 0: none
-                draws=1,  # noise draws per sequence
-                split="test",  # of the final evaluation and of --mode eval
-                batch_size=0,  # sequences; 0: as in training
-                stride=0,  # new tokens of each sequence, after given text; 0: all of it is new
-                limit=2048,  # sequences of the evaluations while training; 0: all
-                ngram_order=0,  # n-gram models printed beside the result; 0: none
-                seed=0,  # of the noise draws
-                # The bound that is reported: auto takes the tightest that the process has, else
-                # one of the objectives; it must be a bound (docs/equations.md).
-                objective=dict(name="auto"),
+            # Evaluators under any names: likelihood | ngrams | samples. `every` is in steps while
+            # training, 0 for never; `final` ones run at the end, and in --mode eval.
+            evals=dict(
+                validation=dict(
+                    name="likelihood",
+                    every=10_000,
+                    final=False,
+                    split="validation",  # train | validation | test | all
+                    data={},  # keys of the section `data` that differ from the run's own
+                    draws=1,  # noise draws per sequence
+                    batch_size=0,  # sequences; 0: as in training
+                    stride=0,  # new tokens of each sequence, after text before them; 0: all
+                    limit=2048,  # sequences that are used; 0: all
+                    seed=0,  # of the noise draws
+                    # auto: the tightest bound that the process has; or an objective that is a
+                    # bound (docs/objectives.md).
+                    objective=dict(name="auto"),
+                ),
+                test=dict(
+                    name="likelihood",
+                    every=0,
+                    final=True,
+                    split="test",
+                    data={},
+                    draws=1,
+                    batch_size=0,
+                    stride=0,
+                    limit=0,
+                    seed=0,
+                    objective=dict(name="auto"),
+                ),
+                # N-gram models of the same text, to judge the bound by.
+                ngrams=dict(
+                    name="ngrams",
+                    every=0,
+                    final=False,
+                    split="test",
+                    data={},
+                    order=5,
+                ),
+                # What the section `sample` describes.
+                samples=dict(
+                    name="samples",
+                    every=0,
+                    final=True,
+                ),
             ),
             sample=dict(
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |

@@ -2,8 +2,8 @@
 
 python -m md4_jax.main --config configs/block_text8.py --config.data.path=FILE
 
-Another block for evaluation and sampling: --config.eval.objective.name=block
---config.eval.objective.block=4 --config.sample.block=4.
+Another block for evaluation and sampling: --config.evals.test.objective.name=block
+--config.evals.test.objective.block=4 --config.sample.block=4.
 """
 
 from configs import text8_fast

@@ -34,7 +34,7 @@ def get_config(name):
     config = text8_fast.get_config()
     process, objective, bound, network, sample = FAMILIES[name]
     config.process, config.objective = process, dict(name=objective, **FORMS.get(objective, {}))
-    config.eval.objective = dict(name=bound)
+    config.evals.validation.objective = config.evals.test.objective = dict(name=bound)
     config.network.update({"time_conditioning": True, **network})
     config.sample.update(dict(steps=256, **sample))
     return config

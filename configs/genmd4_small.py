@@ -11,5 +11,5 @@ def get_config():
     config.optim.process_learning_rate = 1e-2
     config.train.num_steps = 2500
     # Its integrand grows with t, so that few draws of t a sequence are noisy.
-    config.eval.draws = 16
+    config.evals.validation.draws = config.evals.test.draws = 16
     return config

@@ -24,7 +24,9 @@ def get_config():
         clip=1.0,
     )
     config.train.update(num_steps=3500, batch_size=4, ema=0.99, seconds=290.0)
-    config.eval.update(every=700, draws=4, limit=64, ngram_order=5, batch_size=16)
+    config.evals.validation.update(every=700, draws=4, limit=64, batch_size=16)
+    config.evals.test.update(draws=4, batch_size=16)
+    config.evals.ngrams.final = True
     config.checkpoint.every = 700
     config.log.every = 100
     return config

@@ -13,7 +13,8 @@ def get_config():
     config.network.depth = 4
     config.train.update(num_steps=4800, seconds=600.0, ema=0.995)
     config.optim.warmup_steps = 100
-    config.eval.update(every=2000, draws=2, limit=256)
+    config.evals.validation.update(every=2000, draws=2, limit=256)
+    config.evals.test.draws = 2
     config.checkpoint.every = 2000
     config.log.every = 100
     return config

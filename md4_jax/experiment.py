@@ -7,29 +7,32 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from md4_jax.generate.prompts import PromptOptions
 from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
-    EvalOptions,
     LogOptions,
     PlanOptions,
+    PromptOptions,
     SampleOptions,
     TrainOptions,
 )
-from md4_jax.protocols import Network, Objective, Prompt
+from md4_jax.protocols import Network, Objective
+from md4_jax.runtime.sharding import local_rows
 
 
 class Experiment(NamedTuple):
-    """Everything that a mode of `main` needs, made from one config."""
+    """Everything that a mode of `main` needs, made from one config.
+
+    domain  what its symbols mean, one of data/domains.py
+    evals   evaluators by their name in the config, as evals/__init__.py describes them
+    """
 
     config: dict[str, Any]
-    tokenizer: Any
+    domain: Any
     network: Network
     process: Any
     objective: Objective
-    eval_objective: Objective
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
     sampler_step: Any
@@ -38,18 +41,13 @@ class Experiment(NamedTuple):
     mesh: Mesh
     data: DataOptions
     train: TrainOptions
-    eval: EvalOptions
+    evals: dict[str, Any]
     sample: SampleOptions
     prompt: PromptOptions
     checkpoint: CheckpointOptions
     log: LogOptions
     bench: BenchOptions
     plan: PlanOptions
-
-
-def templates(experiment: Experiment) -> list[Prompt]:
-    """What the `sample` section fixes; UserError for text that does not fit."""
-    return experiment.prompt.build(experiment.tokenizer, sample_length(experiment))
 
 
 def sample_length(experiment: Experiment) -> int:
@@ -68,6 +66,6 @@ def sample_block(experiment: Experiment) -> int:
     return getattr(experiment.loop, "block", 0)
 
 
-def eval_batch_size(experiment: Experiment) -> int:
-    """Sequences of an evaluation step, of all processes together."""
-    return experiment.eval.batch_size or experiment.train.batch_size
+def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:
+    """Returns the arguments of a corpus's batches: their size, and the rows of this process."""
+    return {"batch_size": batch_size, "rows": local_rows(experiment.mesh, batch_size)}

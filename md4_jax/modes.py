@@ -4,102 +4,125 @@ import errno
 import logging
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from md4_jax import corpus
-from md4_jax.config import build, inputs, runs
+from md4_jax.config import build, foreign, inputs, runs
 from md4_jax.config import load as config
-from md4_jax.data import ngrams
+from md4_jax.config.command import OF_A_RUN
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.evals import report as eval_report
-from md4_jax.evals.likelihood import Evaluator
-from md4_jax.experiment import Experiment, sample_window, templates
-from md4_jax.generate import writers
-from md4_jax.generate.writers import write_samples
+from md4_jax.evals.ngrams import levels
+from md4_jax.evals.samples import DrawnSamples
+from md4_jax.evals.suite import Suite
+from md4_jax.experiment import Experiment
 from md4_jax.perf import aot as plans
 from md4_jax.perf.bench import RandomTokens, bench, table
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import UserError
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
-from md4_jax.runtime.paths import Place, check_name, check_writable, place
-from md4_jax.samplers.batches import draw_samples, make_sampler
+from md4_jax.runtime.paths import Place, check_name, check_writable
 from md4_jax.training import report
 from md4_jax.training.loop import abstract_state, train
 
-# n-gram models count in memory; text beyond this many tokens is not looked at.
-NGRAM_TOKENS = 20_000_000
+
+class Call(NamedTuple):
+    """What the command line asks for.
+
+    config   checked by `schema.load_config`
+    workdir  of the run
+    command  that starts the same thing again
+    evals    names of evaluators; empty: those that a mode takes by itself
+    run      directory of the run whose own config it is; None where a config file was given
+    """
+
+    config: dict[str, Any]
+    workdir: Place
+    command: str
+    evals: tuple[str, ...] = ()
+    run: Place | None = None
 
 
-def train_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
-    """Trains (or resumes), evaluates, samples and draws the loss curve; returns the exit code."""
+def train_mode(call: Call) -> int:
+    """Trains (or resumes), evaluates and draws the loss curve; returns the exit code."""
+    workdir = call.workdir
     check_name(workdir)
     kept = config.stored(workdir)
     if kept is not None:
-        config.check_same(kept, asked, workdir)
-    experiment, source = _experiment(asked, workdir)
-    sizes = corpus.data_sizes(experiment, source)
+        config.check_same(kept, call.config, workdir)
+    experiment, corpus = _experiment(call.config, workdir)
     # Refuse what will not do before anything is written.
+    if kept is not None and config.moved(kept, call.config):
+        runs.check_text(experiment, corpus, workdir)
+    suite = _suite(experiment, workdir, corpus)
+    sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     abstract_state(experiment)
-    runs.judge_of(experiment)
     begin = runs.beginning(experiment, workdir, _say)
     if jax.process_index() == 0:
-        _open_workdir(experiment, asked, workdir)
-    for warning in source.warnings:
+        _open_workdir(experiment, call.config, workdir)
+    for warning in corpus.source.warnings:
         _say(f"warning: {warning}")
-    for split, size in sizes.items():
-        _say(f"data        {split}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
-    evaluator = build.evaluator(experiment)  # one for the whole run, so that it is compiled once
-    step, signalled = train(experiment, source, workdir, evaluator, begin)
+    for name, size in sizes.items():
+        _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
+    step, signalled = train(experiment, corpus, workdir, suite, begin)
     if signalled is not None:
         name = signal.Signals(signalled).name
-        _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {command}")
+        _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
         return 128 + signalled
-    result, levels = _evaluate(experiment, source, workdir, evaluator)
-    _sample(experiment, workdir)
+    step, results = _evaluated(experiment, suite, suite.final(), workdir)
     if jax.process_index() == 0:
-        report.keep(workdir, result)
-        picture = report.picture(workdir, levels)
-        _say(
-            f"\ntrained to step {step}; {experiment.eval.split}: {eval_report.line(result)}\n"
-            f"  loss curve    {picture}\n"
-            f"  samples       {workdir / 'samples'}\n"
-            f"  metrics       {workdir / report.METRICS} (and TensorBoard: {workdir})\n"
-            f"  checkpoints   {workdir / 'checkpoints'}"
-        )
+        _say(_summary(workdir, step, results))
     return 0
 
 
-def eval_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
-    """Prints the bound of the whole split as the last line, in JSON."""
-    del command
-    experiment, source = _experiment(_same(asked, workdir), workdir)
-    result, _ = _evaluate(experiment, source, workdir, build.evaluator(experiment))
-    _say(report.as_json(result))
+def eval_mode(call: Call) -> int:
+    """Prints what the evaluators found, last as lines of JSON, likelihoods after all others."""
+    experiment, corpus = _experiment(_same(call), call.workdir)
+    if config.moved(config.stored(call.workdir), call.config):
+        runs.check_text(experiment, corpus, call.workdir)
+    suite = _suite(experiment, call.workdir, corpus)
+    names = call.evals or tuple(
+        name for name in suite.final() if not isinstance(experiment.evals[name], DrawnSamples)
+    )
+    for name in names:
+        if name not in experiment.evals:
+            raise config.unknown("evaluator in --evals", name, list(experiment.evals))
+    if not names:
+        raise UserError(f"no evaluator is final: give --evals, of {', '.join(experiment.evals)}")
+    suite.sizes(names)
+    step, results = _evaluated(experiment, suite, names, call.workdir)
+    for name, result in sorted(results.items(), key=lambda item: "bits_per_token" in item[1]):
+        label = {"eval": name} if len(results) > 1 else {}
+        _say(report.as_json({**label, "step": step, **result}))
     return 0
 
 
-def sample_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
-    """Writes and prints samples of the newest checkpoint."""
-    del command
-    asked = _same(asked, workdir)
-    tokenizer = corpus.stored_tokenizer(workdir)
-    _sample(build.experiment(asked, tokenizer), workdir)
+def sample_mode(call: Call) -> int:
+    """Writes and prints samples of the newest checkpoint, last their numbers in JSON."""
+    asked = _same(call)
+    experiment = build.experiment(
+        asked, stored_domain(call.workdir, asked["data"]["length"], foreign.load)
+    )
+    experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
+    step, params = runs.averaged(experiment, call.workdir)
+    suite = _suite(experiment, call.workdir)
+    (result,) = (result for _, result in suite.run(["samples"], params, step, _say))
+    _say(report.as_json({"step": step, **result}))
     return 0
 
 
-def plan_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
+def plan_mode(call: Call) -> int:
     """Compiles for a topology and prints bytes, FLOPs and collectives of a chip, last in JSON."""
-    del workdir
+    asked = call.config
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
-    tokenizer = RandomTokens(size) if size else inputs.tokenizer_and_source(asked, None)[0]
-    experiment = build.experiment(asked, tokenizer, devices)
+    domain = RandomTokens(size) if size else inputs.domain_and_source(asked, call.run)[0]
+    experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
-    _say(f"{command}\n{plans.table(made, chip)}")
+    _say(f"{call.command}\n{plans.table(made, chip)}")
     facts = {"commit": commit(), "devices": len(devices), "kind": devices[0].device_kind}
     facts |= plans.sizes(experiment)
     _say(report.as_json({**facts, **{name: p._asdict() for name, p in made.items()}}))
@@ -108,16 +131,16 @@ def plan_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
     return 0
 
 
-def bench_mode(asked: dict[str, Any], workdir: Place, command: str) -> int:
+def bench_mode(call: Call) -> int:
     """Prints a table of times and, as the last line, the numbers in JSON; writes nothing."""
-    del workdir
+    asked = call.config
     size = asked["bench"]["random_tokens"]
     if size:
-        experiment, source = build.experiment(asked, RandomTokens(size)), None
+        experiment, corpus = build.experiment(asked, RandomTokens(size)), None
     else:
-        experiment, source = _experiment(asked, None)
-    result = bench(experiment, source)
-    _say(f"{command}\n{table(result)}")
+        experiment, corpus = _experiment(asked, call.run)
+    result = bench(experiment, corpus)
+    _say(f"{call.command}\n{table(result)}")
     _say(report.as_json({"commit": commit(), **result}))
     return 0
 
@@ -129,21 +152,19 @@ MODES = {
     "bench": bench_mode,
     "plan": plan_mode,
 }
-# Those that need the directory of a run.
-OF_A_RUN = ("eval", "sample")
 
 
-def run(mode: str, asked: dict[str, Any], workdir: Place, command: str) -> int:
+def run(mode: str, call: Call) -> int:
     """Runs a mode and returns the exit code; UserError too where a disk is full."""
     if mode in ("train", *OF_A_RUN):  # the others time the compiler
         keep_programs()
     try:
-        return MODES[mode](asked, workdir, command)
+        return MODES[mode](call)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(
-            f"{error.strerror} while writing to {workdir}: free some, then start the same "
+            f"{error.strerror} while writing to {call.workdir}: free some, then start the same "
             "command again, which resumes from the last whole checkpoint"
         ) from error
 
@@ -152,7 +173,7 @@ def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place)
     """Makes the directory of the run and what describes it; UserError if that is not possible."""
     check_writable(workdir)
     config.store(workdir, asked)
-    corpus.keep_tokenizer(experiment.tokenizer, workdir)
+    keep_domain(experiment.domain, workdir)
 
 
 def _say(text: str) -> None:
@@ -160,94 +181,66 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-def _same(asked: dict[str, Any], workdir: Place) -> dict[str, Any]:
+def _same(call: Call) -> dict[str, Any]:
     """The config, if it is that of the run; UserError if there is no run or it differs."""
-    kept = config.stored(workdir)
+    kept = config.stored(call.workdir)
     if kept is None:
-        raise UserError(f"{workdir} holds no run: train one first with --workdir {workdir}")
-    config.check_same(kept, asked, workdir)
-    return asked
+        raise UserError(f"{call.workdir} holds no run: train one first with --workdir DIR")
+    config.check_same(kept, call.config, call.workdir)
+    return call.config
 
 
-def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Any]:
-    tokenizer, source = inputs.tokenizer_and_source(asked, workdir)
-    return build.experiment(asked, tokenizer), source
+def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
+    domain, source = inputs.domain_and_source(asked, workdir)
+    experiment = build.experiment(asked, domain)
+    return experiment, Corpus(source, domain, experiment.data)
 
 
-def _evaluate(
-    experiment: Experiment, source, workdir: Place, evaluator: Evaluator
-) -> tuple[dict[str, Any], list[float]]:
-    """The held-out bound (printed, and beside it n-gram models) and those models' levels."""
+def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:
+    """The evaluators of the experiment; UserError for a judge that is not there."""
+    corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
+    return Suite(experiment, workdir, corpora, runs.judge_of(experiment))
+
+
+def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
+    """What the evaluators of a training run read, by split or, of other data, by evaluator."""
+    names = [name for name, e in experiment.evals.items() if e.every or e.final]
+    return {
+        f"{split} of evals.{name}" if experiment.evals[name].data else split: size
+        for (name, split), size in suite.sizes(names).items()
+    }
+
+
+def _evaluated(
+    experiment: Experiment, suite: Suite, names: tuple[str, ...] | list[str], workdir: Place
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """(step, {name: result}) of the newest checkpoint; what is found is printed on the way."""
     step, params = runs.averaged(experiment, workdir)
-    _say(f"\nevaluating step {step} on the whole {experiment.eval.split} split ...")
-    result = evaluator(params, corpus.eval_batches(experiment, source, experiment.eval.split))
-    result = {"step": step, "split": experiment.eval.split, **result}
-    _say(eval_report.line(result))
-    told = eval_report.learned(params["process"], experiment.tokenizer)
+    _say(f"\nevaluating step {step}: {', '.join(names)} ...")
+    told = eval_report.learned(params["process"], experiment.domain)
     if told:
         _say(told)
-    levels: list[float] = []
-    if experiment.eval.ngram_order and jax.process_index() == 0:
-        levels = ngrams.ladder(
-            corpus.stream(source, experiment.tokenizer, "train")[:NGRAM_TOKENS],
-            corpus.stream(source, experiment.tokenizer, experiment.eval.split)[:NGRAM_TOKENS],
-            experiment.tokenizer.vocab_size,
-            experiment.eval.ngram_order,
-        )
-        _say(eval_report.ladder(levels, result))
-    return result, levels
+    return step, dict(suite.run(names, params, step, _say))
 
 
-def _sample(experiment: Experiment, workdir: Place) -> None:
-    """Writes and prints samples, then their numbers as a line of JSON."""
-    step, params = runs.averaged(experiment, workdir)
-    judge = _judge(experiment, params)
-    prompts, window = templates(experiment), sample_window(experiment)
-    sampler = make_sampler(
-        experiment.network,
-        experiment.loop,
-        experiment.grid,
-        experiment.mesh,
-        trace=experiment.sample.trace,
+def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]]) -> str:
+    """Keeps the results of a finished training; returns what they are and where things lie."""
+    found: list[float] = []
+    for name, result in results.items():
+        report.keep(workdir, {"eval": name, "step": step, **result})
+        found = found or levels(result)
+    bounds = [
+        f"; {eval_report.label(name, result['split'])}: {eval_report.line(result)}"
+        for name, result in results.items()
+        if "bits_per_token" in result
+    ]
+    return (
+        f"\ntrained to step {step}{''.join(bounds)}\n"
+        f"  loss curve    {report.picture(workdir, found)}\n"
+        f"  samples       {workdir / 'samples'}\n"
+        f"  metrics       {workdir / report.METRICS} (and TensorBoard: {workdir})\n"
+        f"  checkpoints   {workdir / 'checkpoints'}"
     )
-    drawn = draw_samples(
-        sampler,
-        params,
-        experiment.sampler_step,
-        experiment.sample,
-        prompts,
-        window=window,
-    )
-    judged = judge(drawn.tokens)
-    if jax.process_index() != 0:
-        return
-    rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
-    texts = [experiment.tokenizer.decode(row) for row in rows]
-    path = write_samples(workdir / "samples", step, texts, drawn, {"seed": experiment.sample.seed})
-    _say("\n" + path.read_text(encoding="utf-8"))
-    if drawn.frames is not None:
-        for picture in writers.trace(path, drawn, experiment, params):
-            _say(f"trace: {picture}")
-    least, most = drawn.lengths.min(), drawn.lengths.max()
-    size = f"{most}" if least == most else f"{least} to {most}"
-    _say(f"{len(texts)} samples of {size} tokens from step {step}: {path}")
-    facts = {"sampler": experiment.config["sample"]["name"], "step": step}
-    _say(report.as_json({**facts, **writers.of_samples(drawn), **judged}))
-
-
-def _judge(experiment: Experiment, params: Params) -> Callable[[np.ndarray], dict[str, Any]]:
-    """tokens -> the bound on -log p of them under sample.judge, whose parameters are read here."""
-    judge = runs.judge_of(experiment)
-    if judge is None:
-        return lambda tokens: {}
-    if judge is not experiment:
-        _, params = runs.averaged(judge, place(experiment.sample.judge))
-
-    def judged(tokens: np.ndarray) -> dict[str, Any]:
-        result = build.evaluator(judge)(params, corpus.batches_of(judge, tokens))
-        return {"judge": experiment.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
-
-    return judged
 
 
 def print_user_error(error: UserError) -> int:

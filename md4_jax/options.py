@@ -7,12 +7,21 @@ from md4_jax.protocols import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """The part of the `data` section that does not depend on the source."""
+    """The part of the `data` section that does not depend on the source.
+
+    length              tokens of one sequence
+    separate_documents  attention stays within a document
+    windows             training sequences: "grid" cuts the token stream into sequences side by
+                        side, "every" takes one at every offset
+    """
 
     length: int = 256
     separate_documents: bool = False
+    windows: str = "grid"
 
     def __post_init__(self):
+        if self.windows not in ("grid", "every"):
+            raise UserError(f"data.windows must be 'grid' or 'every', not {self.windows!r}")
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 
@@ -50,39 +59,6 @@ class TrainOptions:
             raise UserError(f"train.seconds must not be negative, not {self.seconds}")
         if not 0 <= self.ema < 1:
             raise UserError(f"train.ema must lie in [0, 1), not {self.ema}")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalOptions:
-    """The `eval` section; its `objective` is the bound that is estimated.
-
-    every        steps between evaluations on the validation split while training; 0 for none
-    draws        noise draws per sequence
-    split        what the final evaluation and `--mode eval` measure, always the whole of it
-    batch_size   sequences per batch; 0: as in training
-    stride       new tokens of each sequence, which has the text before them given; 0: all of it
-    limit        sequences used by the evaluations while training; 0: all
-    ngram_order  n-gram models up to this order are printed beside the result; 0 for none
-    seed         of the noise draws
-    """
-
-    every: int = 0
-    draws: int = 1
-    split: str = "test"
-    batch_size: int = 0
-    stride: int = 0
-    limit: int = 0
-    ngram_order: int = 0
-    seed: int = 0
-
-    def __post_init__(self):
-        if self.draws < 1:
-            raise UserError(f"eval.draws must be at least 1, not {self.draws}")
-        for name in ("every", "batch_size", "stride", "limit", "ngram_order"):
-            if getattr(self, name) < 0:
-                raise UserError(f"eval.{name} must not be negative, not {getattr(self, name)}")
-        if self.split not in ("train", "validation", "test"):
-            raise UserError(f"eval.split must be train, validation or test, not {self.split!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +113,33 @@ class SampleOptions:
             raise UserError(f"sample.label must be a class or -1 for none, not {self.label}")
         if self.stop not in ("", "end_of_text"):
             raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptOptions:
+    """The part of the `sample` section that fixes tokens.
+
+    prompt     text that every sample begins with
+    suffix     text that every sample ends with
+    template   text in which each `blank` is one token to be filled; what follows it is free
+    templates  file with a template in each line, sampled `num` times each; a line break within a
+               template is written \\n
+    blank      the visible character of a token to be filled
+    """
+
+    prompt: str = ""
+    suffix: str = ""
+    template: str = ""
+    templates: str = ""
+    blank: str = "_"
+
+    def __post_init__(self):
+        if len(self.blank) != 1:
+            raise UserError(f"sample.blank must be one character, not {self.blank!r}")
+        used = [key for key in ("template", "templates") if getattr(self, key)]
+        used += ["prompt or sample.suffix"] if self.prompt or self.suffix else []
+        if len(used) > 1:
+            raise UserError(f"sample.{used[0]} cannot be combined with sample.{used[1]}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.rates import Rates
-from md4_jax.protocols import Denoiser
+from md4_jax.protocols import Denoiser, batch_of
 
 
 def exact_denoiser(process: Rates, p: np.ndarray) -> Denoiser:
@@ -78,7 +78,7 @@ def integrand(objective, denoiser: Denoiser, process: Rates, x: np.ndarray, t) -
         weight = law @ chance
 
     def call(tokens, before, after, times):
-        batch = exact.batch_of(np.zeros((1, 1)))._replace(tokens=tokens)
+        batch = batch_of(tokens)
         if objective.passes == "two":
             return objective.loss_at_pair(denoiser, process, batch, before, times, jumped=after)
         return objective.loss_at(denoiser, process, batch, after, times)
@@ -93,6 +93,6 @@ def integrand(objective, denoiser: Denoiser, process: Rates, x: np.ndarray, t) -
 def bound(objective, denoiser: Denoiser, process: Rates, x: np.ndarray, nodes=60) -> np.ndarray:
     """The whole bound of each x, by quadrature over t: [X]."""
     t, weight = exact.quadrature(objective.first_time, nodes=nodes, power=3)
-    ends = objective.ends(process, jnp.asarray(x))
+    ends = objective.ends(process, exact.batch_of(x))
     total = integrand(objective, denoiser, process, x, t) @ weight / (1.0 - objective.first_time)
     return total + np.asarray(sum(ends.values()))

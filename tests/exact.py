@@ -14,12 +14,18 @@ from scipy import stats
 
 from md4_jax import protocols
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.autoregressive import AlongOrder
+from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.concrete_score import ConcreteScore
+from md4_jax.objectives.md4 import DiscreteMD4
+from md4_jax.objectives.radd import TDCE
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Batch, Denoiser
+from md4_jax.protocols import Batch, Blockwise, Denoiser
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.loop import no_prompt, sample
@@ -49,10 +55,35 @@ PROCESS_CASES = dict(PROCESSES) | {
 }
 
 
+# Every objective of the registry, and those whose options change what is computed.
+OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
+    "block": BlockDiffusion(3),
+    "blocks of one": BlockDiffusion(1),
+    "a time for each block": BlockDiffusion(3, "times"),
+    "four steps": DiscreteMD4(4),
+    "four steps, uniform decoder": DiscreteMD4(4, "uniform"),
+    "masked language model": AnyOrder(weight_power=0.0),
+    "few masks": AnyOrder(max_masked=0.4),
+    "t_dce, constant as drawn": TDCE(drawn_constant=True),
+    "right to left": AlongOrder("right_to_left"),
+    "concrete score, one level": ConcreteScore(time=0.3),
+    "concrete score, denoising": ConcreteScore("denoising"),
+}
+
+
 def fits(user, process) -> bool:
     """Whether an objective or a sampler can be combined with a process."""
     allowed, own = user.needs.parametrisations, getattr(process, "parametrisation", None)
     return isinstance(process, user.needs.processes) and (None in (allowed, own) or own in allowed)
+
+
+# (objective, vocab_size -> process) of all that go together, by name.
+FITTING = {
+    f"{name}, {process}": (objective, lambda vocab_size, make=make: make(vocab_size).init())
+    for name, objective in OBJECTIVE_CASES.items()
+    for process, make in PROCESS_CASES.items()
+    if fits(objective, make(2))
+}
 
 
 def samplers_for(process) -> dict:
@@ -102,17 +133,26 @@ def perfect_logits(p: np.ndarray) -> np.ndarray:
     return out
 
 
+def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
+    """The denoiser with outputs(z, t); asked about blocks, with given(z, t, clean, block).
+
+    Without `given` it looks at no clean block, and is told the times as they come.
+    """
+    blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
+    return Denoiser(outputs, lambda h: h, blocks=blocks)
+
+
 def denoiser_of(logits: np.ndarray, *, time: float = 0.0) -> Denoiser:
     """The denoiser of a table over noised states; with `time` it depends on t as well."""
     _, length, vocab = logits.shape
     digits = (vocab + 1) ** np.arange(length)[::-1]
 
-    def features(z, t, **context):
+    def features(z, t):
         t = t.reshape(len(t), -1)[:, :1]  # of the first block, where each has its own
         drift = jnp.cos(3.0 * t[:, :, None] + jnp.arange(vocab))
         return jnp.asarray(logits)[jnp.sum(z * digits, axis=1)] + time * drift
 
-    return Denoiser(features, lambda h: h)
+    return of_outputs(features)
 
 
 def quadrature(low: float = 0.0, high: float = 1.0, nodes: int = 40, power: int = 1):
@@ -251,7 +291,7 @@ def uniform_outputs(process, p: np.ndarray) -> Denoiser:
     vocab, x = p.shape[0], sequences(p.shape[0], p.ndim)
     picks, parametrisation = np.eye(vocab)[x], process.parametrisation
 
-    def features(z, t, **context):
+    def features(z, t):
         alpha, noise = process.schedule.alpha(t), process.schedule.one_minus_alpha(t)
         alpha, each = alpha[:, None, None], noise[:, None, None] / vocab
         law = each + alpha * (jnp.asarray(x)[None] == z[:, None])

@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from md4_jax import corpus
 from md4_jax.config import build
 from md4_jax.config import load as config
+from md4_jax.data.domains import stored_domain
 from md4_jax.training import loop as train
 from md4_jax.training.checkpoint import Checkpoints
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 def arrays(workdir: Path) -> dict[str, np.ndarray]:
     """{path: array} of the newest checkpoint: all of the state."""
     asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
-    experiment = build.experiment(asked, corpus.stored_tokenizer(workdir))
+    experiment = build.experiment(asked, stored_domain(workdir, asked["data"]["length"]))
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint, read_only=True)
     state, _ = checkpoints.restore(train.abstract_state(experiment))
     checkpoints.close()
@@ -43,6 +43,12 @@ def rows(workdir: Path) -> list[dict]:
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in found]
+
+
+def evaluated(workdir: Path, name: str = "test") -> dict:
+    """The last result of an evaluator that a finished training has kept."""
+    lines = (workdir / "evaluations.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["eval"] == name][-1]
 
 
 def different_arrays(workdir: Path, reference: Path) -> list[str]:

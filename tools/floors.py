@@ -16,7 +16,8 @@ MOST = 9
 
 def rooms() -> dict[str, set[str]]:
     """Each room with the other rooms that its files import, also inside functions."""
-    files = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+    doors = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")  # of one line
+    files = [path for path in PACKAGE.rglob("*.py") if path not in doors]
     known = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in files}
     found: dict[str, set[str]] = {name: set() for name in known}
     for path in files:

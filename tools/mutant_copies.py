@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FROM_ELSEWHERE = ("tests", "launch", "pyproject.toml")  # what --tests-from replaces
+FROM_ELSEWHERE = ("tests", "launch", "tools", "pyproject.toml")  # what --tests-from replaces
 RUNNING: set[subprocess.Popen] = set()
 
 

@@ -7,19 +7,19 @@ import numpy as np
 
 from md4_jax.config.checks import validate
 from md4_jax.config.load import parse, unknown
-from md4_jax.config.schema import fields, make
-from md4_jax.evals.likelihood import Evaluator, make_eval_step
+from md4_jax.config.schema import arguments_of, build_section, options_from
+from md4_jax.data.domains import Domain
+from md4_jax.evals import EVALUATORS
 from md4_jax.experiment import Experiment
-from md4_jax.generate.prompts import PromptOptions
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
-    EvalOptions,
     LogOptions,
     MeshOptions,
     PlanOptions,
+    PromptOptions,
     SampleOptions,
     TrainOptions,
 )
@@ -31,41 +31,40 @@ from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 
 
-def experiment(config: dict[str, Any], tokenizer: Any, devices: list | None = None) -> Experiment:
+def experiment(config: dict[str, Any], domain: Domain, devices: list | None = None) -> Experiment:
     """Builds and checks everything but the data, for these devices or all that there are."""
-    train = fields(TrainOptions, config["train"])
-    sample = fields(SampleOptions, config["sample"])
-    data = fields(DataOptions, config["data"])
-    mesh = make_mesh(fields(MeshOptions, config["mesh"]), devices)
-    network = make("network", config["network"], vocab_size=tokenizer.vocab_size)
-    optimizer, rate = make("optim", config["optim"]).build(train.num_steps)
-    prompt = fields(PromptOptions, config["sample"])
-    transform = fields(Transform, config["sample"])
+    train = options_from(TrainOptions, config["train"])
+    sample = options_from(SampleOptions, config["sample"])
+    data = options_from(DataOptions, config["data"])
+    mesh = make_mesh(options_from(MeshOptions, config["mesh"]), devices)
+    network = build_section("network", config["network"], vocab_size=domain.vocab_size)
+    optimizer, rate = build_section("optim", config["optim"]).build(train.num_steps)
+    prompt = options_from(PromptOptions, config["sample"])
+    transform = options_from(Transform, config["sample"])
     check_transform(transform.temperature, transform.top_k, transform.top_p)
-    process = make("process", config["process"], vocab_size=tokenizer.vocab_size)
-    objective = make("objective", config["objective"])
+    process = build_section("process", config["process"], vocab_size=domain.vocab_size)
+    objective = build_section("objective", config["objective"])
     experiment = Experiment(
         config=config,
-        tokenizer=tokenizer,
+        domain=domain,
         network=network.build(mesh.devices.flat[0].platform),
         process=process,
         objective=objective,
-        eval_objective=_eval_objective(config, objective, process),
         optimizer=optimizer,
         learning_rate=rate,
-        sampler_step=make("sample", config["sample"], transform=transform),
-        loop=_loop(objective, sample, data, tokenizer),
+        sampler_step=build_section("sample", config["sample"], transform=transform),
+        loop=_loop(objective, sample, data, domain),
         grid=_grid(sample),
         mesh=mesh,
         data=data,
         train=train,
-        eval=fields(EvalOptions, config["eval"]),
+        evals=_evaluators(config, objective, process),
         sample=sample,
         prompt=prompt,
-        checkpoint=fields(CheckpointOptions, config["checkpoint"]),
-        log=fields(LogOptions, config["log"]),
-        bench=fields(BenchOptions, config["bench"]),
-        plan=fields(PlanOptions, config["plan"]),
+        checkpoint=options_from(CheckpointOptions, config["checkpoint"]),
+        log=options_from(LogOptions, config["log"]),
+        bench=options_from(BenchOptions, config["bench"]),
+        plan=options_from(PlanOptions, config["plan"]),
     )
     validate(experiment)
     return experiment
@@ -97,21 +96,59 @@ BOUNDS = {
 }
 
 
-def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, tokenizer: Any):
+def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain: Domain):
     """What runs the sampler's steps: over all of a text, or block by block."""
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
-    stop = Stop(tokenizer.eot_id if sample.stop else None, sample.min_entropy)
+    stop = Stop(domain.eot_id if sample.stop else None, sample.min_entropy)
     return Blocks(block, sample.memory or data.length, stop, sample.cached)
 
 
-def _reported(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section of the bound that is reported, with `auto` resolved."""
-    section, process = config["eval"]["objective"], config["process"]
-    if section["name"] != "auto":
-        return section
-    name = BOUNDS[process["name"]]
+def _evaluators(config: Mapping[str, Any], objective: Objective, process: Any) -> dict[str, Any]:
+    """The evaluators by name, each with its bound if it has one.
+
+    They run in this order: kinds as EVALUATORS has them, so that n-gram models find the bound.
+    """
+    kinds = list(EVALUATORS)
+    found = {}
+    for name, section in sorted(
+        config["evals"].items(),
+        key=lambda item: kinds.index(item[1]["name"]) if item[1]["name"] in kinds else len(kinds),
+    ):
+        path = f"evals.{name}"
+        supplied = {}
+        if "objective" in arguments_of(path, section["name"]):
+            supplied["objective"] = _bound(path, config, section, objective, process)
+        try:
+            found[name] = build_section(path, section, **supplied)
+        except UserError as error:
+            said = str(error)
+            raise UserError(said if said.startswith(path) else f"{path}.{said}") from error
+    return found
+
+
+def _bound(
+    path: str,
+    config: Mapping[str, Any],
+    section: Mapping[str, Any],
+    objective: Objective,
+    process: Any,
+) -> Objective:
+    """The bound that an evaluator reports: with `auto`, the training objective where it is it."""
+    asked = section.get("objective", {"name": "auto"})
+    if asked["name"] != "auto":
+        return build_section(f"{path}.objective", asked)
+    tightest = _tightest(config)
+    fits = isinstance(process, objective.needs.processes) and objective.is_bound(process)
+    if tightest["name"] == config["objective"]["name"] and fits:
+        return objective
+    return build_section("objective", tightest)
+
+
+def _tightest(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section of the bound that `auto` stands for."""
+    process, name = config["process"], BOUNDS[config["process"]["name"]]
     if config["objective"]["name"] == "block":
         return {"name": "block", "block": config["objective"].get("block", BlockDiffusion.block)}
     if config["network"].get("causal"):
@@ -119,29 +156,3 @@ def _reported(config: Mapping[str, Any]) -> Mapping[str, Any]:
     elif process.get("parametrisation") == "score":
         name = "score_entropy"
     return {"name": name}
-
-
-def _eval_objective(config: Mapping[str, Any], objective: Objective, process: Any) -> Objective:
-    """The reported bound: with `auto`, the training objective itself where it is that bound."""
-    section = _reported(config)
-    automatic = config["eval"]["objective"]["name"] == "auto"
-    same = section["name"] == config["objective"]["name"]
-    fits = isinstance(process, objective.needs.processes) and objective.is_bound(process)
-    if automatic and same and fits:
-        return objective
-    return make("eval.objective", section)
-
-
-def evaluator(experiment: Experiment) -> Evaluator:
-    """What estimates the bound of the `eval` section."""
-    step = make_eval_step(
-        experiment.network, experiment.eval_objective, experiment.eval.draws, experiment.eval.seed
-    )
-    is_exact = getattr(experiment.eval_objective, "is_exact", lambda network: False)
-    return Evaluator(
-        step,
-        experiment.mesh,
-        experiment.eval.draws,
-        characters=experiment.tokenizer.is_character,
-        exact=is_exact(experiment.network),
-    )

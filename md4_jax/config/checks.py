@@ -1,13 +1,24 @@
 """Every check that spans sections of a config, in the user's words."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
 from md4_jax.config.schema import REGISTRIES
-from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length, templates
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.experiment import Experiment, sample_block, sample_length
+from md4_jax.generate.prompts import templates
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.transforms import Transform
+
+
+class User(NamedTuple):
+    """What the process and the network must suit: its key in the config, its name, itself."""
+
+    key: str
+    name: str
+    user: Any
 
 
 def validate(experiment: Experiment) -> None:
@@ -21,46 +32,104 @@ def validate(experiment: Experiment) -> None:
             f"train.microbatches={experiment.train.microbatches} times the {shards} batch shards "
             f"of the mesh {mesh} (data x fsdp x tensor), which is {parts}"
         )
-    if eval_batch_size(experiment) % shards:
-        raise UserError(
-            f"eval.batch_size={eval_batch_size(experiment)} must be divisible by the {shards} "
-            f"batch shards of the mesh {mesh} (data x fsdp x tensor)"
-        )
+    bounds = _bounds(experiment)
+    for name, evaluator in bounds.items():
+        if evaluator.sequences(experiment) % shards:
+            raise UserError(
+                f"evals.{name}.batch_size={evaluator.sequences(experiment)} must be divisible by "
+                f"the {shards} batch shards of the mesh {mesh} (data x fsdp x tensor)"
+            )
     _check_fit(experiment)
-    if not experiment.eval_objective.is_bound(experiment.process):
-        raise UserError(
-            f"eval.objective.name={_names(experiment)['eval.objective']!r} is not a bound of "
-            f"-log p with this process ({experiment.process}), so it cannot be reported as a "
-            "likelihood; any_order (weight_power=1) is one for every schedule"
-        )
-    if experiment.data.separate_documents and experiment.tokenizer.eot_id is None:
+    _check_steps(experiment)
+    _check_sampling(experiment)
+    for name, evaluator in bounds.items():
+        _check_bound(experiment, f"evals.{name}", evaluator)
+    for name, evaluator in experiment.evals.items():
+        if hasattr(evaluator, "check"):
+            evaluator.check(experiment, f"evals.{name}")
+    _check_classes(experiment)
+    if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
         )
 
 
-def _names(experiment: Experiment) -> dict[str, str]:
-    """Section -> what is in it by its name in a config, `auto` resolved."""
-    bounds = {cls: name for name, cls in REGISTRIES["objective"].items()}
-    return {
-        "objective": experiment.config["objective"]["name"],
-        "eval.objective": bounds[type(experiment.eval_objective)],
-        "sample": experiment.config["sample"]["name"],
-    }
+def _check_classes(experiment: Experiment) -> None:
+    """UserError for a network with other classes than the data."""
+    labels = getattr(experiment.domain, "labels", None)
+    classes = experiment.config["network"].get("classes")
+    if None in (labels, classes) or classes == len(labels):
+        return
+    if not labels:
+        raise UserError(
+            f"network.classes={classes} needs data with labels, such as data.name='text' with "
+            "data.label_key; this data has none"
+        )
+    names = ", ".join(map(repr, labels[:20])) + (", ..." if len(labels) > 20 else "")
+    raise UserError(
+        f"network.classes={classes} must be {len(labels)}, the number of classes of the data "
+        f"(data.label_key): {names}"
+    )
+
+
+def _bounds(experiment: Experiment) -> dict[str, Any]:
+    """The evaluators that report a bound, by name."""
+    return {name: e for name, e in experiment.evals.items() if isinstance(e, LikelihoodBound)}
+
+
+def _objective_name(objective: Any) -> str:
+    """The name of an objective in a config, which for `auto` is not written there."""
+    names = {cls: name for name, cls in REGISTRIES["objective"].items()}
+    kind = type(objective)
+    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+
+
+def _users(experiment: Experiment) -> list[User]:
+    """The objectives, those of evaluators too, and the sampler."""
+    config = experiment.config
+    return [
+        User("objective", config["objective"]["name"], experiment.objective),
+        *(
+            User(f"evals.{name}.objective", _objective_name(e.objective), e.objective)
+            for name, e in experiment.evals.items()
+            if hasattr(e, "objective")
+        ),
+        User("sample", config["sample"]["name"], experiment.sampler_step),
+    ]
+
+
+def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
+    """UserError for an evaluator whose objective is no bound, or does not fit its text."""
+    name = _objective_name(evaluator.objective)
+    if not evaluator.objective.is_bound(experiment.process):
+        raise UserError(
+            f"{key}.objective.name={name!r} is not a bound of -log p with this process "
+            f"({experiment.process}), so it cannot be reported as a likelihood; any_order "
+            "(weight_power=1) is one for every schedule"
+        )
+    length = evaluator.data.get("length", experiment.data.length)
+    if hasattr(evaluator.objective, "check_length"):
+        evaluator.objective.check_length(length)
+    stride = evaluator.stride
+    if not stride:
+        return
+    if stride > length:
+        raise UserError(f"{key}.stride={stride} must be at most data.length={length}")
+    block = getattr(evaluator.objective, "block", 1)
+    if (length - stride) % block:
+        raise UserError(
+            f"{key}.stride={stride} leaves data.length={length} - {stride} tokens before each "
+            f"sequence, which {key}.objective.block={block} must divide"
+        )
 
 
 def _check_fit(experiment: Experiment) -> None:
     """UserError for an objective or a sampler that is not defined for the process."""
     chosen = experiment.config["process"]["name"]
     network = experiment.network
-    users = {
-        "objective": experiment.objective,
-        "eval.objective": experiment.eval_objective,
-        "sample": experiment.sampler_step,
-    }
-    for section, name in _names(experiment).items():
-        key, user = f"{section}.name", users[section]
+    for section, name, user in _users(experiment):
+        key = f"{section}.name"
         needs = user.needs
         if not isinstance(experiment.process, needs.processes):
             fits = " or ".join(map(repr, _able(needs.processes)))
@@ -89,8 +158,6 @@ def _check_fit(experiment: Experiment) -> None:
             raise UserError(
                 f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
             )
-    _check_steps(experiment)
-    _check_sampling(experiment)
 
 
 def _able(protocols: tuple[type, ...]) -> list[str]:
@@ -113,13 +180,12 @@ def _check_sampling(experiment: Experiment) -> None:
             )
     _check_label(experiment)
     _check_blocks(experiment)
-    _check_stride(experiment)
     if experiment.sample.stride >= experiment.data.length:
         raise UserError(
             f"sample.stride={experiment.sample.stride} must be less than data.length="
             f"{experiment.data.length}, the window that it moves"
         )
-    templates(experiment)
+    templates(experiment.prompt, experiment.domain, sample_length(experiment))
 
 
 def _check_label(experiment: Experiment) -> None:
@@ -171,37 +237,19 @@ def _check_blocks(experiment: Experiment) -> None:
             f"sample.min_entropy={options.min_entropy} is of the last sample.memory={window} "
             f"tokens, more than a text has: sample.length={sample_length(experiment)}"
         )
-    if options.stop and experiment.tokenizer.eot_id is None:
+    if options.stop and experiment.domain.eot_id is None:
         raise UserError(
             "sample.stop='end_of_text' needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
         )
 
 
-def _check_stride(experiment: Experiment) -> None:
-    """UserError for an evaluation that cannot slide over the text as it is asked to."""
-    stride, length, bound = (
-        experiment.eval.stride,
-        experiment.data.length,
-        experiment.eval_objective,
-    )
-    if not stride:
-        return
-    if stride > length:
-        raise UserError(f"eval.stride={stride} must be at most data.length={length}")
-    block = getattr(bound, "block", 1)
-    if (length - stride) % block:
-        raise UserError(
-            f"eval.stride={stride} leaves data.length={length} - {stride} tokens before each "
-            f"sequence, which eval.objective.block={block} must divide"
-        )
-
-
 def _check_steps(experiment: Experiment) -> None:
     """UserError where the process has its own steps, and an objective or the sampler others."""
-    for user in (experiment.objective, experiment.eval_objective, experiment.sampler_step):
+    for _, _, user in _users(experiment):
         if hasattr(user, "check"):
             user.check(experiment.process)
+    for user in (experiment.objective, experiment.sampler_step):
         if hasattr(user, "check_length"):
             user.check_length(experiment.data.length)
     own, sample = experiment.process.timesteps, experiment.sample

@@ -1,18 +1,58 @@
-"""The tokenizer and the data source of a config."""
+"""The domain and the data source of a config, and the corpora of its evaluators."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from md4_jax.config.schema import make
-from md4_jax.corpus import TOKENIZER_FILE, read_tokenizer
+from md4_jax.config import foreign
+from md4_jax.config.schema import build_section, merged, options_from
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, read_domain
+from md4_jax.options import DataOptions
+from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 
-def tokenizer_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Any, Any]:
-    """The tokenizer (the run's own if it has one, else fitted to the training split) and source."""
-    source = make("data", config["data"])
-    kept = workdir / TOKENIZER_FILE if workdir else None
+def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
+    """Returns (domain, source): the run's own domain, or one fitted to the training split."""
+    length = options_from(DataOptions, config["data"]).length
+    source = build_section("data", config["data"])
+    kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
-        return read_tokenizer(kept), source
-    tokenizer = make("tokenizer", config["tokenizer"])
-    return tokenizer.fit(source.documents("train")), source
+        return read_domain(kept, length, foreign.load), source
+
+    def tokenizer() -> Any:
+        return build_section("tokenizer", config["tokenizer"])
+
+    return domain_of(source, tokenizer, length), source
+
+
+def corpora(
+    config: Mapping[str, Any], domain: Domain, run: Corpus | None = None
+) -> Callable[[Mapping[str, Any]], Corpus]:
+    """Returns a function: changes of the `data` section -> the corpus, in the run's own symbols.
+
+    run: the corpus without changes, if it is made already. A corpus is made once.
+    """
+    made: list[tuple[dict, Corpus]] = [] if run is None else [({}, run)]
+
+    def corpus(changes: Mapping[str, Any]) -> Corpus:
+        for asked, found in made:
+            if asked == dict(changes):
+                return found
+        made.append((dict(changes), _corpus(merged(config["data"], changes), domain)))
+        return made[-1][1]
+
+    return corpus
+
+
+def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
+    options = options_from(DataOptions, section)
+    if options.separate_documents and getattr(domain, "eot_id", None) is None:
+        raise UserError(
+            "data.separate_documents=True needs a tokenizer with an end-of-text token, and that "
+            "of this run has none"
+        )
+    if isinstance(domain, TextDomain):
+        domain = dataclasses.replace(domain, length=options.length)
+    return Corpus(build_section("data", section), domain, options)

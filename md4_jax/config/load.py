@@ -18,9 +18,22 @@ from md4_jax.runtime import paths
 from md4_jax.runtime.commit import PACKAGE_ROOT, commit
 
 FILE = "config.json"
+# Where the data lies. That it is the same text is checked by what the tokens are.
+PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # What may differ when a run is continued: it decides where and how often, never what is learned.
-FREE = ("mesh.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
+FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
+FREE += PLACES
 
+# Sections within an evaluator, which may begin on the command line.
+OF_EVALUATORS = ("data", "objective")
+
+# Keys that older runs and short configs leave out -> what they mean by that.
+ADDED = {
+    "data.windows": "grid",
+    "network.classes": 0,
+    "network.label_dropout": 0.0,
+    "process.conditioning": "time",
+}
 # (section, its name, key, value) that a run may have stored -> what that value is called now.
 RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
 
@@ -70,33 +83,44 @@ def _arguments(path: str, module: Any, argument: str) -> list[str]:
 def override(
     config: dict[str, Any],
     assignments: Mapping[str, str],
-    keeps: Callable[[str, str, str], bool],
+    accepts: Callable[[str, str, str], bool],
 ) -> None:
     """Sets 'section.key' -> text in place; a text becomes the type that the key has.
 
     A section's name is set first: arguments that the new constructor does not
-    take (keeps(section, name, key) is False) go with the old name.
+    take (accepts(section, name, key) is False) go with the old name. `evals.NAME.name` makes a
+    new evaluator.
     """
-    for dotted, text in sorted(assignments.items(), key=lambda item: not _is_name(item[0])):
+    for dotted, text in sorted(assignments.items(), key=lambda item: _order(item[0])):
         *parents, key = dotted.split(".")
-        section = config
-        for depth, parent in enumerate(parents):
-            if not isinstance(section.get(parent), dict):
-                where = ".".join(parents[: depth + 1])
-                raise unknown("config section", where, sections(config))
-            section = section[parent]
+        section = _entered(config, parents, key)
         if not parents and key not in config:
             raise unknown("config section", key, sections(config))
         if key == "name":
-            for old in [
-                k for k in section if k != "name" and not keeps(".".join(parents), text, k)
-            ]:
+            path = ".".join(parents)
+            for old in [k for k in section if k != "name" and not accepts(path, text, k)]:
                 del section[old]
         section[key] = parse(text, section.get(key))
 
 
-def _is_name(dotted: str) -> bool:
-    return dotted.endswith(".name")
+def _order(dotted: str) -> tuple[bool, int]:
+    """Names before other keys, and those of outer sections before those of inner ones."""
+    return not dotted.endswith(".name"), dotted.count(".")
+
+
+def _entered(config: dict[str, Any], parents: list[str], key: str) -> dict[str, Any]:
+    """The section that the key lies in; UserError if there is none and none may begin there."""
+    section = config
+    for depth, parent in enumerate(parents):
+        new_evaluator = (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")
+        if new_evaluator or (parents[0] == "evals" and depth == 2 and parent in OF_EVALUATORS):
+            section.setdefault(parent, {})
+        if not isinstance(section.get(parent), dict):
+            error = unknown("config section", ".".join(parents[: depth + 1]), sections(config))
+            hint = f". A new evaluator begins with --config.evals.{parent}.name=KIND"
+            raise UserError(f"{error}{hint if (parents[0], depth) == ('evals', 1) else ''}")
+        section = section[parent]
+    return section
 
 
 def parse(text: str, current: Any) -> Any:
@@ -177,25 +201,65 @@ def _with_names_of_today(config: dict[str, Any]) -> dict[str, Any]:
         part = config.get(section)
         if isinstance(part, dict) and (part.get("name"), part.get(key)) == (name, old):
             config = {**config, section: {**part, key: new}}
+    if "eval" in config and "evals" not in config:
+        kept = {key: value for key, value in config.items() if key != "eval"}
+        config = {**kept, "evals": _evaluators_of(config["eval"])}
     return config
+
+
+def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluators that one `eval` section stood for."""
+    shared = ("draws", "batch_size", "stride", "seed", "objective")
+    bound = {"name": "likelihood", **{key: old[key] for key in shared if key in old}}
+    split, order = old.get("split", "test"), old.get("ngram_order", 0)
+    every, limit = old.get("every", 0), old.get("limit", 0)
+    return {
+        "validation": {
+            **bound, "split": "validation", "every": every, "final": False, "limit": limit
+        },
+        "test": {**bound, "split": split, "every": 0, "final": True},
+        "ngrams": {"name": "ngrams", "split": split, "final": order > 0, "order": order or 5},
+        "samples": {"name": "samples", "every": 0, "final": True},
+    }  # fmt: skip
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:
     """UserError that lists every key in which a run's config and the asked one differ.
 
-    A key that the run's version did not have yet is no difference where it is empty.
+    A key that the run's version did not have yet is no difference where it is empty. With a
+    constant learning rate the number of steps is free: no step before the last depends on it.
     """
-    before, after, missing = dict(flatten(old)), dict(flatten(new)), object()
+    before, after, missing = ADDED | dict(flatten(old)), ADDED | dict(flatten(new)), object()
     after = {key: value for key, value in after.items() if key in before or value != ""}
+    is_constant = before.get("optim.decay") == after.get("optim.decay") == "constant"
     differing = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if not key.startswith(FREE) and before.get(key, missing) != after.get(key, missing)
+        if not (key == "train.num_steps" and is_constant)
+    ]
+    if not differing:
+        return
+    lines = [
         f"  {key}: {before[key]!r} in the workdir, {after[key]!r} asked for"
         if key in before and key in after
         else f"  {key}: only in {'the workdir' if key in before else 'what is asked for'}"
-        for key in sorted(before.keys() | after.keys())
-        if not key.startswith(FREE) and before.get(key, missing) != after.get(key, missing)
+        for key in differing
     ]
-    if differing:
-        raise UserError(
-            f"{workdir} was made by another config:\n" + "\n".join(differing) + "\n"
-            "choose another --workdir, or give the old values back to continue that run"
-        )
+    steps = (
+        f"\nThe learning rate (optim.decay={before.get('optim.decay')!r}) is made for "
+        f"{before.get('train.num_steps')} steps and ends with them. To train on, take another "
+        f"--workdir and --config.train.initial={workdir}, which begins with the parameters of "
+        "this run; only a run with optim.decay='constant' can be given more steps"
+    )
+    raise UserError(
+        f"{workdir} was made by another config:\n" + "\n".join(lines) + "\n"
+        "choose another --workdir, or give the old values back to continue that run"
+        + (steps if "train.num_steps" in differing else "")
+    )
+
+
+def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the data is read from another place than the run read it from."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    return any(before.get(key) != after.get(key) for key in PLACES)

@@ -1,14 +1,17 @@
 """What one run takes from another: its averaged parameters, to begin with or to judge by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from md4_jax import corpus
-from md4_jax.config import build
+from md4_jax.config import build, foreign
 from md4_jax.config import load as config
-from md4_jax.experiment import Experiment, eval_batch_size
+from md4_jax.data.corpus import Corpus, check_same_text
+from md4_jax.data.domains import same_symbols, stored_domain
+from md4_jax.evals.likelihood import main_bound, reported
+from md4_jax.evals.suite import Judge
+from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import path_name
@@ -26,16 +29,39 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
     return found
 
 
-def judge_of(experiment: Experiment) -> Experiment | None:
-    """Whose bound of the samples is reported: the experiment itself, that of another run, None.
+def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
+    """UserError if the corpus is not the text that the run in workdir was trained on, if it was."""
+    host = _read(experiment, workdir, Checkpoints.host)
+    if host is None:
+        return
+    if "text" not in host:
+        raise UserError(
+            f"the checkpoints of {workdir} do not say what text they were trained on, so that "
+            "another place of it (data.path) cannot be checked: give the old one back"
+        )
+    try:
+        check_same_text(host["text"], corpus.fingerprint(), workdir)
+    except UserError as error:
+        raise UserError(
+            f"{error}. To evaluate this run on another text name it as an evaluator's data: "
+            "--evals other --config.evals.other.name=likelihood --config.evals.other.data.path=FILE"
+        ) from error
+
+
+def judge_of(experiment: Experiment) -> Judge | None:
+    """Returns params -> the (experiment, params) whose bound of samples is reported; or None.
 
     Another run keeps its network, process and bound; mesh, draws and batch are those asked for.
     UserError if there is none, or if it has another tokenizer.
     """
     asked = experiment.sample.judge
-    if asked in ("", "self"):
-        return experiment if asked else None
-    return _other(experiment, "sample.judge", asked, hint="; 'self' is the run that samples")
+    if not asked:
+        return None
+    reported(experiment)
+    if asked == "self":
+        return lambda params: (experiment, params)
+    judge = _other(experiment, "sample.judge", asked, hint="; 'self' is the run that samples")
+    return lambda params: (judge, averaged(judge, place(asked))[1])
 
 
 def beginning(
@@ -86,14 +112,9 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
         raise UserError(f"{key}={asked} holds no run{hint}")
-    tokenizer = corpus.stored_tokenizer(directory)
-    if tokenizer.to_json() != experiment.tokenizer.to_json():
+    domain = stored_domain(directory, kept["data"]["length"], foreign.load)
+    if not same_symbols(domain, experiment.domain):
         raise UserError(f"{key}={asked} was trained with another tokenizer than this run")
-    mine = {
-        "draws": experiment.eval.draws,
-        "seed": experiment.eval.seed,
-        "batch_size": eval_batch_size(experiment),
-    }
     size = {
         "batch_size": experiment.train.batch_size,
         "microbatches": experiment.train.microbatches,
@@ -101,10 +122,23 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
     changed = {
         "mesh": experiment.config["mesh"],
         "train": {**kept["train"], **size},
-        "eval": {**kept["eval"], **mine},
+        "evals": {"test": _bound(experiment, kept)},
         "sample": {**kept["sample"], "judge": "", "templates": ""},
     }
-    return build.experiment({**kept, **changed}, tokenizer)
+    return build.experiment({**kept, **changed}, domain)
+
+
+def _bound(experiment: Experiment, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The evaluator that another run reports, with the draws and the batch of this one's."""
+    sections = [s for s in kept["evals"].values() if s["name"] == "likelihood"]
+    its = next((s for s in sections if s.get("final", True)), sections[0] if sections else {})
+    section = {"name": "likelihood", **{key: its[key] for key in ("objective",) if key in its}}
+    mine = main_bound(experiment)
+    if mine is None:
+        return section | {"batch_size": experiment.train.batch_size}
+    return section | {
+        "draws": mine.draws, "seed": mine.seed, "batch_size": mine.sequences(experiment)
+    }  # fmt: skip
 
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:

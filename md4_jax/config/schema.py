@@ -8,20 +8,21 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from md4_jax.config import foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
 from md4_jax.data import SOURCES, TOKENIZERS
-from md4_jax.generate.prompts import PromptOptions
+from md4_jax.evals import EVALUATORS
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
-    EvalOptions,
     LogOptions,
     MeshOptions,
     PlanOptions,
+    PromptOptions,
     SampleOptions,
     TrainOptions,
 )
@@ -36,10 +37,11 @@ from md4_jax.training.optim import OPTIMIZERS
 
 @dataclasses.dataclass(frozen=True)
 class Tightest:
-    """eval.objective.name=auto: the tightest bound that the process and the network allow."""
+    """evals.NAME.objective.name=auto: the tightest bound that process and network allow."""
 
 
 # A section is `name` and arguments of its registry's entry, or fields of one class.
+# `evals` holds any number of sections, each under a name of the user's own: `evals.*`.
 REGISTRIES = {
     "data": SOURCES,
     "tokenizer": TOKENIZERS,
@@ -49,31 +51,57 @@ REGISTRIES = {
     "objective": OBJECTIVES,
     "network": NETWORKS,
     "optim": OPTIMIZERS,
-    "eval.objective": {"auto": Tightest, **OBJECTIVES},
+    "evals.*": EVALUATORS,
+    "evals.*.objective": {"auto": Tightest, **OBJECTIVES},
     "sample": SAMPLERS,
 }
 CLASSES = {
     "data": (DataOptions,),
     "train": (TrainOptions,),
     "mesh": (MeshOptions,),
-    "eval": (EvalOptions,),
     "sample": (SampleOptions, PromptOptions, Transform),
     "checkpoint": (CheckpointOptions,),
     "log": (LogOptions,),
     "bench": (BenchOptions,),
     "plan": (PlanOptions,),
 }
+# A section with the keys of another that differ for an evaluator -> the other section.
+OVERRIDES = {"evals.*.data": "data"}
 # Arguments that build supplies itself, or that a nested section makes.
 SUPPLIED = ("vocab_size", "transform", "schedule", "base", "objective")
 
 
-def arguments_of(section: str, name: str | None) -> dict[str, Any]:
-    """The keys that a section may have, with their types; UserError for an unknown name."""
-    takers = list(CLASSES.get(section, ()))
-    if section in REGISTRIES:
-        if name not in REGISTRIES[section]:
-            raise unknown(f"{section}.name", str(name), list(REGISTRIES[section]))
-        takers.append(REGISTRIES[section][name])
+def kind(path: str) -> str:
+    """Returns the path with `*` for the name that the user gave: evals.test -> evals.*."""
+    parts = path.split(".")
+    return ".".join([parts[0], "*", *parts[2:]]) if parts[0] == "evals" and parts[1:] else path
+
+
+def has_name(path: str) -> bool:
+    """Whether the section at that path chooses a class by its `name`."""
+    return kind(path) in REGISTRIES
+
+
+def class_of(path: str, name: Any) -> type:
+    """Returns the class that a name stands for, in the registry or package.module:attribute."""
+    registry = REGISTRIES[kind(path)]
+    if foreign.is_foreign(name):
+        try:
+            found = foreign.load(name)
+        except UserError as error:
+            raise UserError(f"{path}.name: {error}") from error
+        foreign.check_contract(kind(path), f"{path}.name", found)
+        return found
+    if name not in registry:
+        raise unknown(f"{path}.name", str(name), list(registry))
+    return registry[name]
+
+
+def arguments_of(path: str, name: str | None) -> dict[str, Any]:
+    """Returns the keys that a section may have, with types; UserError for an unknown name."""
+    takers = list(CLASSES.get(path, ()))
+    if has_name(path):
+        takers.append(class_of(path, name))
     found = {}
     for taker in takers:
         found |= {f.name: f.type for f in dataclasses.fields(taker) if f.init}
@@ -81,35 +109,65 @@ def arguments_of(section: str, name: str | None) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in ("vocab_size", "transform")}
 
 
-def keeps(section: str, name: str, key: str) -> bool:
+def accepts(path: str, name: str, key: str) -> bool:
     """Whether a section keeps that key when it gets that name."""
-    return section not in REGISTRIES or key in arguments_of(section, name)
+    return not has_name(path) or key in arguments_of(path, name)
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
     """UserError for an unknown, missing or wrongly typed section or key."""
     top = {path for path in [*REGISTRIES, *CLASSES] if "." not in path}
     for section in config:
-        if section not in top:
-            raise unknown("config section", section, sorted(top))
-    for section in sorted(top):
+        if section not in (*top, "evals"):
+            raise unknown("config section", section, sorted({*top, "evals"}))
+    for section in sorted({*top, "evals"}):
         if section not in config:
             raise UserError(f"the config has no section {section!r}; start from configs/base.py")
+    for section in sorted(top):
         _check_section(section, config[section])
+    if not isinstance(config["evals"], Mapping):
+        raise UserError(f"evals must be a section (a dict), not {config['evals']!r}")
+    for name, section in config["evals"].items():
+        _check_evaluator(name, section, config["data"])
+
+
+def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
+    """UserError for an evaluator with a name that cannot be asked for, or with wrong keys."""
+    path = f"evals.{name}"
+    if not name.isidentifier():
+        raise UserError(f"{path}: the name must be of letters, digits and _, with a letter first")
+    _check_section(path, section)
+    if "data" in section:
+        try:
+            _check_section("data", merged(data, section["data"]))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+
+def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `data` section with changes; another `name` leaves nothing of the old source."""
+    if changes.get("name", section["name"]) == section["name"]:
+        return {**section, **changes}
+    of_all = {field.name for field in dataclasses.fields(DataOptions)}
+    return {**{key: value for key, value in section.items() if key in of_all}, **changes}
 
 
 def _check_section(path: str, section: Any) -> None:
+    """UserError for unknown or wrongly typed keys."""
     if not isinstance(section, Mapping):
         raise UserError(f"{path} must be a section (a dict), not {section!r}")
     known = arguments_of(path, section.get("name"))
     for key, value in section.items():
         nested = f"{path}.{key}"
-        if key == "name" and path in REGISTRIES:
+        if key == "name" and has_name(path):
             continue
-        if nested in REGISTRIES:
+        if has_name(nested) and key in known:
             _check_section(nested, value)
+        elif kind(nested) in OVERRIDES and key in known:
+            if not isinstance(value, Mapping):
+                raise UserError(f"{nested} must be a section (a dict), not {value!r}")
         elif key not in known or key in SUPPLIED:
-            takes = [*known, *(["name"] if path in REGISTRIES else [])]
+            takes = [*known, *(["name"] if has_name(path) else [])]
             raise unknown(f"key in {path}", key, takes)
         elif not _fits(value, known[key]):
             raise UserError(f"{nested} must be {_spell(known[key])}, not {value!r}")
@@ -123,8 +181,12 @@ def _fits(value: Any, wanted: Any) -> bool:
         return isinstance(value, (tuple, list)) and all(
             _fits(item, typing.get_args(wanted)[0]) for item in value
         )
+    if typing.get_origin(wanted) is typing.Literal:
+        return value in typing.get_args(wanted)
     if wanted in (None, type(None)):
         return value is None
+    if wanted is Any:
+        return True
     if wanted is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if wanted is int:
@@ -133,19 +195,21 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _spell(wanted: Any) -> str:
+    if typing.get_origin(wanted) is typing.Literal:
+        return f"one of {', '.join(map(str, typing.get_args(wanted)))}"
     options = [o for o in typing.get_args(wanted) or (wanted,) if o in (bool, int, float, str)]
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return " or ".join(dict.fromkeys(words[o] for o in options)) or str(wanted)
 
 
-def make(path: str, section: Mapping[str, Any], **supplied: Any) -> Any:
-    """The object of a section with a name: nested sections are made first."""
-    constructor = REGISTRIES[path][section["name"]]
+def build_section(path: str, section: Mapping[str, Any], **supplied: Any) -> Any:
+    """Returns the object of a section with a name: nested sections are made first."""
+    constructor = class_of(path, section["name"])
     takes = inspect.signature(constructor).parameters
     arguments = dict(supplied)
     for key, value in section.items():
-        if f"{path}.{key}" in REGISTRIES:
-            arguments[key] = make(f"{path}.{key}", value)
+        if has_name(f"{path}.{key}"):
+            arguments.setdefault(key, build_section(f"{path}.{key}", value))
         elif key in takes and key != "name":
             arguments[key] = tuple(value) if isinstance(value, list) else value
     missing = [
@@ -158,8 +222,8 @@ def make(path: str, section: Mapping[str, Any], **supplied: Any) -> Any:
     return constructor(**{key: value for key, value in arguments.items() if key in takes})
 
 
-def fields(cls: type, section: Mapping[str, Any]) -> Any:
-    """An options class from those keys of a section that it has."""
+def options_from(cls: type, section: Mapping[str, Any]) -> Any:
+    """Returns an options class made of those keys of a section that it has."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(**{key: value for key, value in section.items() if key in names})
 
@@ -180,10 +244,12 @@ def load_config(
             "run, or the --workdir of a run, whose own config is taken then"
         )
     config = config_lib.load(path) if path else copy.deepcopy(kept)
+    foreign.allow(foreign.names_in(assignments))
+    foreign.allow(foreign.names_in(config) if path else ())
     if kept is not None:  # a run of a version that did not have these modes yet
         for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
             config[name] = dataclasses.asdict(options) | config.get(name, {})
-    config_lib.override(config, assignments, keeps)
+    config_lib.override(config, assignments, accepts)
     check_keys(config)
     if kept is not None:
         config_lib.check_same(kept, config, workdir)

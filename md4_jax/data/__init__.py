@@ -1,4 +1,4 @@
-"""Text in, batches of tokens out. A new source or tokenizer is one file and one line here."""
+"""Data: sources, tokenizers and batches. A new source or tokenizer is a file and a line here."""
 
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.shakespeare import Shakespeare

@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies from files or from the hub, and what their entries spell."""
+"""Byte-level BPE vocabularies from files or from the hub, and the bytes of their entries."""
 
 import json
 import re
@@ -13,13 +13,13 @@ PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 def from_path(path: str):
-    """A `tokenizers.Tokenizer` from a directory or a tokenizer.json; UserError without one."""
+    """Reads a `tokenizers.Tokenizer` from a directory or a tokenizer.json; else UserError."""
     here = place(path, "tokenizer.path")
     if here.is_file():
         return from_definition(here.read_text(encoding="utf-8"), str(here))
     for vocabulary, merges in PAIRS:
         if (here / vocabulary).is_file() and (here / merges).is_file():
-            with tempfile.TemporaryDirectory() as folder:  # the library reads local files alone
+            with tempfile.TemporaryDirectory() as folder:  # the library reads local files only
                 pair = [_local(here / name, folder) for name in (vocabulary, merges)]
                 return _from_pair(*pair)
     if (here / "tokenizer.json").is_file():
@@ -31,8 +31,8 @@ def from_path(path: str):
 def pieces(text: str) -> Iterator[str]:
     """Cuts a long text before a space between two word characters.
 
-    Byte-level vocabularies start a new word there in any case, so the ids are
-    those of the whole text, while memory stays bounded.
+    A byte-level vocabulary starts a new word there in any case, so that the pieces have the ids
+    of the whole text, while memory stays bounded.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -45,16 +45,16 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def spellings(tokenizer, size: int) -> list[bytes] | None:
-    """The bytes of the entries 0..size-1, none where an id has no entry.
+    """Returns the bytes of the entries 0..size-1, empty where an id has no entry.
 
-    None instead of a list for a vocabulary whose decoder is not byte-level: what its entries
-    decode to depends on their neighbours.
+    Returns None for a vocabulary whose decoder is not byte-level: the text of an entry then
+    depends on its neighbours.
     """
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         return None
     byte_of = _byte_of_character()
     entries = [tokenizer.id_to_token(i) or "" for i in range(size)]
-    # As the library does: an entry with any other character stands for itself.
+    # An entry with any other character stands for itself, as in the library.
     return [
         bytes(byte_of[c] for c in entry) if byte_of.keys() >= set(entry) else entry.encode()
         for entry in entries
@@ -62,9 +62,9 @@ def spellings(tokenizer, size: int) -> list[bytes] | None:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level entry writes down.
+    """Returns the byte that each character of a byte-level entry stands for.
 
-    Bytes that are printable in Latin-1 are their own characters, the others U+0100 and on.
+    Bytes that are printable in Latin-1 stand for themselves; the others are U+0100 and following.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -77,7 +77,7 @@ def _local(path: Place, folder: str) -> Place:
 
 
 def from_definition(definition: str, origin: str = "the stored tokenizer"):
-    """A `tokenizers.Tokenizer` from the contents of a tokenizer.json."""
+    """Makes a `tokenizers.Tokenizer` of the contents of a tokenizer.json."""
     try:
         return _library().Tokenizer.from_str(definition)
     except Exception as error:  # the library raises nothing narrower
@@ -85,7 +85,7 @@ def from_definition(definition: str, origin: str = "the stored tokenizer"):
 
 
 def from_hub(name: str):
-    """A `tokenizers.Tokenizer` from the Hugging Face hub or its local cache."""
+    """Fetches a `tokenizers.Tokenizer` from the Hugging Face hub or its local cache."""
     try:
         return _library().Tokenizer.from_pretrained(name)
     except UserError:

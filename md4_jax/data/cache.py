@@ -1,4 +1,4 @@
-"""How a download or a tokenised corpus gets into the cache, whole or not at all."""
+"""Files of the cache, downloads and tokens: written whole or not at all."""
 
 import contextlib
 import errno
@@ -12,11 +12,10 @@ from md4_jax.protocols import UserError
 
 @contextlib.contextmanager
 def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary path that becomes `path` when the block succeeds and vanishes otherwise.
+    """Gives a temporary path, renamed to `path` when the block succeeds and deleted otherwise.
 
-    The temporary name belongs to one writer only and the last step is an atomic
-    rename, so several processes may make the same file at once: each writes its
-    own and readers never see a part of one.
+    Each writer has a temporary file of its own, and the rename is atomic. So several processes
+    may make the same file at once, and no reader ever sees half of one.
 
     Raises UserError, naming the directory, when the disk is full or the
     directory cannot be written.

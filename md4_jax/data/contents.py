@@ -20,17 +20,17 @@ CHUNK_BYTES = 1 << 20
 
 
 def of_texts(paths: Iterable[Place]) -> str:
-    """A hash of the names and contents of files, in their order.
+    """Returns a hash of the names and contents of files, in their order.
 
-    A file of a disk is read again only if its size or a time of it has changed; of an object in a
-    store its size and time are taken instead of its content. UserError where it cannot be read.
+    A local file is read again only if its size or one of its times has changed. For an object in
+    a store, size and time are taken instead of the content. UserError if a file cannot be read.
     """
     paths = list(paths)
     kept = cache_root() / "texts" / digest(*map(version, paths))
     if kept.exists() and len(known := kept.read_text()) == len(kept.name):
         return known
     found = digest(*map(_content, paths))
-    # Kept only to save time: in a cache that cannot be written it is worked out each time.
+    # Kept only to save time: without a cache to write to, it is computed each time.
     with contextlib.suppress(UserError), new_file(kept) as temporary:
         temporary.write_text(found)
     return found
@@ -52,10 +52,10 @@ def record(path: pathlib.Path) -> pathlib.Path:
 
 
 def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
-    """Says what is wrong with cached tokens; '' if they are those that were written.
+    """Says what is wrong with cached tokens; '' if they are the ones that were written.
 
-    facts: what their record must hold besides their number and checksum, with the `dtype` and the
-    `vocab_size` that all ids are below. The file is read once by each process.
+    facts: entries that their record must have, besides their number and checksum: the `dtype`,
+    the `vocab_size`, above all ids, and others. Each process reads the file once.
     """
     try:
         written = json.loads(record(path).read_text())
@@ -76,7 +76,7 @@ def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _read(of: tuple, dtype: str) -> tuple[int, int, int]:
-    """(bytes, CRC-32, largest id or -1) of one version of a file."""
+    """Returns (bytes, CRC-32, largest id or -1) of one version of a file."""
     size, crc, largest = 0, 0, -1
     with open(of[0], "rb") as file:
         while raw := file.read(CHUNK_BYTES):

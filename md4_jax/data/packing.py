@@ -4,7 +4,8 @@ import hashlib
 import json
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,63 +19,101 @@ FORMAT = 2  # raise it when the same text and tokenizer give another stream
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 22
 
+Pieces = Callable[[], Iterable[np.ndarray]]
+
 
 def token_stream(source, tokenizer, split: str, cache_dir: str | None = None) -> np.ndarray:
-    """The ids of a split [N], memory-mapped, in the smallest unsigned type.
+    """Returns the ids of a split [N], memory-mapped, in the smallest unsigned type.
 
     Each document is followed by the tokenizer's end of text; if it has none, its
-    separator stands between documents. The first call tokenises the split into
-    a file of the cache directory, whose name is a hash of the source's
-    fingerprint, the tokenizer and the split, and writes beside it what it holds;
-    later calls only open that, once its length and checksum are what was written.
-    One that is damaged is said and made again. Memory does not grow with the
-    corpus, and several processes may call at once.
+    separator stands between documents. The first call tokenises the split; see `kept`.
 
-    Raises UserError for text that the tokenizer cannot encode, when the disk is
-    full, and when it gives back something else than was written to it.
+    Raises UserError for text that the tokenizer cannot encode.
     """
-    path, facts = _kept(source, tokenizer, split, cache_dir)
-    if path.stat().st_size == 0:  # which cannot be mapped
-        return np.zeros(0, facts["dtype"])
-    return np.memmap(path, facts["dtype"], mode="r")
+    return opened(*_kept_stream(source, tokenizer, split, cache_dir))
 
 
 def fingerprint(source, tokenizer, split: str, cache_dir: str | None = None) -> dict[str, int]:
-    """{tokens, crc32} of a split, which tell one text, or tokenizer, from another."""
-    path, _ = _kept(source, tokenizer, split, cache_dir)
+    """Returns {tokens, crc32} of a split, which tell one text, or tokenizer, from another."""
+    path, _ = _kept_stream(source, tokenizer, split, cache_dir)
     written = json.loads(contents.record(path).read_text())
     return {name: written[name] for name in ("tokens", "crc32")}
 
 
-def _kept(source, tokenizer, split: str, cache_dir: str | None) -> tuple[pathlib.Path, dict]:
-    """The file of a split's tokens, which are there and whole, and what its record must hold."""
-    described = [FORMAT, source.fingerprint(), tokenizer.to_json(), split]
-    key = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:20]
-    dtype = id_dtype(tokenizer.vocab_size).name
-    facts = {"dtype": dtype, "vocab_size": tokenizer.vocab_size, "source": described[1]}
+def kept(
+    described: Sequence[Any],
+    size: int,
+    split: str,
+    pieces: Pieces,
+    cache_dir: str | None = None,
+) -> tuple[pathlib.Path, str]:
+    """Returns (file, dtype) of integers that were made once and are kept on disk, whole.
+
+    described  all that decides what they are, first the source's fingerprint; its hash is part
+               of the file's name
+    size       a number above all of them, which decides the dtype
+    pieces     makes them, part by part
+
+    The first call writes them to a file of the cache directory, and beside it what it holds;
+    later calls only check that length and checksum are what was written. A damaged file is
+    reported and made again. Memory does not grow with the data, and several processes may call at
+    once.
+
+    Raises UserError when the disk is full, and when it returns something else than was written.
+    """
+    key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
+    dtype = id_dtype(size).name
+    facts = {"dtype": dtype, "vocab_size": size, "source": described[0]}
     root = pathlib.Path(cache_dir) if cache_dir else cache_root() / "tokens"
     path = root / f"{split}-{key}.{dtype}"
     wrong = contents.damage(path, facts) if path.exists() else "it is not there"
     if not wrong:
-        return path, facts
+        return path, dtype
     if path.exists():
         print(f"{path} is not what was kept of the text: {wrong}. It is made again", flush=True)
-    _write(path, facts, source.documents(split), tokenizer)
+    _write(path, facts, pieces)
     wrong = contents.damage(path, facts)
     if wrong:
         raise UserError(
             f"{path} was just written, and something else is read: {wrong}. Look at that disk, or "
             "set MD4_JAX_CACHE to a directory of another one"
         )
-    return path, facts
+    return path, dtype
 
 
-def _write(path: pathlib.Path, facts: dict, documents: Iterable[str], tokenizer) -> None:
-    """Writes tokens and the record of them, which is there first: who sees tokens, sees both."""
+def opened(path: pathlib.Path, dtype: str) -> np.ndarray:
+    """Returns the integers of a file, memory-mapped."""
+    if path.stat().st_size == 0:  # which cannot be mapped
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, mode="r")
+
+
+def encoded(source, tokenizer, split: str, documents: Iterable[str]) -> Iterator[np.ndarray]:
+    """Yields the ids of each document; UserError that says where one cannot be encoded."""
+    count = 0
+    for batch in _batches(documents):
+        try:
+            found = tokenizer.encode_batch(batch)
+        except UserError as error:
+            raise _named(source, tokenizer, split, count, batch) from error
+        for ids in found:
+            _check(ids, tokenizer.vocab_size)
+            yield ids
+        count += len(batch)
+
+
+def _kept_stream(source, tokenizer, split: str, cache_dir: str | None) -> tuple[pathlib.Path, str]:
+    described = [source.fingerprint(), tokenizer.to_json(), split]
+    pieces = lambda: _stream(source, tokenizer, split)  # noqa: E731
+    return kept(described, tokenizer.vocab_size, split, pieces, cache_dir)
+
+
+def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:
+    """Writes integers, and first the record of them, so that no reader finds them without it."""
     with new_file(path) as temporary:
         count, crc = 0, 0
         with temporary.open("wb") as file:
-            for ids in _pieces(documents, tokenizer):
+            for ids in pieces():
                 raw = ids.astype(facts["dtype"], copy=False).tobytes()
                 file.write(raw)
                 count, crc = count + len(ids), zlib.crc32(raw, crc)
@@ -82,26 +121,22 @@ def _write(path: pathlib.Path, facts: dict, documents: Iterable[str], tokenizer)
             other.write_text(json.dumps({**facts, "tokens": count, "crc32": crc}) + "\n")
 
 
-def _pieces(documents: Iterable[str], tokenizer) -> Iterator[np.ndarray]:
-    """The stream, document by document."""
+def _stream(source, tokenizer, split: str) -> Iterator[np.ndarray]:
+    """Yields the stream, document by document."""
     between, after = np.zeros(0, np.uint8), np.zeros(0, np.uint8)
     if tokenizer.eot_id is not None:
         after = np.array([tokenizer.eot_id], id_dtype(tokenizer.vocab_size))
     elif tokenizer.separator:
         between = tokenizer.encode(tokenizer.separator)
-    is_first = True
-    for batch in _batches(documents):
-        for ids in tokenizer.encode_batch(batch):
-            _check(ids, tokenizer.vocab_size)
-            if not is_first:
-                yield between
-            yield ids
-            yield after
-            is_first = False
+    for number, ids in enumerate(encoded(source, tokenizer, split, source.documents(split))):
+        if number:
+            yield between
+        yield ids
+        yield after
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in lists that are worth a call and small enough for memory."""
+    """Groups documents into lists: enough for one call, few enough for memory."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
@@ -113,6 +148,20 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def _named(source, tokenizer, split: str, count: int, batch: list[str]) -> UserError:
+    """Makes the error of the first document of a batch that cannot be encoded, with its origin.
+
+    count: number of documents before the batch.
+    """
+    for number, document in enumerate(batch, count):
+        try:
+            tokenizer.encode(document)
+        except UserError as error:
+            of = f", {source.origin(split, number)}" if hasattr(source, "origin") else ""
+            return UserError(f"the {split} split{of}: {error}")
+    return UserError(f"the {split} split cannot be encoded in batches")
+
+
 def _check(ids: np.ndarray, vocab_size: int) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
         raise UserError(
@@ -122,7 +171,7 @@ def _check(ids: np.ndarray, vocab_size: int) -> None:
 
 
 def segments(tokens: np.ndarray, eot_id: int) -> np.ndarray:
-    """Which document of its row each token belongs to, int32 [..., L] for tokens [..., L].
+    """Numbers the document that each token belongs to, int32 [..., L] for tokens [..., L].
 
     Documents of a row count from 0; an end of text belongs to the document it ends.
     """

@@ -1,4 +1,4 @@
-"""How many bytes and words of text tokens stand for: docs/training.md, Units."""
+"""Bytes and words of the text that tokens stand for: docs/training.md, Units."""
 
 import codecs
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import numpy as np
 class TextSize:
     """Counts the bytes and the words of a text whose tokens come piece by piece.
 
-    Bytes are those of UTF-8, words what `str.split` makes of the decoded text. The counts of the
-    pieces add up to those of the whole, wherever it is cut: a word counts with the piece in
-    which its first character ends, and a character may be cut as well. The end-of-text token
-    has no bytes, is no word, and ends one.
+    Bytes are counted in UTF-8, and words as `str.split` separates them. The counts of the pieces
+    add up to those of the whole text, wherever it is cut: a word counts with the piece that has
+    the last byte of its first character. The end-of-text token has no bytes, is no word, and
+    ends one.
     """
 
     def __init__(self, spellings: list[bytes], eot_id: int | None):
@@ -22,7 +22,7 @@ class TextSize:
         self._inside = False  # a word that an earlier piece began
 
     def __call__(self, ids: np.ndarray) -> tuple[int, int]:
-        """(bytes, words) of the next tokens [L]."""
+        """Returns (bytes, words) of the next tokens [L]."""
         ends = [] if self._eot_id is None else np.flatnonzero(np.asarray(ids) == self._eot_id)
         total_bytes, total_words = 0, 0
         for number, run in enumerate(np.split(ids, ends)):
@@ -36,7 +36,7 @@ class TextSize:
         return total_bytes, total_words
 
     def _words(self, text: str) -> int:
-        """The words that begin in the text."""
+        """Counts the words that begin in the text."""
         if not text:
             return 0
         continued = self._inside and not text[0].isspace()
@@ -45,13 +45,13 @@ class TextSize:
 
 
 def of_one_text(tokenizer: Any) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """Counts pieces of one text, one after another; None if the tokens' bytes are not known."""
+    """Counts pieces of one text, one after another; None if the bytes of the tokens are unknown."""
     spellings = tokenizer.spellings()
     return None if spellings is None else TextSize(spellings, tokenizer.eot_id)
 
 
 def of_many_texts(tokenizer: Any) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """Counts texts, each on its own; None if the tokens' bytes are not known."""
+    """Counts texts, each on its own; None if the bytes of the tokens are unknown."""
     spellings = tokenizer.spellings()
     if spellings is None:
         return None

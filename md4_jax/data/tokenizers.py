@@ -5,8 +5,8 @@ Every tokenizer has
     eot_id        the id that ends a document, or None
     separator     what stands between documents if nothing ends them
     is_character  a token is a character, so bits per token are bits per character
-and `to_json`, from which `from_json` makes it again without any other file, and `spellings`,
-the bytes that its tokens stand for.
+and the methods of `Tokenizer`. A tokenizer of your own is a frozen dataclass that inherits from
+it, with these attributes, `encode` and `join`; `tokenizer.name` is then package.module:class.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from md4_jax.data import bpe_files
+from md4_jax.data.names import Load, class_of, name_of
 from md4_jax.protocols import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -25,24 +26,32 @@ _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned type that holds the ids 0..vocab_size-1."""
+    """Returns the smallest unsigned type that holds the ids 0..vocab_size-1."""
     return np.min_scalar_type(vocab_size - 1)
 
 
-class _Common:
-    """What the tokenizers below share; they differ in `encode` and `_join`."""
+class Tokenizer:
+    """Methods that all tokenizers share.
+
+    Each one defines `encode` (text -> ids) and `join` (ids without the mask -> text).
+    """
+
+    @property
+    def name(self) -> str:
+        """The `tokenizer.name` under which `from_json` finds the class."""
+        return name_of(type(self))
 
     def fit(self, documents: Iterable[str]):
-        """This tokenizer; only `characters` without an alphabet learns from the documents."""
+        """Returns the tokenizer with what it learns from the documents; most learn nothing."""
         del documents
         return self
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Encodes each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids, mask: str = "_") -> str:
-        """The text of ids [L]; the mask id, vocab_size, shows as `mask`.
+        """Returns the text of ids [L]; the mask id, vocab_size, shows as `mask`.
 
         Raises UserError for an id outside 0..vocab_size.
         """
@@ -57,19 +66,19 @@ class _Common:
         return "".join(self._run(run, mask) for run in runs if run.size)
 
     def _run(self, ids: np.ndarray, mask: str) -> str:
-        return mask if ids[0] == self.vocab_size else self._join(ids)
+        return mask if ids[0] == self.vocab_size else self.join(ids)
 
     def spellings(self) -> list[bytes] | None:
-        """The UTF-8 bytes of each token; None where tokens have none of their own."""
+        """Returns the UTF-8 bytes of each token; None where a token alone has no text."""
         return [self.decode([i]).encode("utf-8", "surrogatepass") for i in range(self.vocab_size)]
 
     def to_json(self) -> str:
-        """A text from which `from_json` makes this tokenizer again."""
+        """Returns a JSON object from which `from_json` makes the tokenizer, without other files."""
         return json.dumps({"name": self.name, **dataclasses.asdict(self)})
 
 
 @dataclasses.dataclass(frozen=True)
-class Text8Symbols(_Common):
+class Text8Symbols(Tokenizer):
     """The 27 symbols of text8: the space is 0, 'a'..'z' are 1..26."""
 
     name = "text8"
@@ -79,7 +88,7 @@ class Text8Symbols(_Common):
     is_character = True
 
     def encode(self, text: str) -> np.ndarray:
-        """uint8 [L]. Raises UserError at the first symbol that is not one of the 27."""
+        """Returns uint8 [L]. Raises UserError at the first symbol that is not one of the 27."""
         raw = text.encode("utf-8", "surrogatepass")
         ids = _symbol_ids()[np.frombuffer(raw, np.uint8)]
         wrong = np.flatnonzero(ids == self.vocab_size)
@@ -92,23 +101,23 @@ class Text8Symbols(_Common):
             )
         return ids
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return np.frombuffer(_SYMBOLS.encode(), np.uint8)[ids].tobytes().decode("ascii")
 
 
 @functools.cache
 def _symbol_ids() -> np.ndarray:
-    """Id of each byte value; 27 for a byte that is no symbol."""
+    """Returns the id of each byte value; 27 for a byte that is no symbol."""
     table = np.full(256, len(_SYMBOLS), np.uint8)
     table[list(_SYMBOLS.encode())] = np.arange(len(_SYMBOLS))
     return table
 
 
 @dataclasses.dataclass(frozen=True)
-class Characters(_Common):
-    """One token a character; ids follow the order of the alphabet.
+class Characters(Tokenizer):
+    """One token per character; ids follow the order of the alphabet.
 
-    alphabet  the characters; None is to be learned with `fit` from the training split
+    alphabet  the characters; None: `fit` learns them from the training split
     """
 
     alphabet: str | None = None
@@ -122,9 +131,9 @@ class Characters(_Common):
             raise UserError("tokenizer.alphabet names a character twice")
 
     def fit(self, documents: Iterable[str]) -> "Characters":
-        """A tokenizer with the characters of the documents, in code point order.
+        """Returns a tokenizer with the characters of the documents, in code point order.
 
-        One whose alphabet is given already is returned as it is.
+        A given alphabet stays unchanged.
         """
         if self.alphabet is not None:
             return self
@@ -142,7 +151,7 @@ class Characters(_Common):
         return "\n" if "\n" in self._fitted() else ""
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [L]. Raises UserError at the first character outside of the alphabet."""
+        """Returns ids [L]. Raises UserError at the first character outside of the alphabet."""
         alphabet, order = self._code_points
         points = _code_points(text)
         place = np.minimum(np.searchsorted(alphabet, points), alphabet.size - 1)
@@ -150,13 +159,14 @@ class Characters(_Common):
         if wrong.size:
             offset = int(wrong[0])
             raise UserError(
-                f"character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{self.vocab_size} characters. Add it to tokenizer.alphabet, or leave that None "
-                "and have the character in the training split, or use the tokenizer 'bytes'."
+                f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
+                f"{self.vocab_size} characters, which is tokenizer.alphabet or, without it, what "
+                "the training split has. Set tokenizer.alphabet to all characters of the "
+                "data, or tokenizer.name to 'bytes'."
             )
         return order[place]
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return _code_points(self._fitted())[ids].tobytes().decode("utf-32-le", "surrogatepass")
 
     def _fitted(self) -> str:
@@ -169,7 +179,7 @@ class Characters(_Common):
 
     @functools.cached_property
     def _code_points(self) -> tuple[np.ndarray, np.ndarray]:
-        """The alphabet's code points in order, and the id of each."""
+        """Code points of the alphabet in order, and the id of each."""
         points = _code_points(self._fitted())
         order = np.argsort(points)
         return points[order], order.astype(id_dtype(self.vocab_size))
@@ -180,7 +190,7 @@ def _code_points(text: str) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bytes(_Common):
+class Bytes(Tokenizer):
     """The 256 bytes of UTF-8, and 256 for the end of a text."""
 
     name = "bytes"
@@ -190,15 +200,15 @@ class Bytes(_Common):
     is_character = False
 
     def encode(self, text: str) -> np.ndarray:
-        """uint16 [number of bytes]."""
+        """Returns uint16 [number of bytes]."""
         raw = text.encode("utf-8", "surrogatepass")
         return np.frombuffer(raw, np.uint8).astype(id_dtype(self.vocab_size))
 
     def spellings(self) -> list[bytes]:
-        """The byte itself."""
+        """Returns the byte of each token, and the name of the end of text."""
         return [*(bytes([i]) for i in range(256)), END_OF_TEXT.encode()]
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         cuts = np.flatnonzero(ids == self.eot_id)
         runs = np.split(ids, cuts)
         pieces = [run[run != self.eot_id].astype(np.uint8).tobytes() for run in runs]
@@ -206,17 +216,17 @@ class Bytes(_Common):
 
 
 @dataclasses.dataclass(frozen=True)
-class BytePairs(_Common):
+class BytePairs(Tokenizer):
     """Byte-level byte-pair encoding, such as GPT-2's with its 50,257 entries.
 
     path        a directory with encoder.json and vocab.bpe, or vocab.json and
                 merges.txt, or tokenizer.json; or a tokenizer.json itself
     hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
-    definition  before either: the contents of a tokenizer.json, as a run keeps it
+    definition  instead of both: the contents of a tokenizer.json, as a run keeps it
     eot         the entry that ends a text; None for a vocabulary without one
 
-    Raises UserError when there is none of the three, or it cannot be
-    read, or has no such entry.
+    Raises UserError when none of the three is given, when the vocabulary cannot be read, and
+    when it has no entry `eot`.
     """
 
     path: str | None = None
@@ -246,7 +256,7 @@ class BytePairs(_Common):
         return None if self.eot is None else self._tokenizer.token_to_id(self.eot)
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [number of tokens]."""
+        """Returns ids [number of tokens]."""
         pieces = [
             np.asarray(self._tokenizer.encode(piece, add_special_tokens=False).ids)
             for piece in bpe_files.pieces(text)
@@ -254,21 +264,21 @@ class BytePairs(_Common):
         return np.concatenate([np.empty(0, int), *pieces]).astype(id_dtype(self.vocab_size))
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """`encode` of each text, on all cores."""
+        """Encodes each text, on all cores."""
         if max(map(len, texts), default=0) > bpe_files.PIECE_CHARACTERS:
             return [self.encode(text) for text in texts]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(one.ids, id_dtype(self.vocab_size)) for one in encoded]
 
     def spellings(self) -> list[bytes] | None:
-        """The bytes of each entry; None for a vocabulary that is not of bytes."""
+        """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
         return bpe_files.spellings(self._tokenizer, self.vocab_size)
 
-    def _join(self, ids: np.ndarray) -> str:
+    def join(self, ids: np.ndarray) -> str:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def to_json(self) -> str:
-        """A text from which `from_json` makes this tokenizer again; about 1.5 MB for GPT-2."""
+        """Returns a JSON object that holds the vocabulary; about 1.5 MB for GPT-2."""
         definition = self._tokenizer.to_str()
         return json.dumps({"name": self.name, "definition": definition, "eot": self.eot})
 
@@ -279,9 +289,11 @@ class BytePairs(_Common):
         return bpe_files.from_path(self.path) if self.path else bpe_files.from_hub(self.hub)
 
 
-def from_json(text: str):
-    """The tokenizer that `to_json` wrote."""
+def from_json(text: str, load: Load | None = None):
+    """Makes the tokenizer that `to_json` wrote.
+
+    load  finds the class of a name that is not built in, such as package.module:attribute
+    """
     fields = json.loads(text)
-    name = fields.pop("name")
-    kinds = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
-    return kinds[name](**fields)
+    built_in = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
+    return class_of(fields.pop("name"), built_in, "tokenizer", load)(**fields)

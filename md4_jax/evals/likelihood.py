@@ -1,21 +1,113 @@
-"""The likelihood bound of a whole split, with its standard error."""
+"""The likelihood bound of a split, with its standard error."""
 
 import collections
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from md4_jax.evals import report
+from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.metrics import Likelihood
+from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.draws import antithetic_times, draws
-from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params
+from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
 
 
-class Evaluator:
+@dataclasses.dataclass(frozen=True)
+class LikelihoodBound:
+    """Estimates a bound on -log p of a split, or -log p itself where the objective is exact.
+
+    every       steps between evaluations while training; 0: none
+    final       whether it runs when training ends, and in --mode eval without --evals
+    split       train, validation, test, or all: the whole data as one text
+    data        keys of the `data` section that differ from the run's own
+    draws       noise draws per sequence
+    batch_size  sequences per batch; 0: as in training
+    stride      new tokens of each sequence, which is conditioned on the text before; 0: all of it
+    limit       sequences that are used, the first of the split; 0: all
+    seed        of the noise draws
+    objective   the bound: `auto` is the tightest that the process and the network allow
+    """
+
+    objective: Any
+    every: int = 0
+    final: bool = True
+    split: str = "test"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    draws: int = 1
+    batch_size: int = 0
+    stride: int = 0
+    limit: int = 0
+    seed: int = 0
+
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_data(self)
+        if self.draws < 1:
+            raise UserError(f"draws must be at least 1, not {self.draws}")
+        for name in ("every", "batch_size", "stride", "limit"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    def sequences(self, experiment: Experiment) -> int:
+        """Sequences of a batch, of all processes together."""
+        return self.batch_size or experiment.train.batch_size
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Returns the bound in all units, each with its standard error, and says it."""
+        batches = context.corpus(self.data).eval_batches(
+            self.split, stride=self.stride, **rows_of(experiment, self.sequences(experiment))
+        )
+        result = self.of_batches(experiment, params, batches, context.programs)
+        context.say(f"{report.label(context.name, self.split)}: {report.line(result)}")
+        return {"split": self.split, **result}
+
+    def of_batches(
+        self, experiment: Experiment, params: Params, batches: Iterable[Batch], programs: dict
+    ) -> dict[str, Any]:
+        """Returns the bound of any batches.
+
+        programs: evaluators with the same bound, draws and seed share a compiled step through it.
+        """
+        key = ("likelihood", experiment.network, self.objective, self.draws, self.seed)
+        if key not in programs:
+            is_exact = getattr(self.objective, "is_exact", lambda network: False)
+            programs[key] = Estimator(
+                make_eval_step(experiment.network, self.objective, self.draws, self.seed),
+                experiment.mesh,
+                self.draws,
+                characters=experiment.domain.unit == "character",
+                exact=is_exact(experiment.network),
+            )
+        return programs[key](params, batches, self.limit)
+
+
+def main_bound(experiment: Experiment) -> LikelihoodBound | None:
+    """Returns the evaluator that stands for the run: the first final likelihood, else the first."""
+    bounds = [e for e in experiment.evals.values() if isinstance(e, LikelihoodBound)]
+    return next((bound for bound in bounds if bound.final), bounds[0] if bounds else None)
+
+
+def reported(experiment: Experiment) -> LikelihoodBound:
+    """Returns the same; UserError if there is none.
+
+    The judge of samples, --mode bench and --mode plan take its bound, draws and batch size.
+    """
+    found = main_bound(experiment)
+    if found is None:
+        raise UserError("evals has no likelihood: add one with --config.evals.test.name=likelihood")
+    return found
+
+
+class Estimator:
     """A compiled eval step and what it needs to run over a split."""
 
     def __init__(

@@ -1,5 +1,6 @@
 """Results of an evaluation in words."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ def line(result: dict[str, Any]) -> str:
     return f"{', '.join(words)} {counts}"
 
 
+def label(name: str, split: str) -> str:
+    """Returns the name of an evaluator, with its split where that has another name."""
+    return name if name == split else f"{name} ({split} split)"
+
+
 def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
     """What the process learned of each symbol: the range, and the symbols at both ends."""
     lines = []
@@ -43,10 +49,11 @@ def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
     return "\n".join(lines)
 
 
-def ladder(levels: list[float], result: dict[str, Any]) -> str:
-    """n-gram models of the same text beside the model, best last, to judge it by."""
+def ladder(levels: list[float], result: Mapping[str, Any] | None) -> str:
+    """n-gram models of the same text and, if it is known, the model among them; best last."""
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
-    kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"
-    rows.append((result["bits_per_token"], f"this model ({kind})"))
+    if result is not None:
+        kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"
+        rows.append((result["bits_per_token"], f"this model ({kind})"))
     body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
     return f"bits per token on the same text:\n{body}"

@@ -12,11 +12,12 @@ from matplotlib import ticker
 
 from md4_jax.runtime.paths import Place
 
+HELD_OUT = ("tab:orange", "tab:red", "tab:purple")
 MOST = 70  # symbols side by side
 
 
 def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) -> None:
-    """Training loss and held-out bound against the step, as PNG; n-gram levels as lines."""
+    """Training loss and evaluated bounds against the step, as PNG; n-gram levels as lines."""
     figure, axes = plt.subplots(figsize=(8, 5), dpi=120)
     for name, label, style in (
         ("train_bits_per_token", "training bound", dict(color="tab:blue", linewidth=1)),
@@ -25,16 +26,12 @@ def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) 
         points = [(r["step"], r[name]) for r in rows if isinstance(r.get(name), float)]
         if points:
             axes.plot(*zip(*points, strict=True), label=label, **style)
-    points = [
-        (r["step"], r["eval_bits_per_token"], r["eval_bits_per_token_se"])
-        for r in rows
-        if "eval_bits_per_token" in r
-    ]
-    if points:
+    ends = "/bits_per_token"
+    for number, key in enumerate(dict.fromkeys(k for r in rows for k in r if k.endswith(ends))):
+        points = [(r["step"], float(r[key]), float(r[f"{key}_se"])) for r in rows if key in r]
         steps, values, errors = zip(*points, strict=True)
-        axes.errorbar(
-            steps, values, errors, fmt="o-", color="tab:orange", label="held-out bound, EMA"
-        )
+        label = f"{key.removesuffix(ends)}, moving average of the parameters"
+        axes.errorbar(steps, values, errors, fmt="o-", color=HELD_OUT[number % 3], label=label)
     for order, level in enumerate(ladder, start=1):
         axes.axhline(level, color="tab:green", linewidth=0.7, linestyle="--")
         axes.text(1.0, level, f" {order}-gram", transform=axes.get_yaxis_transform(), va="center")

@@ -56,7 +56,7 @@ def of_samples(drawn: Any) -> dict[str, Any]:
 
 def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[Place]:
     """Pictures beside the file of the samples: how the first came about, and GenMD4's powers."""
-    path = traces.trajectory(drawn.frames, drawn.prompt_mask[0], experiment.tokenizer)
+    path = traces.trajectory(drawn.frames, drawn.prompt_mask[0], experiment.domain)
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
     traces.gif(path, gif)
     name = experiment.config["sample"]["name"]
@@ -65,9 +65,7 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
     )
     made = [gif, page]
     for learned, values in params["process"].learned().items():
-        symbols = [
-            traces.word(experiment.tokenizer, i) for i in range(experiment.tokenizer.vocab_size)
-        ]
+        symbols = [traces.word(experiment.domain, i) for i in range(experiment.domain.vocab_size)]
         times = figures.reveal_times(drawn.frames[0], experiment.grid, experiment.process.mask_id)
         free = ~drawn.prompt_mask[0]
         made.append(samples.with_suffix(f".{learned}.png"))

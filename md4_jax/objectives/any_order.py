@@ -1,4 +1,4 @@
-"""The bound of a masked model with an exact number of masks: docs/equations.md, Any order."""
+"""The bound of a masked model with an exact number of masks: docs/families/md4.md."""
 
 import dataclasses
 from typing import ClassVar

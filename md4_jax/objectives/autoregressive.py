@@ -1,4 +1,4 @@
-"""Exact likelihoods, one token after another: docs/equations.md, Autoregressive."""
+"""Exact likelihoods, one token after another: docs/families/autoregressive.md."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The bound of block diffusion: docs/equations.md, Block diffusion."""
+"""The bound of block diffusion: docs/families/block_diffusion.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_noise
+from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -104,10 +104,9 @@ class BlockDiffusion:
             chance_BxG = masks / jnp.maximum(tokens, 1).astype(noise_BxG.dtype)
         t_BxG = process.schedule.inverse(noise_BxG)
         h = denoiser.blocks.features(z, t_BxG, batch.tokens, self.block)
-        nats_BxL = at_noise(
-            denoiser, process, batch, z, h, reduce=token_nats, rows=(batch.tokens,),
-            expected=self._expected, parts=noise_BxG.shape[1], exact=self.draws == "exact",
-        )  # fmt: skip
+        parts, exact = noise_BxG.shape[1], self.draws == "exact"
+        noise = noise_of(process, batch, z, self._expected, parts=parts, exact=exact)
+        nats_BxL = at_noise(denoiser, h, noise, reduce=token_nats, rows=(batch.tokens,))
         per_block = jnp.sum(self._blocks(nats_BxL), axis=2)
         # A block without masks has nothing to weigh, whatever its chance is.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)

@@ -1,4 +1,4 @@
-"""Concrete score matching on uniform noise: docs/equations.md, Concrete score."""
+"""Concrete score matching on uniform noise: docs/families/concrete_score.md."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Plain cross-entropy under noise, for training alone: docs/equations.md, Uniform noise."""
+"""Plain cross-entropy under noise, for training alone: docs/families/uniform.md."""
 
 import dataclasses
 from typing import Any, ClassVar

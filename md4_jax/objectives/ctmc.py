@@ -1,4 +1,4 @@
-"""The bound of the continuous-time framework: docs/equations.md, Rates."""
+"""The bound of the continuous-time framework: docs/families/tauldr.md."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""D3PM's bound of a model with T steps: docs/equations.md, D3PM."""
+"""D3PM's bound of a model with T steps: docs/families/d3pm.md."""
 
 import dataclasses
 from typing import Any, ClassVar

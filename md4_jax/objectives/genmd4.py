@@ -1,4 +1,4 @@
-"""GenMD4's bound and its gradient in the schedule: docs/equations.md, GenMD4."""
+"""GenMD4's bound and its gradient in the schedule: docs/families/genmd4.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_noise
+from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.md4 import masked, prompted
 from md4_jax.objectives.token_nats import counted, expected, token_nats
 from md4_jax.processes.capabilities import RevealsBySymbol
@@ -86,8 +86,8 @@ class GenMD4:
         def terms(logits: Array, x: Array) -> Array:
             return power[x] * token_nats(logits, x) - power[x] + expected(logits, power)
 
-        h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
-        terms_BxL = at_noise(denoiser, process, batch, z, h_BxLxD, reduce=terms, rows=rows)
+        h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
+        terms_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=terms, rows=(batch.tokens,))
         return (1.0 - self.first_time) / t * jnp.sum(terms_BxL, axis=1)
 
     def reconstruction(self, process: RevealsBySymbol, batch: Batch) -> Array:

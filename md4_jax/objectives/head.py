@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,35 +29,49 @@ def capacity(
     exact     their number is drawn itself; otherwise each position is drawn on its own, and five
               standard deviations of the binomial are added
 
-    An odd noise level has no partner and may choose all of its positions.
+    The levels of an odd row have no partners: as much as one of them may choose all positions.
     """
-    odd = rows * parts % 2 / (rows * parts)
+    odd = rows % 2 / (rows * parts)
     spread = 1.0 / length if exact else 2.5 / math.sqrt(rows * length)
     share = expected * (1.0 - odd) + odd + spread
     return min(rows * length, math.ceil(share * rows * length))
 
 
+class Noise(NamedTuple):
+    """Positions whose logits a loss needs, and how many they are likely to be.
+
+    positions  bool [B, L], counted positions that `is_noise` marks
+    expected, parts, exact  as in `capacity`
+    """
+
+    positions: Array
+    expected: float
+    parts: int = 1
+    exact: bool = False
+
+
+def noise_of(
+    process: Process, batch: Batch, z: Array, expected: float | None = None, **draws: Any
+) -> Noise:
+    """Finds the noise of z; expected: mean share of such positions, None for the process's own."""
+    expected = process.expected_noise() if expected is None else expected
+    return Noise(process.is_noise(z) & batch.loss_mask, expected, **draws)
+
+
 def at_noise(
     denoiser: Denoiser,
-    process: Process,
-    batch: Batch,
-    z: Array,
     h_BxLxD: Array,
+    noise: Noise,
     *,
     reduce: Callable[..., Array],
     rows: tuple[Array, ...],
-    expected: float | None = None,
-    **draws: Any,
 ) -> Array:
-    """reduce(logits, *rows) at the counted positions that `is_noise` marks, 0 elsewhere: [B, L].
-
-    expected: mean share of such positions, the process's own if None; draws: as `capacity`.
-    """
-    chosen = process.is_noise(z) & batch.loss_mask
-    if expected is None:
-        expected = process.expected_noise()
-    room = capacity(expected, len(z) // denoiser.accelerator.groups, z.shape[1], **draws)
-    return at_positions(denoiser, h_BxLxD, chosen, reduce=reduce, rows=rows, room=room)
+    """reduce(logits, *rows) where there is noise and 0 elsewhere, float [B, L]."""
+    rows_of_part = len(h_BxLxD) // denoiser.accelerator.groups
+    room = capacity(
+        noise.expected, rows_of_part, h_BxLxD.shape[1], parts=noise.parts, exact=noise.exact
+    )
+    return at_positions(denoiser, h_BxLxD, noise.positions, reduce=reduce, rows=rows, room=room)
 
 
 def at_positions(

@@ -1,4 +1,4 @@
-"""MD4's bounds in continuous and in discrete time: docs/equations.md, MD4."""
+"""MD4's bounds in continuous and in discrete time: docs/families/md4.md."""
 
 import dataclasses
 import math
@@ -47,7 +47,7 @@ class MD4:
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteMD4:
-    """The bound of a model with T steps (arXiv:2406.04329, section 2): docs/equations.md, MD4.
+    """The bound of a model with T steps (arXiv:2406.04329, section 2): docs/families/md4.md.
 
     With s(i) = (i-1)/T, t(i) = i/T and alpha pinned to 1 at t(0) and to 0 at
     t(T), so that it is a bound for every schedule:

@@ -1,4 +1,4 @@
-"""RADD's losses for a masked model without time: docs/equations.md, RADD."""
+"""RADD's losses for a masked model without time: docs/families/radd.md."""
 
 import dataclasses
 from typing import ClassVar

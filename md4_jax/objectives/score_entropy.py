@@ -1,11 +1,11 @@
-"""SEDD's denoising score entropy, masking and uniform noise: docs/equations.md, Score entropy."""
+"""SEDD's denoising score entropy, masking and uniform noise: docs/families/sedd.md."""
 
 import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_noise
+from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.md4 import masked, noised
 from md4_jax.objectives.token_nats import counted, score_nats, uniform_score_nats
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
@@ -78,10 +78,8 @@ class ScoreEntropy:
         shift_BxL = jnp.broadcast_to(self._shift(process, t)[:, None], z.shape)
         nats_BxL = at_noise(
             denoiser,
-            process,
-            batch,
-            z,
             denoiser.features(z, t),
+            noise_of(process, batch, z),
             reduce=lambda outputs, x, shift: score_nats(outputs - shift[..., None], x),
             rows=(batch.tokens, shift_BxL),
         )

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_noise
+from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 
@@ -56,10 +56,10 @@ def masked_nats(
 ) -> Array:
     """Sum over counted masked positions of -log mu(z, t)[x], nats per sequence [B].
 
-    Unmasked positions are copied by the denoiser and cost nothing. draws: as `head.at_noise`.
+    Unmasked positions are copied by the denoiser and cost nothing. draws: as `head.noise_of`.
     """
-    h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
-    nats_BxL = at_noise(denoiser, process, batch, z, h_BxLxD, reduce=token_nats, rows=rows, **draws)
+    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z, **draws)
+    nats_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
     return jnp.sum(nats_BxL, axis=1)
 
 

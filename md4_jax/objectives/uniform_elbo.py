@@ -1,4 +1,4 @@
-"""The bound on uniform noise of a denoiser that names x: docs/equations.md, Uniform noise."""
+"""The bound on uniform noise of a denoiser that names x: docs/families/uniform.md."""
 
 import dataclasses
 from typing import ClassVar

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.evals.likelihood import make_eval_step
-from md4_jax.experiment import Experiment, eval_batch_size, sample_length
+from md4_jax.evals.likelihood import make_eval_step, reported
+from md4_jax.experiment import Experiment, sample_length
 from md4_jax.perf.bench import forward_flops
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, UserError
@@ -123,12 +123,11 @@ def _train(experiment: Experiment, shapes: Any) -> Plan:
 
 
 def _eval(experiment: Experiment, shapes: Any) -> Plan:
-    step = make_eval_step(
-        experiment.network, experiment.eval_objective, experiment.eval.draws, experiment.eval.seed
-    )
-    batch = _batch(experiment, eval_batch_size(experiment), experiment.data.length)
-    flops = forward_flops(experiment, shapes.ema["network"], experiment.eval_objective)
-    flops *= experiment.eval.draws * batch.tokens.size
+    bound = reported(experiment)
+    step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
+    batch = _batch(experiment, bound.sequences(experiment), experiment.data.length)
+    flops = forward_flops(experiment, shapes.ema["network"], bound.objective)
+    flops *= bound.draws * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
     return _compiled(experiment, jit(step, experiment.mesh), flops, shapes.ema, batch, index)
 
@@ -240,8 +239,9 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) ->
     if worst.memory > chip.memory:
         raise UserError(
             f"the {name} program needs {worst.memory / 2**30:.1f} GiB on each chip, which has "
-            f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments and "
-            f"{worst.temporaries / 2**30:.1f} temporaries. " + remedies(experiment)
+            f"{chip.memory / 2**30:.0f}: {worst.arguments / 2**30:.1f} arguments, "
+            f"{worst.outputs / 2**30:.1f} outputs and {worst.temporaries / 2**30:.1f} "
+            "temporaries. " + remedies(experiment)
         )
 
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax import corpus
-from md4_jax.evals.likelihood import make_eval_step
-from md4_jax.experiment import Experiment, eval_batch_size, sample_block, sample_length
+from md4_jax.data.corpus import Corpus
+from md4_jax.evals.likelihood import make_eval_step, reported
+from md4_jax.experiment import Experiment, rows_of, sample_block, sample_length
 from md4_jax.options import BENCH_PARTS
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, Objective, batch_of
@@ -31,11 +31,11 @@ OTHER_MATRIX = 8192
 
 @dataclasses.dataclass(frozen=True)
 class RandomTokens:
-    """A tokenizer that stands for any of its size, where only speed is asked for."""
+    """A domain that stands for any of its size, where only speed is asked for."""
 
     vocab_size: int
     eot_id: int = 0
-    is_character: bool = False
+    unit: str = "token"
 
 
 class Part(NamedTuple):
@@ -63,12 +63,12 @@ class Part(NamedTuple):
     evaluations: float = 0.0
 
 
-def bench(experiment: Experiment, source: Any) -> dict[str, Any]:
+def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
     """Times the chosen parts; {part: {...}} of numbers for a JSON line and for `table`."""
     options = experiment.bench
     out: dict[str, Any] = {"device": jax.devices()[0].device_kind, "devices": experiment.mesh.size}
     for name in options.chosen:
-        part = MAKERS[name](experiment, source)
+        part = MAKERS[name](experiment, corpus)
         rows, rates = [], []
         jax.block_until_ready(part.call())
         square = matrix_product(experiment)
@@ -148,7 +148,7 @@ def _compiled(fn: Callable, *arguments: Any):
 def _batch(experiment: Experiment, size: int) -> Batch:
     generator = np.random.default_rng(0)
     shape = (size, experiment.data.length)
-    tokens = generator.integers(0, experiment.tokenizer.vocab_size, shape, dtype=np.int32)
+    tokens = generator.integers(0, experiment.domain.vocab_size, shape, dtype=np.int32)
     return to_global(batch_of(tokens), experiment.mesh)
 
 
@@ -160,8 +160,8 @@ def forward_flops(experiment: Experiment, params: Any, objective: Objective | No
     return count(params, experiment.data.length, getattr(objective, "block", 0))
 
 
-def _train(experiment: Experiment, source: Any) -> Part:
-    del source
+def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
+    del corpus
     with jax.set_mesh(experiment.mesh):
         state = fresh_state(experiment)
         batch = _batch(experiment, experiment.train.batch_size)
@@ -180,22 +180,21 @@ def _train(experiment: Experiment, source: Any) -> Part:
     return Part(call, tokens, model=model, **facts)
 
 
-def _eval(experiment: Experiment, source: Any) -> Part:
-    del source
+def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
+    del corpus
     params = fresh_state(experiment).ema
-    batch = _batch(experiment, eval_batch_size(experiment))
-    step = make_eval_step(
-        experiment.network, experiment.eval_objective, experiment.eval.draws, experiment.eval.seed
-    )
+    bound = reported(experiment)
+    batch = _batch(experiment, bound.sequences(experiment))
+    step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(jit(step, experiment.mesh), params, batch, jnp.int32(0))
-    tokens = batch.tokens.size * experiment.eval.draws
-    model = tokens * forward_flops(experiment, params["network"], experiment.eval_objective)
+    tokens = batch.tokens.size * bound.draws
+    model = tokens * forward_flops(experiment, params["network"], bound.objective)
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
 
 
-def _sample(experiment: Experiment, source: Any) -> Part:
-    del source
+def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
+    del corpus
     params, rows = fresh_state(experiment).ema, experiment.sample.batch_size
     length = sample_length(experiment)
     sampler = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
@@ -212,8 +211,9 @@ def _sample(experiment: Experiment, source: Any) -> Part:
     return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
 
 
-def _data(experiment: Experiment, source: Any) -> Part:
-    batches: Iterator[Batch] = corpus.train_batches(experiment, source)
+def _data(experiment: Experiment, corpus: Corpus | None) -> Part:
+    rows = rows_of(experiment, experiment.train.batch_size)
+    batches: Iterator[Batch] = corpus.train_batches(seed=experiment.train.seed, **rows)
     return Part(lambda: next(batches), experiment.train.batch_size * experiment.data.length)
 
 

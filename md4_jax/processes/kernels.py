@@ -1,4 +1,4 @@
-"""Generators of continuous-time noise and their spectra, in float64: docs/equations.md, Rates."""
+"""Generators of continuous-time noise and their spectra, in float64: docs/families/tauldr.md."""
 
 import functools
 from typing import NamedTuple

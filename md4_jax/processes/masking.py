@@ -1,4 +1,4 @@
-"""The masked (absorbing) forward process: docs/equations.md, Masking."""
+"""The masked (absorbing) forward process: docs/families/md4.md."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ class Masking(Scheduled):
 
         The k-th smallest of n uniforms is independent of which positions hold the smallest
         ones and has the law Beta(k, n - k + 1), which is that of 1 - alpha given that exactly
-        k = count[b] tokens are masked (docs/equations.md).
+        k = count[b] tokens are masked (docs/families/notation.md).
         """
         draws_BxL = jnp.where(among, uniforms(keys, x.shape[1]), jnp.inf)
         order_BxL = jnp.argsort(draws_BxL, axis=1)

@@ -1,4 +1,4 @@
-"""The Hamming-1 graph on sequences: neighbours differ in one token (docs/equations.md)."""
+"""Sequences that differ in one token, as a graph: docs/families/concrete_score.md."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ def log_ratios(process: HasScore, outputs: Array, z: Array, t: Array) -> Array:
 def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple[Array, Array]:
     """Draws a neighbour of each row of z [B, L]: (position, symbol), each int32 [B].
 
-    It differs from z at one of the positions that movable, bool [B, L], marks, all as likely.
+    It differs from z at one of the positions that movable, bool [B, L], marks, all as likely;
+    where none is marked it is z itself.
     """
 
     def one(key: Array, row: Array, movable: Array) -> tuple[Array, Array]:
@@ -32,6 +33,7 @@ def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple
         marked = jnp.argsort(jnp.logical_not(movable), stable=True)
         n = marked[jax.random.randint(where, (), 0, jnp.maximum(1, jnp.sum(movable)), jnp.int32)]
         shift = jax.random.randint(what, (), 1, vocab_size, jnp.int32)
+        shift = jnp.where(jnp.any(movable), shift, 0)
         return n, (row[n] + shift) % vocab_size
 
     return jax.vmap(one)(keys, z, movable)

@@ -1,4 +1,4 @@
-"""Noise as a continuous-time Markov chain with any generator: docs/equations.md, Rates."""
+"""Noise as a continuous-time Markov chain with any generator: docs/families/tauldr.md."""
 
 import dataclasses
 import functools

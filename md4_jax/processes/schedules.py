@@ -1,4 +1,4 @@
-"""Signal levels alpha_t of the forward process (docs/equations.md, Schedules).
+"""Signal levels alpha_t of the forward process (docs/families/notation.md).
 
 All functions are elementwise in t [B] or scalar and keep the dtype of t. The
 bounds need the schedule only through 1 - alpha, so that is what is computed

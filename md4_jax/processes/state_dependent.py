@@ -1,4 +1,4 @@
-"""Masking whose schedule depends on the symbol: docs/equations.md, GenMD4."""
+"""Masking whose schedule depends on the symbol: docs/families/genmd4.md."""
 
 import dataclasses
 import functools

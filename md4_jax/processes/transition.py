@@ -1,4 +1,4 @@
-"""Discrete time with a matrix for each step: docs/equations.md, D3PM."""
+"""Discrete time with a matrix for each step: docs/families/d3pm.md."""
 
 import dataclasses
 import functools

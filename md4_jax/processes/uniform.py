@@ -1,4 +1,4 @@
-"""Uniform noise: a token becomes any symbol: docs/equations.md, Uniform noise."""
+"""Uniform noise: a token becomes any symbol: docs/families/uniform.md."""
 
 import dataclasses
 import functools

@@ -1,1 +1,1 @@
-"""The machine: devices and meshes, processes, paths, checksums, compilation."""
+"""Devices and meshes, processes, paths, checksums, compilation."""

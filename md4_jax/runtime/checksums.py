@@ -1,4 +1,4 @@
-"""Checksums of arrays: the same on every mesh, and another if any bit is."""
+"""Checksums of arrays: equal on every mesh, and different if a bit is."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from md4_jax.protocols import Array
 
 
 def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
-    """{name: 32 bits}; the arrays may lie on the devices of several processes."""
+    """Returns {name: 32 bits}; the arrays may lie on the devices of several processes."""
     sums = _checksums(dict(arrays))
     return {name: int(value) for name, value in jax.device_get(sums).items()}
 
@@ -20,16 +20,16 @@ def _checksums(arrays: dict[str, Array]) -> dict[str, Array]:
 
 
 def checksum(x: Array) -> Array:
-    """sum over i of mix(word_i ^ mix(i + 1)) mod 2^32, word_i the bits of element i.
+    """Sums mix(word_i ^ mix(i + 1)) over i, mod 2^32, where word_i is the bits of element i.
 
-    mix is a bijection, so that one changed element always changes the sum; several, and elements
-    that changed places, escape with probability 2^-32. Sums of integers have no rounding, so
-    that they do not depend on the order, the mesh or the machine.
+    Because mix is a bijection, a change of one element always changes the sum. Changes of several
+    elements, or of their order, remain unseen with probability 2^-32. Integers are summed without
+    rounding, so that the result depends on no order, mesh or machine.
     """
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     size = x.dtype.itemsize
-    # Of 8 bytes two words are made, in a last axis of their own.
+    # An element of 8 bytes becomes two words, along a new last axis.
     words = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * min(size, 4)}"))
     words = words.astype(jnp.uint32)
     place = jnp.ones(words.shape, jnp.uint32)
@@ -41,7 +41,7 @@ def checksum(x: Array) -> Array:
 
 
 def _mix(x: Array) -> Array:
-    """The finalizer of MurmurHash3 (Appleby): a bijection of 32 bits in which each bit counts."""
+    """Mixes 32 bits with the finalizer of MurmurHash3 (Appleby), a bijection."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

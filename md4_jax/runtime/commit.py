@@ -1,4 +1,4 @@
-"""The commit that the program runs from."""
+"""Commit that the program runs from."""
 
 import functools
 import subprocess
@@ -9,9 +9,9 @@ import md4_jax
 PACKAGE_ROOT = Path(md4_jax.__file__).resolve().parent.parent
 
 
-@functools.cache  # what the run started from, also if the checkout moves on meanwhile
+@functools.cache  # the run started from it, even if the checkout moves on meanwhile
 def commit() -> str:
-    """The commit of the checkout that the package runs from, '+' if it has changes."""
+    """Returns the commit of the checkout that the package runs from, with '+' if it has changes."""
     git = ["git", "-C", str(PACKAGE_ROOT)]
     try:
         run = lambda *a: subprocess.run(  # noqa: E731

@@ -1,4 +1,4 @@
-"""What XLA is told besides the program, by platform, and where compiled programs are kept."""
+"""Compiler options of each platform, and the directory of compiled programs."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 
 from md4_jax.runtime.paths import cache_root
 
-# Of all programs in the cache directory; more than this and the longest unused ones go.
+# Size limit of all programs in the cache directory; beyond it the least recently used are deleted.
 KEPT_BYTES = 2**30
 
-# cpu: matrix products are left to Eigen. XLA's default, fusing them into calls of YNNPACK, made a
+# cpu: Eigen computes matrix products. XLA's default, to fuse them into calls of YNNPACK, made a
 # step of 16 x 256 tokens at width 256 a tenth slower and its temporaries a third larger.
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def jit(fn: Callable, mesh: Mesh, **arguments: Any) -> Callable:
-    """jax.jit with the options of the platform whose devices the mesh has."""
+    """Applies jax.jit with the compiler options of the platform of the mesh."""
     return jax.jit(fn, compiler_options=OPTIONS[mesh.devices.flat[0].platform], **arguments)
 
 
@@ -32,8 +32,8 @@ def keep_programs() -> None:
     """Keeps compiled programs in the cache directory, so that the next start reads them.
 
     Programs that compile in less than a second are not kept. $JAX_COMPILATION_CACHE_DIR names
-    another directory, which is then never cleaned up; JAX_ENABLE_COMPILATION_CACHE=false
-    switches the cache off. JAX's keys hold the program, its options, the versions and the device.
+    another directory, in which nothing is ever deleted; JAX_ENABLE_COMPILATION_CACHE=false
+    switches the cache off. JAX finds a program by its code, options, versions and device.
     """
     if jax.config.jax_compilation_cache_dir:
         return
@@ -45,7 +45,7 @@ def keep_programs() -> None:
 
 
 def prune(directory: pathlib.Path, most: int) -> None:
-    """Deletes the files that were used longest ago until those left take at most `most` bytes."""
+    """Deletes the least recently used files until the others take at most `most` bytes."""
     found = []
     for entry in os.scandir(directory):
         with contextlib.suppress(FileNotFoundError):  # another process cleans up as well

@@ -8,23 +8,23 @@ import jax
 
 from md4_jax.protocols import UserError
 
-# A process that does not come within this time, or is not heard of for so long, ends all others.
+# A process that does not connect within this time, or is silent for so long, ends all others.
 CONNECT_SECONDS = 300
 HEARTBEAT_SECONDS = 100
 USAGE = "--distributed is 'auto' (Cloud TPU, GKE, Slurm, MPI) or HOST:PORT,PROCESSES,INDEX"
 
 
 def start(how: str) -> None:
-    """Joins this process to the others, before any device is looked at.
+    """Joins this process to the others; must come before any device is used.
 
-    how: '' for a single process; 'auto' where the cluster says who the others are;
-    'HOST:PORT,PROCESSES,INDEX' otherwise, HOST:PORT being a free port of process 0. UserError
-    for anything else, and if the others do not come within CONNECT_SECONDS.
+    how: '' for a single process; 'auto' where the cluster knows the others;
+    'HOST:PORT,PROCESSES,INDEX' otherwise, where HOST:PORT is a free port of process 0. UserError
+    for anything else, and if the others do not connect within CONNECT_SECONDS.
     """
     if not how:
         return
     arguments = {} if how == "auto" else _explicit(how)
-    # CPU devices of several processes talk through gloo; other platforms do not look at this.
+    # CPU devices of several processes communicate through gloo; other platforms ignore this.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(
@@ -38,9 +38,10 @@ def start(how: str) -> None:
 
 
 def fault(error: Exception) -> int:
-    """Says why this process ends, one of several; raises the error again where it is the only one.
+    """Prints why this process, one of several, ends, and returns the exit code 1.
 
-    Returns the exit code 1. An error of the runtime is how the end of another process looks.
+    Raises the error again where the process is the only one. When another process ends, this one
+    sees an error of the runtime.
     """
     if not jax.distributed.is_initialized():
         raise error
@@ -57,7 +58,7 @@ def fault(error: Exception) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends this process; after a failure at once, and not after waiting for the others."""
+    """Ends this process; after a failure immediately, without waiting for the others."""
     if code in (1, 2) and jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()

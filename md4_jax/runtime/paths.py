@@ -1,4 +1,4 @@
-"""Places of files: local paths and addresses of object storage alike."""
+"""Paths of files, local ones and addresses in object storage."""
 
 import errno
 import importlib.util
@@ -11,17 +11,18 @@ from etils import epath
 
 from md4_jax.protocols import UserError
 
-Place = epath.Path  # what all of the package takes for a file or a directory
+Place = epath.Path  # type of every path in the package
 
-# Scheme of an address -> the package through which fsspec reads and writes there.
+# Scheme of an address -> the package with which fsspec reads and writes there.
 STORES = {"gs": "gcsfs", "s3": "s3fs"}
-PATTERN = "*?[\\"  # what a pattern of file names does not take for itself
+PATTERN = "*?[\\"  # characters with a meaning in patterns of file names
 
 
 def place(text: Any, key: str = "--workdir") -> Place:
-    """An absolute local path, ~ expanded, or the address of an object store: gs://bucket/runs/a.
+    """Returns an absolute local path, ~ expanded, or an address such as gs://bucket/runs/a.
 
-    key is what the user set to it. UserError for an address that nothing installed can reach.
+    key: the option that the user set, for the message. UserError for an address that no installed
+    package can reach.
     """
     scheme, mark, _ = str(text).partition("://")
     if not mark:
@@ -35,15 +36,15 @@ def place(text: Any, key: str = "--workdir") -> Place:
 
 
 def cache_root() -> pathlib.Path:
-    """The directory of what can be made again: $MD4_JAX_CACHE, or ~/.cache/md4_jax."""
+    """Returns the directory of files that can be made again: $MD4_JAX_CACHE or ~/.cache/md4_jax."""
     named = os.environ.get("MD4_JAX_CACHE")
     return pathlib.Path(named) if named else pathlib.Path.home() / ".cache" / "md4_jax"
 
 
 def check_name(directory: Place) -> None:
-    """UserError for a directory in which checkpoints could be written and then not be read.
+    """Raises UserError for a directory whose checkpoints could be written and not be read.
 
-    The checkpoint library collects its files by a pattern that begins with the directory's path.
+    The checkpoint library finds its files by a pattern that begins with the path of the directory.
     """
     found = [c for c in PATTERN if c in str(directory)]
     if found:
@@ -55,12 +56,12 @@ def check_name(directory: Place) -> None:
 
 
 def is_remote(path: Any) -> bool:
-    """Whether it is an address of object storage, where files are replaced and never added to."""
+    """Whether it is an address in object storage, where no file can be appended to."""
     return "://" in str(path)
 
 
 def exists(path: Place) -> bool:
-    """Whether it is there; UserError if an object store cannot be asked."""
+    """Whether the file exists; UserError if its object store does not answer."""
     try:
         return path.exists()
     except Exception as error:  # each object store has errors of its own
@@ -70,10 +71,10 @@ def exists(path: Place) -> bool:
 
 
 def version(path: Any) -> tuple[str | int, ...]:
-    """(address, bytes, times of change) of a file, which tell one content from another.
+    """Returns (address, bytes, times of change) of a file, which identify its content.
 
-    Of a local file two times: one can be set back, as copying does that preserves it, that of the
-    last change of anything cannot.
+    A local file has two times. That of the content can be set back, which a copy that preserves
+    times does; that of the last change of anything cannot.
     """
     if is_remote(path):
         found = path.stat()
@@ -84,7 +85,7 @@ def version(path: Any) -> tuple[str | int, ...]:
 
 
 def append(path: Place, text: str) -> None:
-    """Adds to a file, which need not exist."""
+    """Appends to a file, which need not exist."""
     if is_remote(path):
         path.write_text((path.read_text() if path.exists() else "") + text)
         return
@@ -93,7 +94,7 @@ def append(path: Place, text: str) -> None:
 
 
 def replace(path: Place, text: str) -> None:
-    """Writes a file, whole or not at all. Objects appear whole in any case."""
+    """Writes a file, whole or not at all; in object storage every write is so."""
     if is_remote(path):
         path.write_text(text)
         return
@@ -106,7 +107,7 @@ def replace(path: Place, text: str) -> None:
 
 
 def move(path: Place, target: Place) -> None:
-    """Moves a directory to where there is none."""
+    """Moves a directory to a path that does not exist."""
     if not is_remote(path):
         os.replace(path, target)
         return
@@ -124,7 +125,7 @@ def _files(directory: Place) -> Iterator[Place]:
 
 
 def check_writable(directory: Place) -> None:
-    """Makes the directory if need be; UserError with the reason if one cannot write there."""
+    """Makes the directory if need be; UserError with the reason if it cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".writable-{os.getpid()}"

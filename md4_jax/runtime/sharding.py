@@ -1,13 +1,15 @@
-"""Mesh axes, the table from parameter path to sharding, and host batches to global arrays.
+"""Mesh axes, sharding of each parameter by its path, and global arrays of host batches.
 
-The mesh always has the axes `data`, `fsdp` and `tensor`, of size 1 where unused,
-so nothing else asks how many devices there are. A batch is split over `data`
-and `fsdp`; parameters over `fsdp` and `tensor`; the optimizer's and the moving
-average's copies lie as their parameter does, since their paths end alike.
+The mesh always has the axes `data`, `fsdp` and `tensor`, of size 1 where unused, so that no other
+code asks for the number of devices. A batch is split over `data` and `fsdp`, parameters over
+`fsdp` and `tensor`. The copies of a parameter in the optimizer and the moving average are split
+like it, since their paths end alike.
 """
 
+import functools
 import math
 import re
+import sys
 
 import jax
 import numpy as np
@@ -21,8 +23,8 @@ from md4_jax.protocols import Array, Params, UserError
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
-# The end of a parameter's path -> how its trailing dimensions are split. Leading
-# dimensions (the layer axis of scanned blocks) stay whole.
+# End of a parameter's path -> how its trailing dimensions are split. Leading dimensions (the
+# layer axis of scanned blocks) stay whole.
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
@@ -34,10 +36,12 @@ RULES = (
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
 )
+# A parameter without a rule that has at most so many numbers (1 MiB in float32) is not split.
+SMALL = 2**18
 
 
 def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
-    """A mesh over the first data * fsdp * tensor devices; UserError when there are too few."""
+    """Makes a mesh of the first data * fsdp * tensor devices; UserError if there are too few."""
     devices = jax.devices() if devices is None else devices
     for name in ("fsdp", "tensor"):
         if getattr(options, name) < 1:
@@ -60,9 +64,9 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
 
 
 def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
-    """The devices as an array of that shape, neighbours on an axis neighbours in the machine.
+    """Arranges devices in that shape, so that neighbours on an axis are neighbours in the machine.
 
-    Slices of TPUs, between which there is only the data centre's network, lie along `data`.
+    Slices of TPUs, which only the network of the data centre connects, lie along `data`.
     """
     is_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
@@ -80,28 +84,33 @@ def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """How many pieces a batch is split into."""
+    """Number of pieces that a batch is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def batch_groups() -> int:
-    """How many pieces a batch is split into on the mesh in use; 1 where there is none."""
+    """Number of pieces that a batch is split into on the mesh in use; 1 without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def path_name(path: tuple) -> str:
-    """'network/blocks/attention/query/kernel' for a path of jax.tree_util."""
+    """Writes a path of jax.tree_util as 'network/blocks/attention/query/kernel'."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The PartitionSpec of one array; UserError for an unknown path or an uneven split."""
+    """Returns the PartitionSpec of one array.
+
+    Without a rule for its path it is not split, and a warning says so. UserError for a large one
+    without a rule on a mesh that splits parameters, and for an uneven split.
+    """
     if not shape:
         return P()
     spec = next((spec for pattern, spec in RULES if re.search(pattern, name)), None)
     if spec is None:
-        raise UserError(f"no sharding rule matches {name} {shape}; add a row to sharding.RULES")
+        _check_replicated(name, shape, mesh)
+        spec = P()
     full = P(*(None,) * (len(shape) - len(spec)), *spec)
     for size, axis in zip(shape, full, strict=True):
         if axis is not None and size % mesh.shape[axis]:
@@ -112,8 +121,35 @@ def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     return full
 
 
+def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
+    """Warns of a parameter that no rule matches; UserError where that takes too much memory."""
+    parameter = name[max(0, name.find("network/"), name.find("process/")) :]
+    axes = ("fsdp", "tensor") if len(shape) > 1 else (None,)
+    row = f'(r"{"/".join(parameter.split("/")[-2:])}$", P({", ".join(map(repr, axes))}))'
+    split = {axis: mesh.shape[axis] for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1}
+    if split and math.prod(shape) > SMALL:
+        sizes = " and ".join(f"mesh.{axis}={size}" for axis, size in split.items())
+        raise UserError(
+            f"no rule says how {parameter} {shape} is split over {sizes}, and whole on every "
+            f"device it would be large. Add a row to RULES in md4_jax/runtime/sharding.py: {row}, "
+            "or with None for a dimension that stays whole"
+        )
+    _warn_replicated(parameter, shape, row)
+
+
+@functools.cache  # once for a parameter and its copies in the optimizer and the average
+def _warn_replicated(parameter: str, shape: tuple[int, ...], row: str) -> None:
+    if jax.process_index() == 0:
+        print(
+            f"warning: no rule says how {parameter} {shape} is split over devices, so that each "
+            f"holds all of it. A row of RULES in md4_jax/runtime/sharding.py would be {row}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def shardings_of(tree: Params, mesh: Mesh) -> Params:
-    """The sharding of every array of a tree (arrays or ShapeDtypeStructs) by its path."""
+    """Returns the sharding of every array of a tree (arrays or ShapeDtypeStructs)."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, spec_for(path_name(path), leaf.shape, mesh)), tree
     )
@@ -128,7 +164,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
-    """Pins an activation's sharding on the mesh in use; the identity where there is none."""
+    """Constrains the sharding of an activation on the mesh in use; the identity without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -136,19 +172,19 @@ def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Which rows of a global batch the devices of this process hold, in ascending order."""
+    """Returns the rows of a global batch that the devices of this process hold, ascending."""
     each = batch_size // batch_shards(mesh)
     return (_local_shards(mesh)[:, None] * each + np.arange(each)).ravel()
 
 
 def _local_shards(mesh: Mesh) -> np.ndarray:
-    """The pieces of a batch that the devices of this process hold; some may be others' too."""
+    """Returns the pieces of a batch that devices of this process hold, some of them shared."""
     held = batch_sharding(mesh).addressable_devices_indices_map((batch_shards(mesh),))
     return np.unique([index[0].start or 0 for index in held.values()])
 
 
 def to_global(tree: Params, mesh: Mesh) -> Params:
-    """The `local_rows` of a host batch -> global arrays split over the batch axes."""
+    """Makes global arrays, split over the batch axes, of the `local_rows` on each host."""
     shards = _local_shards(mesh)
 
     def whole(x: np.ndarray) -> Array:
@@ -165,7 +201,7 @@ def to_global(tree: Params, mesh: Mesh) -> Params:
 
 
 def to_host(tree: Params) -> Params:
-    """Global arrays -> numpy, whole, on every process."""
+    """Returns global arrays as whole numpy arrays on every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
@@ -174,10 +210,10 @@ def to_host(tree: Params) -> Params:
 
 
 def max_over_processes(number: int, *, now: bool = True) -> int:
-    """The largest of the numbers that the processes give, the same answer on all.
+    """Returns the largest of the numbers of all processes, on every process.
 
-    With several processes they ask one another only when `now`, which must be
-    alike on all of them, and the answer is 0 in between.
+    Several processes communicate only if `now`, which must be equal on all of them; otherwise
+    the answer is 0.
     """
     if jax.process_count() == 1:
         return number
@@ -185,7 +221,7 @@ def max_over_processes(number: int, *, now: bool = True) -> int:
 
 
 def table(tree: Params, mesh: Mesh) -> str:
-    """One line per kind of parameter: path, shape, how it is split, bytes on a device."""
+    """Lists the parameters, one per line: path, shape, how it is split, MiB on a device."""
     lines = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = spec_for(path_name(path), leaf.shape, mesh)

@@ -1,4 +1,4 @@
-"""Ancestral sampling, z_s ~ p(z_s | z_t) of each process: docs/samplers.md, Ancestral."""
+"""Ancestral sampling, z_s ~ p(z_s | z_t) of each process: docs/samplers.md."""
 
 import dataclasses
 import functools
@@ -96,6 +96,6 @@ def reveal_by_symbol(logits: Array, each: Array) -> tuple[Array, Array]:
     """(logits of a token given that it is revealed, P(revealed)) from P(revealed | symbol) [V].
 
     logits [..., V] of mu: P(revealed) = sum_k mu_k p_k and P(k | revealed) prop mu_k p_k
-    (docs/equations.md, GenMD4).
+    (docs/families/genmd4.md).
     """
     return logits + jnp.log(each), jax.nn.softmax(logits, axis=-1) @ each

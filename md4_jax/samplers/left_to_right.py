@@ -1,4 +1,4 @@
-"""Sampling of a causal model, one token after another: docs/equations.md, Autoregressive."""
+"""Sampling of a causal model, one token after another: docs/families/autoregressive.md."""
 
 import dataclasses
 import functools

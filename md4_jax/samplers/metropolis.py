@@ -1,4 +1,4 @@
-"""Metropolis-Hastings with a model's ratios: docs/equations.md, Concrete score."""
+"""Metropolis-Hastings with a model's ratios: docs/families/concrete_score.md."""
 
 import dataclasses
 import functools

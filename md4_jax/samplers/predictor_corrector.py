@@ -1,4 +1,4 @@
-"""Corrector steps after each reverse step: docs/samplers.md, Predictor-corrector."""
+"""Corrector steps after each reverse step: docs/samplers.md."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""The analytic (Tweedie) step from scores: docs/samplers.md, Tweedie."""
+"""The analytic (Tweedie) step from scores: docs/samplers.md."""
 
 import dataclasses
 import functools

@@ -144,6 +144,14 @@ class Checkpoints:
                 return step, _graft(template, found["ema"])
         return None
 
+    def host(self, say=print) -> dict | None:
+        """The host state of the newest readable checkpoint; None if none was saved."""
+        for step in reversed(self.steps()):
+            found = self._read(step, {}, say)
+            if found is not None:
+                return found["host"]["state"]
+        return None
+
     def _read(self, step: int, templates: Mapping[str, Any], say) -> Any:
         """These items and `host`, or None, alike on all processes; what is wrong is said."""
         items = {k: ocp.args.StandardRestore(_leaves(v)) for k, v in templates.items()}

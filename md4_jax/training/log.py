@@ -2,10 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
+from md4_jax.evals.context import numbers_of
 from md4_jax.evals.metrics import bits
 from md4_jax.protocols import Array, UserError
 from md4_jax.training.writers import Progress, Writer
@@ -107,10 +109,10 @@ class TrainLog:
             "tokens_per_second": rate * size * length,
         }
         self._writer.write(step, numbers)
+        kind = "bound" if self._is_bound else "training loss"
         text = (
-            f"{'bound' if self._is_bound else 'training loss'} {loss:.3f} +- {error:.3f} bits/token"
-            f"{self._held_out}, {rate * size * length:,.0f} tokens/s"
-            + (f", {skipped} skipped" if skipped else "")
+            f"{kind} {loss:.3f}{_plus_minus(error)} bits/token{self._held_out}, "
+            f"{rate * size * length:,.0f} tokens/s" + (f", {skipped} skipped" if skipped else "")
         )
         self._progress.show(step, text, rate)
 
@@ -121,10 +123,22 @@ class TrainLog:
         spread = self._squares - self._count * mean**2
         return math.sqrt(max(spread, 0.0) / (self._count - 1) / self._count)
 
-    def evaluation(self, step: int, result: dict[str, float], text: str) -> None:
-        """Writes a held-out result, every name with 'eval_' before it."""
-        self._writer.write(step, {f"eval_{name}": value for name, value in result.items()})
-        value, error = result["bits_per_token"], result["bits_per_token_se"]
-        self._held_out = f" (held out {value:.3f} +- {error:.3f})"
-        self._progress.say(f"step {step}  validation: {text}")
+    def evaluation(
+        self, step: int, name: str, result: Mapping[str, Any], *, is_held_out: bool = False
+    ) -> None:
+        """Writes the numbers that an evaluator found, every one with 'NAME/' before it.
+
+        is_held_out: it is the bound on held-out text that may stand beside a bound of training.
+        A training-only loss never has it beside it: the two are different quantities.
+        """
+        numbers = numbers_of(result)
+        self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
+        if is_held_out and self._is_bound:
+            value, error = result["bits_per_token"], result["bits_per_token_se"]
+            self._held_out = f" (held out {value:.3f}{_plus_minus(error)})"
         self._clock = (time.monotonic(), step)
+
+
+def _plus_minus(error: float) -> str:
+    """' +- 0.123', or nothing for an error that is not known."""
+    return f" +- {error:.3f}" if math.isfinite(error) else ""

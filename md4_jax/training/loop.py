@@ -8,10 +8,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from md4_jax import corpus
-from md4_jax.evals import report as eval_report
-from md4_jax.evals.likelihood import Evaluator
-from md4_jax.experiment import Experiment
+from md4_jax.data.corpus import Corpus, check_same_text
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.evals.suite import Suite
+from md4_jax.experiment import Experiment, rows_of
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place
@@ -47,14 +47,14 @@ class Stop:
 
 def train(
     experiment: Experiment,
-    source,
+    corpus: Corpus,
     workdir: Place,
-    evaluator: Evaluator,
+    suite: Suite,
     begin: Callable[[Params], Params] | None = None,
 ) -> tuple[int, int | None]:
     """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
 
-    evaluator: what estimates the bound on the validation split, every eval.every steps.
+    suite: the evaluators, of which those that are due run after a step.
     begin: fresh parameters -> those of the first step; not called where there is a checkpoint.
     UserError when too many non-finite steps follow one another or a checkpoint
     cannot be saved; the earlier checkpoints stay as they are.
@@ -63,14 +63,15 @@ def train(
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
     state, host = first_state(experiment, checkpoints, begin)
     step = int(state.step)
-    text = corpus.fingerprint(experiment, source)
-    corpus.check_same_text((host or {}).get("text"), text, workdir)
-    data = corpus.train_batches(experiment, source)
+    text = corpus.fingerprint()
+    check_same_text((host or {}).get("text"), text, workdir)
+    rows = rows_of(experiment, experiment.train.batch_size)
+    data = corpus.train_batches(seed=experiment.train.seed, **rows)
     if primary:
         print(report.start(experiment, state, workdir, step), flush=True)
     writer = Writer(workdir, resume_step=step) if primary else NullWriter()
     progress = Progress(experiment.train.num_steps, step, enabled=primary)
-    log = _train_log(experiment, writer, progress)
+    log, held_out = _train_log(experiment, writer, progress), _held_out(experiment)
     if host is not None:
         data.set_state(host["data"])
         log.set_state(host["log"])
@@ -81,15 +82,17 @@ def train(
     stop, began = Stop(), time.monotonic()
 
     def evaluate_if_due() -> None:
-        every = experiment.eval.every
-        if not (every and step and step % every == 0):
-            return
         # Only the process that writes knows what is written.
-        if not max_over_processes(int(writer.has(step, "eval_nats_per_token"))):
+        names = [
+            name
+            for name in suite.due(step)
+            if not max_over_processes(int(writer.has(step, f"{name}/")))
+        ]
+        if names:
             log.flush()
-            batches = corpus.eval_batches(experiment, source, "validation")
-            result = evaluator(state.ema, batches, experiment.eval.limit)
-            log.evaluation(step, result, eval_report.line(result))
+        say = lambda text: progress.say(f"step {step}  {text}")  # noqa: E731
+        for name, result in suite.run(names, state.ema, step, say):
+            log.evaluation(step, name, result, is_held_out=name == held_out)
 
     def why_stop() -> int:
         """0, BUDGET or the number of a signal that any process was sent."""
@@ -149,6 +152,16 @@ def _train_log(experiment: Experiment, writer: Writer, progress: Progress) -> Tr
         learning_rate=experiment.learning_rate,
         max_skipped_in_a_row=experiment.train.max_skipped_in_a_row,
     )
+
+
+def _held_out(experiment: Experiment) -> str:
+    """The name of the evaluator whose bound is shown beside that of training, "" for none."""
+    bounds = (
+        name
+        for name, e in experiment.evals.items()
+        if isinstance(e, LikelihoodBound) and e.every and not e.data
+    )
+    return next(bounds, "")
 
 
 def abstract_state(experiment: Experiment) -> TrainState:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -39,9 +40,9 @@ class Writer:
             str(workdir / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
         )
 
-    def has(self, step: int, name: str) -> bool:
-        """Whether that number of that step is written."""
-        return name in self._names.get(step, ())
+    def has(self, step: int, prefix: str) -> bool:
+        """Whether a number of that step is written whose name begins so."""
+        return any(name.startswith(prefix) for name in self._names.get(step, ()))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._names.setdefault(step, set()).update(numbers)
@@ -71,8 +72,8 @@ class NullWriter:
     def __init__(self):
         self._names: set[tuple[int, str]] = set()
 
-    def has(self, step: int, name: str) -> bool:
-        return (step, name) in self._names
+    def has(self, step: int, prefix: str) -> bool:
+        return any(at == step and name.startswith(prefix) for at, name in self._names)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._names.update((step, name) for name in numbers)
@@ -85,13 +86,17 @@ class NullWriter:
 
 
 def read_rows(path: Place) -> list[dict]:
-    """The rows of a metrics.jsonl; a last line that a crash cut short is left out."""
+    """The rows of a metrics.jsonl; a last line that a crash cut short is left out.
+
+    Numbers that were written as eval_NAME, when there was one evaluator, are validation/NAME.
+    """
     rows = []
     for line in path.read_text().splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             continue
+        rows.append({re.sub("^eval_", "validation/", name): value for name, value in row.items()})
     return rows
 
 

@@ -33,8 +33,8 @@ EVAL_EVERY, STEPS, FARTHEST = 10, 120, 30
 SETTINGS = {
     "train.num_steps": STEPS,
     "log.every": 1,
-    "eval.every": EVAL_EVERY,
-    "eval.limit": 512,
+    "evals.validation.every": EVAL_EVERY,
+    "evals.validation.limit": 512,
     "checkpoint.every": 7,
     "sample.num": 1,
 }

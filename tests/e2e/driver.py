@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 
 from md4_jax import main
-from md4_jax.evals.likelihood import Evaluator
+from md4_jax.evals.likelihood import Estimator
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.log import TrainLog
 
@@ -56,11 +56,11 @@ def kill_in_evaluation(fatal: int) -> None:
         used.append(self)
         save(self, step, state, host)
 
-    def dying(self, step, result, text):
+    def dying(self, step, name, result, **settings):
         if step == fatal:
             used[-1].wait()
             die()
-        evaluation(self, step, result, text)
+        evaluation(self, step, name, result, **settings)
 
     Checkpoints.save, TrainLog.evaluation = noting, dying
 
@@ -85,14 +85,14 @@ def kill_in_save(fatal: int) -> None:
 def wait_in_evaluation(step: int) -> None:
     # Ignored by what a shell has started in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    evaluate = Evaluator.__call__
+    evaluate = Estimator.__call__
 
     def waiting(self, params, batches, limit=0):
         if not limit:  # those while training have one
             time.sleep(60)
         return evaluate(self, params, batches, limit)
 
-    Evaluator.__call__ = waiting
+    Estimator.__call__ = waiting
 
 
 HINDRANCES = {

@@ -12,10 +12,10 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 import md4_jax
-from md4_jax import corpus
-from md4_jax.config import inputs
-from md4_jax.config import schema as sections
-from md4_jax.data.loader import split_size
+from md4_jax.config import build, inputs, runs, schema
+from md4_jax.data.corpus import Corpus
+from md4_jax.experiment import rows_of
+from md4_jax.options import DataOptions
 
 
 def lines(ended) -> list[str]:
@@ -43,7 +43,7 @@ def test_config_json(trained):
     assert stored["version"] == md4_jax.__version__
     assert re.fullmatch(r"[0-9a-f]{40}\+?|unknown", stored["commit"])
     assert set(stored["config"]) >= {"data", "network", "train", "mesh", "sample"}
-    sections.check_keys(stored["config"])
+    schema.check_keys(stored["config"])
 
 
 def test_metrics_are_finite_numbers(trained, rows):
@@ -92,7 +92,12 @@ def test_the_picture(trained):
 
 
 def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
-    words = ("train.num_steps=2", "optim.warmup_steps=1", "eval.every=0", "network.depth=1")
+    words = (
+        "train.num_steps=2",
+        "optim.warmup_steps=1",
+        "evals.validation.every=0",
+        "network.depth=1",
+    )
     ended = run("--config", tiny, "--workdir", tmp_path, *(f"--config.{w}" for w in words))
     assert ended.code == 0, ended.err
     assert "loss curve    none: nothing was logged" in ended.out
@@ -131,9 +136,30 @@ def test_eval_is_the_final_evaluation_of_training(copy, run, tiny, evaluated):
     assert f"({evaluated['sequences']} sequences, 1 draws each)" in line
 
 
+def test_validation_is_of_the_average_of_the_parameters(trained, tiny, rows):
+    """The last line of validation is what the kept average has on the same sequences."""
+    asked = schema.load_config(str(tiny), {})
+    domain, source = inputs.domain_and_source(asked, trained)
+    experiment = build.experiment(asked, domain)
+    _, params = runs.averaged(experiment, trained)
+    bound = experiment.evals["validation"]
+    batches = Corpus(source, domain, experiment.data).eval_batches(
+        "validation", **rows_of(experiment, bound.sequences(experiment))
+    )
+    result = bound.of_batches(experiment, params, batches, {})
+    name = "validation/nats_per_token"
+    last = [row[name] for row in rows(trained) if name in row][-1]
+    assert last == pytest.approx(result["nats_per_token"], rel=1e-6)
+
+
 @pytest.mark.slow
 def test_no_line_says_a_bound_without_its_error(run, tiny, tmp_path):
-    words = ("train.num_steps=6", "log.every=3", "eval.every=3", "eval.ngram_order=2")
+    words = (
+        "train.num_steps=6",
+        "log.every=3",
+        "evals.validation.every=3",
+        "evals.ngrams.final=True",
+    )
     settings = (*words, "optim.warmup_steps=1", "network.depth=1", "checkpoint.every=3")
     ended = run("--config", tiny, "--workdir", tmp_path, *(f"--config.{w}" for w in settings))
     assert ended.code == 0, ended.err
@@ -153,15 +179,15 @@ def test_eval_changes_nothing(copy, run, tiny, snapshot):
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, trained):
     """One sequence of what is left over included; the draws differ, so the values nearly agree."""
-    config = sections.load_config(str(tiny), {})
-    tokenizer, source = inputs.tokenizer_and_source(config, trained)
-    size = split_size(corpus.stream(source, tokenizer, split), 16)
+    config = schema.load_config(str(tiny), {})
+    domain, source = inputs.domain_and_source(config, trained)
+    size = Corpus(source, domain, DataOptions(length=16)).sizes([split])[split]
     assert size.remainder
     found = {}
     for batch in (7, 64, 1000):
         ended = run(
             *("--config", tiny, "--workdir", trained, "--mode", "eval"),
-            *(f"--config.eval.split={split}", f"--config.eval.batch_size={batch}"),
+            *(f"--config.evals.test.split={split}", f"--config.evals.test.batch_size={batch}"),
         )
         found[batch] = json.loads(lines(ended)[-1])
         assert found[batch]["split"] == split
@@ -175,7 +201,7 @@ def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, train
 @pytest.mark.slow
 def test_more_draws_have_a_smaller_error(run, tiny, trained, evaluated):
     ended = run(
-        *("--config", tiny, "--workdir", trained, "--mode", "eval", "--config.eval.draws=4"),
+        *("--config", tiny, "--workdir", trained, "--mode", "eval", "--config.evals.test.draws=4"),
     )
     four = json.loads(lines(ended)[-1])
     assert four["draws"] == 4
@@ -254,7 +280,7 @@ def test_temperature_zero_is_the_most_likely_token(sample):
 @pytest.mark.slow
 def test_the_default_workdir_is_made_and_printed(run, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ended = run("--config", tiny, "--config.train.num_steps=4", "--config.eval.every=0")
+    ended = run("--config", tiny, "--config.train.num_steps=4", "--config.evals.validation.every=0")
     assert ended.code == 0, ended
     (workdir,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"tiny-\d{8}-\d{6}", workdir.name)
@@ -283,9 +309,9 @@ def test_documents_of_bytes(separate, run, tiny, tmp_path, rows):
     )
     assert ended.code == 0, ended
     assert "bits/token" in ended.out and "bits/character" not in ended.out
-    (row,) = [row for row in rows(workdir) if "eval_bits_per_token" in row]
+    (row,) = [row for row in rows(workdir) if "validation/bits_per_token" in row]
     assert not any("character" in key for key in row)
-    assert row["eval_bits_per_token"] < 9
+    assert row["validation/bits_per_token"] < 9
 
 
 def test_separate_documents_is_another_run(copy, tiny, refused):

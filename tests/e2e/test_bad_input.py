@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from md4_jax.config import schema as sections
+from md4_jax.config import schema
 from md4_jax.data.sources import text8
 from md4_jax.data.tokenizers import Bytes
 
@@ -29,7 +29,7 @@ CONFIG = [
     (["process.name=masked"], ["process.name 'masked'", "mean 'masking'?"]),
     (["process.schedule.name=cosin"], ["process.schedule.name 'cosin'", "mean 'cosine'?"]),
     (["objective.name=md5"], ["objective.name 'md5'", "mean 'md4'?"]),
-    (["eval.objective.name=anyorder"], ["eval.objective.name", "mean 'any_order'?"]),
+    (["evals.test.objective.name=anyorder"], ["evals.test.objective.name", "mean 'any_order'?"]),
     (["network.name=transformers"], ["network.name", "mean 'transformer'?"]),
     (["optim.name=adam"], ["optim.name 'adam'", "mean 'adamw'?"]),
     (["sample.name=ancestry"], ["sample.name 'ancestry'", "mean 'ancestral'?"]),
@@ -45,7 +45,10 @@ CONFIG = [
     (["train.ema=1.0"], ["train.ema must lie in [0, 1), not 1.0"]),
     (["log.every=0"], ["log.every must be at least 1, not 0"]),
     (["checkpoint.every=0"], ["checkpoint.every must be at least 1, not 0"]),
-    (["eval.split=dev"], ["eval.split must be train, validation or test, not 'dev'"]),
+    (
+        ["evals.test.split=dev"],
+        ["evals.test.split must be train, validation, test or all, not 'dev'"],
+    ),
     (["sample.num=0"], ["sample.num must be at least 1, not 0"]),
     (["sample.temperature=-1"], ["temperature", "-1"]),
     (["sample.top_p=1.5"], ["top_p", "1.5"]),
@@ -59,7 +62,7 @@ CONFIG = [
     (["mesh.data=64"], ["data=64 x fsdp=1 x tensor=1 needs 64 devices", "there are "]),
     (["mesh.fsdp=0"], ["mesh.fsdp must be at least 1, not 0"]),
     (
-        ["eval.objective.name=any_order", "eval.objective.weight_power=0.5"],
+        ["evals.test.objective.name=any_order", "evals.test.objective.weight_power=0.5"],
         ["'any_order'", "is not a bound"],
     ),
     (["data.separate_documents=True"], ["data.separate_documents=True", "'characters' has none"]),
@@ -285,7 +288,7 @@ def test_network_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     process = start(
         *("-m", "md4_jax.main", "--config", tiny, "--workdir", workdir),
         *("--config.mesh.data=1", "--config.mesh.fsdp=3"),
-        *("--config.train.batch_size=9", "--config.eval.batch_size=9"),
+        *("--config.train.batch_size=9", "--config.evals.test.batch_size=9"),
         XLA_FLAGS="--xla_force_host_platform_device_count=3",
     )
     _, err = process.communicate(timeout=60)
@@ -317,10 +320,10 @@ def test_ids_outside_of_the_vocabulary(tiny, tmp_path, refused, monkeypatch):
 
 def test_every_registry_has_a_row():
     named = {assignment[0].split("=")[0] for assignment, _ in CONFIG}
-    registries = set(sections.REGISTRIES) - {"process.schedule.base"}  # inside another schedule
+    registries = set(schema.REGISTRIES) - {"process.schedule.base"}  # inside another schedule
     assert {f"{registry}.name" for registry in registries} <= named
 
 
 def test_the_stored_config_is_what_was_asked(trained, tiny):
     stored = json.loads((Path(trained) / "config.json").read_text())
-    assert stored["config"] == sections.load_config(str(tiny), {})
+    assert stored["config"] == schema.load_config(str(tiny), {})

@@ -41,7 +41,7 @@ def sample(run, at, *assignments):
 
 
 def evaluate(run, at, *assignments) -> dict:
-    flags = [f"--config.eval.{assignment}" for assignment in assignments]
+    flags = [f"--config.evals.test.{assignment}" for assignment in assignments]
     return said(run(*at, "--mode", "eval", *flags))
 
 
@@ -52,7 +52,7 @@ def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
     ]
     assert one[0]["exact"] and not evaluate(run, at)["exact"]
     assert one[0]["nats_per_token"] == pytest.approx(one[1]["nats_per_token"], rel=1e-6)
-    flags = ("--config.eval.objective.name=block", "--config.eval.objective.block=1")
+    flags = ("--config.evals.test.objective.name=block", "--config.evals.test.objective.block=1")
     line = next(x for x in run(*at, "--mode", "eval", *flags).out.splitlines() if "perplexity" in x)
     assert "<=" not in line
     whole = evaluate(run, at, "objective.name=block", "objective.block=16", "draws=4")
@@ -92,7 +92,7 @@ def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused
     shutil.copytree(trained, initial)
     words = [
         *("--config", tiny, "--workdir", workdir, *BLOCK, f"--config.train.initial={initial}"),
-        *("--config.optim.learning_rate=0", "--config.eval.every=0"),
+        *("--config.optim.learning_rate=0", "--config.evals.validation.every=0"),
         *("--config.train.num_steps=1", "--config.optim.warmup_steps=0"),
     ]
     ended = run(*words)
@@ -134,19 +134,22 @@ MISTAKES = [
         ["sample.min_entropy=2", "sample.memory=32"],
         ["sample.memory=32", "sample.length=16"],
     ),
-    (["eval.stride=17"], ["eval.stride=17 must be at most data.length=16"]),
-    (["eval.stride=6"], ["eval.stride=6", "data.length=16", "eval.objective.block=4"]),
-    (["eval.stride=-1"], ["eval.stride must not be negative, not -1"]),
+    (["evals.test.stride=17"], ["evals.test.stride=17 must be at most data.length=16"]),
     (
-        ["eval.objective.name=any_order", "eval.stride=4"],
-        ["eval.objective.name='block' or 'autoregressive', not 'any_order'"],
+        ["evals.test.stride=6"],
+        ["evals.test.stride=6", "data.length=16", "evals.test.objective.block=4"],
+    ),
+    (["evals.test.stride=-1"], ["evals.test.stride must not be negative, not -1"]),
+    (
+        ["evals.test.objective.name=any_order", "evals.test.stride=4"],
+        ["evals.test.objective.name='block' or 'autoregressive', not 'any_order'"],
     ),
     (
         [
-            *("eval.objective.name=block", "eval.objective.draws=times"),
-            *("eval.objective.low=0.3", "eval.objective.high=0.8"),
+            *("evals.test.objective.name=block", "evals.test.objective.draws=times"),
+            *("evals.test.objective.low=0.3", "evals.test.objective.high=0.8"),
         ],
-        ["eval.objective.name='block' is not a bound"],
+        ["evals.test.objective.name='block' is not a bound"],
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""launch/compare.py: one table of all families, from runs that it starts and does not repeat."""
+"""tools/compare.py: one table of all families, from runs that it starts and does not repeat."""
 
 import subprocess
 import sys
@@ -13,14 +13,14 @@ SMALL = [
     for word in (
         "data.name=shakespeare", "data.length=16", "tokenizer.name=characters",
         "network.size=32", "network.heads=2", "network.depth=1", "train.batch_size=4",
-        "eval.split=validation", "eval.draws=1", "eval.ngram_order=0", "sample.num=1",
+        "evals.test.split=validation", "evals.test.draws=1", "sample.num=1",
         "sample.steps=2", "bench.windows=1", "bench.seconds=0.05", "mesh.data=1",
     )
 ]  # fmt: skip
 
 
 def compare(environment, workdir, *words, extra=SMALL):
-    command = [sys.executable, "launch/compare.py", "--workdir", workdir, *words, "--", *extra]
+    command = [sys.executable, "tools/compare.py", "--workdir", workdir, *words, "--", *extra]
     return subprocess.run(
         list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True
     )
@@ -46,7 +46,7 @@ def test_speed_alone_says_which_family_a_vocabulary_is_too_large_for(environment
     assert ended.returncode == 0, ended.stderr
     _, _, fits, too_large = ended.stdout.strip().splitlines()
     assert fits.startswith("| any_order | 0.") and "%" in fits
-    assert "error: " in too_large and "3000" in too_large
+    assert "refused: " in too_large and "3000" in too_large
 
 
 def test_a_key_is_varied(environment, tmp_path):

@@ -52,7 +52,12 @@ def test_and_once_in_a_run_that_is_resumed(made, run, tiny, tmp_path):
 @pytest.mark.slow
 def test_the_second_start_compiles_nothing_new(program, tiny, tmp_path):
     """The program keeps what it compiled in its cache directory, unless it is told not to."""
-    words = ("train.num_steps=3", "optim.warmup_steps=1", "eval.every=0", "network.depth=1")
+    words = (
+        "train.num_steps=3",
+        "optim.warmup_steps=1",
+        "evals.validation.every=0",
+        "network.depth=1",
+    )
     at = ["--config", tiny, *(f"--config.{word}" for word in words)]
     own = {"MD4_JAX_CACHE": tmp_path / "cache", "JAX_COMPILATION_CACHE_DIR": ""}
     kept = tmp_path / "cache" / "compiled"

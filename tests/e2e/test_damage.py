@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax import corpus
 from md4_jax.config import build
 from md4_jax.config import load as config
+from md4_jax.data.domains import stored_domain
 from md4_jax.objectives.md4 import MD4
 from md4_jax.training import loop as train
 from md4_jax.training.checkpoint import Checkpoints
@@ -62,7 +62,8 @@ DAMAGES = {"cut": cut, "empty": empty, "deleted": os.remove, "flipped": flip}
 
 @pytest.fixture(scope="module")
 def exp(trained):
-    return build.experiment(config.stored(trained), corpus.stored_tokenizer(trained))
+    asked = config.stored(trained)
+    return build.experiment(asked, stored_domain(trained, asked["data"]["length"]))
 
 
 def restore(exp, workdir: Path) -> tuple[int, dict[str, bytes], list[str]]:
@@ -190,7 +191,11 @@ def of_a_file(run, tiny, tmp_path):
     text.write_text("".join(rng.choice(list("abc \n"), 9000)))
     arguments = ("--config", tiny, "--workdir", tmp_path / "run", "--config.data.name=text")
     arguments += (f"--config.data.path={text}", "--config.train.num_steps=7")
-    arguments += ("--config.eval.every=0", "--config.network.depth=1", "--config.sample.num=1")
+    arguments += (
+        "--config.evals.validation.every=0",
+        "--config.network.depth=1",
+        "--config.sample.num=1",
+    )
     assert run(*arguments).code == 0
     return text, tmp_path / "run", arguments
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import runs
 
 from configs.families import FAMILIES
 from md4_jax.objectives import OBJECTIVES
@@ -25,11 +26,10 @@ SHORT = (
     "optim.warmup_steps=2",
     "optim.process_learning_rate=0.01",
     "log.every=3",
-    "eval.every=0",
-    "eval.batch_size=64",
-    "eval.draws=1",
-    "eval.split=validation",
-    "eval.ngram_order=0",
+    "evals.validation.every=0",
+    "evals.test.batch_size=64",
+    "evals.test.draws=1",
+    "evals.test.split=validation",
     "sample.num=2",
     "sample.steps=4",
 )
@@ -78,9 +78,9 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
         assert all("train_bits_per_token" not in line for line in lines)
     else:
         assert all(0 < line["train_bits_per_token"] < 16 for line in lines)
-    kept = json.loads((workdir / "evaluations.jsonl").read_text())
+    kept = runs.evaluated(workdir)
     # Six steps away from uniform: near log2 of the vocabulary, and a real number. A mixture that
-    # is not sharp at t = 0 yet costs more, with log(1/t) (docs/equations.md, Uniform noise).
+    # is not sharp at t = 0 yet costs more, with log(1/t) (docs/families/uniform.md).
     most = 30 if family == "uniform_ce" else 9
     assert math.isfinite(kept["bits_per_token_se"]) and 3 < kept["bits_per_token"] < most
     # Left to right: one for each token. The geometric schedule leaves noise that is then removed.
@@ -99,8 +99,12 @@ def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     workdir = tmp_path / "run"
     asked = (*words("any_order"), "--workdir", workdir)
     assert run(*asked).code == 0
-    bound = json.loads((workdir / "evaluations.jsonl").read_text())["bits_per_token"]
-    along = ("eval.objective.name=along_order", f"eval.objective.order={order}", "eval.limit=64")
+    bound = runs.evaluated(workdir)["bits_per_token"]
+    along = (
+        "evals.test.objective.name=along_order",
+        f"evals.test.objective.order={order}",
+        "evals.test.limit=64",
+    )
     ended = run(*asked, "--mode", "eval", *(f"--config.{word}" for word in along))
     assert ended.code == 0, ended.err
     exact = json.loads(ended.out.splitlines()[-1])

@@ -16,7 +16,12 @@ WIDE = (
     "network.hidden=64",
     "train.num_steps=6",
 )
-OFTEN = ("log.every=1", "eval.every=3", "checkpoint.every=3", "optim.learning_rate=0.001")
+OFTEN = (
+    "log.every=1",
+    "evals.validation.every=3",
+    "checkpoint.every=3",
+    "optim.learning_rate=0.001",
+)
 RUNS = {
     "one": ("mesh.data=1",),
     "data": ("mesh.data=8",),
@@ -57,9 +62,9 @@ OTHERS = [name for name in RUNS if name != "one"]
 def test_losses(name, meshes, rows):
     found, expected = rows(meshes[name]), rows(meshes["one"])
     assert [r.keys() for r in found] == [r.keys() for r in expected]
-    for key in ("train_bits_per_token", "grad_norm", "eval_nats_per_token"):
+    for key in ("train_bits_per_token", "grad_norm", "validation/nats_per_token"):
         got, wanted = numbers(found, key), numbers(expected, key)
-        assert len(wanted) == (2 if key.startswith("eval") else 6)
+        assert len(wanted) == (2 if key.startswith("validation") else 6)
         np.testing.assert_allclose(got, wanted, rtol=ROUNDING, err_msg=key)
 
 
@@ -135,7 +140,7 @@ def test_the_mesh_may_change_when_a_run_is_continued(
     assert "resuming from step 3\n" in ended.out
     found, expected = rows(workdir), rows(meshes["one"])
     assert [r.keys() for r in found] == [r.keys() for r in expected]
-    for key in ("train_bits_per_token", "eval_nats_per_token"):
+    for key in ("train_bits_per_token", "validation/nats_per_token"):
         got, wanted = numbers(found, key), numbers(expected, key)
         np.testing.assert_allclose(got, wanted, rtol=ROUNDING, err_msg=key)
     assert numbers(found, "masked").tolist() == numbers(expected, "masked").tolist()

@@ -1,17 +1,17 @@
 """One program in several processes: the same data, draws and losses as in one."""
 
-import json
 import re
 
 import numpy as np
 import pytest
+import runs as kept
 from runs import free_port
 
 pytestmark = pytest.mark.slow
 
 WIDE = ("network.size=64", "network.heads=8", "network.hidden=64", "network.depth=1")
 OFTEN = (
-    *("train.num_steps=6", "log.every=1", "eval.every=3", "checkpoint.every=3"),
+    *("train.num_steps=6", "log.every=1", "evals.validation.every=3", "checkpoint.every=3"),
     *("optim.learning_rate=0.001", "sample.num=5", "sample.batch_size=4"),
 )
 # name: (processes, devices of each, mesh)
@@ -75,9 +75,9 @@ def test_losses_and_draws(name, runs, rows):
     """Losses to rounding; shares of masked tokens, which order and draws decide, exactly."""
     found, expected = rows(runs[name][0]), rows(runs["one"][0])
     assert [r.keys() for r in found] == [r.keys() for r in expected]
-    for key in ("train_bits_per_token", "grad_norm", "eval_nats_per_token"):
+    for key in ("train_bits_per_token", "grad_norm", "validation/nats_per_token"):
         got, wanted = numbers(found, key), numbers(expected, key)
-        assert len(wanted) == (2 if key.startswith("eval") else 6)
+        assert len(wanted) == (2 if key.startswith("validation") else 6)
         np.testing.assert_allclose(got, wanted, rtol=ROUNDING, err_msg=key)
     assert numbers(found, "masked").tolist() == numbers(expected, "masked").tolist()
 
@@ -87,9 +87,7 @@ def test_samples_and_the_whole_split(name, runs):
     """Five samples in batches of four; the test split, whose last batch is not full."""
     file = "samples/step_00000006.jsonl"
     assert (runs[name][0] / file).read_text() == (runs["one"][0] / file).read_text()
-    found, expected = (
-        json.loads((runs[n][0] / "evaluations.jsonl").read_text()) for n in (name, "one")
-    )
+    found, expected = (kept.evaluated(runs[n][0]) for n in (name, "one"))
     for count in ("sequences", "tokens", "bytes", "words"):
         assert found[count] == expected[count] > 0
     assert found["nats_per_token"] == pytest.approx(expected["nats_per_token"], rel=ROUNDING)
@@ -129,7 +127,7 @@ def test_the_number_of_processes_may_change_when_a_run_is_continued(
         # A line is the mean of the steps since the one before.
         means = [*wanted[:4].reshape(2, 2).mean(axis=1), *wanted[4:]]
         np.testing.assert_allclose(numbers(found, key), means, rtol=tolerance, err_msg=key)
-    ends = [numbers(r, "eval_nats_per_token")[-1] for r in (found, expected)]
+    ends = [numbers(r, "validation/nats_per_token")[-1] for r in (found, expected)]
     assert ends[0] == pytest.approx(ends[1], rel=ROUNDING)
     mine, theirs = arrays(workdir), arrays(runs["one"][0])
     for key in mine:

@@ -45,7 +45,7 @@ def test_a_run_here_equals_one_in_its_own_process(trained, reference, same_run):
 def test_the_rows_of_an_uninterrupted_run(reference, rows):
     found = rows(reference)
     assert [r["step"] for r in found if "grad_norm" in r] == list(range(3, 31, 3))
-    assert [r["step"] for r in found if "eval_nats_per_token" in r] == [10, 20, 30]
+    assert [r["step"] for r in found if "validation/nats_per_token" in r] == [10, 20, 30]
     assert saved(reference) == [21, 28, 30]
 
 
@@ -145,7 +145,14 @@ def test_a_finished_run_started_again_changes_nothing(copy, run, tiny, rows):
 
 def test_what_decides_how_often_may_change(copy, run, tiny, rows):
     ended = run(
-        *("--config", tiny, "--workdir", copy, "--config.log.every=5", "--config.eval.every=0"),
+        *(
+            "--config",
+            tiny,
+            "--workdir",
+            copy,
+            "--config.log.every=5",
+            "--config.evals.validation.every=0",
+        ),
         *("--config.checkpoint.every=4", "--config.sample.num=1"),
     )
     assert ended.code == 0, ended

@@ -143,14 +143,19 @@ def test_the_last_line_has_the_numbers(sample):
 def test_another_run_judges(sample, trained, run, tiny, tmp_path):
     """The run itself by its path says what `self` says; one of fewer steps finds them odder."""
     settings = ("num=64", "batch_size=64")
-    more = ("--config.eval.draws=4", "--config.eval.seed=3")
+    more = ("--config.evals.test.draws=4", "--config.evals.test.seed=3")
     mine = sample(*settings, "judge=self", more=more).numbers
     path = sample(*settings, f"judge={trained}", more=more).numbers
     judged = {k: v for k, v in mine.items() if k.startswith("judge_")}
     assert judged["judge_draws"] == 4 and judged.items() <= path.items()
     assert path["judge"] == str(trained)
     other = tmp_path / "run"
-    words = ("train.num_steps=1", "optim.warmup_steps=1", "eval.every=0", "network.depth=1")
+    words = (
+        "train.num_steps=1",
+        "optim.warmup_steps=1",
+        "evals.validation.every=0",
+        "network.depth=1",
+    )
     assert run("--config", tiny, "--workdir", other, *(f"--config.{w}" for w in words)).code == 0
     worse = sample(*settings, f"judge={other}").numbers
     assert worse["judge_bits_per_token"] > mine["judge_bits_per_token"] + 0.3
@@ -163,7 +168,9 @@ def test_a_judge_that_cannot_judge_is_refused(refused, tiny, trained, copy, tmp_
     assert f"sample.judge={tmp_path / 'none'} holds no run" in message(tmp_path / "none")
     assert "holds no run; 'self' is the run that samples" in message(tiny)
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
-    changed = tokenizer | {"alphabet": tokenizer["alphabet"][::-1]}
+    letters = tokenizer["tokenizer"]
+    letters = letters | {"alphabet": letters["alphabet"][::-1]}
+    changed = tokenizer | {"tokenizer": letters}
     (copy / "tokenizer.json").write_text(json.dumps(changed))
     assert f"sample.judge={copy} was trained with another tokenizer" in message(copy)
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -218,7 +225,7 @@ def test_looking_changes_nothing(sample):
 
 def test_genmd4_also_draws_its_powers(run, tiny, tmp_path, sample):
     words = ("process.name=state_dependent", "objective.name=genmd4", "optim.warmup_steps=1")
-    more = [f"--config.{word}" for word in (*words, "eval.every=0")]
+    more = [f"--config.{word}" for word in (*words, "evals.validation.every=0")]
     assert run("--config", tiny, "--workdir", tmp_path, *more).code == 0
     drawn = sample("num=1", "trace=true", workdir=tmp_path, more=more)
     picture = drawn.file.with_suffix(".power.png")
@@ -228,7 +235,7 @@ def test_genmd4_also_draws_its_powers(run, tiny, tmp_path, sample):
 
 
 def frontier(environment, workdir, *words):
-    command = [sys.executable, Path(__file__).parents[2] / "launch/frontier.py", *words]
+    command = [sys.executable, Path(__file__).parents[2] / "tools/frontier.py", *words]
     command += ["--config", Path(__file__).with_name("tiny.py"), "--workdir", workdir]
     command += ["--", "--config.sample.num=4"]
     return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)

@@ -10,7 +10,8 @@ def get_config():
     config.network.update(size=32, depth=2, heads=2, hidden=64, scan_blocks=False)
     config.optim.update(learning_rate=1e-2, warmup_steps=4)
     config.train.update(num_steps=30, batch_size=8, ema=0.9)
-    config.eval.update(every=10, limit=64, batch_size=64)
+    config.evals.validation.update(every=10, limit=64, batch_size=64)
+    config.evals.test.batch_size = 64
     config.sample.update(num=2, steps=4)
     config.checkpoint.every = 7
     config.log.every = 3

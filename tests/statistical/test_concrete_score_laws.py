@@ -99,9 +99,8 @@ def test_drawn_levels_are_weighted_over_the_whole_interval():
 def test_neighbours_are_drawn_uniformly():
     """12 neighbours of one sequence, L = 4 and V = 4: chi-squared, n = 40,000, p > 1e-4."""
     z = jnp.asarray(np.tile([[0, 3, 1, 1]], (N, 1)))
-    where, symbol = jax.jit(random_move, static_argnums=2)(
-        exact.keys_for(0, N), z, 4, jnp.ones(z.shape, bool)
-    )
+    every = jnp.ones(z.shape, bool)
+    where, symbol = jax.jit(random_move, static_argnums=2)(exact.keys_for(0, N), z, 4, every)
     counts = np.bincount(4 * np.asarray(where) + np.asarray(symbol), minlength=16)
     own = [0, 7, 9, 13]
     assert (counts[own] == 0).all()

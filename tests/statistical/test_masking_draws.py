@@ -38,7 +38,7 @@ def test_exact_masks_are_uniform_subsets_and_their_alpha_is_beta(count):
     """
     x = np.zeros((N, 4), np.int32)
     mask = jax.jit(Masking(2).mask_exactly)
-    z, masked = mask(exact.keys_for(count, N), x, jnp.full(N, count))
+    z, masked = mask(exact.keys_for(count, N), x, jnp.full(N, count), x == 0)
     pattern = np.asarray((z == 2) @ np.array([8, 4, 2, 1]))
     kinds, counts = np.unique(pattern, return_counts=True)
     assert len(kinds) == {1: 4, 2: 6, 3: 4}[count]

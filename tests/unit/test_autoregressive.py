@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax.config import build
-from md4_jax.config import schema as sections
+from md4_jax.config import build, schema
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine, Polynomial
@@ -30,7 +29,7 @@ def causal_of(p: np.ndarray) -> Denoiser:
     tables = [p.sum(axis=tuple(range(n + 1, length))) for n in range(length)]
     tables = [np.log(t / t.sum(axis=-1, keepdims=True)).reshape(-1, vocab) for t in tables]
 
-    def features(z, t, **context):
+    def features(z, t):
         known = jnp.minimum(z, vocab - 1)
         rows = [
             jnp.sum(known[:, 1 : n + 1] * vocab ** np.arange(n)[::-1], axis=1).astype(int)
@@ -58,17 +57,14 @@ def test_the_causal_factors_of_a_law_give_its_likelihood(p, x64):
 def test_the_network_reads_the_mask_and_then_the_text_without_its_last_token():
     seen = {}
 
-    def features(z, t, **context):
-        seen.update(z=z, t=t, **context)
+    def features(z, t):
+        seen.update(z=z, t=t)
         return jnp.zeros((*z.shape, 3))
 
-    segments = np.array([[0, 0, 1]], np.int32)
-    batch = exact.batch_of([[2, 0, 1]], segments=segments)
-    denoiser = Denoiser(features, lambda h: h)
+    batch, denoiser = exact.batch_of([[2, 0, 1]]), Denoiser(features, lambda h: h)
     nats, _ = Autoregressive()(denoiser, Masking(3), batch, jnp.array([0.7]), exact.keys_for(0, 1))
     np.testing.assert_array_equal(seen["z"], [[3, 2, 0]])
     np.testing.assert_array_equal(seen["t"], [0.0])
-    np.testing.assert_array_equal(seen["segments"], segments)
     np.testing.assert_allclose(nats, 3 * np.log(3.0), rtol=1e-6)
 
 
@@ -76,7 +72,7 @@ def test_given_tokens_are_read_and_not_counted(x64):
     """-log p(x_2 | x_0, x_1) of a known law, for every x."""
     p = exact.P_V2L3
     x = exact.sequences(2, 3)
-    batch = exact.batch_of(x)._replace(given=np.broadcast_to([True, True, False], x.shape))
+    batch = exact.batch_of(x)._replace(loss_mask=np.broadcast_to([False, False, True], x.shape))
     arguments = causal_of(p), Masking(2), batch, jnp.zeros(len(x)), exact.keys_for(0, len(x))
     nats, _ = Autoregressive()(*arguments)
     expected = -np.log(p / p.sum(axis=2, keepdims=True)).ravel()
@@ -155,7 +151,7 @@ def test_a_random_order_is_uniform_and_follows_the_key():
 def test_a_denoiser_of_time_gets_the_time_of_the_share_of_masks(schedule):
     seen = []
 
-    def features(z, t, **context):
+    def features(z, t):
         jax.debug.callback(lambda z, t: seen.append((np.asarray(z), np.asarray(t))), z, t)
         return jnp.zeros((*z.shape, 2))
 
@@ -235,12 +231,12 @@ def test_the_objective_scores_what_the_sampler_draws():
         ({"network.causal": "False"}, "objective.name='autoregressive' needs network.causal=True"),
         ({"objective.name": "any_order"}, "objective.name='any_order' needs network.causal=False"),
         ({"sample.name": "ancestral"}, "sample.name='ancestral' needs network.causal=False"),
-        ({"eval.objective.name": "along_order"}, "'along_order' needs network.causal=False"),
+        ({"evals.test.objective.name": "along_order"}, "'along_order' needs network.causal=False"),
     ],
 )
 def test_what_is_causal_goes_with_a_causal_network_alone(change, words):
     path = str(PACKAGE_ROOT / "configs" / "ar_text8_fast.py")
-    config = sections.load_config(path, {"mesh.data": "1", **change})
-    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+    config = schema.load_config(path, {"mesh.data": "1", **change})
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
     with pytest.raises(UserError, match=words):
         build.experiment(config, tokenizer)

@@ -5,8 +5,7 @@ import math
 import jax
 import pytest
 
-from md4_jax.config import build
-from md4_jax.config import schema as sections
+from md4_jax.config import build, schema
 from md4_jax.perf import bench
 
 pytestmark = pytest.mark.slow
@@ -17,7 +16,7 @@ SYMBOLS = 8192
 
 def step(objective, length=LENGTH, symbols=SYMBOLS, **overrides):
     """(products of the compiled step, the formula's FLOPs without the head)."""
-    config = sections.load_config(
+    config = schema.load_config(
         "configs/base.py",
         {
             "network.size": str(SIZE), "network.heads": "2", "network.depth": "2",

@@ -15,6 +15,7 @@ from md4_jax.networks.blocks import block_diffusion_attention, tile
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.head import capacity
 from md4_jax.objectives.md4 import MD4
 from md4_jax.perf.hlo import traffic
 from md4_jax.processes.masking import Masking
@@ -96,11 +97,11 @@ def test_a_pass_costs_less_than_two(scan_blocks, depth, least, most):
     z, t = jnp.zeros((2, length), jnp.int32), jnp.zeros((2, length // block))
 
     def products(features) -> float:
-        loss = jax.grad(lambda params: jnp.sum(features(network.bind(params).features)))
+        loss = jax.grad(lambda params: jnp.sum(features(network.bind(params))))
         return traffic(jax.jit(loss).lower(shapes).compile().as_text()).products
 
-    plain = products(lambda features: features(z, t[:, 0]))
-    both = products(lambda features: features(z, t, clean=z, block=block))
+    plain = products(lambda denoiser: denoiser.features(z, t[:, 0]))
+    both = products(lambda denoiser: denoiser.blocks.features(z, t, z, block))
     assert least < both / plain < most
 
 
@@ -124,7 +125,7 @@ def test_scanned_layers_are_the_others(remat, time_conditioning):
 
     def both(network, params):
         def loss(params):
-            h = network.bind(params).features(z, t, clean=X, block=3)
+            h = network.bind(params).blocks.features(z, t, X, 3)
             return jnp.sum(jnp.sin(h)), h
 
         slopes, h = jax.jit(jax.grad(loss, has_aux=True))(params)
@@ -139,14 +140,14 @@ def block_table(logits: np.ndarray) -> Denoiser:
     base = exact.denoiser_of(logits)
     vocab = logits.shape[2]
 
-    def features(z, t, clean=None, block=0):
+    def features(z, t, clean, block):
         place, parts = jnp.arange(z.shape[1]) // block, []
         for b in range(z.shape[1] // block):
             seen = jnp.where(place == b, z, jnp.where(place < b, clean, vocab))
             parts.append(base.features(seen, t[:, b])[:, b * block : (b + 1) * block])
         return jnp.concatenate(parts, axis=1)
 
-    return Denoiser(features, lambda h: h)
+    return exact.of_outputs(base.features, given=features)
 
 
 def block_bound(logits: np.ndarray, x: np.ndarray, block: int) -> np.ndarray:
@@ -190,15 +191,19 @@ L = 12
 X = np.random.default_rng(0).integers(0, 5, (4, L)).astype(np.int32)
 
 
-def network_of(**options):
+def network_of(segments=None, **options):
     """(denoiser, its network) with noise on every leaf, since zeros hide most of it."""
     network = Transformer(**(SIZES | options)).build()
     params = jax.jit(network.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
     denoiser = network.bind(
-        jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)
+        jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params),
+        {} if segments is None else {"segments": segments},
     )
-    return denoiser._replace(features=jax.jit(denoiser.features, static_argnames="block"))
+    asked = jax.jit(denoiser.blocks.features, static_argnums=3)
+    return denoiser._replace(
+        features=jax.jit(denoiser.features), blocks=denoiser.blocks._replace(features=asked)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, dict(time_conditioning=False, qk_norm=True)])
@@ -227,7 +232,7 @@ def test_blocks_of_one_are_the_likelihood_from_left_to_right():
     for n in range(L):
         mask = np.full((4, 1), 5, np.int32)
         past = np.concatenate([X[:, :n], mask], axis=1)
-        h = denoiser.features(past, jnp.ones((4, n + 1)), clean=past, block=1)[:, -1]
+        h = denoiser.blocks.features(past, jnp.ones((4, n + 1)), past, 1)[:, -1]
         total += -jax.nn.log_softmax(denoiser.unembed(h))[np.arange(4), X[:, n]]
     np.testing.assert_allclose(values[0], total, rtol=1e-6)
 
@@ -239,14 +244,14 @@ def test_one_pass_is_one_pass_for_each_block(block):
     denoiser = network_of()
     rng = np.random.default_rng(1)
     z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // block)), jnp.float32)
-    whole = denoiser.features(z, t, clean=X, block=block)
+    whole = denoiser.blocks.features(z, t, X, block)
     for b in range(L // block):
         end = (b + 1) * block
         noise = rng.integers(0, 6, (4, end - block))
         seen = np.concatenate([noise, z[:, end - block : end]], axis=1)
         clean = np.concatenate([X[:, : end - block], rng.integers(0, 5, (4, block))], axis=1)
         times = jnp.concatenate([jnp.full((4, b), 0.77), t[:, b : b + 1]], axis=1)
-        part = denoiser.features(seen, times, clean=clean, block=block)
+        part = denoiser.blocks.features(seen, times, clean, block)
         np.testing.assert_allclose(part[:, -block:], whole[:, end - block : end], atol=2e-5)
 
 
@@ -262,9 +267,8 @@ def test_noise_is_tied_to_no_position_and_is_even_within_a_sequence():
         seen.update(z=z, t=t)
         return jnp.zeros((*z.shape, 5))
 
-    objective(
-        Denoiser(features, lambda h: h), process, exact.batch_of(x), u, exact.keys_for(0, 2000)
-    )
+    denoiser = exact.of_outputs(None, given=features)
+    objective(denoiser, process, exact.batch_of(x), u, exact.keys_for(0, 2000))
     count = np.asarray(seen["z"] == 5).reshape(2000, 4, 4).sum(axis=2)
     np.testing.assert_array_equal(np.sort(count, axis=1), np.tile([1, 2, 3, 4], (2000, 1)))
     share = np.mean(count[:, :, None] == np.arange(1, 5), axis=0)
@@ -281,11 +285,32 @@ def test_the_strata_of_the_blocks_are_in_every_order():
         return jnp.zeros((*z.shape, 2))
 
     batch, keys = exact.batch_of(np.zeros((1200, 3))), exact.keys_for(0, 1200)
-    BlockDiffusion(1, "times")(Denoiser(features, lambda h: h), Masking(2), batch, u, keys)
+    denoiser = exact.of_outputs(None, given=features)
+    BlockDiffusion(1, "times")(denoiser, Masking(2), batch, u, keys)
     assert (np.sort((3.0 * seen["t"]).astype(int), axis=1) == np.arange(3)).all()
     orders = np.argsort(seen["t"], axis=1) @ np.array([9, 3, 1])
     counts = np.unique(orders, return_counts=True)[1]
     assert len(counts) == 6 and stats.chisquare(counts).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 1.0), (0.3, 0.8), (0.45, 0.95)])
+def test_the_share_of_masks_lies_between_low_and_high(low, high):
+    """A quarter of the shares in each quarter, and masks as many: 4 standard errors, n = 8000."""
+    u, seen = (jnp.arange(500) + 0.5) / 2000, {}
+
+    def features(z, t, clean, block):
+        seen.update(z=np.asarray(z), t=np.asarray(t))
+        return jnp.zeros((*z.shape, 2))
+
+    batch, keys = exact.batch_of(np.zeros((500, 16))), exact.keys_for(0, 500)
+    objective = BlockDiffusion(4, "times", low, high)
+    objective(exact.of_outputs(None, given=features), Masking(2), batch, u, keys)
+    share, place = seen["t"], np.linspace(low, high, 5)
+    assert low <= share.min() < low + 0.001 and high - 0.001 < share.max() <= high
+    np.testing.assert_array_equal(np.histogram(share, place)[0], np.full(4, 500))
+    masked = (seen["z"] == 2).reshape(500, 4, 4).mean(axis=2)
+    error = np.sqrt(np.mean(share * (1 - share)) / 8000)
+    assert abs(np.mean(masked - share)) < 4 * error
 
 
 @pytest.mark.parametrize("low, high, variance", [(0.001, 1.0, 5.9147), (0.45, 0.95, 0.4944)])
@@ -293,7 +318,7 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
     """At unit cross-entropy, by quadrature over the share of masks; exact draws have none."""
     share, weight = exact.quadrature(low, high, nodes=200)
     process, x = Masking(2), np.zeros((200, 1), np.int32)
-    denoiser = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
+    denoiser = exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, 2)))
     arguments = denoiser, process, exact.batch_of(x)
     objective = BlockDiffusion(1, "times", low, high)
     values = [
@@ -313,14 +338,24 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
 def test_the_room_for_the_head_is_hardly_ever_exceeded():
     for block, draws in itertools.product((1, 4, 16), ("exact", "times")):
         objective, process = BlockDiffusion(block, draws), Masking(5)
-        x, most = np.zeros((8, 64), np.int32), 0.0
+        batch, most = exact.batch_of(np.zeros((8, 64))), 0
         for seed in range(100):
             half = np.random.default_rng(seed).random(4)
             u = jnp.asarray(np.stack([half, 1 - half], axis=1).ravel(), jnp.float32)
             spread = objective._spread(u, exact.keys_for(seed, 8), 64 // block)
-            z, _ = objective._masked(process, x, spread, exact.keys_for(seed + 1, 8))
-            most = max(most, float(np.mean(z == 5)))
-        assert most <= objective._room(z) < (1.0 if block > 1 else 1.01)
+            z, _ = objective._masked(process, batch, spread, exact.keys_for(seed + 1, 8))
+            most = max(most, int(np.sum(z == 5)))
+        parts, is_exact = 64 // block, draws == "exact"
+        room = capacity(objective._expected, 8, 64, parts=parts, exact=is_exact)
+        assert most <= room and (room < 8 * 64 or block == 1)
+
+
+def test_an_odd_number_of_rows_has_room_for_its_blocks():
+    """One row of 4 blocks of 16 at its largest u: 40 masks of 64, and no partner with fewer."""
+    objective, u = BlockDiffusion(16), jnp.full((1, 4), 0.2499) + jnp.arange(4) / 4
+    z, _ = objective._masked(Masking(5), exact.batch_of(np.zeros((1, 64))), u, exact.keys_for(0, 1))
+    assert int(np.sum(z == 5)) == 4 + 8 + 12 + 16
+    assert 40 <= capacity(objective._expected, 1, 64, parts=4, exact=True) < 48
 
 
 @pytest.mark.parametrize(
@@ -353,9 +388,9 @@ def test_block_by_block_with_a_memory_is_the_whole_pass(scan_blocks, time_condit
     denoiser = network_of(scan_blocks=scan_blocks, time_conditioning=time_conditioning)
     rng, block = np.random.default_rng(1), 3
     z, t = rng.integers(0, 6, X.shape), jnp.asarray(rng.random((4, L // block)), jnp.float32)
-    whole = denoiser.features(z, t, clean=X, block=block)
-    past = denoiser.memory.empty(4, L)
-    after = jax.jit(denoiser.memory.after)
+    whole = denoiser.blocks.features(z, t, X, block)
+    past = denoiser.blocks.empty_cache(4, L)
+    after = jax.jit(denoiser.blocks.append_block)
     for b in range(L // block):
         part = slice(b * block, (b + 1) * block)
         h, _ = after(z[:, part], t[:, b], past)
@@ -368,10 +403,10 @@ def test_a_memory_forgets_what_is_older_than_its_window():
     """Of 12 tokens the last 6 are seen: the same features after other tokens before these, in a
     network of one layer, whose keys follow from their token alone."""
     denoiser, block = network_of(depth=1), 3
-    after = jax.jit(denoiser.memory.after)
+    after = jax.jit(denoiser.blocks.append_block)
 
     def last(x, window):
-        past = denoiser.memory.empty(4, window)
+        past = denoiser.blocks.empty_cache(4, window)
         for b in range(3):
             _, past = after(x[:, b * block : (b + 1) * block], jnp.zeros(4), past)
         return after(x[:, -block:], jnp.full(4, 0.5), past)[0]
@@ -391,15 +426,15 @@ def test_given_blocks_leave_the_bound_of_the_others(block, given):
     marks = np.broadcast_to(np.arange(L) < given, X.shape)
     u, seen = jnp.asarray([0.15, 0.85, 0.4, 0.6]), {}
 
-    def features(z, t, **context):
+    def features(z, t, *clean):
         seen.update(z=z, t=t)
-        return denoiser.features(z, t, **context)
+        return denoiser.blocks.features(z, t, *clean)
 
-    told = batch._replace(given=marks)
-    nats, _ = objective(denoiser._replace(features=features), process, told, u, keys)
+    told, blocks = batch._replace(loss_mask=~marks), denoiser.blocks._replace(features=features)
+    nats, _ = objective(denoiser._replace(blocks=blocks), process, told, u, keys)
     z, t = np.asarray(seen["z"]), seen["t"]
     assert (z[:, :given] == X[:, :given]).all() and (z[:, given:] == 5).any()
-    h = denoiser.features(z, t, clean=X, block=block)
+    h = denoiser.blocks.features(z, t, X, block)
     masked = (z == 5).reshape(4, -1, block)
     each = -jnp.take_along_axis(jax.nn.log_softmax(denoiser.unembed(h)), X[..., None], 2)[..., 0]
     sums = np.where(masked, np.asarray(each).reshape(masked.shape), 0.0).sum(axis=2)
@@ -421,10 +456,9 @@ def test_a_shorter_last_block_is_a_block(draws):
     share = jnp.asarray([[0.5, 0.25, 0.5]] * 4)
     whole = objective.loss_at(*arguments, z, share)
     before = objective.loss_at(denoiser, process, exact.batch_of(x[:, :8]), z[:, :8], share[:, :2])
-    h = denoiser.features(
-        np.pad(z, ((0, 0), (0, 2))), share, clean=np.pad(x, ((0, 0), (0, 2))), block=4,
-        segments=jnp.asarray([[0] * 10 + [1] * 2] * 4),
-    )  # fmt: skip
+    apart = network_of(segments=jnp.asarray([[0] * 10 + [1] * 2] * 4))
+    padded = (np.pad(tokens, ((0, 0), (0, 2))) for tokens in (z, x))
+    h = apart.blocks.features(next(padded), share, next(padded), 4)
     log_mu = jax.nn.log_softmax(denoiser.unembed(h))[:, 9]
     last = -log_mu[np.arange(4), x[:, 9]] / 0.5
     np.testing.assert_allclose(whole, before + last, rtol=1e-5)

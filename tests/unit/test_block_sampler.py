@@ -98,6 +98,20 @@ def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
     assert hit.any()
 
 
+def test_a_given_stop_ends_nothing_and_what_is_not_drawn_costs_nothing():
+    """One evaluation a token. The stop is given in the first block and in the second, half given;
+    the rest of the second is drawn, and may end the sequence as the blocks after it may."""
+    options = dict(length=24, given=[4, 0, 1, 4], step=Confidence(per_step=1), timed=False)
+    free, chain = drawn(**options)[0], drawn(**options, stop=Stop(4))[0]
+    stops = np.asarray(free.z)[:, 4:] == 4
+    # The first two tokens are those of the second block.
+    more = np.where(stops.any(axis=1), (stops.argmax(axis=1) + 1) // 3, 6)
+    assert {0, 1, 2, 6} <= set(more)
+    np.testing.assert_array_equal((np.asarray(chain.z)[:, 4:] < 5).sum(axis=1), 2 + 3 * more)
+    np.testing.assert_array_equal(chain.evaluations, 2 + 3 * more)
+    np.testing.assert_array_equal(free.evaluations, 20)
+
+
 def test_a_sequence_ends_once_its_window_repeats_itself():
     """Of the last 6 tokens fewer than 1.0 nats: the same block as when looked at afterwards."""
     options = dict(length=48, window=6, timed=False)

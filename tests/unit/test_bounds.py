@@ -134,11 +134,13 @@ def test_m09_cosine():
     close(exact.P_V3L2.ravel() @ values, 2.0526065919)
 
 
+@pytest.mark.parametrize("schedule", [Cosine(), Geometric(0.1, 3.0), Clipped(Linear(), 0.05)])
 @pytest.mark.parametrize("steps", [1, 3, 10])
-def test_m10_one_token_is_exact_with_any_number_of_steps(steps):
+def test_m10_one_token_is_exact_with_any_number_of_steps(steps, schedule):
+    """Also where the schedule stops short: the last step masks all, the first none."""
     denoiser = exact.denoiser_of(exact.perfect_logits(exact.P_V3L1))
     values = exact.discrete(
-        DiscreteMD4(steps), denoiser, Masking(3, Cosine()), exact.sequences(3, 1)
+        DiscreteMD4(steps), denoiser, Masking(3, schedule), exact.sequences(3, 1)
     )
     close(values, -np.log(exact.P_V3L1))
     close(values[2], 1.6094379124)
@@ -278,3 +280,25 @@ def test_m04_the_weight_of_a_discrete_step():
         jnp.asarray([2]),
     )
     close(value, 3 * 0.45454545455 * math.log(2.0))
+
+
+@pytest.mark.parametrize("decoder, first", [("model", 1), ("uniform", 2)])
+def test_the_network_is_told_the_time_that_its_input_was_noised_to(decoder, first):
+    """u in even parts draws each step i once: t = i / T, and at t = 1 all is masked."""
+    steps, rows, seen = 4, 200, {}
+
+    def features(z, t):
+        seen.update(z=np.asarray(z), t=np.asarray(t).ravel())
+        return jnp.zeros((*z.shape, 2))
+
+    terms = steps - first + 1
+    u = jnp.repeat((jnp.arange(terms) + 0.5) / terms, rows)
+    batch = exact.batch_of(np.zeros((terms * rows, 3)))
+    keys = exact.keys_for(0, terms * rows)
+    objective, process = DiscreteMD4(steps, decoder), Masking(2)
+    objective(Denoiser(features, lambda h: h), process, batch, u, keys)
+    times = np.arange(first, steps + 1) / steps
+    np.testing.assert_array_equal(seen["t"], np.repeat(times, rows))
+    masked = (seen["z"] == 2).reshape(terms, -1).mean(axis=1)
+    # Within 4 standard errors of 600 draws.
+    np.testing.assert_array_less(abs(masked - times), 4 * np.sqrt(times * (1 - times) / 600) + 1e-9)

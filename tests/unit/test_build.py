@@ -5,22 +5,24 @@ import types
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.families import FAMILIES
-from md4_jax.config import build
-from md4_jax.config import schema as sections
+from md4_jax.config import build, schema
 from md4_jax.config.load import flatten, load
-from md4_jax.experiment import eval_batch_size
-from md4_jax.protocols import UserError
+from md4_jax.evals import EVALUATORS, likelihood
+from md4_jax.evals.likelihood import LikelihoodBound, reported
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
 CONFIGS = PACKAGE_ROOT / "configs"
 FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in ("__init__.py", "families.py"))
 ALL = [*map(str, FILES), *(f"{CONFIGS / 'families.py'}:{name}" for name in FAMILIES)]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
-TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, is_character=True)
+TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
 
 
 def changed(**values):
@@ -41,16 +43,38 @@ def changed(**values):
 DROP = object()
 
 
+@pytest.mark.parametrize(
+    "labels, classes, words",
+    [
+        (("neg", "pos"), 0, "network.classes=0 must be 2, .* 'neg', 'pos'"),
+        (("neg", "pos"), 3, "network.classes=3 must be 2"),
+        ((), 2, "network.classes=2 needs data with labels"),
+        (("neg", "pos"), 2, None),
+        ((), 0, None),
+        (None, 2, None),  # random tokens of a benchmark
+    ],
+)
+def test_a_network_has_the_classes_of_the_data(labels, classes, words):
+    domain = types.SimpleNamespace(**vars(TOKENIZER))
+    if labels is not None:
+        domain.labels = labels
+    if words is None:
+        build.experiment(changed(network__classes=classes), domain)
+        return
+    with pytest.raises(UserError, match=words):
+        build.experiment(changed(network__classes=classes), domain)
+
+
 @pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
 def test_a_config_builds(path: str):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
-    config = sections.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
+    config = schema.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
     words = config["tokenizer"]["name"] == "bpe"
     tokenizer = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
     built = build.experiment(config, tokenizer)
     assert built.network.time_free == (not config["network"]["time_conditioning"])
     assert built.process.vocab_size == 27 and built.grid.shape == (built.sample.steps + 1,)
-    assert built.eval_objective.is_bound(built.process)
+    assert reported(built).objective.is_bound(built.process)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(params)) > 1e5
 
@@ -62,63 +86,72 @@ def test_a_config_is_short(path: Path):
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
 def test_a_config_has_constructors_for_its_data(path: str):
-    config = sections.load_config(path, {})
-    assert set(config["data"]) <= {"name", *sections.arguments_of("data", config["data"]["name"])}
+    config = schema.load_config(path, {})
+    assert set(config["data"]) <= {"name", *schema.arguments_of("data", config["data"]["name"])}
     assert set(config["tokenizer"]) <= {
-        "name", *sections.arguments_of("tokenizer", config["tokenizer"]["name"])
+        "name", *schema.arguments_of("tokenizer", config["tokenizer"]["name"])
     }  # fmt: skip
 
 
 def test_the_base_config_spells_every_key_of_its_constructors():
     """Those that an objective, tokenizer or schedule takes are in comments beside its name."""
-    optional = {"tokenizer", "objective", "process.schedule", "eval.objective"}
-    paths = {path for path in [*sections.REGISTRIES, *sections.CLASSES] if "base" not in path}
-    for path in sorted(paths - optional):
+    optional = {"tokenizer", "objective", "process.schedule", "evals.*.objective"}
+    paths = {path for path in [*schema.REGISTRIES, *schema.CLASSES] if "base" not in path}
+    paths = paths - optional - {"evals.*"} | {f"evals.{name}" for name in BASE["evals"]}
+    for path in sorted(paths):
         section = BASE
         for part in path.split("."):
             section = section[part]
-        known = set(sections.arguments_of(path, section.get("name")))
-        nested = {
-            p.removeprefix(path + ".") for p in sections.REGISTRIES if p.startswith(path + ".")
-        }
+        known = set(schema.arguments_of(path, section.get("name")))
+        inner = schema.kind(path) + "."
+        nested = {p.removeprefix(inner) for p in schema.REGISTRIES if p.startswith(inner)}
         assert known - nested == set(section) - nested - {"name"}, path
 
 
 def test_the_base_config_has_the_defaults_of_the_constructors():
     """Where they differ it is on purpose: sizes of a run and not of the code."""
-    differing = {"train.num_steps", "checkpoint.every", "eval.every", "eval.limit"}
-    for path, classes in sections.CLASSES.items():
+    differing = {"train.num_steps", "checkpoint.every"}
+    for path, classes in schema.CLASSES.items():
         for cls in classes:
             for field in cls.__dataclass_fields__.values():
                 if field.name in BASE[path] and f"{path}.{field.name}" not in differing:
                     assert BASE[path][field.name] == field.default, f"{path}.{field.name}"
+    for name in ("test", "ngrams", "samples"):
+        section = BASE["evals"][name]
+        for field in EVALUATORS[section["name"]].__dataclass_fields__.values():
+            if field.name in section and field.name not in ("data", "objective"):
+                assert section[field.name] == field.default, f"evals.{name}.{field.name}"
 
 
-@pytest.mark.parametrize("section", sorted({*sections.REGISTRIES, *sections.CLASSES}))
+@pytest.mark.parametrize("section", sorted({*schema.REGISTRIES, *schema.CLASSES}))
 def test_an_unknown_key_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="linear", bad=1)))
     else:
+        section = section.replace("*", "test")
         config = changed(**{section.replace(".", "__") + "__bad": 1})
     with pytest.raises(UserError, match=rf"unknown key in {section} 'bad'.* Known: "):
-        sections.check_keys(config)
+        schema.check_keys(config)
 
 
-@pytest.mark.parametrize("section", sorted(sections.REGISTRIES))
+@pytest.mark.parametrize("section", sorted(schema.REGISTRIES))
 def test_an_unknown_name_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="nothing")))
     else:
-        config = changed(**{section.replace(".", "__") + "__name": "nothing"})
-    known = ", ".join(sorted(sections.REGISTRIES[section]))
-    with pytest.raises(UserError, match=f"unknown {section}.name 'nothing'.*Known: {known}"):
-        sections.check_keys(config)
+        path = section.replace("*", "test")
+        config = changed(**{path.replace(".", "__") + "__name": "nothing"})
+    known, path = ", ".join(sorted(schema.REGISTRIES[section])), section.replace("*", "test")
+    with pytest.raises(UserError, match=f"unknown {path}.name 'nothing'.*Known: {known}"):
+        schema.check_keys(config)
 
 
 @pytest.mark.parametrize("key", [key for key, _ in flatten(BASE) if not key.endswith("name")])
 def test_a_wrong_type_is_refused_for_every_key(key):
+    is_section = key.startswith("evals.") and key.endswith(".data")
+    value = 5 if is_section else {"a": 1}
     with pytest.raises(UserError, match=f"{key} must be "):
-        sections.check_keys(changed(**{key.replace(".", "__"): {"a": 1}}))
+        schema.check_keys(changed(**{key.replace(".", "__"): value}))
 
 
 @pytest.mark.parametrize(
@@ -138,22 +171,73 @@ def test_a_wrong_type_is_refused_for_every_key(key):
 )
 def test_a_wrong_value(key, value, words):
     with pytest.raises(UserError, match=words):
-        sections.check_keys(changed(**{key: value}))
+        schema.check_keys(changed(**{key: value}))
 
 
 def test_whole_numbers_are_numbers_and_none_is_allowed_where_it_is_the_default():
-    sections.check_keys(changed(optim__clip=1, data__path="somewhere"))
-    sections.check_keys(changed(data__path=None))
+    schema.check_keys(changed(optim__clip=1, data__path="somewhere"))
+    schema.check_keys(changed(data__path=None))
+
+
+def test_the_data_of_an_evaluator_is_checked_as_the_data_it_would_be():
+    data = dict(name="text", path="FILE", length=64)
+    schema.check_keys(changed(evals__test__data=data))
+    for values, words in (
+        (dict(pth="FILE"), "evals.test: unknown key in data 'pth'; did you mean 'path'"),
+        (dict(test=0.5), "evals.test: unknown key in data 'test'"),  # of text files, not of text8
+        (dict(name="txt"), "evals.test: unknown data.name 'txt'; did you mean 'text"),
+        (dict(length="long"), "evals.test: data.length must be a whole number, not 'long'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            schema.check_keys(changed(evals__test__data=values))
+
+
+def test_another_source_leaves_nothing_of_the_old_one():
+    old = dict(name="text8", path="text8.zip", length=8, separate_documents=True)
+    assert schema.merged(old, {"path": "b"}) == old | {"path": "b"}
+    assert schema.merged(old, {"name": "text8", "length": 4}) == old | {"length": 4}
+    assert schema.merged(old, {"name": "text", "path": "b"}) == {
+        "name": "text", "path": "b", "length": 8, "separate_documents": True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a b", "a.b", "a,b", "1", ""])
+def test_a_name_of_an_evaluator_can_be_asked_for(name):
+    config = changed()
+    config["evals"][name] = dict(name="samples")
+    with pytest.raises(UserError, match="the name must be of letters, digits and _"):
+        schema.check_keys(config)
+
+
+def test_evaluators_run_in_the_order_of_their_kinds():
+    """A dict from a config file comes sorted; n-gram models look for a bound before them."""
+    config = changed()
+    config["evals"] = {name: config["evals"][name] for name in sorted(config["evals"])}
+    assert next(iter(config["evals"])) == "ngrams"
+    built = build.experiment(config, TOKENIZER)
+    assert list(built.evals) == ["test", "validation", "ngrams", "samples"]
+
+
+def test_the_bound_that_stands_for_a_run_is_the_first_final_one():
+    config = changed()
+    assert reported(build.experiment(config, TOKENIZER)) == LikelihoodBound(AnyOrder())
+    config["evals"]["test"]["final"] = False
+    assert reported(build.experiment(config, TOKENIZER)).split == "test"
+    config["evals"]["validation"]["final"] = True
+    assert reported(build.experiment(config, TOKENIZER)).split == "validation"
+    del config["evals"]["validation"], config["evals"]["test"]
+    with pytest.raises(UserError, match="evals has no likelihood"):
+        reported(build.experiment(config, TOKENIZER))
 
 
 def test_a_missing_argument_is_named():
     with pytest.raises(UserError, match=r"data.path is needed by data.name='text'"):
-        sections.make("data", {"name": "text", "length": 8})
+        schema.build_section("data", {"name": "text", "length": 8})
 
 
 def test_nested_sections_are_made_first():
     section = dict(name="masking", schedule=dict(name="clipped", base=dict(name="cosine"), eps=0.1))
-    process = sections.make("process", section, vocab_size=4)
+    process = schema.build_section("process", section, vocab_size=4)
     assert type(process.schedule.base).__name__ == "Cosine" and process.schedule.eps == 0.1
     assert float(process.schedule.alpha(1.0)) == pytest.approx(0.1)
 
@@ -164,10 +248,10 @@ def test_nested_sections_are_made_first():
         (dict(train__batch_size=10, train__microbatches=4),
          "train.batch_size=10 must be divisible by train.microbatches=4 times the 1 batch shards"
          " of the mesh 1x1x1 .* which is 4"),
-        (dict(eval__objective=dict(name="any_order", weight_power=0.5)),
-         "eval.objective.name='any_order' is not a bound"),
-        (dict(eval__objective=dict(name="md4"), process__schedule=dict(name="geometric")),
-         "eval.objective.name='md4' is not a bound of -log p with this process"),
+        (dict(evals__test__objective=dict(name="any_order", weight_power=0.5)),
+         "evals.test.objective.name='any_order' is not a bound"),
+        (dict(evals__test__objective=dict(name="md4"), process__schedule=dict(name="geometric")),
+         "evals.test.objective.name='md4' is not a bound of -log p with this process"),
         (dict(objective=dict(name="genmd4")),
          "objective.name='genmd4' needs process.name='state_dependent', not 'masking'"),
         (dict(objective=dict(name="genmd4"), process=dict(name="state_dependent"),
@@ -182,13 +266,14 @@ def test_nested_sections_are_made_first():
          "those before it"),
         (dict(network__causal=True), "objective.name='md4' needs network.causal=False"),
         (dict(objective=dict(name="uniform_elbo"), process=dict(name="uniform"),
-              eval__objective=dict(name="cross_entropy")), "needs process.parametrisation"),
+              evals__test__objective=dict(name="cross_entropy")), "needs process.parametrisation"),
         (dict(data__separate_documents=True), "needs a tokenizer with an end-of-text token"),
         (dict(sample__grid="cosin"), r"unknown sample.grid 'cosin'; did you mean 'cosine'\?"),
         (dict(sample__top_p=0.0), r"sample.top_p must lie in \(0, 1\]"),
         (dict(optim__warmup_steps=2_000_000), "optim.warmup_steps=2000000 .* 0 and"),
-        (dict(eval__draws=0), "eval.draws must be at least 1, not 0"),
-        (dict(eval__split="dev"), "eval.split must be train, validation or test, not 'dev'"),
+        (dict(evals__test__draws=0), "evals.test.draws must be at least 1, not 0"),
+        (dict(evals__test__split="dev"),
+         "evals.test.split must be train, validation, test or all, not 'dev'"),
         (dict(sample__steps=0), "sample.steps must be at least 1, not 0"),
         (dict(sample__label=1), "sample.label=1 asks for .* and network.classes=0"),
         (dict(sample__label=3, network__classes=3),
@@ -199,7 +284,7 @@ def test_nested_sections_are_made_first():
 )  # fmt: skip
 def test_sections_that_do_not_go_together(values, words):
     config = changed(**values)
-    sections.check_keys(config)
+    schema.check_keys(config)
     with pytest.raises(UserError, match=words):
         build.experiment(config, TOKENIZER)
 
@@ -222,23 +307,46 @@ def test_the_bound_that_auto_reports(process, objective, bound):
     built = build.experiment(changed(process=process, objective=objective), TOKENIZER)
     name, arguments = bound.removesuffix(")").split("(")
     expected = dict(part.split("=") for part in arguments.split(",") if part)
-    assert type(built.eval_objective).__name__ == name
+    assert type(reported(built).objective).__name__ == name
     for key, value in expected.items():
-        assert repr(getattr(built.eval_objective, key)) == value
+        assert repr(getattr(reported(built).objective, key)) == value
     if name == "AnyOrder":
-        assert built.eval_objective.weight_power == 1.0
+        assert reported(built).objective.weight_power == 1.0
     if bound == "CTMC()":
-        assert built.eval_objective.passes != "one"
+        assert reported(built).objective.passes != "one"
 
 
 def test_auto_reports_the_likelihood_of_a_causal_network():
     values = dict(objective=dict(name="autoregressive"), network__causal=True)
     built = build.experiment(changed(**values, sample__name="left_to_right"), TOKENIZER)
-    assert type(built.eval_objective).__name__ == "Autoregressive"
+    assert type(reported(built).objective).__name__ == "Autoregressive"
 
 
 def test_the_eval_batch_is_that_of_training_unless_it_is_given():
     built = build.experiment(changed(train__batch_size=6), TOKENIZER)
-    assert eval_batch_size(built) == 6
-    built = build.experiment(changed(train__batch_size=6, eval__batch_size=4), TOKENIZER)
-    assert eval_batch_size(built) == 4
+    assert reported(built).sequences(built) == 6
+    built = build.experiment(changed(train__batch_size=6, evals__test__batch_size=4), TOKENIZER)
+    assert reported(built).sequences(built) == 4
+
+
+@pytest.mark.parametrize(
+    "name, options, timed, exact",
+    [
+        ("auto", {}, True, False),
+        ("along_order", {"order": "random"}, True, False),
+        ("along_order", {"order": "left_to_right"}, True, True),
+        ("block", {"block": 1}, False, True),
+        ("block", {"block": 1}, True, False),
+        ("block", {"block": 2}, False, False),
+    ],
+)
+def test_only_the_likelihood_itself_is_called_exact(name, options, timed, exact, monkeypatch):
+    def one_nat(*arguments):
+        return lambda params, batch, index: {"nats": jnp.ones((1, len(batch.tokens)))}
+
+    monkeypatch.setattr(likelihood, "make_eval_step", one_nat)
+    objective = {"name": name, **options}
+    config = changed(network__time_conditioning=timed, evals__test__objective=objective)
+    built = build.experiment(config, TOKENIZER)
+    batch = batch_of(np.zeros((2, 4), np.int32))
+    assert reported(built).of_batches(built, {}, [batch], {})["exact"] is exact

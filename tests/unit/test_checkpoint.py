@@ -119,6 +119,24 @@ def test_one_wrong_bit_is_seen(name, opened, monkeypatch):
         opened(keep=1).save(1, state(1), {})
 
 
+def test_a_host_file_with_another_number_in_it_is_not_taken(opened, tmp_path):
+    """It is readable and of the same form, but not what was saved."""
+    checkpoints = opened(keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {"sequences": 10 * step})
+    checkpoints.wait()
+    (file,) = (p for p in (tmp_path / "checkpoints" / "2" / "host").iterdir() if "20" in read(p))
+    file.write_text(read(file).replace("20", "30", 1))
+    said = []
+    _, host = opened(keep=2).restore(jax.tree.map(shape, state(0)), say=said.append)
+    assert host == {"sequences": 10}
+    assert "checkpoint 2" in said[0] and "its host file does not have the checksum" in said[0]
+
+
+def read(file) -> str:
+    return file.read_text()
+
+
 def shape(x) -> jax.ShapeDtypeStruct:
     where = SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)

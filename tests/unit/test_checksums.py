@@ -29,6 +29,12 @@ def test_by_hand():
     assert checksums({"x": jnp.asarray(x.reshape(3, 2, 1))}) == {"x": expected}
 
 
+@pytest.mark.parametrize("shape", [(4, 30), (2, 3, 20), (5, 4, 3, 2)])
+def test_the_shape_does_not_matter(shape):
+    x = jnp.arange(120.0)
+    assert checksums({"x": x.reshape(shape)}) == checksums({"x": x})
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_flipped_bit_is_seen(dtype):
     """Each bit of each element (of a bool the lowest), and two elements that change places."""

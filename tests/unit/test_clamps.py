@@ -140,3 +140,17 @@ def test_a_trace_changes_nothing(name):
     traced, path = jax.jit(lambda: sample(*arguments, **settings, trace=True))()
     assert frames is None and path is not None
     jax.tree.map(np.testing.assert_array_equal, plain, traced)
+
+
+def test_given_tokens_are_seen_with_the_noise_of_the_time():
+    """Uniform noise, V = 3, 4000 given tokens: at t those that are their own are a share
+    1 - t + t / 3 of them, within 4 standard errors, and all of them at the end."""
+    tokens = np.zeros((1, 4000), np.int32)
+    flat = Denoiser(lambda z, t: jnp.zeros((*z.shape, V)), lambda h: h)
+    _, frames = sample(
+        flat, Uniform(V), SAMPLERS["ancestral"](), grid=uniform(4), keys=exact.keys_for(0, 1),
+        prompt=Prompt(tokens, tokens == 0), trace=True,
+    )  # fmt: skip
+    own = np.mean(np.asarray(frames.z) == 0, axis=1)
+    expected = np.array([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
+    assert (np.abs(own - expected) <= 4 * np.sqrt(expected * (1 - expected) / 4000)).all()

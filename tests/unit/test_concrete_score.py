@@ -256,7 +256,7 @@ def test_what_it_needs():
 
 def test_a_move_changes_one_token():
     z = jnp.asarray(np.tile(STATES, (20, 1)))
-    where, symbol = random_move(exact.keys_for(2, len(z)), z, 3)
+    where, symbol = random_move(exact.keys_for(2, len(z)), z, 3, jnp.ones(z.shape, bool))
     after = np.asarray(moved(z, where, symbol))
     assert ((after != z).sum(axis=1) == 1).all() and (after >= 0).all() and (after < 3).all()
     assert degree(2, 3) == len(ROWS) / 9

@@ -1,12 +1,13 @@
 """Reading config files, overrides from the command line, and comparing with a run's own."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from md4_jax.config import load as config
-from md4_jax.config import schema as sections
-from md4_jax.config.schema import keeps
+from md4_jax.config import schema
+from md4_jax.config.schema import accepts
 from md4_jax.protocols import UserError
 from md4_jax.runtime import commit as commits
 
@@ -15,14 +16,20 @@ def sample_config():
     return {
         "train": {"batch_size": 4, "ema": 0.9, "num_steps": 10, "seconds": 0.0},
         "objective": {"name": "md4_discrete", "timesteps": 8, "reconstruction": "model"},
-        "eval": {"objective": {"name": "any_order", "weight_power": 1.0}, "every": 0},
+        "evals": {
+            "test": {
+                "name": "likelihood",
+                "objective": {"name": "any_order", "weight_power": 1.0},
+                "every": 0,
+            }
+        },
         "data": {"name": "text8", "path": None, "separate_documents": False},
     }
 
 
 def overridden(**assignments):
     changed = sample_config()
-    config.override(changed, {k.replace("__", "."): v for k, v in assignments.items()}, keeps)
+    config.override(changed, {k.replace("__", "."): v for k, v in assignments.items()}, accepts)
     return changed
 
 
@@ -47,10 +54,10 @@ def test_a_text_becomes_the_type_of_its_key(text, current, value):
 
 
 def test_an_override_sets_one_key():
-    changed = overridden(train__batch_size="64", eval__objective__weight_power="0.5")
+    changed = overridden(train__batch_size="64", evals__test__objective__weight_power="0.5")
     expected = sample_config()
     expected["train"]["batch_size"] = 64
-    expected["eval"]["objective"]["weight_power"] = 0.5
+    expected["evals"]["test"]["objective"]["weight_power"] = 0.5
     assert changed == expected
 
 
@@ -59,9 +66,16 @@ def test_a_new_name_drops_the_arguments_that_it_does_not_take():
     # Whatever the order on the command line, its own arguments are set after it.
     changed = overridden(objective__weight_power="0.0", objective__name="any_order")
     assert changed["objective"] == {"name": "any_order", "weight_power": 0.0}
+    # What it does not take is left for `sections` to refuse, and not dropped unseen.
+    changed = overridden(objective__timesteps="5", objective__name="md4")
+    assert changed["objective"] == {"name": "md4", "timesteps": 5}
     assert overridden(objective__name="md4_discrete") == sample_config()
-    changed = overridden(eval__objective__name="md4")
-    assert changed["eval"] == {"objective": {"name": "md4"}, "every": 0}
+    changed = overridden(evals__test__objective__name="md4")
+    assert changed["evals"]["test"] == {
+        "name": "likelihood",
+        "objective": {"name": "md4"},
+        "every": 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,7 +83,7 @@ def test_a_new_name_drops_the_arguments_that_it_does_not_take():
     [
         ("trian__batch_size", r"unknown config section 'trian'; did you mean 'train'\?"),
         ("train__batch_size__more", "unknown config section 'train.batch_size'"),
-        ("eval__objectve__name", r"did you mean 'eval.objective'\?"),
+        ("evals__test__objectve__name", r"did you mean 'evals.test.objective'\?"),
         ("seed", "unknown config section 'seed'"),
     ],
 )
@@ -88,18 +102,29 @@ def test_flatten_and_sections():
     flat = dict(config.flatten({"a": {"b": (1, 2), "c": {"d": 3}}, "e": 4}))
     assert flat == {"a.b": [1, 2], "a.c.d": 3, "e": 4}
     assert config.sections(sample_config()) == [
-        "train", "objective", "eval", "eval.objective", "data"
+        "train", "objective", "evals", "evals.test", "evals.test.objective", "data"
     ]  # fmt: skip
 
 
 def test_the_same_config_may_go_on_and_so_may_one_that_differs_in_free_sections(tmp_path):
     old, new = sample_config(), sample_config()
     config.check_same(old, new, tmp_path)
-    new["eval"]["every"] = 7
+    new["evals"]["test"]["every"] = 7
     new["train"]["seconds"] = 60.0
     new["mesh"] = {"data": 8}
     new["sample"], new["checkpoint"], new["log"] = {"num": 1}, {"every": 1}, {"every": 1}
     config.check_same(old, new, tmp_path)
+
+
+def test_a_run_of_before_a_key_goes_on_with_what_was_done_then(tmp_path):
+    old, new = sample_config(), sample_config()
+    new["data"]["windows"] = "grid"
+    config.check_same(old, new, tmp_path)
+    config.check_same(new, old, tmp_path)
+    new["data"]["windows"] = "every"
+    for before, after in ((old, new), (new, old)):
+        with pytest.raises(UserError, match="data.windows: 'grid|every' in the workdir"):
+            config.check_same(before, after, tmp_path)
 
 
 def test_every_key_that_differs_is_listed(tmp_path):
@@ -136,6 +161,56 @@ def test_a_run_keeps_its_rates_under_their_name_of_today(tmp_path):
     for name, kernel in (("rates", "gaussian_symmetric"), ("transition", "gaussian")):
         config.store(tmp_path, {"process": {"name": name, "kernel": "gaussian"}})
         assert config.stored(tmp_path) == {"process": {"name": name, "kernel": kernel}}
+
+
+def test_a_run_with_one_eval_section_has_the_evaluators_that_it_stood_for(tmp_path):
+    """tests/unit/stored: as written by a version that had no `evals`."""
+    stored = Path(__file__).with_name("stored") / "config_with_eval.json"
+    (tmp_path / config.FILE).write_bytes(stored.read_bytes())
+    found = config.stored(tmp_path)
+    schema.check_keys(found)
+    shared = {"draws": 2, "batch_size": 64, "stride": 0, "seed": 0, "objective": {"name": "auto"}}
+    bound = {"name": "likelihood", **shared}
+    assert "eval" not in found and found["evals"] == {
+        "validation": {
+            **bound, "split": "validation", "every": 10, "final": False, "limit": 64
+        },
+        "test": {**bound, "split": "validation", "every": 0, "final": True},
+        "ngrams": {"name": "ngrams", "split": "validation", "final": True, "order": 3},
+        "samples": {"name": "samples", "every": 0, "final": True},
+    }  # fmt: skip
+    # It goes on with the config of today, in which what evaluates is free.
+    tiny = Path(__file__).parents[1] / "e2e" / "tiny.py"
+    config.check_same(found, schema.load_config(str(tiny), {}), tmp_path)
+
+
+def test_an_old_run_without_n_gram_models_has_none(tmp_path):
+    config.store(tmp_path, {"eval": {"ngram_order": 0, "every": 0}})
+    assert config.stored(tmp_path)["evals"]["ngrams"]["final"] is False
+
+
+def test_a_new_evaluator_begins_with_its_name():
+    changed = overridden(
+        evals__other__data__path="FILE", evals__other__name="likelihood",
+        evals__other__objective__name="block", evals__other__draws="3",
+    )  # fmt: skip
+    assert changed["evals"]["other"] == {
+        "name": "likelihood", "data": {"path": "FILE"}, "objective": {"name": "block"}, "draws": 3
+    }  # fmt: skip
+    assert changed["evals"]["test"] == sample_config()["evals"]["test"]
+
+
+@pytest.mark.parametrize(
+    "key, words",
+    [
+        ("evals__tets__draws", "'evals.tets'; did you mean 'evals.test'.*--config.evals.tets.name"),
+        ("evals__other__data__name", "unknown config section 'evals.other'"),
+        ("evals__test__dat__path", "unknown config section 'evals.test.dat'"),
+    ],
+)
+def test_an_evaluator_without_a_name_is_not_made(key, words):
+    with pytest.raises(UserError, match=words):
+        overridden(**{key: "1"})
 
 
 @pytest.mark.parametrize(
@@ -188,26 +263,26 @@ def test_a_config_file_of_the_user(tmp_path):
 
 def test_a_run_has_a_config_of_its_own(tmp_path):
     base = str(commits.PACKAGE_ROOT / "configs" / "base.py")
-    asked = sections.load_config(base, {"train.seed": "3"})
+    asked = schema.load_config(base, {"train.seed": "3"})
     config.store(tmp_path, asked)
-    assert sections.load_config(None, {}, tmp_path) == asked
-    changed = sections.load_config(None, {"sample.num": "7", "mesh.data": "2"}, tmp_path)
+    assert schema.load_config(None, {}, tmp_path) == asked
+    changed = schema.load_config(None, {"sample.num": "7", "mesh.data": "2"}, tmp_path)
     assert (changed["sample"]["num"], changed["mesh"]["data"]) == (7, 2)
     assert changed["train"]["seed"] == 3 and config.stored(tmp_path) == asked
     with pytest.raises(UserError, match="train.seed: 3 in the workdir, 4 asked for"):
-        sections.load_config(None, {"train.seed": "4"}, tmp_path)
+        schema.load_config(None, {"train.seed": "4"}, tmp_path)
     # A file goes before it.
-    assert sections.load_config(base, {}, tmp_path)["train"]["seed"] == 0
+    assert schema.load_config(base, {}, tmp_path)["train"]["seed"] == 0
 
 
 def test_sections_that_a_run_does_not_have_yet(tmp_path):
-    asked = sections.load_config(str(commits.PACKAGE_ROOT / "configs" / "base.py"), {})
+    asked = schema.load_config(str(commits.PACKAGE_ROOT / "configs" / "base.py"), {})
     config.store(tmp_path, {k: v for k, v in asked.items() if k not in ("bench", "plan")})
-    found = sections.load_config(None, {"plan.topology": "cpu:8"}, tmp_path)
+    found = schema.load_config(None, {"plan.topology": "cpu:8"}, tmp_path)
     assert found == {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}}
 
 
 def test_neither_a_config_nor_a_run(tmp_path):
     for workdir in (None, tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match="--config FILE.*--workdir of a run"):
-            sections.load_config(None, {}, workdir)
+            schema.load_config(None, {}, workdir)

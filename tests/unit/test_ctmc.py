@@ -33,7 +33,7 @@ def test_s09_the_bound_without_its_constant_is_score_entropy_and_an_offset(phase
     process, z, t = Rates(3), jnp.arange(3)[:, None], jnp.full(3, T)
     score = np.exp(np.sin(phase + 1.7 * np.arange(9).reshape(3, 3)))
     # The entry at z itself is never read.
-    ratio = process.ratio(z, jnp.ones((3, 1), int), t)
+    ratio = process.score_given(z, jnp.ones((3, 1), int), t)
     entropy = rate_divergence(process.backward_rates(z), jnp.log(score)[:, None], ratio)[:, 0]
     law = chains.law_of(process, np.array([1]), [T])[0]
     rate = process.parts.generator
@@ -43,6 +43,24 @@ def test_s09_the_bound_without_its_constant_is_score_entropy_and_an_offset(phase
         for x, y in pairs
     )
     assert whole - float(law @ entropy) == pytest.approx(0.83684466986, rel=1e-9)
+
+
+@both_forms
+@pytest.mark.parametrize("name", ["uniform", "gaussian"])
+def test_one_pass_takes_its_first_term_after_a_jump_and_its_second_as_it_is(name, form, x64):
+    """One token by hand: x = 1, all pairs of states, section 3.3's approximation and no other."""
+    process = Rates(3, parametrisation=form, **KERNELS[name])
+    table = exact.denoiser_of(exact.table_logits(3, 1), time=0.5)
+    value = chains.integrand(CTMC("one", 0.0), table, process, np.array([[1]]), [T])[0, 0]
+    law, rate = chains.law_of(process, np.array([1]), [T])[0], np.array(process.parts.generator)
+    np.fill_diagonal(rate, 0.0)
+    after = law @ (rate / rate.sum(axis=1, keepdims=True))
+    z, t = jnp.arange(3)[:, None], jnp.full(3, T)
+    score = np.exp(process.log_score(table(z, t), z, t))[:, 0]  # s_y at z: [z, y]
+    ratio = law / law[:, None]
+    first = np.sum(after[:, None] * rate.T * (score - ratio))
+    second = np.sum(law[:, None] * rate * np.log(score / ratio).T)
+    assert value == pytest.approx(float(process.beta(T)) * (first - second), rel=1e-9)
 
 
 @both_forms
@@ -57,7 +75,7 @@ def test_s09_all_exact_ways_have_the_mean_of_score_entropy(kernel, form, x64):
     law = chains.law_of(process, x, t)
     when, what = np.nonzero(law)
     z, times = jnp.asarray(chains.states(process, 2)[what]), jnp.asarray(t)[when]
-    ratio = process.ratio(z, jnp.broadcast_to(x, z.shape), times)
+    ratio = process.score_given(z, jnp.broadcast_to(x, z.shape), times)
     log_score = process.log_score(TABLE(z, times), z, times)
     each = rate_divergence(process.backward_rates(z), log_score, ratio).sum(axis=1)
     entropy = np.zeros(3)
@@ -73,8 +91,8 @@ def test_t10_the_law_after_a_jump_and_the_reweighted_second_term(x64):
     process, x = Rates(2), np.array([0, 1])
     z = jnp.asarray(chains.states(process, 2))
     t, tokens = jnp.full(4, T), jnp.broadcast_to(x, z.shape)
-    law, ratio = chains.law_of(process, x, [T])[0], process.ratio(z, tokens, t)
-    psi = law * np.asarray(predecessors(process, ratio, z))
+    law, ratio = chains.law_of(process, x, [T])[0], process.score_given(z, tokens, t)
+    psi = law * np.asarray(predecessors(process, ratio, z, exact.batch_of(tokens)))
     assert law[1] == pytest.approx(0.59970437103, rel=1e-9)
     assert psi[1] == pytest.approx(0.17470144702, rel=1e-9)
     assert psi.sum() == pytest.approx(1.0, rel=1e-12)
@@ -91,7 +109,7 @@ def test_t10_the_law_after_a_jump_and_the_reweighted_second_term(x64):
     rates = process.backward_rates(z)
     log_score = jnp.asarray(d) + jnp.log(ratio)
     second = rate_excess(rates, log_score, ratio) - rate_divergence(rates, log_score, ratio)
-    share = 1.0 / predecessors(process, ratio, z)
+    share = 1.0 / predecessors(process, ratio, z, exact.batch_of(tokens))
     value = float(jnp.sum(psi * share * second.sum(axis=1)))
     assert value == pytest.approx(0.46507592503, rel=1e-9)
 
@@ -166,7 +184,7 @@ def test_both_ends_make_a_bound_where_time_is_cut_short(name, schedule, first, x
     value = chains.bound(objective, denoiser, process, x, nodes=24)
     gap = value + np.log(p).ravel()
     assert 0.002 < p.ravel() @ gap < 0.35 and 0.6 < np.exp(-value).sum() < 1.0
-    ends = objective.ends(process, jnp.asarray(x))
+    ends = objective.ends(process, exact.batch_of(x))
     assert (ends["reconstruction"] > 0).all()
     assert (ends["prior"] > 0).all() == (schedule is not None)
     # Without the ends it would claim more than the data hold.
@@ -231,16 +249,20 @@ def test_rows_are_apart_and_the_context_is_repeated(passes):
     process, x = Rates(3), np.array([[0, 1], [2, 2], [1, 0]])
     seen = []
 
-    def features(z, t, **context):
-        seen.append(jnp.broadcast_to(context["segments"], z.shape))
-        return TABLE.features(z, t) + 0.1 * context["segments"][..., None]
+    def bound(segments):
+        def features(z, t):
+            seen.append(jnp.broadcast_to(segments, z.shape))
+            return TABLE.features(z, t) + 0.1 * segments[..., None]
 
-    denoiser, u = Denoiser(features, lambda h: h * h), jnp.array([0.1, 0.5, 0.9])
-    segments, keys = np.arange(6).reshape(3, 2), exact.keys_for(7, 3)
-    call = jax.jit(lambda *rest: CTMC(passes)(denoiser, process, *rest)[0])
-    whole = call(exact.batch_of(x, segments=segments), u, keys)
+        rebind = lambda count: bound(jnp.repeat(segments, count, axis=0))  # noqa: E731
+        return Denoiser(features, lambda h: h * h, rebind=rebind)
+
+    u, keys = jnp.array([0.1, 0.5, 0.9]), exact.keys_for(7, 3)
+    segments = jnp.arange(6).reshape(3, 2)
+    call = jax.jit(lambda segments, *rest: CTMC(passes)(bound(segments), process, *rest)[0])
+    whole = call(segments, exact.batch_of(x), u, keys)
     rows = np.array([2, 0])
-    some = call(exact.batch_of(x[rows], segments=segments[rows]), u[rows], keys[rows])
+    some = call(segments[rows], exact.batch_of(x[rows]), u[rows], keys[rows])
     np.testing.assert_allclose(some, whole[rows], rtol=1e-6)
     assert len(seen[0]) == (6 if passes == "two" else 3)
 

@@ -21,10 +21,11 @@ def lowered(monkeypatch, segments=None, block=0, **options) -> tuple[list[str], 
     context = {} if segments is None else {"segments": segments}
 
     def loss(params):
-        z, denoiser = jnp.zeros((2, 64), jnp.int32), network.bind(params)
+        z, denoiser = jnp.zeros((2, 64), jnp.int32), network.bind(params, context)
         if block:
-            return jnp.sum(denoiser(z, jnp.zeros((2, 64 // block)), clean=z, block=block))
-        return jnp.sum(denoiser(z, jnp.zeros(2), **context))
+            h = denoiser.blocks.features(z, jnp.zeros((2, 64 // block)), z, block)
+            return jnp.sum(denoiser.unembed(h))
+        return jnp.sum(denoiser(z, jnp.zeros(2)))
 
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     traced = jax.jit(jax.grad(loss)).trace(shapes)

@@ -1,6 +1,7 @@
 """The evaluator over batches, and samples in batches of one shape and as files."""
 
 import json
+import types
 
 import exact
 import jax
@@ -8,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
+from md4_jax.evals import likelihood
 from md4_jax.evals import report as eval_report
-from md4_jax.evals.likelihood import Evaluator
+from md4_jax.evals.likelihood import Estimator, LikelihoodBound
 from md4_jax.generate.writers import write_samples
-from md4_jax.options import EvalOptions, MeshOptions, SampleOptions
+from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Batch, Network, Prompt, UserError
+from md4_jax.protocols import Network, Prompt, UserError, batch_of
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
@@ -23,12 +27,12 @@ from md4_jax.samplers.loop import no_prompt, sample
 MESH = make_mesh(MeshOptions(data=1))
 
 
-def batch(first_tokens, weight):
+def batch(first_tokens, counts):
     tokens = np.repeat(np.asarray(first_tokens, np.int32)[:, None], 2, axis=1)
-    return Batch(tokens, np.asarray(weight, np.float32), {})
+    return batch_of(tokens, loss_mask=np.repeat(np.asarray(counts, bool)[:, None], 2, axis=1))
 
 
-def evaluator(draws=2):
+def estimator(draws=2):
     """nats of a sequence: its first token, plus the number of its batch, plus the draw."""
 
     def step(params, batch, index):
@@ -36,11 +40,35 @@ def evaluator(draws=2):
         nats = nats + jnp.arange(draws, dtype=jnp.float32)[:, None]
         return {"nats": nats, "prior": jnp.full_like(nats, 0.5)}
 
-    return Evaluator(step, MESH, draws, characters=False)
+    return Estimator(step, MESH, draws, characters=False)
+
+
+def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):
+    """What is compiled depends on the bound, the draws and their seed, and on nothing else."""
+    made = []
+
+    def step_of(network, objective, draws, seed):
+        made.append((objective, draws, seed))
+        return lambda params, batch, index: {"nats": batch.tokens[:, 0][None] + 0.0 * index}
+
+    monkeypatch.setattr(likelihood, "make_eval_step", step_of)
+    domain = types.SimpleNamespace(unit="token")
+    experiment = types.SimpleNamespace(network=NETWORK, mesh=MESH, domain=domain)
+    programs = {}
+    for options in (
+        dict(split="validation", limit=2),
+        dict(split="test", data={"path": "FILE"}, every=7),
+        dict(draws=2),
+        dict(seed=1),
+    ):
+        bound = LikelihoodBound("md4", **options)
+        found = bound.of_batches(experiment, None, [batch([1, 3], [1, 1])] * 2, programs)
+        assert found["sequences"] == (2 if "limit" in options else 4)
+    assert made == [("md4", 1, 0), ("md4", 2, 0), ("md4", 1, 1)]
 
 
 def test_all_batches_are_pooled_without_padding():
-    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1]), batch([5, 99], [1, 0])])
+    result = estimator()(jnp.float32(0.0), [batch([1, 3], [1, 1]), batch([5, 99], [1, 0])])
     # Draws average to + 0.5: 1.5, 3.5 and, in the second batch, 15.5; two tokens each.
     assert result["sequences"] == 3 and result["draws"] == 2 and result["tokens"] == 6
     assert result["nats_per_token"] == pytest.approx(20.5 / 6)
@@ -54,7 +82,7 @@ def test_bytes_and_words_are_those_of_the_rows_that_count():
     texts = [np.array([[4, 1], [1, 1]], np.int32), np.array([[5, 2], [9, 9]], np.int32)]
     parts = (([1, 3], [1, 1]), ([5, 99], [1, 0]))
     batches = [batch(*part)._replace(text=text) for part, text in zip(parts, texts, strict=True)]
-    result = evaluator()(jnp.float32(0.0), batches)
+    result = estimator()(jnp.float32(0.0), batches)
     assert (result["bytes"], result["words"]) == (10, 4)
     assert result["bits_per_byte"] == pytest.approx(20.5 / 10 / np.log(2))
     assert result["word_perplexity"] == pytest.approx(np.exp(20.5 / 4))
@@ -67,36 +95,45 @@ def test_bytes_and_words_are_those_of_the_rows_that_count():
 
 
 def test_the_model_among_n_grams_has_its_error_unless_it_is_exact():
-    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1])])
+    result = estimator()(jnp.float32(0.0), [batch([1, 3], [1, 1])])
     error = f"+- {result['bits_per_token_se']:.4f}"
     assert f"this model (bound, {error})" in eval_report.ladder([5.0, 0.5], result)
     assert "this model (exact)" in eval_report.ladder([5.0], result | {"exact": True})
 
 
+def test_what_a_process_learned_is_named_from_both_ends():
+    process = types.SimpleNamespace(learned=lambda: {"power": np.array([2.0, 0.5, 3.0, 1.0])})
+    assert eval_report.learned(process, TextDomain(Characters("abcd"), 4), most=2).splitlines() == [
+        "power by symbol: min 0.5000, mean 1.6250, max 3.0000",
+        "  largest: 'c' 3.000, 'a' 2.000",
+        "  smallest: 'b' 0.500, 'd' 1.000",
+    ]
+
+
 def test_given_tokens_are_not_counted():
     """One of the four tokens of these two sequences is given: 1.5 + 3.5 nats over three."""
     marks = np.array([[True, False], [False, False]])
-    result = evaluator()(jnp.float32(0.0), [batch([1, 3], [1, 1])._replace(given=marks)])
+    result = estimator()(jnp.float32(0.0), [batch([1, 3], [1, 1])._replace(loss_mask=~marks)])
     assert result["tokens"] == 3 and result["nats_per_token"] == pytest.approx(5.0 / 3)
 
 
 def test_a_limit_is_rounded_up_to_whole_batches():
     batches = [batch([1, 1], [1, 1])] * 5
     for limit, sequences in ((1, 2), (2, 2), (3, 4), (0, 10), (99, 10)):
-        assert evaluator()(jnp.float32(0.0), batches, limit)["sequences"] == sequences
+        assert estimator()(jnp.float32(0.0), batches, limit)["sequences"] == sequences
 
 
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(draws=0), "eval.draws must be at least 1, not 0"),
-        (dict(limit=-1), "eval.limit must not be negative, not -1"),
-        (dict(split="dev"), "train, validation or test, not 'dev'"),
+        (dict(draws=0), "draws must be at least 1, not 0"),
+        (dict(limit=-1), "limit must not be negative, not -1"),
+        (dict(split="dev"), "train, validation, test or all, not 'dev'"),
     ],
 )
-def test_impossible_eval_options(options, words):
+def test_impossible_options_of_a_bound(options, words):
     with pytest.raises(UserError, match=words):
-        EvalOptions(**options)
+        LikelihoodBound(None, **options)
 
 
 NETWORK = Network(

@@ -12,7 +12,7 @@ from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.protocols import Denoiser
-from md4_jax.samplers.ancestral import reveal
+from md4_jax.samplers.ancestral import reveal_by_symbol
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -58,14 +58,14 @@ def integral(denoiser, process, x, *, first=FIRST, nodes=60, power=4) -> np.ndar
     hidden = t[None, :, None] ** np.asarray(process.power)[x][:, None, :]
     law = np.where(masks[None, None], hidden[:, :, None], 1.0 - hidden[:, :, None]).prod(axis=-1)
     mean = (values * law).sum(axis=2) @ weight / (1.0 - first)
-    return mean + np.asarray(objective.reconstruction(process, jnp.asarray(x)))
+    return mean + np.asarray(objective.reconstruction(process, exact.batch_of(x)))
 
 
 def test_g01_the_reverse_step():
     process = process_of(W)
-    chance = process.reveal_probability(jnp.float64(0.4), jnp.float64(0.6))
+    chance = process.reveal_probabilities(jnp.float64(0.4), jnp.float64(0.6))
     posterior = jnp.log(jnp.asarray(exact.P_V3L1)) + jnp.asarray(W) * jnp.log(0.6)
-    logits, revealed = reveal(posterior, chance)
+    logits, revealed = reveal_by_symbol(posterior, chance)
     assert 1.0 - float(revealed) == pytest.approx(0.67879499841, rel=1e-9)
     np.testing.assert_allclose(
         revealed * jax.nn.softmax(logits),
@@ -155,7 +155,8 @@ def test_g05_the_gradient_in_w_at_one_time():
 def test_g05_the_whole_gradient_in_w():
     t, weight = exact.quadrature(FIRST, 1.0, nodes=120, power=2)
     objective = GenMD4(first_time=FIRST)
-    recon = jax.grad(lambda p: objective.reconstruction(p, jnp.array([[1, 2]]))[0])(process_of(W))
+    batch = exact.batch_of([[1, 2]])
+    recon = jax.grad(lambda p: objective.reconstruction(p, batch)[0])(process_of(W))
     np.testing.assert_allclose(
         in_power(recon.raw_power), [-0.10961041908, -0.077166971542, -0.067423546812], rtol=1e-9
     )
@@ -187,7 +188,7 @@ def test_g06_the_integral_over_time_is_zero():
 
 def test_g07_a_larger_power_is_revealed_earlier():
     process = process_of([0.5, 1.0, 2.0])
-    chance = process.reveal_probability(jnp.float64(0.5), jnp.float64(1.0))
+    chance = process.reveal_probabilities(jnp.float64(0.5), jnp.float64(1.0))
     np.testing.assert_allclose(chance, [0.29289321881, 0.5, 0.75], rtol=1e-9)
 
 

@@ -18,26 +18,22 @@ ALLOWED = {
     "objectives": {"processes"},
     "runtime": {"options"},
     "networks": {"runtime"},
-    "data": {"runtime"},
+    "data": {"options", "runtime"},
     "samplers": {"options", "processes", "runtime"},
-    "generate": {"runtime"},
-    "experiment": {"generate", "options"},
-    "evals": {"objectives", "runtime"},
-    "corpus": {"data", "experiment", "runtime"},
+    "generate": {"options", "runtime"},
+    "experiment": {"options", "runtime"},
+    "evals": {"data", "experiment", "generate", "objectives", "runtime", "samplers"},
     "training": {
-        "corpus", "evals", "experiment", "generate", "objectives", "options", "runtime",
+        "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
     "config": {
-        "corpus", "data", "evals", "experiment", "generate", "networks", "objectives", "options",
+        "data", "evals", "experiment", "generate", "networks", "objectives", "options",
         "processes", "runtime", "samplers", "training",
     },
     "perf": {
-        "corpus", "evals", "experiment", "options", "runtime", "samplers", "training",
+        "data", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
-    "modes": {
-        "config", "corpus", "data", "evals", "experiment", "generate", "perf", "runtime",
-        "samplers", "training",
-    },
+    "modes": {"config", "data", "evals", "experiment", "perf", "runtime", "training"},
     "main": {"config", "modes", "runtime"},
 }  # fmt: skip
 
@@ -64,8 +60,8 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 
 def room(name: str) -> str:
-    """The folder of the package that a file lies in, or its own name."""
-    return Path(name).with_suffix("").parts[0]
+    """The folder of the package that a file lies in, or its own name; __main__ is main."""
+    return Path(name).with_suffix("").parts[0].replace("__main__", "main")
 
 
 def imported(tree: ast.AST) -> set[str]:

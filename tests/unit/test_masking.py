@@ -58,7 +58,7 @@ def test_masks_grow_with_time():
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_exactly_so_many_masks(count):
-    z, masked = jax.jit(Masking(8).mask_exactly)(KEYS, X, jnp.full(6, count))
+    z, masked = jax.jit(Masking(8).mask_exactly)(KEYS, X, jnp.full(6, count), X >= 0)
     assert ((z == 8).sum(axis=1) == count).all()
     assert ((z == 8) | (z == X)).all()
     assert ((masked > 0) & (masked < 1)).all()

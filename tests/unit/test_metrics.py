@@ -16,7 +16,8 @@ from md4_jax.training.writers import NullWriter, Progress, Writer, read_rows
 def likelihood(*parts, characters=False):
     total = Likelihood()
     for nats, length, weight in parts:
-        total.add(np.asarray(nats), length, np.asarray(weight))
+        tokens = np.where(np.asarray(weight) > 0, length, 0)
+        total.add(np.asarray(nats), tokens)
     return total.result(characters=characters)
 
 
@@ -60,7 +61,7 @@ def test_bytes_and_words_are_pooled_like_tokens():
     """53 nats over 22 bytes and over 5 words; the error is that of a ratio over each."""
     total = Likelihood()
     text = [[2, 1], [20, 4], [9, 9]]
-    total.add(np.array([[3.0, 50.0, np.nan]]), 7, np.array([1.0, 1.0, 0.0]), text=np.array(text))
+    total.add(np.array([[3.0, 50.0, np.nan]]), np.array([7, 7, 0]), text=np.array(text))
     result = total.result(characters=False)
     assert (result["tokens"], result["bytes"], result["words"]) == (14, 22, 5)
     assert result["bits_per_byte"] == pytest.approx(53 / 22 / math.log(2), rel=1e-12)
@@ -75,9 +76,9 @@ def test_bytes_and_words_are_pooled_like_tokens():
 def test_what_has_no_text_has_nothing_per_byte_or_word():
     assert not {"bits_per_byte", "bytes"} & likelihood(([[1.0, 2.0]], 4, [1.0, 1.0])).keys()
     total = Likelihood()  # ends of texts alone, then spaces
-    total.add(np.ones((1, 1)), 2, np.ones(1), text=np.array([[0, 0]]))
+    total.add(np.ones((1, 1)), np.array([2]), text=np.array([[0, 0]]))
     assert not {"bits_per_byte", "word_perplexity"} & total.result(characters=False).keys()
-    total.add(np.ones((1, 1)), 2, np.ones(1), text=np.array([[2, 0]]))
+    total.add(np.ones((1, 1)), np.array([2]), text=np.array([[2, 0]]))
     result = total.result(characters=False)
     assert "bits_per_byte" in result and "word_perplexity" not in result
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.networks import NETWORKS
 from md4_jax.networks.attention import attend, rotate
-from md4_jax.networks.layers import LocalMixing
+from md4_jax.networks.layers import LocalMixing, TimeEmbedding
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
@@ -39,7 +39,7 @@ def built(make=Transformer, **options):
 
 
 def logits(network, params, z=Z, t=T, **context):
-    return jax.jit(lambda p, z, t, context: network.bind(p)(z, t, **context))(params, z, t, context)
+    return jax.jit(lambda p, z, t, context: network.bind(p, context)(z, t))(params, z, t, context)
 
 
 def unrolled(params, depth=2):
@@ -125,6 +125,38 @@ def test_time_is_used_if_and_only_if_the_network_says_so(make):
     free, params = built(make, time_conditioning=False)
     assert free.time_free
     np.testing.assert_array_equal(logits(free, params), logits(free, params, t=1.0 - T))
+
+
+def test_the_waves_of_time_are_those_of_thousandths():
+    """The fastest of them is back after 2 pi thousandths, and its opposite after half of that;
+    the slowest is 10,000 times slower."""
+    t = jnp.asarray([0.1, 0.1 + 2e-3 * np.pi, 0.1 + 1e-3 * np.pi, 0.9])[:, None]
+    embedding, one = TimeEmbedding(8, jnp.float32), np.eye(8)
+    shapes = embedding.init(jax.random.key(0), t)["params"]
+    zero = jax.tree.map(jnp.zeros_like, shapes)
+
+    def seen(wave):
+        """silu(wave), the wave brought to the first place and nothing else."""
+        params = zero | {
+            "time_in": zero["time_in"] | {"kernel": jnp.asarray(np.outer(one[wave], one[0]))},
+            "time_out": zero["time_out"] | {"kernel": jnp.asarray(one)},
+        }
+        return np.asarray(embedding.apply({"params": params}, t))[:, 0, 0]
+
+    fast, slow = seen(0), seen(3)
+    np.testing.assert_allclose(fast[1], fast[0], atol=1e-4)
+    # silu(x) - silu(-x) = x, and sin(100) = -0.50636564.
+    np.testing.assert_allclose(fast[0] - fast[2], -0.50636564, atol=1e-4)
+    assert slow[0] < slow[1] < slow[3] < 0.1
+
+
+@pytest.mark.parametrize("vocab", [127, 128])
+def test_the_mask_has_an_embedding_of_its_own(vocab):
+    """Also where the vocabulary fills up its rows."""
+    network, params = built(vocab_size=vocab, depth=1)
+    z = jnp.asarray([[0, vocab], [0, vocab - 1]])
+    h = np.asarray(network.bind(params).features(z, T[:2] * 0.0))
+    assert np.abs(h[0] - h[1]).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -225,7 +257,7 @@ def test_a_causal_network_sees_nothing_to_the_right(options):
     z = np.tile(np.asarray(Z[:1]), (7, 1))
     for position in range(6):
         z[position, position] = (z[position, position] + 1) % 6
-    call = jax.jit(lambda s: network.bind(params).features(z, jnp.full(7, 0.3), segments=s))
+    call = jax.jit(lambda s: network.bind(params, {"segments": s}).features(z, jnp.full(7, 0.3)))
     for document in (np.zeros(6, int), np.array([0, 0, 1, 1, 1, 2])):
         out = np.asarray(call(jnp.tile(document, (7, 1))))
         for position in range(6):

@@ -6,10 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.any_order import AnyOrder
-from md4_jax.objectives.autoregressive import AlongOrder
-from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.radd import TDCE
@@ -17,32 +14,14 @@ from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes import PROCESSES
 from md4_jax.protocols import Denoiser, UserError
 
-CASES = {name: make() for name, make in OBJECTIVES.items()} | {
-    "block": BlockDiffusion(3),
-    "blocks of one": BlockDiffusion(1),
-    "a time for each block": BlockDiffusion(3, "times"),
-    "four steps": DiscreteMD4(4),
-    "four steps, uniform decoder": DiscreteMD4(4, "uniform"),
-    "masked language model": AnyOrder(weight_power=0.0),
-    "few masks": AnyOrder(max_masked=0.4),
-    "t_dce, constant as drawn": TDCE(drawn_constant=True),
-    "right to left": AlongOrder("right_to_left"),
-    "concrete score, one level": ConcreteScore(time=0.3),
-    "concrete score, denoising": ConcreteScore("denoising"),
-}
+CASES = exact.OBJECTIVE_CASES
 every_objective = pytest.mark.parametrize("objective", CASES.values(), ids=CASES)
-FITTING = {
-    f"{name}, {process}": (objective, lambda vocab_size, make=make: make(vocab_size).init())
-    for name, objective in CASES.items()
-    for process, make in exact.PROCESS_CASES.items()
-    if exact.fits(objective, make(2))
-}
 # Variants of a process or of an objective are among the slow tests.
 every_pair = pytest.mark.parametrize(
     "objective, make_process",
     [
         pytest.param(*pair, id=name, marks=[pytest.mark.slow] * (name.count(",") > 1))
-        for name, pair in FITTING.items()
+        for name, pair in exact.FITTING.items()
     ],
 )
 BFLOAT16 = pytest.param(jnp.bfloat16, id="bfloat16", marks=pytest.mark.slow)
@@ -54,7 +33,7 @@ KEYS = exact.keys_for(3, ROWS)
 
 
 def constant(outputs) -> Denoiser:
-    return Denoiser(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 2)), lambda h: h)
+    return exact.of_outputs(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 2)))
 
 
 @every_pair
@@ -90,7 +69,7 @@ def test_a_row_does_not_depend_on_its_neighbours(objective, make_process):
 def test_the_ends_of_the_unit_interval_are_finite(objective, u, dtype):
     """Losses and gradients, also where the network computes in bfloat16."""
     u = jnp.full(ROWS, u, jnp.float32)
-    for make_process in [make for other, make in FITTING.values() if other is objective]:
+    for make_process in [make for other, make in exact.FITTING.values() if other is objective]:
         process = make_process(vocab_size=2)
 
         def loss(table, process=process):
@@ -104,21 +83,29 @@ def test_the_ends_of_the_unit_interval_are_finite(objective, u, dtype):
         assert jnp.isfinite(nats).all() and jnp.isfinite(gradient).all()
 
 
+def told(labels) -> Denoiser:
+    """A denoiser with a number bound to each row, which its outputs follow."""
+
+    def features(z, t):
+        assert len(z) == len(labels)
+        return TABLE.features(z, t) + jnp.sin(labels)[:, None, None] * jnp.arange(2)
+
+    denoiser = exact.of_outputs(features)
+    return denoiser._replace(rebind=lambda count: told(jnp.repeat(labels, count)))
+
+
 @every_pair
-def test_the_context_reaches_the_denoiser_by_name(objective, make_process):
-    seen = {}
-
-    def features(z, t, **context):
-        seen.update(context)
-        return jnp.zeros((*z.shape, 2))
-
-    segments = np.tile(np.arange(ROWS, dtype=np.int32)[:, None], (1, 3))
-    batch = exact.batch_of(TOKENS, segments=segments)
-    denoiser = Denoiser(features, lambda h: h)
-    objective(denoiser, make_process(vocab_size=2), batch, jnp.asarray(U), KEYS)
-    own = {"clean", "block"} if objective.needs.blockwise else set()
-    assert set(seen) == {"segments"} | own
-    assert set(np.asarray(seen["segments"])[:, 0]) == set(range(ROWS))
+def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
+    """Also where an objective sends several noised copies of a sequence through the network."""
+    process, labels = make_process(vocab_size=2), jnp.arange(1.0, ROWS + 1)
+    whole, _ = objective(told(labels), process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    rows = np.array([7, 2, 9])
+    part, _ = objective(
+        told(labels[rows]), process, exact.batch_of(TOKENS[rows]), jnp.asarray(U[rows]), KEYS[rows]
+    )
+    np.testing.assert_array_equal(part, whole[rows])
+    plain, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    assert (np.asarray(plain) != whole).mean() > 0.5
 
 
 @every_pair

@@ -139,6 +139,26 @@ def test_muon_refuses_what_would_orthogonalise_nothing(options, words):
         Muon(**options)
 
 
+@pytest.mark.parametrize("momentum, b1", [(0.0, 0.9), (0.9, 0.0)])
+def test_momentum_is_of_the_matrices_of_blocks_and_b1_of_the_rest(momentum, b1):
+    """Whether a second step depends on the sign of the first gradient."""
+    options = dict(warmup_steps=0, decay="constant", weight_decay=0.0, momentum=momentum, b1=b1)
+    optimizer, _ = Muon(**options).build(10)
+    first, last, update = noise(SCANNED), noise(SCANNED, seed=1), jax.jit(optimizer.update)
+
+    def second(first):
+        _, state = update(first, optimizer.init(SCANNED), SCANNED)
+        return update(last, state, SCANNED)[0]
+
+    found = second(first), second(jax.tree.map(jnp.negative, first))
+    hidden = names(hidden_matrices(SCANNED), lambda leaf: isinstance(leaf, tuple))
+    leaves = (jax.tree_util.tree_leaves_with_path(tree) for tree in found)
+    for (path, one), (_, other) in zip(*leaves, strict=True):
+        depends = (momentum if path_name(path) in hidden else b1) > 0
+        apart = float(jnp.abs(one - other).max() / jnp.abs(one).max())
+        assert apart > 0.1 if depends else apart < 1e-3, path_name(path)
+
+
 def test_muon_labels():
     chosen = names(hidden_matrices(UNROLLED), lambda leaf: isinstance(leaf, tuple))
     assert "network/blocks_0/attention/query/kernel" in chosen

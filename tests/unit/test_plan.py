@@ -19,14 +19,15 @@ EXPERIMENT = types.SimpleNamespace(
 
 
 def program(gib: float) -> Plan:
-    arguments, temporaries = int(gib * 2**28), int(gib * 3 * 2**28)
-    return Plan(arguments, 0, temporaries, 819e9, {"all-reduce": (2, 1e11)}, 197e12, 0.0, 0.0, 1.0)
+    """One that needs so much: a quarter of it arguments, a quarter outputs."""
+    part = int(gib * 2**28)
+    return Plan(part, part, 2 * part, 819e9, {"all-reduce": (2, 1e11)}, 197e12, 0.0, 0.0, 1.0)
 
 
 def test_a_program_that_is_too_large_is_refused_with_the_numbers():
     chip = CHIPS["TPU v5 lite"]
     check_fits({"train": program(15.0)}, chip, EXPERIMENT)
-    words = r"the eval program needs 20.0 GiB .* has 16: 5.0 arguments and 15.0 temporaries"
+    words = r"the eval program needs 20.0 GiB .* has 16: 5.0 arguments, 5.0 outputs and 10.0 temp"
     with pytest.raises(UserError, match=words) as refused:
         check_fits({"train": program(15.0), "eval": program(20.0)}, chip, EXPERIMENT)
     for word in ("network.remat=dots or full", "train.microbatches than 2", "mesh.fsdp than 4"):
@@ -38,7 +39,7 @@ def test_the_least_times_of_a_chip():
     chip = CHIPS["TPU v5 lite"]
     assert seconds(program(1.0), chip) == pytest.approx((1.0, 1.0, 0.5))
     shown = table({"train": program(1.0)}, chip)
-    assert "| 256.0 MiB | 0.0 MiB | 768.0 MiB |" in shown and "2 all-reduce" in shown
+    assert "| 256.0 MiB | 256.0 MiB | 512.0 MiB |" in shown and "2 all-reduce" in shown
     assert "| 100% |" in shown and "GiB" not in table({"train": program(1.0)}, None)
 
 

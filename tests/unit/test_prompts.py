@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
-from md4_jax.generate.prompts import PromptOptions
+from md4_jax.generate import prompts
+from md4_jax.options import PromptOptions
 from md4_jax.protocols import UserError
 
 TEXT8 = Text8Symbols()  # the space is 0 and 'a' is 1
@@ -12,7 +13,7 @@ FREE = None
 
 
 def built(length, tokenizer=TEXT8, **options):
-    return PromptOptions(**options).build(tokenizer, length)
+    return prompts.templates(PromptOptions(**options), tokenizer, length)
 
 
 def one(length, tokenizer=TEXT8, **options):

@@ -137,7 +137,7 @@ def test_the_constant_of_t_dce_is_drawn_only_if_asked_for():
     process, t = Masking(3), jnp.asarray([0.2, 0.2, 0.9])
     z, batch = jnp.asarray([[3], [0], [3]]), exact.batch_of([[0], [0], [0]])
     expected = np.array([-5.0 * np.log(4.0), 0.0, np.log(9.0) / 0.9])
-    np.testing.assert_allclose(constant(process, z, t), expected, rtol=1e-5)
+    np.testing.assert_allclose(constant(process, batch, z, t), expected, rtol=1e-5)
     single = exact.denoiser_of(exact.table_logits(3, 1))
     plain, drawn = (
         TDCE(choice)(single, process, batch, t, exact.keys_for(8, 3)) for choice in (False, True)

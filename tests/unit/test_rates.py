@@ -61,8 +61,8 @@ def test_the_slowest_mode_decays_as_alpha_and_the_stationary_law_is_reached(make
     np.testing.assert_allclose(process.parts.stationary @ process.parts.generator, 0.0, atol=1e-13)
     end = process.marginal(jnp.ones(1))[0]
     np.testing.assert_allclose(end, np.tile(process.parts.stationary, (4, 1)), atol=1e-13)
-    np.testing.assert_array_equal(process.prior_nats(), 0.0)
-    np.testing.assert_allclose(process.reconstruction_nats(), 0.0, atol=1e-13)
+    np.testing.assert_array_equal(process.prior_nats(np.arange(4)), 0.0)
+    np.testing.assert_allclose(process.reconstruction_nats(np.arange(4)), 0.0, atol=1e-13)
 
 
 def test_gaussian_target_rates_are_those_of_tauldr_with_their_gap():
@@ -113,7 +113,7 @@ def test_t01_tokens_jump_one_at_a_time_and_independently(x64):
     assert expm(0.6 * whole)[1, 8] == pytest.approx(0.20357093972, rel=1e-9)
     z = jnp.asarray(chains.states(process, 2))
     for seed in range(4):
-        jumped = process.jump(exact.keys_for(seed, len(z)), z)
+        jumped = process.jump(exact.keys_for(seed, len(z)), z, jnp.ones(z.shape, bool))
         possible = whole[np.arange(9), np.asarray(jumped) @ [3, 1]] > 0
         np.testing.assert_array_equal(possible, (z != 2).any(axis=1))
         np.testing.assert_array_equal(jumped[-1], z[-1])
@@ -236,16 +236,16 @@ def test_the_uniform_kernel_is_the_uniform_process(form, x64):
         steps = [jax.nn.log_softmax(p.reverse_logits(outputs, z, s, t)) for p in (new, old)]
         np.testing.assert_allclose(steps[0][:1], steps[1][:1], rtol=1e-9)
         tolerance = dict(rtol=1e-6, atol=1e-12)  # the older ones are in float32
-        np.testing.assert_allclose(new.prior_nats(), old.prior_nats(), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(new.prior_nats(z), old.prior_nats(z), rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(
-            new.reconstruction_nats(), old.reconstruction_nats(), **tolerance
+            new.reconstruction_nats(z), old.reconstruction_nats(z), **tolerance
         )
 
 
 @every_kernel
 def test_the_terms_of_the_ends_are_entropies_of_the_exponential(make, x64):
     """scipy's: KL(q(z_1 | x) || pi), and the conditional entropy where x is uniform."""
-    reconstruction = np.asarray(make(3).reconstruction_nats(float(at(0.4)[0])))
+    reconstruction = np.asarray(make(3).reconstruction_nats(np.arange(3), float(at(0.4)[0])))
     law = expm(0.4 * make(3).parts.generator)[:3]
     conditional = stats.entropy((law / 3).ravel()) - stats.entropy(law.mean(axis=0))
     assert reconstruction.mean() == pytest.approx(conditional, rel=1e-9)
@@ -254,7 +254,7 @@ def test_the_terms_of_the_ends_are_entropies_of_the_exponential(make, x64):
         return
     process = make(3, Geometric(0.1, 0.7))
     expected = stats.entropy(expm(0.7 * process.parts.generator), process.parts.stationary, axis=1)
-    np.testing.assert_allclose(process.prior_nats(), expected, rtol=1e-9)
+    np.testing.assert_allclose(process.prior_nats(np.arange(3)), expected, rtol=1e-9)
 
 
 @every_kernel
@@ -287,7 +287,7 @@ def test_float32_laws_are_laws_and_keep_small_probabilities(name):
     np.testing.assert_allclose(law.sum(axis=2), 1.0, atol=3e-5)
     exactly = np.stack([process.parts.exponential(-np.log1p(-float(x))) for x in t[:5]])
     np.testing.assert_allclose(law[:5], exactly, atol=2e-6)
-    beside = np.asarray(process.ratio(jnp.arange(200)[None], jnp.arange(200)[None], t[:1]))[0]
+    beside = np.asarray(process.score_given(jnp.arange(200)[None], jnp.arange(200)[None], t[:1]))[0]
     expected = exactly[0, 100, 101] / exactly[0, 100, 100]
     assert beside[100, 101] == pytest.approx(expected, rel=1e-3)
 

@@ -16,6 +16,7 @@ from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.draw import draw_token
 from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.loop import no_prompt, sample
+from md4_jax.samplers.orders import AnyOrder
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.transforms import Transform, check_transform
@@ -110,6 +111,38 @@ def test_the_count_of_the_grid_is_of_what_is_not_given():
     np.testing.assert_array_equal(left, [2, 4])
 
 
+# The first has the largest margin, the second the least entropy, the third the largest ratio of
+# the best two.
+MARGIN = [0.50, 0.25, 0.13, 0.12, 0, 0, 0, 0]
+ENTROPY = [0.48, 0.47, 0.03, 0.02, 0, 0, 0, 0]
+RATIO = [0.30, 0.10, 0.10, 0.10, 0.10, 0.10, 0.10, 0.10]
+
+
+def revealed(step, t: float, rows: int = 64) -> np.ndarray:
+    """Which of three masks each of the rows reveals first, at time t."""
+    law = jnp.log(jnp.asarray([MARGIN, ENTROPY, RATIO]))
+    mu = Denoiser(lambda z, t: jnp.broadcast_to(law, (*z.shape, 8)), lambda h: h)
+    chain, times = exact.chain_of(np.full((rows, 3), 8)), (jnp.float32(0.0), jnp.float32(t))
+    call = jax.jit(lambda keys: step(mu, Masking(8), chain, *times, keys).z)
+    new = np.asarray(call(exact.keys_for(0, rows))) != 8
+    assert (new.sum(axis=1) == 1).all()
+    return new.argmax(axis=1)
+
+
+@pytest.mark.parametrize("score, place", [("margin", 0), ("entropy", 1)])
+def test_the_surest_by_margin_or_entropy_is_first(score, place):
+    assert (revealed(Confidence(score, per_step=1), 0.5) == place).all()
+
+
+def test_the_noise_of_the_order_fades_with_time():
+    """Noise of 1000 leaves each of three to chance at t = 1 (64 rows), and none at t = 1e-7."""
+    step = Confidence("margin", per_step=1, noise=1000.0)
+    counts = np.bincount(revealed(step, 1.0), minlength=3)
+    # Within 4 standard errors of a third.
+    assert (abs(counts - 64 / 3) < 4 * np.sqrt(64 * 2 / 9)).all()
+    assert (revealed(step, 1e-7) == 0).all()
+
+
 @pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
 def test_every_sampler_runs_with_64_bits(make, of, x64):
     """A whole run is traced: what the loops carry keeps its types, those of a chain."""
@@ -123,6 +156,19 @@ def test_every_sampler_runs_with_64_bits(make, of, x64):
     )
     types = [x.dtype for x in (chain.z, chain.confidence, chain.evaluations)]
     assert types == [jnp.int32, jnp.float32, jnp.int32]
+
+
+@pytest.mark.parametrize("per_step, left", [(1, [6, 5, 4, 3, 2, 1]), (2, [6, 6, 4, 4, 2, 2])])
+def test_any_order_is_told_the_time_of_the_masks_that_are_left(per_step, left):
+    """A network that says 6 t, with the linear schedule: six masks, from left to right."""
+    six_t = Denoiser(
+        lambda z, t: 1e4 * jax.nn.one_hot(jnp.broadcast_to(jnp.round(6 * t)[:, None], z.shape), 7),
+        lambda h: h,
+    )
+    step, keys = AnyOrder("left_to_right", per_step), exact.keys_for(0, 2)
+    z, evaluations = exact.drawn(six_t, Masking(7), step, uniform(3), keys, length=6)
+    np.testing.assert_array_equal(z, [left, left])
+    np.testing.assert_array_equal(evaluations, 6 // per_step)
 
 
 def law_of(steps: int, denoiser=PERFECT) -> np.ndarray:

@@ -14,6 +14,7 @@ from md4_jax.networks import NETWORKS
 from md4_jax.options import MeshOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
+from md4_jax.runtime import sharding
 from md4_jax.runtime.sharding import (
     AXES,
     batch_shards,
@@ -55,9 +56,36 @@ def test_the_table(name, shape, spec):
     assert spec_for(name, shape, MESH) == spec
 
 
-def test_an_unknown_path_is_refused():
-    with pytest.raises(UserError, match=r"no sharding rule matches network/new \(4, 4\)"):
-        spec_for("network/new", (4, 4), MESH)
+SPLIT_BY_BATCH = AbstractMesh((8, 1, 1), AXES)
+
+
+@pytest.mark.parametrize(
+    "mesh, shape",
+    [
+        (MESH, (4, 4)),
+        (MESH, (512, 512)),
+        (SPLIT_BY_BATCH, (513, 512)),
+        (ONE, (9999, 512)),
+        (ONE, (7,)),
+    ],
+)
+def test_an_unknown_parameter_is_not_split_and_said_once(mesh, shape, capsys):
+    sharding._warn_replicated.cache_clear()
+    for copy in ("params", "ema", "opt_state/1/0/mu"):
+        assert spec_for(f"{copy}/network/mine/new", shape, mesh) == P(*(None,) * len(shape))
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: no rule says how network/mine/new {shape} is split")
+    axes = "'fsdp', 'tensor'" if len(shape) == 2 else "None"
+    assert said.count("\n") == 1 and f'(r"mine/new$", P({axes}))' in said
+
+
+@pytest.mark.parametrize("mesh", [MESH, AbstractMesh((2, 4, 1), AXES)])
+@pytest.mark.parametrize("shape", [(513, 512), (3, 512, 512)])
+def test_a_large_unknown_parameter_is_refused_where_others_are_split(mesh, shape):
+    with pytest.raises(UserError, match="no rule says how network/mine/new .* mesh.fsdp=4") as said:
+        spec_for("opt_state/mu/network/mine/new", shape, mesh)
+    assert """(r"mine/new$", P('fsdp', 'tensor'))""" in str(said.value)
+    assert ("mesh.tensor=2" in str(said.value)) == (mesh is MESH)
 
 
 def test_an_uneven_split_is_refused_with_its_numbers():
@@ -68,8 +96,9 @@ def test_an_uneven_split_is_refused_with_its_numbers():
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False, qk_norm=True)])
-def test_every_array_of_a_state_has_a_place(network, optimizer, options):
+def test_every_array_of_a_state_has_a_place(network, optimizer, options, capsys):
     """The copies of a parameter in the optimizer and the average lie as the parameter does."""
+    sharding._warn_replicated.cache_clear()
     net = network(vocab_size=5, size=16, depth=2, heads=2, hidden=24, **options).build()
     transformation, _ = optimizer(warmup_steps=0).build(10)
     state = jax.eval_shape(lambda: init_state(jax.random.key(0), net, Masking(5), transformation))
@@ -86,6 +115,7 @@ def test_every_array_of_a_state_has_a_place(network, optimizer, options):
                 assert spec == expected
     assert copies >= 3 * len(parameters)
     assert any("tensor" in spec for spec in parameters.values())
+    assert capsys.readouterr().err == ""  # a rule for each
 
 
 def test_a_mesh_has_all_axes_and_counts_its_batch_shards():

@@ -79,7 +79,7 @@ def test_a_window_of_one_step_has_no_error():
     run(new_log(paper, every=1), [1, 2])
     assert paper.rows[1]["train_bits_per_token"] == pytest.approx(2.0, rel=1e-6)
     assert math.isnan(paper.rows[1]["train_bits_per_token_se"])
-    assert "bound 2.000 +- nan bits/token" in paper.lines[-1]
+    assert "bound 2.000 bits/token" in paper.lines[-1]
 
 
 def test_an_interrupted_window_of_an_earlier_version_has_no_error():
@@ -165,12 +165,34 @@ def test_too_many_skipped_steps_stop_the_run():
         log.flush()
 
 
-def test_a_held_out_result_is_written_under_names_of_its_own():
+HELD_OUT = {"bits_per_token": 2.25, "bits_per_token_se": 0.012, "sequences": 9, "split": "x"}
+
+
+def test_what_an_evaluator_finds_is_written_under_its_name():
+    """Its numbers, that is; what is text is not for a curve."""
     paper = Paper()
     log = new_log(paper)
     log.add(1, metrics(1))
-    result = {"bits_per_token": 2.25, "bits_per_token_se": 0.012, "sequences": 9}
-    log.evaluation(4, result, "<= 2.25 +- 0.01")
-    assert paper.rows == [{"step": 4} | {f"eval_{name}": result[name] for name in result}]
+    log.evaluation(4, "validation", HELD_OUT, is_held_out=True)
+    numbers = [name for name in HELD_OUT if name != "split"]
+    assert paper.rows == [{"step": 4} | {f"validation/{name}": HELD_OUT[name] for name in numbers}]
     run(log, range(2, 5))
     assert "(held out 2.250 +- 0.012)" in paper.lines[-1]
+
+
+@pytest.mark.parametrize("is_bound, is_held_out", [(False, True), (True, False), (False, False)])
+def test_two_numbers_of_different_kinds_do_not_stand_side_by_side(is_bound, is_held_out):
+    """A training-only loss beside a bound, say, would be read as a gap between the two."""
+    paper = Paper()
+    log = new_log(paper, is_bound=is_bound)
+    log.evaluation(0, "validation", HELD_OUT, is_held_out=is_held_out)
+    run(log, range(1, 5))
+    assert "held out" not in paper.lines[-1]
+
+
+def test_a_held_out_bound_of_one_sequence_has_no_error():
+    paper = Paper()
+    log = new_log(paper)
+    log.evaluation(0, "validation", HELD_OUT | {"bits_per_token_se": math.nan}, is_held_out=True)
+    run(log, range(1, 5))
+    assert "(held out 2.250)" in paper.lines[-1]

@@ -1,4 +1,4 @@
-"""Text files and JSON lines from a disk."""
+"""Text files and JSON lines, on a disk or in an object store."""
 
 import dataclasses
 import functools
@@ -9,35 +9,62 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from md4_jax.data import contents
+from md4_jax.data.labelled import Labelled
 from md4_jax.data.sources.splits import bounds, check_split, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
 MIN_DOCUMENTS = 20
+PARQUET = b"PAR1"  # the first and the last bytes of such a file
+
+
+class Document(NamedTuple):
+    """A text and its origin.
+
+    line   of a file of JSON lines, from 1 on; 0: not from such a file
+    start  characters of the file before the text
+    label  what data.label_key names, '' without it
+    """
+
+    text: str
+    path: Place
+    line: int = 0
+    start: int = 0
+    label: str | int = ""
+
+    @property
+    def where(self) -> str:
+        """Names the file and the place in it."""
+        line = f", line {self.line}" if self.line else ""
+        return f"{self.path}{line}{f', from character {self.start} on' if self.start else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """The documents of all files that match a pattern, in the order of their names.
+    """Documents of all files that match a pattern, in the order of the file names.
 
     path        a file, a directory (all files below it), a glob pattern, in
                 which ** also matches folders, or a tuple of these
     text_key    where a JSON line has its text
+    label_key   where a JSON line has the class of its text, a name or a number from 0 on; each
+                document is then a sequence of its own. "": documents are joined
     validation  fraction of the documents if below 1, otherwise their number
     test        likewise; the last documents are test, those before validation
 
-    A file named .jsonl holds one document a line, any other file is one
-    document; either may be packed (.gz). OpenWebText's customary held-out set
-    is its last 100,000 documents. With fewer than 20 documents it is the
-    characters that are split, in the same order, and amounts count characters.
+    A file named .jsonl holds one document per line, any other file is one document; both may be
+    compressed (.gz). The customary held-out set of OpenWebText is its last 100,000 documents.
+    Fewer than 20 documents without labels are split by characters instead, in the same order,
+    and amounts then count characters.
 
     Raises UserError when nothing matches or a file cannot be read as UTF-8 text.
     """
 
     path: str | tuple[str, ...]
     text_key: str = "text"
+    label_key: str = ""
     validation: float = 0.05
     test: float = 0.05
 
@@ -46,25 +73,40 @@ class TextFiles:
         return ()
 
     def fingerprint(self) -> str:
-        """A hash of the files' names and contents, and of the arguments."""
+        """Returns a hash of the files' names and contents, and of the arguments."""
         facts = contents.of_texts(self._files)
-        return digest("text", facts, self.text_key, self.validation, self.test)
+        labels = (self.label_key,) if self.label_key else ()
+        return digest("text", facts, self.text_key, self.validation, self.test, *labels)
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of the split, one at a time."""
+        """Yields the documents of the split, one at a time."""
+        return (document.text for document in self._split(split))
+
+    def labelled(self, split: str) -> Iterator[Labelled]:
+        """Yields the documents of the split with their labels."""
+        return (Labelled(d.text, d.label, d.where) for d in self._split(split))
+
+    def origin(self, split: str, number: int) -> str:
+        """Names the file, and the place in it, of one document of the split."""
+        return next(itertools.islice(self._split(split), number, None)).where
+
+    def _split(self, split: str) -> Iterator[Document]:
         check_split(split)
         count = sum(map(_count, self._files))
         amounts = {"validation": self.validation, "test": self.test}
-        if count >= MIN_DOCUMENTS:
+        if count >= MIN_DOCUMENTS or self.label_key:
             start, stop = bounds(count, split, unit="documents", **amounts)
             return itertools.islice(self._all(), start, stop)
-        length = sum(map(len, self._all()))
+        length = sum(len(document.text) for document in self._all())
         start, stop = bounds(length, split, unit="characters", **amounts)
         return _characters(self._all(), start, stop)
 
-    def _all(self) -> Iterator[str]:
+    def _all(self) -> Iterator[Document]:
         for path in self._files:
-            yield from _lines(path, self.text_key) if _is_lines(path) else _whole(path)
+            if _is_lines(path):
+                yield from _lines(path, self.text_key, self.label_key)
+            else:
+                yield _whole(path)
 
     @functools.cached_property
     def _files(self) -> list[Place]:
@@ -72,6 +114,14 @@ class TextFiles:
         found = sorted({path for pattern in patterns for path in _match(pattern)})
         if not found:
             raise UserError(f"data.path: no file matches {' or '.join(map(repr, patterns))}")
+        for path in found:
+            if path.suffix == ".parquet":
+                raise _parquet(path)
+            if self.label_key and not _is_lines(path):
+                raise UserError(
+                    f"data.label_key={self.label_key!r} needs files of JSON lines, .jsonl or "
+                    f".jsonl.gz, and data.path has {path}"
+                )
         return found
 
 
@@ -87,7 +137,7 @@ def _match(pattern: str) -> list[Place]:
 
 
 def _match_objects(pattern: Place) -> list[Place]:
-    """The objects at an address, below it or matching it."""
+    """Finds the objects at an address, below it or matching it."""
     if exists(pattern) and not pattern.is_dir():
         return [pattern]
     bucket = Place(*pattern.parts[:3])
@@ -105,7 +155,7 @@ def _open(path: Place):
 
 
 def _raw_lines(path: Place) -> Iterator[bytes]:
-    """The file's lines; UserError when it cannot be read, or is packed and damaged."""
+    """Yields the lines of a file; UserError when it cannot be read or decompressed."""
     try:
         with _open(path) as file:
             yield from file
@@ -114,19 +164,33 @@ def _raw_lines(path: Place) -> Iterator[bytes]:
 
 
 def _count(path: Place) -> int:
-    """How many documents the file holds; blank lines are none."""
+    """Counts the documents of a file; blank lines are none."""
     return sum(1 for line in _raw_lines(path) if line.strip()) if _is_lines(path) else 1
 
 
-def _whole(path: Place) -> Iterator[str]:
-    yield _decode(path, b"".join(_raw_lines(path)), 0)
+def _whole(path: Place) -> Document:
+    raw = b"".join(_raw_lines(path))
+    if raw.startswith(PARQUET) and raw.endswith(PARQUET):
+        raise _parquet(path)
+    return Document(_decode(path, raw, 0), path)
 
 
-def _lines(path: Place, text_key: str) -> Iterator[str]:
+def _parquet(path: Place) -> UserError:
+    return UserError(
+        f"data.path: {path} is a Parquet file, a table and no text. Write it as JSON lines and "
+        "give those, for instance with pandas: pandas.read_parquet(FILE).to_json('data.jsonl', "
+        "orient='records', lines=True)"
+    )
+
+
+def _lines(path: Place, text_key: str, label_key: str) -> Iterator[Document]:
     offset = 0
     for number, line in enumerate(_raw_lines(path), 1):
         if line.strip():
-            yield _text(path, number, _decode(path, line, offset), text_key)
+            where = f"{path}, line {number}"
+            record = _record(where, _decode(path, line, offset))
+            label = _label(where, record, label_key) if label_key else ""
+            yield Document(_text(where, record, text_key), path, number, 0, label)
         offset += len(line)
 
 
@@ -140,39 +204,53 @@ def _decode(path: Place, raw: bytes, offset: int) -> str:
         ) from error
 
 
-def _text(path: Place, number: int, line: str, text_key: str) -> str:
-    """The text of one JSON line."""
+def _record(where: str, line: str) -> dict[str, Any]:
+    """Parses the object of one JSON line."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {number}: not JSON ({error})") from error
+        raise UserError(f"{where}: not JSON ({error})") from error
     if not isinstance(record, dict):
-        raise UserError(f"{path}, line {number}: not a JSON object but a {type(record).__name__}")
-    if text_key not in record:
+        raise UserError(f"{where}: not a JSON object but a {type(record).__name__}")
+    return record
+
+
+def _value(where: str, record: dict[str, Any], option: str, key: str) -> Any:
+    if key not in record:
         raise UserError(
-            f"{path}, line {number}: no key {text_key!r} (data.text_key); "
-            f"it has {', '.join(sorted(record))}"
+            f"{where}: no key {key!r} (data.{option}); it has {', '.join(sorted(record))}"
         )
-    if not isinstance(record[text_key], str):
-        raise UserError(
-            f"{path}, line {number}: {text_key!r} holds no text but a "
-            f"{type(record[text_key]).__name__}"
-        )
-    return _without_surrogates(record[text_key])
+    return record[key]
+
+
+def _text(where: str, record: dict[str, Any], key: str) -> str:
+    text = _value(where, record, "text_key", key)
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
+    return _without_surrogates(text)
+
+
+def _label(where: str, record: dict[str, Any], key: str) -> str | int:
+    label = _value(where, record, "label_key", key)
+    if not isinstance(label, str | int) or isinstance(label, bool):
+        kind = type(label).__name__
+        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but a {kind}")
+    return label
 
 
 def _without_surrogates(text: str) -> str:
-    """Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes U+FFFD."""
+    """Replaces half a surrogate pair, which JSON can hold and UTF-8 cannot, by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _characters(documents: Iterator[str], start: int, stop: int) -> Iterator[str]:
-    """The characters [start, stop) of all documents together, as documents."""
+def _characters(documents: Iterator[Document], start: int, stop: int) -> Iterator[Document]:
+    """Cuts the characters [start, stop) out of all documents together, as documents."""
     offset = 0
     for document in documents:
-        part = document[max(0, start - offset) : max(0, stop - offset)]
+        first = max(0, start - offset)
+        part = document.text[first : max(0, stop - offset)]
         if part:
-            yield part
-        offset += len(document)
+            yield document._replace(text=part, start=first)
+        offset += len(document.text)

@@ -1,4 +1,4 @@
-"""The small corpus that ships with the package."""
+"""Shakespeare, the small corpus of the package."""
 
 import dataclasses
 import importlib.resources
@@ -16,11 +16,11 @@ class Shakespeare:
         return ()
 
     def fingerprint(self) -> str:
-        """A hash of the content."""
+        """Returns a hash of the content."""
         return digest("shakespeare", _text())
 
     def documents(self, split: str) -> Iterator[str]:
-        """The split as one document."""
+        """Yields the split as one document."""
         text = _text()
         start, stop = bounds(len(text), split, validation=0.05, test=0.05, unit="characters")
         yield text[start:stop]

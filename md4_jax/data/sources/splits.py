@@ -1,4 +1,4 @@
-"""How one ordered corpus becomes train, validation and test: in that order, without overlap."""
+"""Splits of one ordered corpus: train, validation and test, in that order, without overlap."""
 
 import hashlib
 import json
@@ -7,23 +7,27 @@ from typing import Any
 from md4_jax.protocols import UserError
 
 SPLITS = ("train", "validation", "test")
+# The whole corpus, for evaluations on it.
+ALL = "all"
 
 
 def check_split(split: str) -> None:
-    """Raises UserError when `split` is not one of the three."""
-    if split not in SPLITS:
-        raise UserError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
+    """Raises UserError when `split` is not one of the three, or `all`."""
+    if split not in (*SPLITS, ALL):
+        raise UserError(f"unknown split {split!r}; there are {', '.join(SPLITS)} and {ALL}")
 
 
 def bounds(total: int, split: str, *, validation: float, test: float, unit: str) -> tuple[int, int]:
-    """The half-open range [start, stop) of `split` among `total` units.
+    """Returns the half-open range [start, stop) of `split` among `total` units.
 
     An amount below 1 is a fraction of the total, from 1 on a number of units.
-    Test is the end of the corpus, validation lies before it, train is the rest.
+    Test is the end of the corpus, validation lies before it, train is the rest; `all` is all.
 
     Raises UserError when an amount is negative or nothing is left for training.
     """
     check_split(split)
+    if split == ALL:
+        return 0, total
     held_out = [_amount(total, validation, "validation"), _amount(total, test, "test")]
     train = total - sum(held_out)
     if train < 1:
@@ -46,5 +50,5 @@ def _amount(total: int, amount: float, key: str) -> int:
 
 
 def digest(*facts: Any) -> str:
-    """A hash of JSON-able facts that identifies a corpus, 16 hexadecimal digits."""
+    """Returns a hash of facts that can be written as JSON, 16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -57,11 +57,11 @@ class Text8:
         return (warning,)
 
     def fingerprint(self) -> str:
-        """A hash of the file's name and content."""
+        """Returns a hash of the name and content of the file."""
         return digest("text8", contents.of_texts([self._file()]))
 
     def documents(self, split: str) -> Iterator[str]:
-        """The split as one document."""
+        """Yields the split as one document."""
         path = self._file()
         content = _read(path)
         _check(path, content)
@@ -108,7 +108,7 @@ def _save(response, path: pathlib.Path) -> None:
 
 
 def _member(path: Place, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """The one file in the archive."""
+    """Returns the only file in the archive."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
         raise UserError(f"{path} should hold one file, text8, but holds {len(members)}")
@@ -140,7 +140,7 @@ def _damaged(path: Place, error: Exception) -> str:
 
 
 def _check(path: Place, content: bytes) -> None:
-    """Raises UserError unless the content can be text8 or a shorter text of its kind."""
+    """Raises UserError unless the content is text8, or a shorter text in its 27 symbols."""
     if len(content) < MIN_BYTES:
         raise UserError(
             f"{path} holds {len(content)} bytes; text8 has {TEXT_BYTES:,} and at least "

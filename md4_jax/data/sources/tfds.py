@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from md4_jax.data.sources.splits import SPLITS, bounds, check_split, digest
+from md4_jax.data.sources.splits import ALL, SPLITS, bounds, check_split, digest
 from md4_jax.protocols import UserError
 
 RECORDS_AT_ONCE = 512
@@ -13,7 +14,7 @@ RECORDS_AT_ONCE = 512
 
 @dataclasses.dataclass(frozen=True)
 class TfdsText:
-    """A text feature of a prepared TensorFlow Datasets data set.
+    """Texts of a data set that TensorFlow Datasets has prepared.
 
     dataset           its name, such as 'lm1b' or 'wikipedia/20230601.en:1.0.0'
     text_key          the text feature
@@ -44,7 +45,7 @@ class TfdsText:
         return ()
 
     def fingerprint(self) -> str:
-        """A hash of the data set's version, place and split sizes, and of the arguments."""
+        """Returns a hash of the version, place and split sizes, and of the arguments."""
         info = self._builder.info
         sizes = [
             (name, split.num_bytes, split.shard_lengths) for name, split in info.splits.items()
@@ -53,14 +54,18 @@ class TfdsText:
         return digest("tfds", facts, dataclasses.astuple(self))
 
     def documents(self, split: str) -> Iterator[str]:
-        """The texts of the split, one at a time."""
+        """Yields the texts of the split, one at a time."""
         check_split(split)
+        if split == ALL:
+            own = ("train", *(self._own(held_out) for held_out in SPLITS[1:]))
+            names = dict.fromkeys(name for name in own if name in self._builder.info.splits)
+            return itertools.chain.from_iterable(map(self._records, names))
         if split == "train" or self._own(split) is None:
-            return self._carved(split)
+            return self._cut_from_train(split)
         return self._records(self._own(split))
 
     def _own(self, split: str) -> str | None:
-        """The data set's own split for held-out data, None if it is carved from train."""
+        """Returns the held-out split of the data set itself; None if it is cut from train."""
         named = {"validation": self.validation_split, "test": self.test_split}[split]
         known = self._builder.info.splits
         if named is not None and named not in known:
@@ -70,7 +75,7 @@ class TfdsText:
             )
         return named or (split if split in known else None)
 
-    def _carved(self, split: str) -> Iterator[str]:
+    def _cut_from_train(self, split: str) -> Iterator[str]:
         splits = self._builder.info.splits
         if "train" not in splits:
             raise UserError(f"{self.dataset} has no split 'train'; it has {', '.join(splits)}")

@@ -219,7 +219,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(packing, "_pieces", full)
+    monkeypatch.setattr(packing, "_stream", full)
     with pytest.raises(UserError, match="No space left.*MD4_JAX_CACHE") as caught:
         token_stream(Source(), Bytes(), "train", str(tmp_path))
     assert str(tmp_path) in str(caught.value) and list(tmp_path.iterdir()) == []

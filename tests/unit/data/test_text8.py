@@ -40,6 +40,7 @@ def test_the_splits_are_the_corpus(small):
     parts = read(Text8(str(small)))
     assert [len(part) for part in parts] == [900, 50, 50]
     assert "".join(parts).encode() == CONTENT
+    assert list(Text8(str(small)).documents("all")) == [CONTENT.decode()]
 
 
 def test_a_shorter_file_is_warned_of(small, monkeypatch):

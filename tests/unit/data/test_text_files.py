@@ -8,9 +8,11 @@ import time
 import pytest
 
 from md4_jax.data import SOURCES, contents
+from md4_jax.data.packing import token_stream
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.shakespeare import Shakespeare
 from md4_jax.data.sources.splits import SPLITS, bounds
+from md4_jax.data.tokenizers import Characters
 from md4_jax.protocols import UserError
 
 
@@ -39,6 +41,15 @@ def test_documents_are_split_in_order(tmp_path, name):
     assert train + validation + test == texts
 
 
+def test_the_split_all_is_the_whole_text_uncut(tmp_path):
+    """Whatever is held out, and also where nothing would be left to train on."""
+    texts = [f"döc {i}\n" for i in range(30)]
+    path = write_lines(tmp_path / "a.jsonl", texts)
+    assert list(TextFiles(path, validation=20, test=20).documents("all")) == texts
+    (tmp_path / "one.txt").write_text("é" * 100)
+    assert list(TextFiles(str(tmp_path / "one.txt")).documents("all")) == ["é" * 100]
+
+
 def test_amounts_may_be_counts(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", map(str, range(100)))
     train, validation, test = read(TextFiles(path, validation=7, test=30))
@@ -52,6 +63,14 @@ def test_another_text_key_and_blank_lines(tmp_path):
     path.write_text("\n" + "".join(f'{{"body": "{i}"}}\n\n' for i in range(20)))
     train, validation, test = read(TextFiles(str(path), text_key="body"))
     assert train + validation + test == [str(i) for i in range(20)]
+    assert (len(train), len(validation), len(test)) == (18, 1, 1)
+
+
+@pytest.mark.parametrize("count, sizes", [(19, [252, 14, 14]), (20, [270, 10, 10])])
+def test_twenty_documents_are_enough_to_be_left_whole(count, sizes, tmp_path):
+    """One of 100 characters and others of 10."""
+    path = write_lines(tmp_path / "a.jsonl", ["x" * 100, *["0123456789"] * (count - 1)])
+    assert [len("".join(part)) for part in read(TextFiles(path))] == sizes
 
 
 def test_few_documents_are_split_by_characters(tmp_path):
@@ -108,6 +127,30 @@ def test_undecodable_bytes_are_named(tmp_path):
     lines.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
     with pytest.raises(UserError, match=r"offset 24"):
         read(TextFiles(str(lines)))
+
+
+def test_a_parquet_file_is_named_with_what_to_do(tmp_path):
+    """By its suffix before it is read, else by its first and last bytes."""
+    for name in ("a.parquet", "table.bin"):
+        path = tmp_path / name
+        path.write_bytes(b"PAR1 text and no more PAR1")
+        for use in (read, TextFiles.fingerprint) if name == "a.parquet" else (read,):
+            with pytest.raises(UserError, match="is a Parquet file.*pandas.read_parquet") as caught:
+                use(TextFiles(str(path)))
+            assert str(path) in str(caught.value)
+
+
+def test_a_text_that_cannot_be_encoded_is_named(tmp_path):
+    """The split, the file and the place in it."""
+    path = write_lines(tmp_path / "a.jsonl", [*(["abc"] * 39), "abQ"])
+    with pytest.raises(UserError, match=r"the test split, .*a.jsonl, line 40: .*'Q' at offset 2"):
+        token_stream(TextFiles(path, test=2), Characters("abc"), "test")
+    text = tmp_path / "b.txt"
+    text.write_text("abc" * 30 + "aQ")
+    source = TextFiles(str(text), validation=0, test=10)
+    with pytest.raises(UserError, match=r"test split, .*b.txt, from character 82 on: .*offset 9"):
+        token_stream(source, Characters("abc"), "test")
+    assert len(token_stream(source, Characters("abc"), "train")) == 82
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):

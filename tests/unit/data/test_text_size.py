@@ -7,6 +7,7 @@ import pytest
 
 from md4_jax.data.loader import eval_batches
 from md4_jax.data.packing import token_stream
+from md4_jax.data.sequences import Windows
 from md4_jax.data.text_size import TextSize, of_many_texts, of_one_text
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
 
@@ -75,19 +76,17 @@ def test_a_split_has_the_bytes_and_words_of_its_text(tiny_bpe, length, stride):
             total = np.zeros(2, int)
             for rows in np.split(np.arange(4), processes):
                 batches = eval_batches(
-                    tokens,
-                    length,
+                    Windows(tokens, length, stride or length, bool(stride)),
                     batch_size=4,
-                    stride=stride,
                     rows=rows,
                     text_size=of_one_text(tokenizer),
                 )
                 for batch in batches:
                     assert batch.text.shape == (len(rows), 2) and batch.text.dtype == np.int32
-                    assert (batch.text[batch.weight == 0] == 0).all()
+                    assert (batch.text[~batch.loss_mask.any(axis=1)] == 0).all()
                     total += batch.text.sum(axis=0)
             assert total.tolist() == [2 * len(TEXT.encode()) + 4, 2 * WORDS + 1]
 
 
 def test_a_batch_has_no_text_unless_asked(tiny_bpe):
-    assert next(eval_batches(np.zeros(9, np.uint8), 4, batch_size=2)).text is None
+    assert next(eval_batches(Windows(np.zeros(9, np.uint8), 4, 4), batch_size=2)).text is None

@@ -84,6 +84,12 @@ def test_named_splits(tmp_path):
         read(TfdsText("tiny", data_dir=root, test_split="final"))
 
 
+def test_all_is_every_split_that_is_used_once(tmp_path):
+    root = prepare(tmp_path, {"train": 2, "held": 2, "other": 5})
+    text = TfdsText("tiny", data_dir=root, validation_split="held", test_split="held")
+    assert list(text.documents("all")) == ["train ö 0", "train ö 1", "held ö 0", "held ö 1"]
+
+
 def test_fingerprints(tmp_path):
     one = TfdsText("tiny", data_dir=prepare(tmp_path / "a", {"train": 10, "test": 2}))
     other = TfdsText("tiny", data_dir=prepare(tmp_path / "b", {"train": 11, "test": 2}))

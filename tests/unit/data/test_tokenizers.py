@@ -161,6 +161,16 @@ def test_bpe_from_a_tokenizer_json(tiny_bpe, tmp_path):
         assert BytePairs(path=str(path)).to_json() == tokenizer.to_json()
 
 
+def test_an_end_of_text_that_a_file_calls_special_is_shown(tiny_bpe):
+    """As GPT-2's own tokenizer.json does."""
+    definition = json.loads(json.loads(BytePairs(path=str(tiny_bpe)).to_json())["definition"])
+    entry = dict(id=259, content="<|endoftext|>", special=True, single_word=False)
+    entry |= dict(lstrip=False, rstrip=False, normalized=False)
+    tokenizer = BytePairs(definition=json.dumps(definition | {"added_tokens": [entry]}))
+    hello = tokenizer.encode("hello").tolist()
+    assert tokenizer.decode([*hello, tokenizer.eot_id, *hello]) == "hello<|endoftext|>hello"
+
+
 def test_bpe_says_what_it_needs(tiny_bpe, tmp_path):
     with pytest.raises(UserError, match=r"either tokenizer\.path or tokenizer\.hub"):
         BytePairs()

@@ -1,27 +1,26 @@
-"""Samples a trained run at several numbers of steps and temperatures, and draws the trade-off.
+"""Samples a trained run at several numbers of steps and temperatures, and plots the trade-off.
 
-    python launch/frontier.py --workdir runs/quickstart \
+    python tools/frontier.py --workdir runs/quickstart \
         --steps 8,16,32,64,128,256 --temperatures 0.7,0.8,0.9,1.0 -- --config.sample.num=64
 
-Each point is one run of --mode sample: the bound on -log p of the samples under --judge (the
-run itself, or the directory of another one with the same tokenizer), their unigram entropy, and
-the network evaluations that a sequence took. Low bits with a low entropy are repetition, not
-quality: read both. The rows go to WORKDIR/figures/frontier.jsonl, and none is made twice for one
-checkpoint; the picture to frontier.png beside it.
+Each point is one run of --mode sample. It has the bound on -log p of the samples under --judge
+(the run itself, or the directory of another run with the same tokenizer), their unigram entropy,
+and the network evaluations of a sequence. Read bits and entropy together: samples that repeat
+themselves have low bits and a low entropy. Rows go to WORKDIR/figures/frontier.jsonl, and a point
+that is there for the same checkpoint is not made again. The picture is frontier.png beside it.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import program
 
-from md4_jax import figures  # noqa: E402
-from md4_jax.config.load import commit  # noqa: E402
+sys.path.insert(0, str(program.ROOT))
+
+from md4_jax.generate import figures
+from md4_jax.runtime.commit import commit
 
 
 def whole(text: str) -> list[int]:
@@ -33,7 +32,7 @@ def real(text: str) -> list[float]:
 
 
 def newest(workdir: Path) -> int:
-    """The step of the newest checkpoint, which is the one that is sampled."""
+    """Returns the step of the newest checkpoint, which is the one that --mode sample takes."""
     steps = [int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()]
     if not steps:
         sys.exit(f"error: --workdir {workdir} holds no trained run")
@@ -41,19 +40,15 @@ def newest(workdir: Path) -> int:
 
 
 def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
-    """The numbers of one run of --mode sample."""
+    """Runs --mode sample with these settings and returns its numbers."""
     words = [f"--config={flags.config}"] if flags.config else []
     words += [f"--workdir={flags.workdir}", "--mode=sample"]
     words += [f"--config.sample.judge={flags.judge}"]
     words += [f"--config.sample.{key}={value}" for key, value in settings.items()]
-    command = [sys.executable, "-m", "md4_jax.main", *words, *flags.extra]
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(done.stderr.strip() or done.stdout.strip())
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        result = program.numbers([*words, *flags.extra])
+    except program.Refused as error:
+        sys.exit(f"error: {error}")
     return {**settings, "extra": flags.extra, "commit": commit(), **result}
 
 

@@ -1,16 +1,16 @@
-"""What the vocabulary head and its loss cost a chip, computed in three ways.
+"""Compares the cost of the vocabulary head and its loss in three implementations.
 
-    python launch/head.py --topology v5e:8x8 [--rows 512 --length 1024 --size 768 --symbols 50257]
+    python tools/head.py --topology v5e:8x8 [--rows 512 --length 1024 --size 768 --symbols 50257]
 
-Compiles value and gradient of the masked cross-entropy in features and head, bfloat16 on TPUs
-and float32 on CPUs, for the chips of a topology (cpu:1, v5e:8x8; the latter need libtpu), rows
-split over all of them:
+Compiles the masked cross-entropy and its gradient in features and head for the chips of a
+topology (cpu:1, v5e:8x8; TPUs need libtpu). The dtype is bfloat16 on TPUs and float32 on CPUs,
+and rows are split over all chips.
 
     plain      logits of all positions at once
-    chunked    of all positions, a chunk at a time (`objectives/head.py`)
-    gathered   of the masked positions, with room for half of them
+    chunked    all positions, a chunk of logits at a time (`objectives/head.py`)
+    gathered   the masked positions alone, with capacity for half of the positions
 
-Bytes are of one chip. GFLOP are those of the matrix products, on CPUs alone.
+Bytes are those of one chip. GFLOP count the matrix products, on CPUs alone.
 """
 
 import argparse
@@ -27,21 +27,25 @@ from md4_jax.objectives.token_nats import token_nats
 from md4_jax.options import MeshOptions
 from md4_jax.perf.aot import devices_of
 from md4_jax.perf.hlo import traffic
-from md4_jax.protocols import Array, Denoiser, UserError
+from md4_jax.protocols import Accelerator, Array, Denoiser, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import BATCH_AXES, make_mesh
 
 
-def loss_of(form: str, groups: int, share: float):
-    """(h, head) , x, masked -> the sum over masked positions of their nats."""
+def loss_of(form: str, groups: int):
+    """Returns loss((h, head), x, masked): the sum of nats over the masked positions."""
 
     def loss(leaves: tuple[Array, Array], x: Array, masked: Array) -> Array:
         h, head = leaves
-        denoiser = Denoiser(None, lambda h: (h @ head.astype(h.dtype)).astype(jnp.float32), groups)
+        denoiser = Denoiser(
+            lambda z, t: h,
+            lambda h: (h @ head.astype(h.dtype)).astype(jnp.float32),
+            Accelerator(groups),
+        )
         if form == "plain":
             return jnp.sum(jnp.where(masked, token_nats(denoiser.unembed(h), x), 0.0))
-        room = share if form == "gathered" else 1.0
-        return jnp.sum(at_positions(denoiser, h, masked, reduce=token_nats, rows=(x,), share=room))
+        room = x.size // (2 * groups) if form == "gathered" else None
+        return jnp.sum(at_positions(denoiser, h, masked, reduce=token_nats, rows=(x,), room=room))
 
     return loss
 
@@ -69,7 +73,7 @@ def main() -> None:
     x, masked = (jax.ShapeDtypeStruct(shape, d, sharding=split) for d in (jnp.int32, bool))
     print("| head | temporaries MiB | read and written MiB | GFLOP |\n|---|---|---|---|")
     for form in ("plain", "chunked", "gathered"):
-        gradient = jit(jax.value_and_grad(loss_of(form, mesh.size, 0.5)), mesh)
+        gradient = jit(jax.value_and_grad(loss_of(form, mesh.size)), mesh)
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             lowered = gradient.lower((h, head), x, masked)
         try:

@@ -1,42 +1,32 @@
 """Trains every family of configs/families.py and prints one table of held-out bits.
 
-    python launch/compare.py --steps 500 --seconds 30 -- --config.data.path=text8.first10M
-    python launch/compare.py --speed -- --config.bench.random_tokens=50257 --config.data.length=1024
-    python launch/compare.py --families block --vary objective.block=1,4,16,64,256 -- ...
+    python tools/compare.py --steps 500 --seconds 30 -- --config.data.path=text8.first10M
+    python tools/compare.py --speed -- --config.bench.random_tokens=50257 --config.data.length=1024
+    python tools/compare.py --families block --vary objective.block=1,4,16,64,256 -- ...
 
-Each family is trained twice: for the same number of steps, and for the number of steps that fit
-the same time at its step time, so that what else runs on the machine then does not change what
-is compared. The step times are measured one after another in between, on a machine that should
-be quiet. Each run has its own learning-rate schedule. Runs and their logs stay in --workdir, and
-a comparison that was interrupted goes on where it was. --speed prints step times alone.
---vary trains each family once for each value of a key.
+Each family is trained twice. The first run has --steps steps. The second has as many steps as fit
+into --seconds at the step time of that family. Step times are measured one after another, so the
+machine should do nothing else then; the training runs may share it. Each run has a learning-rate
+schedule of its own length. Runs and logs stay in --workdir, and a comparison that was interrupted
+continues from there. --speed prints step times alone. --vary trains each family once for each
+value of a key.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import program
 
-from configs.families import FAMILIES  # noqa: E402
+sys.path.insert(0, str(program.ROOT))
 
-
-def call(words: list[str], log: Path) -> bool:
-    """Runs the program; what it says goes to a file. False if it refused what was asked."""
-    command = [sys.executable, "-m", "md4_jax.main", *words]
-    with log.open("w") as file:
-        code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
-    if code not in (0, 2):
-        sys.exit(f"error: {' '.join(command)} ended with {code}: see {log}")
-    return code == 0
+from configs.families import FAMILIES
 
 
 class Row(NamedTuple):
-    """What is trained for a row of the table: a family, and arguments of its own."""
+    """One row of the table: a family, its name there, and arguments of its own."""
 
     family: str
     name: str
@@ -44,7 +34,7 @@ class Row(NamedTuple):
 
 
 def rows_of(families: list[str], vary: str) -> list[Row]:
-    """Each family, once for each value of KEY=V1,V2,... where that is asked for."""
+    """Returns a row for each family, or for each family and value of vary = KEY=V1,V2,..."""
     if not vary:
         return [Row(name, name, []) for name in families]
     key, _, values = vary.partition("=")
@@ -56,38 +46,33 @@ def rows_of(families: list[str], vary: str) -> list[Row]:
 
 
 def bench(row: Row, directory: Path, extra: list[str]) -> dict | str:
-    """The train part of --mode bench, kept in a file; the reason where it is refused."""
+    """Times the training step and keeps the numbers in a file; the message where it is refused."""
     kept = directory / f"{row.name}.bench.json"
     if not kept.exists():
-        log = directory / f"{row.name}.bench.log"
-        words = [f"--config=configs/families.py:{row.family}", *row.words, *extra]
-        if not call([*words, "--mode=bench", "--config.bench.parts=train"], log):
-            return log.read_text().strip().splitlines()[-1]
-        kept.write_text(log.read_text().strip().splitlines()[-1])
+        words = program.config_words(f"configs/families.py:{row.family}", "bench.parts=train")
+        try:
+            found = program.numbers(
+                ["--mode=bench", *words, *row.words, *extra], directory / f"{row.name}.bench.log"
+            )
+        except program.Refused as error:
+            return f"refused: {error}"
+        kept.write_text(json.dumps(found))
     return json.loads(kept.read_text())["train"]
 
 
 def train(row: Row, steps: int, workdir: Path, extra: list[str]) -> dict:
-    """The last evaluation of a run of so many steps."""
-    kept = workdir / "evaluations.jsonl"
-    if not kept.exists():
-        words = [
-            f"--config=configs/families.py:{row.family}",
-            f"--workdir={workdir}",
-            f"--config.train.num_steps={steps}",
-            f"--config.optim.warmup_steps={min(100, steps // 5)}",
-            "--config.train.seconds=0",
-            "--config.eval.every=0",
-            *row.words,
-            *extra,
-        ]
-        if not call(words, workdir.with_suffix(".log")):
-            sys.exit(workdir.with_suffix(".log").read_text())
-    return json.loads(kept.read_text().splitlines()[-1])
+    """Trains for that many steps, unless done before; returns the final evaluation."""
+    keys = f"train.num_steps={steps} optim.warmup_steps={min(100, steps // 5)} "
+    keys += "train.seconds=0 evals.validation.every=0"
+    words = program.config_words(f"configs/families.py:{row.family}", keys)
+    try:
+        return program.train([*words, *row.words, *extra], workdir)
+    except program.Refused as error:
+        sys.exit(f"error: {error}")
 
 
 def bits(result: dict) -> str:
-    """'2.900 +- 0.012', and what of it is not the integral or sum over noise."""
+    """Writes a result as '2.900 +- 0.012', with its reconstruction and prior parts if any."""
     parts = ("reconstruction", "prior")
     rest = [f"{p} {result[f'{p}_bits_per_token']:.3f}" for p in parts if
             result.get(f"{p}_bits_per_token", 0.0) > 5e-4]  # fmt: skip
@@ -96,7 +81,7 @@ def bits(result: dict) -> str:
 
 
 def speed_table(rows: list[Row], directory: Path, extra: list[str]) -> None:
-    """One row a family: step time, tokens, share of the matrix rate and memory."""
+    """Prints step time, tokens/s, share of the matrix rate and memory of each family."""
     print(
         "| family | s/step (min-max) | tokens/s | of the matrix rate (formula; compiler) "
         "| temporaries MiB | peak RSS GiB |\n|---|---|---|---|---|---|",
@@ -117,7 +102,7 @@ def speed_table(rows: list[Row], directory: Path, extra: list[str]) -> None:
 
 
 def likelihood_table(flags: argparse.Namespace, rows: list[Row], directory: Path) -> None:
-    """One row a family: bits at equal steps and at equal time."""
+    """Prints the bits of each family at equal steps and at equal time."""
     for row in rows:
         train(row, flags.steps, directory / f"{row.name}-steps", flags.extra)
     speed = {row.name: bench(row, directory, flags.extra) for row in rows}

@@ -1,20 +1,20 @@
-"""How fast text is sampled block by block, with the memory of keys and values and without.
+"""Times block-by-block sampling with the key-value cache and without it.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python launch/blocks.py [KEY=VALUE ...]
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python tools/blocks.py [KEY=VALUE ...]
 
---mode bench of the sampler for each row, with the network of configs/block_text8.py as it is
-before training, `ancestral` with a step for each token of a block up to 16, and a memory of 256
-tokens, which is the training length. "with" keeps keys and values of finished blocks, "without"
-computes them again before each block, block by block: the same samples. KEY=VALUE are keys of the
-config.
+Each row is one run of --mode bench with the network of configs/block_text8.py, untrained. The
+sampler is `ancestral` with one step for each token of a block, 16 steps at most. A block sees the
+256 tokens before it, which is the training length. The column "with" keeps keys and values of
+finished blocks. The column "without" computes them again before each block and draws the same
+samples. KEY=VALUE arguments are keys of the config.
 """
 
 import sys
 
-from sizes import bench_step
+import program
 
 MEMORY = 256
-# Block, length and batch of each row, and whether it is timed without the memory too.
+# Block, length and batch of each row, and whether it is timed without the cache too.
 ROWS = (
     (1, 256, 8, False),
     (4, 256, 8, True),
@@ -35,7 +35,7 @@ def timed(block: int, length: int, batch: int, cached: bool) -> dict[str, float]
         f"sample.cached={cached} sample.trace=false objective.block={block} "
     )
     words += " ".join(sys.argv[1:])
-    return bench_step(words, 3, 1.0, part="sample", config="configs/block_text8.py")
+    return program.bench("configs/block_text8.py", words, part="sample", windows=3, seconds=1.0)
 
 
 def main() -> None:

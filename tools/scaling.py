@@ -1,31 +1,29 @@
-"""Counts what a chip receives in a training step on several meshes, beside the formula.
+"""Counts the bytes that a chip receives in a training step on several meshes, beside a formula.
 
-    python launch/scaling.py --config configs/quickstart.py --topology cpu:8 -- ARGUMENTS
+    python tools/scaling.py --config configs/quickstart.py --topology cpu:8 -- ARGUMENTS
 
-Weak scaling: --rows sequences on each device of every mesh (data x fsdp x tensor). Each row is one
-run of --mode plan. The formula, with P bytes of parameters in the network and A bytes of
-activations [rows, L, D] in float32:
+Every device of every mesh (data x fsdp x tensor) has --rows sequences (weak scaling). Each row is
+one run of --mode plan. In the formula P is the bytes of the network's parameters, and A the bytes
+of activations [rows, L, D] in float32:
 
     data      2 P / (fsdp tensor) (data - 1) / data     all-reduce of the gradients
     fsdp      3 P / tensor (fsdp - 1) / fsdp            all-gather in both passes, reduce-scatter
-    tensor    (7 depth + 2) 2 A (tensor - 1) / tensor   all-reduces: 2 and 5 of a block in the two
-                                                        passes, of the embedding and the head
+    tensor    (7 depth + 2) 2 A (tensor - 1) / tensor   all-reduces: 2 of a block forward and 5
+                                                        backward, of the embedding and the head
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import program
+
 MESHES = ("1x1x1", "2x1x1", "4x1x1", "8x1x1", "1x2x1", "1x4x1", "1x8x1", "2x4x1", "1x1x2", "1x1x4",
           "2x1x4", "2x2x2")  # fmt: skip
 
 
 def plan(flags: argparse.Namespace, mesh: tuple[int, int, int]) -> dict:
-    """The line of JSON of --mode plan for one mesh."""
+    """Runs --mode plan for one mesh and returns its numbers."""
     data, fsdp, tensor = mesh
     words = [f"--config={flags.config}", "--mode=plan", f"--topology={flags.topology}"]
     words += ["--config.plan.parts=train", f"--config.train.batch_size={flags.rows * data * fsdp}"]
@@ -33,18 +31,16 @@ def plan(flags: argparse.Namespace, mesh: tuple[int, int, int]) -> dict:
     words += [f"--config.mesh.tensor={tensor}", *flags.extra]
     count = flags.topology.removeprefix("cpu:")
     forced = f"--xla_force_host_platform_device_count={count}" if count.isdigit() else ""
-    variables = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {forced}".strip()}
-    done = subprocess.run(
-        [sys.executable, "-m", "md4_jax.main", *words],
-        cwd=ROOT, env=os.environ | variables, capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(done.stderr.strip() or done.stdout.strip())
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        return program.numbers(
+            words, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {forced}".strip()
+        )
+    except program.Refused as error:
+        sys.exit(f"error: {error}")
 
 
 def formula(mesh: tuple[int, int, int], rows: int, facts: dict) -> float:
-    """Bytes that a device receives in a step."""
+    """Bytes that a device receives in a step, by the formula above."""
     data, fsdp, tensor = mesh
     parameters = 4.0 * facts["parameters"]
     activations = 4.0 * rows * facts["length"] * facts["size"]

@@ -1,21 +1,21 @@
-"""How noisy a run's gradient is under other draws of the noise, at equal cost.
+"""Measures the noise of a run's gradient for several ways to draw the noise, at equal cost.
 
-    python launch/variance.py --workdir RUN [--rows 16] [--repeats 100] [--split train]
+    python tools/variance.py --workdir RUN [--rows 16] [--repeats 100] [--split train]
 
-At the moving average of a trained masked model, the standard deviation of the gradient of nats a
-token over repeated draws, sqrt(sum of the variances of its entries), in units of that of one
-independent time a sequence. "draws" is over the noise of one and the same batch of the training
-split, "all" over batches too. +- one standard error. Each row costs one pass over as many tokens.
-All are bounds with one mean, so that they differ in noise alone.
+Takes the moving average of a trained masked model. Each number is the standard deviation of the
+gradient of nats a token over repeated draws, sqrt(sum of the variances of its entries), +- one
+standard error, in units of the first row. The column "draws" repeats the noise on one batch; the
+column "all" takes another batch each time. Every row costs one pass over as many tokens. All rows
+estimate the same gradient, so they differ in noise alone.
 
     independent   u ~ U(0, 1) for each sequence
-    offset        (u_0 + j / B) mod 1, one u_0 for the batch
-    mirrored      `step.strata`: as the training step draws them
+    offset        (u_0 + j / B) mod 1 with one u_0 for the batch
+    antithetic    mirrored pairs with one offset, as the training step draws them
 
-Of a run of block diffusion, the draws and the clipped schedules of its block instead, with the
-times of the training step: shares of masks in U[low, high], which are no bounds of one mean, so
-that the units are the norm of each one's own mean gradient, without its noise. The last line is
-the schedule of the least noise over batches too, as arguments.
+A run of block diffusion gets another table: the draws and the clipped schedules of its block,
+masking shares in U[low, high]. These rows have different mean gradients, so each is in units of
+the norm of its own mean gradient (its noise taken off). The last line is the schedule with the
+least noise over batches, as arguments.
 """
 
 import argparse
@@ -27,15 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from md4_jax import corpus
 from md4_jax.config import build, inputs, runs
 from md4_jax.config import load as config
+from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.draws import antithetic_times
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Array, batch_of, Params, UserError
+from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.paths import place
 
 
@@ -47,37 +47,37 @@ def offset(key: Array, rows: int) -> Array:
     return (jax.random.uniform(key) + jnp.arange(rows) / rows) % 1.0
 
 
-def mirrored(key: Array, rows: int) -> Array:
+def antithetic(key: Array, rows: int) -> Array:
     return antithetic_times(jax.random.uniform(key), rows)
 
 
-TIMES = (independent, offset, mirrored)
+TIMES = (independent, offset, antithetic)
 ESTIMATORS = ("md4", "lambda_dce", "any_order")
-# Shares of masks from low to high, at least a third of all apart.
+# Ends of the interval of masking shares; high - low is at least WIDTH.
 LOWS, HIGHS, WIDTH = (0.0, 0.15, 0.3, 0.45, 0.6), (0.5, 0.65, 0.8, 0.95, 1.0), 0.33
 
 
 def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
-    """The experiment, its averaged parameters and the tokens of a split."""
+    """Returns the experiment, its averaged parameters and the tokens of a split."""
     directory = place(workdir)
     asked = config.stored(directory)
     if asked is None:
         raise UserError(f"{directory} holds no run: train one first with --workdir {directory}")
-    tokenizer, source = inputs.tokenizer_and_source(asked, directory)
-    experiment = build.experiment(asked, tokenizer)
+    domain, source = inputs.domain_and_source(asked, directory)
+    experiment = build.experiment(asked, domain)
     if not isinstance(experiment.process, Masking):
         raise UserError(f"process.name={asked['process']['name']!r}: only masking has these draws")
     return (
         experiment,
         runs.averaged(experiment, directory)[1],
-        corpus.stream(source, tokenizer, split),
+        Corpus(source, domain, experiment.data).stream(split),
     )
 
 
 def gradients(
     experiment: Experiment, params: Params, tokens: np.ndarray, objective, times: Callable
 ) -> np.ndarray:
-    """One flat gradient for each of tokens [R, B, L], with keys of its own: [R, parameters]."""
+    """Returns a flat gradient for each batch of tokens [R, B, L]: [R, parameters]."""
 
     def loss(params: Params, rows: Array, key: Array) -> Array:
         batch = batch_of(rows)
@@ -92,7 +92,7 @@ def gradients(
 
 
 def spread(rows: np.ndarray) -> tuple[float, float]:
-    """The standard deviation of the rows around their mean, and its standard error."""
+    """Standard deviation of the rows around their mean, and its standard error."""
     count = len(rows)
     squares = (
         np.sum((rows - rows.mean(axis=0)) ** 2, axis=1, dtype=np.float64) * count / (count - 1)
@@ -104,7 +104,7 @@ def spread(rows: np.ndarray) -> tuple[float, float]:
 def clipping_table(
     experiment: Experiment, params: Params, same: np.ndarray, batches: np.ndarray
 ) -> None:
-    """Noise and signal of the draws of block diffusion, with all shares of masks and with some."""
+    """Prints the noise and the mean gradient of each schedule of block diffusion."""
     block = experiment.objective.block
     forms = [BlockDiffusion(block)] + [
         BlockDiffusion(block, "times", low, high)
@@ -116,7 +116,9 @@ def clipping_table(
     )
     found = []
     for form in forms:
-        rows = [gradients(experiment, params, tokens, form, mirrored) for tokens in (same, batches)]
+        rows = [
+            gradients(experiment, params, tokens, form, antithetic) for tokens in (same, batches)
+        ]
         (drawn, error), (noise, its_error) = (spread(part) for part in rows)
         mean = rows[1].mean(axis=0, dtype=np.float64)
         norm = np.sqrt(max(mean @ mean - noise**2 / len(batches), 1e-30))

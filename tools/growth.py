@@ -1,11 +1,11 @@
-"""How the time of a training step grows with batch, length, depth, width and vocabulary.
+"""Measures how the time of a training step grows with batch, length, depth, width and vocabulary.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python launch/growth.py [--out docs/growth.png]
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python tools/growth.py [--out growth.png]
 
-One --mode bench for each point, float32, AdamW and the moving average. Steps are compared by
-seconds x the rate of a 2048 x 2048 x 2048 product that is timed between their windows, since the
-machine's speed changes. The slope is that of a line through the upper half of the points, on
-logarithmic axes. Prints a table; --out draws it too.
+Each point is one run of --mode bench in float32 with AdamW and the moving average. The speed of a
+machine changes, so a matrix product of 2048 x 2048 x 2048 is timed between the windows, and steps
+are compared by seconds times the rate of that product. The slope is that of a line through the
+upper half of the points on logarithmic axes. The table is printed; --out also draws it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from sizes import bench_step
+import program
 
 BASE = (
     "network.size=256 network.depth=4 network.heads=4 network.scan_blocks=false "
@@ -22,7 +22,7 @@ BASE = (
 
 
 class Axis(NamedTuple):
-    """What grows: its name, the keys that are set to a value, the values, the expected slope."""
+    """One quantity that grows: name, keys set to each value, values, expected slope."""
 
     name: str
     keys: str
@@ -45,13 +45,13 @@ AXES = (
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    """Of the line through the upper half of the points, at least two."""
+    """Slope of the line through the upper half of the points, at least two."""
     half = max(2, math.ceil(len(x) / 2))
     return float(np.polyfit(np.log(x[-half:]), np.log(y[-half:]), 1)[0])
 
 
 def draw(rows: dict[str, tuple[list[float], list[float], float]], path: str) -> None:
-    """One panel for each axis."""
+    """Draws one panel for each axis."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -64,7 +64,7 @@ def draw(rows: dict[str, tuple[list[float], list[float], float]], path: str) -> 
         panel.set_xticks(x, [f"{v:g}" for v in x], fontsize=7, rotation=45)
         panel.xaxis.set_minor_locator(ticker.NullLocator())
         panel.grid(alpha=0.3, which="both")
-    panels[0].set_ylabel("seconds of a step at the first rate")
+    panels[0].set_ylabel("seconds of a step at the first point's rate")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -78,7 +78,8 @@ def main() -> None:
     for axis in AXES:
         seconds = []
         for value in axis.values:
-            n = bench_step(f"{BASE} {axis.keys.format(value)}", windows=3, seconds=0.5)
+            overrides = f"{BASE} {axis.keys.format(value)}"
+            n = program.bench("configs/base.py", overrides, windows=3, seconds=0.5)
             first = first or n["matrix_gflops"]
             seconds.append(n["seconds"] * n["matrix_gflops"] / first)
         x = [float(value) for value in axis.values]

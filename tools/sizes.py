@@ -1,25 +1,28 @@
-"""Times training steps at the sizes that the MD4 reference implementation was timed at.
+"""Times training steps at the sizes at which the MD4 reference implementation was timed.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python launch/sizes.py [a] [b] [c] [genmd4]
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python tools/sizes.py [a] [b] [c] [genmd4]
 
-Float32, AdamW and the moving average, adaLN, two CPU cores. Machines differ from day to day, so a
-step is compared by its share of the rate of a 2048 x 2048 x 2048 float32 product that is timed
-between its windows: GFLOP of a step by the formula / (seconds x rate).
+Float32, AdamW and the moving average, adaLN, two CPU cores. The speed of a machine changes from
+day to day. A step is therefore compared by its share of the matrix rate, GFLOP of a step by the
+formula / (seconds x rate), where the rate is that of a 2048 x 2048 x 2048 float32 product timed
+between the windows of the step.
 """
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+import program
+
+CONFIG = "configs/base.py"
 RATE = 212.0  # GFLOP/s of the product when the reference was timed
 
 
 class Size(NamedTuple):
-    """Overrides; GFLOP of a step; seconds of the reference, with huge pages too; its peak GiB."""
+    """One size, and what the reference needed at it.
+
+    config: overrides of configs/base.py. gflop: work of a step by the formula. seconds and
+    seconds_huge: the reference's step, without and with huge pages. peak: the reference's GiB.
+    """
 
     config: str
     gflop: float
@@ -44,28 +47,6 @@ SIZES = {
 }  # fmt: skip
 
 
-def bench_step(
-    overrides: str,
-    windows: int = 5,
-    seconds: float = 2.0,
-    *,
-    part: str = "train",
-    config: str = "configs/base.py",
-) -> dict[str, float]:
-    """The numbers of --mode bench for a part, the training step, of a config with overrides."""
-    words = [*overrides.split(), f"bench.parts={part}"]
-    words += [f"bench.windows={windows}", f"bench.seconds={seconds}"]
-    command = [sys.executable, "-m", "md4_jax.main", "--mode", "bench", "--config"]
-    command += [config, *(f"--config.{word}" for word in words)]
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    ended = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
-    )
-    if ended.returncode:
-        sys.exit(f"error: {' '.join(command)} failed:\n{ended.stderr}")
-    return json.loads(ended.stdout.splitlines()[-1])[part]
-
-
 def main() -> None:
     unknown = set(sys.argv[1:]) - set(SIZES)
     if unknown:
@@ -77,7 +58,7 @@ def main() -> None:
     )
     for name in sys.argv[1:] or SIZES:
         size = SIZES[name]
-        n = bench_step(f"{size.config} network.scan_blocks=false")
+        n = program.bench(CONFIG, f"{size.config} network.scan_blocks=false")
         share = size.gflop / (n["seconds"] * n["matrix_gflops"])
         others = [size.gflop / (s * RATE) for s in (size.seconds, size.seconds_huge)]
         print(

@@ -1,0 +1,81 @@
+"""The command line: flags, assignments to the config, and the command that starts it again."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Mapping
+
+from md4_jax.options import words
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
+MODES = ("train", "eval", "sample", "bench", "plan")
+# Those that need the directory of a run.
+OF_A_RUN = ("eval", "sample")
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Returns (flags, {'section.key': text}); UserError for an assignment without a value."""
+    plain, assignments, rest = [], {}, list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--config."):
+            plain.append(argument)
+            continue
+        key, equals, value = argument.removeprefix("--config.").partition("=")
+        if not equals:
+            if not rest:
+                raise UserError(f"{argument} needs a value: {argument}=VALUE")
+            value = rest.pop(0)
+        assignments[key] = value
+    parser = _parser()
+    flags, others = parser.parse_known_args(plain)
+    if others:
+        _refuse(parser, others)
+    if flags.evals and flags.mode != "eval":
+        raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
+    flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
+    assignments |= {"plan.topology": flags.topology} if flags.topology else {}
+    return flags, assignments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
+    parser.add_argument(
+        "--config", help="a file of configs/; default: that of the run in --workdir"
+    )
+    parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
+    parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
+    parser.add_argument("--evals", default="", help="of --mode eval: names in evals, as a,b")
+    parser.add_argument(
+        "--trust", default="", help="packages that a run's own config may import: a,b"
+    )
+    parser.add_argument("--topology", help="of --mode plan: v5e:16x16, cpu:8")
+    parser.add_argument("--mode", default="train", choices=MODES)
+    return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
+    """UserError for a key of the config without its prefix; the usage for anything else."""
+    for argument in others:
+        if re.match(r"--\w+\.\w", argument):
+            raise UserError(
+                f"unknown flag {argument}: did you mean --config.{argument.removeprefix('--')}?"
+            )
+    parser.error(
+        f"unknown arguments: {' '.join(others)}; keys are set by --config.SECTION.KEY=VALUE"
+    )
+
+
+def again(flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, str]) -> str:
+    """Returns the command that asks for the same once more."""
+    said = [f"--config={flags.config}"] if flags.config else []
+    said += [f"--mode={flags.mode}"]
+    said += [f"--evals={','.join(flags.evals)}"] if flags.evals else []
+    said += [f"--trust={','.join(flags.trust)}"] if flags.trust else []
+    said += [f"--distributed={flags.distributed}"] if flags.distributed else []
+    writes = flags.mode in ("train", *OF_A_RUN)
+    said += [f"--workdir={workdir}"] if writes or not flags.config else []
+    said += [f"--config.{key}={value}" for key, value in assignments.items()]
+    return "python -m md4_jax.main " + shlex.join(said)

@@ -1,0 +1,116 @@
+"""Classes of the user's own: package.module:attribute in place of a name of a registry.
+
+Importing a module runs its code. A name that the user wrote, in a config file or on the command
+line, is imported. A name that comes with the files of a run is imported if the user trusts its
+package: --trust PACKAGE. `allow` is told of both, once for the process; nothing else is imported.
+"""
+
+import dataclasses
+import importlib
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from md4_jax.config.load import flatten, unknown
+from md4_jax.data.names import NotTrusted
+from md4_jax.protocols import UserError
+
+# Full names that the user wrote, and packages that the user trusts.
+_allowed: set[str] = set()
+
+# What a class must have to stand in a section, as attributes or as fields.
+CONTRACTS = {
+    "data": ("fingerprint", "warnings"),
+    "tokenizer": (
+        "fit", "encode", "decode", "to_json", "vocab_size", "eot_id", "separator", "is_character",
+    ),
+    "process": (
+        "vocab_size", "timesteps", "shows_clean", "expected_noise", "init", "corrupt", "prior",
+        "is_noise", "noise_left", "signal", "learned",
+    ),
+    "process.schedule": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
+    "process.schedule.base": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
+    "objective": ("needs", "is_bound", "__call__"),
+    "evals.*.objective": ("needs", "is_bound", "__call__"),
+    "network": ("vocab_size", "build"),
+    "optim": ("build",),
+    "sample": ("needs", "level", "transform", "__call__"),
+    "evals.*": ("every", "final", "needs_data", "run"),
+}  # fmt: skip
+
+
+def is_foreign(name: Any) -> bool:
+    """Whether a name is of the form package.module:attribute."""
+    return isinstance(name, str) and ":" in name
+
+
+def allow(names: Iterable[str]) -> None:
+    """Lets these names, or all names of these packages, be imported by this process."""
+    _allowed.update(names)
+
+
+def names_in(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the foreign names of a config or of assignments to one."""
+    for key, value in flatten(config):
+        if key.rpartition(".")[2] == "name" and is_foreign(value):
+            yield value
+
+
+def load(name: str) -> type:
+    """Imports the class of a name; NotTrusted or UserError where it must or can not be."""
+    module_name, _, attribute = name.partition(":")
+    package = module_name.partition(".")[0]
+    if not {name, package} & _allowed:
+        raise NotTrusted(
+            f"{name!r} is named by the files of a run, and to import it runs its code: add "
+            f"--trust {package} if you trust that package"
+        )
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
+        raise UserError(f"{name!r} is not of the form package.module:attribute")
+    found: Any = _module(name, module_name)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [word for word in vars(found) if not word.startswith("_")]
+            raise UserError(f"{name}: {unknown(f'attribute of {module_name}', part, public)}")
+        found = getattr(found, part)
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise UserError(
+            f"{name} is not a class of options: it must be a dataclass, whose fields are the keys "
+            "of its section"
+        )
+    return found
+
+
+def _module(name: str, module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(
+                f"{name}: {module_name} imports {error.name}, which is not there"
+            ) from error
+        raise UserError(
+            f"{name}: there is no module {error.name!r} where Python looks: install it, or start "
+            "from the directory that holds it, or set PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise UserError(
+            f"{name}: importing {module_name} fails: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_contract(kind: str, key: str, cls: type) -> None:
+    """UserError that names what a class lacks to stand in a section of that kind."""
+    has = {field.name for field in dataclasses.fields(cls)}
+    has |= {word for base in cls.__mro__ for word in vars(base)}
+    missing = [word for word in CONTRACTS[kind] if word not in has]
+    if missing:
+        raise UserError(
+            f"{key}={cls.__module__}:{cls.__qualname__} has no {', '.join(missing)}, which a class "
+            "in this place needs: docs/extending.md"
+        )
+    try:
+        typing.get_type_hints(cls)
+    except Exception as error:
+        raise UserError(f"{key}: the types of its fields cannot be read: {error}") from error

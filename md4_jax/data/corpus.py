@@ -1,0 +1,173 @@
+"""Data of an experiment: the splits of a source as symbols of a domain, and their batches."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from md4_jax.data import labelled, loader, packing, text_size
+from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
+from md4_jax.data.sequences import Rows, SplitSize, Windows
+from md4_jax.options import DataOptions
+from md4_jax.protocols import Batch, UserError
+from md4_jax.runtime.paths import Place
+from md4_jax.runtime.sharding import max_over_processes
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A source, read as symbols of a domain.
+
+    The documents of a source are joined to a token stream for each split, and cut into windows.
+    With labels, each document is a row instead; and a source that has `rows` gives the sequences
+    themselves, and what a network is told of each.
+    Batches hold the rows of a global batch that this process gets: `rows`, ascending.
+    """
+
+    source: Any
+    domain: Domain
+    options: DataOptions
+
+    def __post_init__(self):
+        if not self._has_rows:
+            return
+        length = math.prod(self.domain.shape)
+        if not self._is_labelled and self.options.length != length:
+            raise UserError(
+                f"data.length={self.options.length} must be {length}: an example of this data "
+                f"has the shape {self.domain.shape}"
+            )
+        if self._is_dense or self.options.separate_documents:
+            raise UserError(
+                "data.windows='every' and data.separate_documents=True are for text that is cut "
+                "into sequences; this data is single examples"
+            )
+
+    def stream(self, split: str) -> np.ndarray:
+        """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
+        if self._has_rows:
+            return self._rows(split).stream()
+        return packing.token_stream(self.source, self.domain.tokenizer, split)
+
+    def fingerprint(self) -> dict[str, int]:
+        """Returns {tokens, crc32} of the training split; UserError if processes have other data."""
+        if self._has_rows:
+            found = self._rows("train").fingerprint()
+        else:
+            found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
+        number = found["crc32"] >> 1  # of 31 bits
+        if max_over_processes(number) != -max_over_processes(-number):
+            raise UserError("the processes have different training data: make data.path the same")
+        return found
+
+    def sizes(self, splits: Iterable[str]) -> dict[str, SplitSize]:
+        """Tokenises the splits and returns their sizes; UserError for one that is too short."""
+        found = {split: self._sequences(split).size for split in splits}
+        if "train" in found:
+            found["train"] = self._training.size
+        for split, size in found.items():
+            if size.tokens == 0 or (split == "train" and size.sequences == 0):
+                raise UserError(
+                    f"the {split} split has {size.tokens} tokens, fewer than "
+                    f"{'one sequence of' if split == 'train' else 'needed with'} "
+                    f"data.length={self.options.length}: take a larger corpus or lower data.length"
+                )
+        return found
+
+    def train_batches(
+        self, *, batch_size: int, rows: np.ndarray, seed: int
+    ) -> loader.TrainIterator:
+        """Returns the endless shuffled training batches."""
+        return loader.train_iterator(
+            self._training,
+            batch_size=batch_size,
+            rows=rows,
+            seed=seed,
+            rounds=loader.MANY_ROUNDS if self._is_dense else loader.FEW_ROUNDS,
+        )
+
+    def eval_batches(
+        self, split: str, *, batch_size: int, rows: np.ndarray, stride: int = 0
+    ) -> Iterator[Batch]:
+        """Returns the batches of a whole split, in order.
+
+        stride  0: windows side by side. Else each window begins so many tokens after the one
+                before it, and the tokens that both have are only conditioned on in the second
+        """
+        if stride and self._has_rows:
+            raise UserError(f"stride={stride} slides over text; this data is single examples")
+        return loader.eval_batches(
+            self._sequences(split, step=stride, conditional=bool(stride)),
+            batch_size=batch_size,
+            rows=rows,
+            text_size=self._text_size(are_texts=self._has_rows),
+        )
+
+    def batches_of(
+        self, tokens: np.ndarray, *, batch_size: int, rows: np.ndarray
+    ) -> Iterator[Batch]:
+        """Returns the batches of sequences [N, L], in order, each a text of its own."""
+        return loader.eval_batches(
+            Windows(tokens.ravel(), tokens.shape[1], tokens.shape[1], eot_id=self._eot_id),
+            batch_size=batch_size,
+            rows=rows,
+            text_size=self._text_size(are_texts=True),
+        )
+
+    def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows | Rows:
+        """Returns the rows of a split, or its windows, side by side where step is 0."""
+        if self._has_rows:
+            return self._rows(split)
+        length = self.options.length
+        return Windows(self.stream(split), length, step or length, conditional, self._eot_id)
+
+    def _rows(self, split: str) -> Rows:
+        if self._is_labelled:
+            return labelled.rows(self.source, self.domain, split, self.options.length)
+        return self.source.rows(split)
+
+    def _text_size(self, *, are_texts: bool) -> Callable | None:
+        """Makes a counter of bytes and words, for whole texts or for pieces of one text."""
+        if not isinstance(self.domain, TextDomain):
+            return None
+        count = text_size.of_many_texts if are_texts else text_size.of_one_text
+        return count(self.domain.tokenizer)
+
+    @property
+    def _training(self) -> Windows | Rows:
+        return self._sequences("train", step=1 if self._is_dense else 0)
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether training takes a window at every offset."""
+        return self.options.windows == "every"
+
+    @property
+    def _has_rows(self) -> bool:
+        return self._is_labelled or hasattr(self.source, "rows")
+
+    @property
+    def _is_labelled(self) -> bool:
+        """Whether documents are texts of classes, each a row."""
+        return bool(getattr(self.source, "label_key", ""))
+
+    @property
+    def _eot_id(self) -> int | None:
+        return self.domain.eot_id if self.options.separate_documents else None
+
+
+def check_same_text(kept: Mapping[str, int] | None, now: Mapping[str, int], workdir: Place) -> None:
+    """Raises UserError if a run is resumed on other tokens than it was trained on.
+
+    kept: the fingerprint in its checkpoint; None where an older version wrote it.
+    """
+    if kept is not None and kept != now:
+        before, after = (f"{x['tokens']:,} tokens, CRC-32 {x['crc32']:08x}" for x in (kept, now))
+        raise UserError(
+            f"{workdir} was trained on another text: the tokens of its training split were "
+            f"{before}; now they are {after}. Put the text (data.path) and {DOMAIN_FILE} back "
+            "as they were to resume. To train on the new text take another --workdir, with "
+            f"--config.train.initial={workdir} to begin with the parameters of this run"
+        )

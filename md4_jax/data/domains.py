@@ -1,0 +1,167 @@
+"""Domains: the meaning of symbols, and the file in which a run keeps it."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from md4_jax.data import tokenizers
+from md4_jax.data.labelled import classes
+from md4_jax.data.names import Load, UnknownClass, class_of
+from md4_jax.protocols import Array, UserError
+from md4_jax.runtime.paths import Place, replace
+
+DOMAIN_FILE = "tokenizer.json"
+
+
+class Domain(Protocol):
+    """Meaning of a sequence of symbols.
+
+    vocab_size  symbols are the integers 0..vocab_size-1
+    shape       shape of one example: (256,) for text, (32, 32, 3) for an image
+    unit        name of one symbol in reports: "token", "character" or "dimension"
+    labels      names of the classes of examples, by number; () without classes
+
+    The symbols of an example, in row-major order, are a sequence of L = prod(shape) symbols.
+    Objectives, processes and samplers work on sequences [B, L] and do not know the shape.
+    A domain also has `from_json(fields, load)`, a class method; see `domain_from_json`.
+    """
+
+    vocab_size: int
+    shape: tuple[int, ...]
+    unit: str
+    labels: tuple[str | int, ...]
+
+    def to_json(self) -> str:
+        """Returns a JSON object from which `domain_from_json` makes an equal domain.
+
+        Its key "domain" is a name in DOMAINS, or package.module:attribute of the class.
+        """
+        ...
+
+    def decode(self, row: Sequence[int] | Array) -> Any:
+        """Returns the text of the symbols, or the uint8 array of an image."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDomain:
+    """Text of `length` tokens.
+
+    tokenizer  one of data/tokenizers.py, or any object like them
+    length     tokens of one sequence
+    labels     names of the classes of texts, by number: class k is labels[k]. (): no classes
+    """
+
+    tokenizer: Any
+    length: int
+    labels: tuple[str | int, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.length,)
+
+    @property
+    def unit(self) -> str:
+        return "character" if self.is_character else "token"
+
+    @property
+    def is_character(self) -> bool:
+        return self.tokenizer.is_character
+
+    @property
+    def eot_id(self) -> int | None:
+        return self.tokenizer.eot_id
+
+    def encode(self, text: str) -> Array:
+        """Returns the token ids of a text; UserError if it has characters without a token."""
+        return self.tokenizer.encode(text)
+
+    def decode(self, row: Sequence[int] | Array) -> str:
+        """Returns the text of token ids, of any number; the mask shows as '_'."""
+        return self.tokenizer.decode(row)
+
+    def to_json(self) -> str:
+        """Returns the JSON object of the domain, which holds that of the tokenizer."""
+        tokenizer = json.loads(self.tokenizer.to_json())
+        labels = {"labels": self.labels} if self.labels else {}
+        fields = {"domain": "text", "length": self.length, **labels, "tokenizer": tokenizer}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any], load: Load | None) -> "TextDomain":
+        """Makes the domain from the parsed JSON object."""
+        tokenizer = tokenizers.from_json(json.dumps(fields["tokenizer"]), load)
+        return cls(tokenizer, fields["length"], tuple(fields.get("labels", ())))
+
+
+DOMAINS = {"text": TextDomain}
+
+
+def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain:
+    """Makes the domain that `to_json` wrote.
+
+    length  of a sequence, for the files of older versions, which hold a tokenizer and no length
+    load    finds the class of a name that is not built in, such as package.module:attribute
+    """
+    fields = json.loads(text)
+    if "domain" not in fields:
+        return TextDomain(tokenizers.from_json(text, load), length)
+    return class_of(fields["domain"], DOMAINS, "domain", load).from_json(fields, load)
+
+
+def domain_of(source: Any, tokenizer: Callable[[], Any], length: int) -> Domain:
+    """Returns the domain of a source: its own, or text of a tokenizer that learns from it.
+
+    tokenizer  makes the tokenizer; called for text only
+    """
+    if hasattr(source, "domain"):
+        return source.domain()
+    labels = classes(source.labelled("train")) if getattr(source, "label_key", "") else ()
+    return TextDomain(tokenizer().fit(source.documents("train")), length, labels)
+
+
+def same_symbols(one: Domain, other: Domain) -> bool:
+    """Whether the symbols of two domains mean the same; shapes and classes may differ."""
+    bare = [json.loads(domain.to_json()) for domain in (one, other)]
+    for fields in bare:
+        for key in ("length", "shape", "labels"):
+            fields.pop(key, None)
+    return bare[0] == bare[1]
+
+
+def keep_domain(domain: Domain, workdir: Place) -> None:
+    """Writes the domain of a run, whole or not at all; a file that exists is left unchanged."""
+    kept = workdir / DOMAIN_FILE
+    if not kept.exists():
+        replace(kept, domain.to_json())
+
+
+def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Domain:
+    """Reads the domain of a run, so that sampling needs no data; UserError if it is missing."""
+    kept = workdir / DOMAIN_FILE
+    if not kept.exists():
+        raise UserError(f"{kept} is missing: train in this --workdir first")
+    return read_domain(kept, length, load)
+
+
+def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
+    """Reads a domain file; UserError that names the file if it is cut short or changed."""
+    try:
+        return domain_from_json(kept.read_text(encoding="utf-8"), length, load)
+    except UnknownClass as error:
+        raise UserError(f"{kept}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(
+            f"{kept} is damaged, or is not the tokenizer of a run ({_first_line(error)}). Put a "
+            "copy of it back. If there is none, move it away and start the command that trained "
+            "the run again: with the same data the same tokenizer is made"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -1,0 +1,48 @@
+"""Classes by the names under which a run stores them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from md4_jax.protocols import UserError
+
+# Finds the class that a name like package.module:attribute stands for.
+Load = Callable[[str], Any]
+
+
+class UnknownClass(UserError):
+    """Raised where the class of a stored name, one of the user's own, is not found."""
+
+
+class NotTrusted(UnknownClass):
+    """A stored name of the user's own is imported only if the user says so."""
+
+
+def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | None) -> Any:
+    """Returns the built-in class of that name, or the class that `load` finds.
+
+    kind  what the classes are, in the messages
+    load  takes names like package.module:attribute and raises UserError where there is none
+
+    Raises UserError for a name that is neither built in nor of that form, and UnknownClass for
+    one that `load` does not find.
+    """
+    if isinstance(name, str) and name in built_in:
+        return built_in[name]
+    if not isinstance(name, str) or ":" not in name:
+        raise UserError(f"no {kind} is called {name!r}; there are {', '.join(built_in)}")
+    try:
+        if load is None:
+            raise UserError("only built-in names can be read here")
+        return load(name)
+    except NotTrusted:
+        raise
+    except UserError as error:
+        raise UnknownClass(
+            f"it was written by the {kind} {name!r}, which is not found: {error}. Put its module "
+            "back where Python finds it, under the same name"
+        ) from error
+
+
+def name_of(cls: type) -> str:
+    """Returns package.module:attribute of a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -1,0 +1,136 @@
+"""Sequences of one length, by index: windows of a token stream, or rows that a source gives."""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from md4_jax.data.packing import segments
+from md4_jax.protocols import Batch, batch_of
+
+ROWS_AT_ONCE = 4096
+
+
+class SplitSize(NamedTuple):
+    """Sizes of a split: whole sequences, tokens after the last of them, and tokens in all."""
+
+    sequences: int
+    remainder: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Windows of a token stream: sequence i is tokens[i * step : i * step + length].
+
+    tokens       ids [N], an array or a memory map
+    length       L
+    step         from the start of a window to the start of the next: L for windows side by side,
+                 1 for a window at every offset
+    conditional  True: the tokens that a window shares with the one before it are its context, and
+                 only the new ones count
+    eot_id       end of text; if given, context['segments'] numbers the documents of each window
+    """
+
+    tokens: np.ndarray
+    length: int
+    step: int
+    conditional: bool = False
+    eot_id: int | None = None
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - self.length) // self.step + 1)
+
+    @property
+    def size(self) -> SplitSize:
+        return SplitSize(len(self), len(self.tokens) - self._covered, len(self.tokens))
+
+    def take(self, index: np.ndarray) -> Batch:
+        """Returns the windows with these numbers [B]."""
+        starts = index.astype(np.int64) * self.step
+        rows = np.stack([self.tokens[start : start + self.length] for start in starts])
+        return self._batch(rows, index)
+
+    def rest(self) -> Batch | None:
+        """Returns the tokens after the last whole window, in one shorter window; None without."""
+        if self._covered == len(self.tokens):
+            return None
+        start = len(self) * self.step
+        return self._batch(np.asarray(self.tokens[start:])[None], np.array([len(self)]))
+
+    @property
+    def _covered(self) -> int:
+        """Number of tokens in whole windows."""
+        return len(self) and (len(self) - 1) * self.step + self.length
+
+    def _batch(self, rows: np.ndarray, index: np.ndarray) -> Batch:
+        tokens = rows.astype(np.int32)
+        context = {} if self.eot_id is None else {"segments": segments(tokens, self.eot_id)}
+        loss_mask = None
+        if self.conditional:
+            is_new = np.arange(tokens.shape[1]) >= self.length - self.step
+            loss_mask = is_new | (index == 0)[:, None]
+        return batch_of(tokens, loss_mask=loss_mask, context=context)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Examples that are sequences as they are, such as images, and what belongs to each.
+
+    tokens   integers [N, L], an array or a memory map
+    context  what a network is told of each row, by name, each [N, ...]: a class `label`
+    lengths  integers [N], how many tokens of each row count; those after are padding. None: all
+    """
+
+    tokens: np.ndarray
+    context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    lengths: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def size(self) -> SplitSize:
+        counted = self.tokens.size if self.lengths is None else int(np.sum(self.lengths, dtype=int))
+        return SplitSize(len(self), 0, counted)
+
+    def take(self, index: np.ndarray) -> Batch:
+        """Returns the rows with these numbers [B]."""
+        context = {name: _narrow(values[index]) for name, values in self.context.items()}
+        tokens = np.asarray(self.tokens[index], np.int32)
+        return batch_of(tokens, loss_mask=self._loss_mask(index), context=context)
+
+    def rest(self) -> None:
+        """Returns None: every row is whole."""
+
+    def stream(self) -> np.ndarray:
+        """Returns the tokens that count, one row after another."""
+        if self.lengths is None:
+            return self.tokens.reshape(-1)
+        return self.tokens[self._loss_mask(np.arange(len(self)))]
+
+    def fingerprint(self) -> dict[str, int]:
+        """Returns {tokens, crc32}; the checksum is of the tokens, their lengths and the context."""
+        crc, arrays = 0, [self.tokens, *(self.context[name] for name in sorted(self.context))]
+        for array in arrays if self.lengths is None else [*arrays, self.lengths]:
+            for first in range(0, len(self), ROWS_AT_ONCE):
+                crc = zlib.crc32(np.ascontiguousarray(array[first : first + ROWS_AT_ONCE]), crc)
+        return {"tokens": self.size.tokens, "crc32": crc}
+
+    def _loss_mask(self, index: np.ndarray) -> np.ndarray | None:
+        """Marks the tokens of rows that are not padding; None: all."""
+        if self.lengths is None:
+            return None
+        return np.arange(self.length) < np.asarray(self.lengths)[index][:, None]
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """Returns integers as int32, the type of labels on a device."""
+    values = np.asarray(values)
+    return values.astype(np.int32) if np.issubdtype(values.dtype, np.integer) else values

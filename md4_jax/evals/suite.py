@@ -1,0 +1,73 @@
+"""The evaluators of an experiment, ready to run on its parameters."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.sequences import SplitSize
+from md4_jax.evals.context import Context
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.paths import Place
+
+Judge = Callable[[Params], tuple[Experiment, Params]]
+
+
+class Suite:
+    """Runs evaluators of experiment.evals by name, in the order of the config.
+
+    corpus  (overrides of the `data` section) -> the corpus
+    judge   params -> the (experiment, params) under which samples are judged; None: nobody
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        workdir: Place,
+        corpus: Callable[[Mapping[str, Any]], Corpus],
+        judge: Judge | None = None,
+    ):
+        self._experiment, self._workdir = experiment, workdir
+        self._corpus, self._judge = corpus, judge
+        self._programs: dict[Any, Any] = {}
+
+    def due(self, step: int) -> list[str]:
+        """The names of those that run after so many training steps."""
+        evals = self._experiment.evals.items()
+        return [name for name, e in evals if e.every and step and step % e.every == 0]
+
+    def final(self) -> list[str]:
+        """The names of those that run when training ends."""
+        return [name for name, e in self._experiment.evals.items() if e.final]
+
+    def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
+        """Tokenises what these evaluators read: {(name, split): size}; UserError for too little."""
+        found = {}
+        for name in names:
+            evaluator = self._experiment.evals[name]
+            if evaluator.needs_data:
+                try:
+                    sizes = self._corpus(evaluator.data).sizes([evaluator.split])
+                except UserError as error:
+                    raise UserError(f"evals.{name}: {error}") from error
+                found |= {(name, split): size for split, size in sizes.items()}
+        return found
+
+    def run(
+        self, names: Iterable[str], params: Params, step: int, say: Callable[[str], None]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields (name, result) of each; say prints lines for people."""
+        earlier: dict[str, dict[str, Any]] = {}
+        for name in [name for name in self._experiment.evals if name in set(names)]:
+            context = Context(
+                name=name,
+                step=step,
+                workdir=self._workdir,
+                corpus=self._corpus,
+                judge=self._judge,
+                programs=self._programs,
+                earlier=earlier,
+                say=say,
+            )
+            earlier[name] = self._experiment.evals[name].run(self._experiment, params, context)
+            yield name, earlier[name]

@@ -1,0 +1,113 @@
+"""A run directory is enough: what may be asked of it without a config file, and what not."""
+
+import json
+import shutil
+
+import pytest
+
+from md4_jax.config import load as config
+
+
+@pytest.fixture(scope="module")
+def on_a_file(run, tiny, scratch):
+    """A run of two steps on a text file, and that file."""
+    text, workdir = scratch / "some.txt", scratch / "on_a_file"
+    text.write_text("the cat sat on the mat. " * 200)
+    words = ("data.name=text", f"data.path={text}", "network.depth=1", "train.num_steps=2")
+    words += ("optim.warmup_steps=1", "evals.validation.every=0", "sample.num=1")
+    ended = run("--config", tiny, "--workdir", workdir, *(f"--config.{word}" for word in words))
+    assert ended.code == 0, ended
+    return text, workdir
+
+
+@pytest.fixture
+def elsewhere(on_a_file, tmp_path):
+    """A copy of both; the text has another name."""
+    text, workdir = on_a_file
+    shutil.copy(text, tmp_path / "moved.txt")
+    return tmp_path / "moved.txt", shutil.copytree(workdir, tmp_path / "run")
+
+
+def test_a_text_that_was_moved(elsewhere, run):
+    """It is told where; the tokens are the same, so that the run goes on and is evaluated."""
+    text, workdir = elsewhere
+    at = ("--workdir", workdir, f"--config.data.path={text}")
+    before = run("--workdir", workdir, "--mode", "eval")
+    after = run(*at, "--mode", "eval")
+    assert after.code == 0 and after.out == before.out
+    ended = run(*at)
+    assert ended.code == 0 and "trained to step 2" in ended.out, ended
+    assert config.stored(workdir)["data"]["path"] == str(text)
+
+
+def test_another_text_in_its_place(elsewhere, refused):
+    text, workdir = elsewhere
+    text.write_text("the cat sat on the hat. " * 200)
+    at = ("--workdir", workdir, f"--config.data.path={text}")
+    for mode in ("train", "eval"):
+        message = refused(*at, "--mode", mode)
+        assert f"{workdir} was trained on another text" in message
+        assert config.stored(workdir)["data"]["path"] != str(text)
+    assert "--config.evals.other.data.path=FILE" in message
+
+
+def test_a_checkpoint_that_does_not_know_its_text(elsewhere, refused, monkeypatch):
+    """Of an early version: that the text is the same cannot be checked, so it is not assumed."""
+    text, workdir = elsewhere
+    monkeypatch.setattr("md4_jax.training.checkpoint.Checkpoints.host", lambda self: {})
+    message = refused("--workdir", workdir, f"--config.data.path={text}", "--mode", "eval")
+    assert "do not say what text they were trained on" in message
+
+
+def test_a_run_is_timed_in_its_own_symbols_without_its_text(elsewhere, run):
+    """The alphabet is in the run directory; nothing reads the text that is gone."""
+    text, workdir = elsewhere
+    at = ("--workdir", workdir, f"--config.data.path={text}")
+    text.unlink()
+    settings = ("--config.bench.parts=eval", "--config.bench.windows=1", "--config.bench.seconds=0")
+    ended = run(*at, "--mode", "bench", *settings)
+    assert ended.code == 0, ended
+    plan = ("--mode", "plan", "--topology=cpu:1", "--config.plan.parts=eval")
+    ended = run(*at, *plan)
+    assert ended.code == 0, ended
+
+
+def test_more_steps_are_refused_where_the_learning_rate_ends(trained, refused):
+    message = refused("--workdir", trained, "--config.train.num_steps=40")
+    assert "train.num_steps: 30 in the workdir, 40 asked for" in message
+    assert "(optim.decay='cosine') is made for 30 steps and ends with them" in message
+    assert f"--config.train.initial={trained}" in message
+    message = refused("--workdir", trained, "--config.train.seed=4")
+    assert "is made for" not in message
+
+
+@pytest.mark.slow
+def test_more_steps_at_a_constant_rate_are_those_of_a_longer_run(run, tiny, tmp_path, same_run):
+    words = ("optim.decay=constant", "network.depth=1", "evals.test.limit=64", "sample.num=1")
+    asked = ("--config", tiny, *(f"--config.{word}" for word in words))
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    assert run(*asked, "--workdir", whole, "--config.train.num_steps=14").code == 0
+    assert run(*asked, "--workdir", longer, "--config.train.num_steps=10").code == 0
+    ended = run("--workdir", longer, "--config.train.num_steps=14")
+    assert ended.code == 0 and "resuming from step 10" in ended.out, ended
+    assert json.loads((longer / "config.json").read_text())["config"]["train"]["num_steps"] == 14
+    same_run(longer, whole)
+
+
+@pytest.mark.parametrize(
+    "flag, said",
+    [
+        ("--train.batch_size=8", "did you mean --config.train.batch_size=8?"),
+        ("--evals.test.draws", "did you mean --config.evals.test.draws?"),
+    ],
+)
+def test_a_key_without_its_prefix(flag, said, tiny, refused):
+    assert f"unknown flag {flag}: {said}" in refused("--config", tiny, flag)
+
+
+@pytest.mark.slow
+def test_the_package_is_a_program(start):
+    process = start("-m", "md4_jax", "--workdir", "/nowhere")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and not out
+    assert err.startswith("error: there is no --config and no run in --workdir /nowhere")

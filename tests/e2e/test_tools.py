@@ -1,0 +1,50 @@
+"""The benchmark scripts of tools/ run, at the smallest size, and print whole tables."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def table(environment):
+    """Runs a script and returns the rows of its first table, cell by cell."""
+
+    def table(script, *words):
+        ended = subprocess.run(
+            [sys.executable, f"tools/{script}.py", *map(str, words)],
+            cwd=ROOT, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("| ")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+    return table
+
+
+def test_the_gathered_head_computes_half_of_the_products(table):
+    rows = table("head", *["--rows", "2", "--length", "64", "--size", "256", "--symbols", "50257"])
+    work = {name: float(gflop) for name, _, _, gflop in rows}
+    assert list(work) == ["plain", "chunked", "gathered"]
+    assert work["gathered"] < 0.7 * work["plain"] <= 0.7 * work["chunked"]
+
+
+def test_what_a_mesh_communicates_is_what_the_formula_says(table):
+    words = "--meshes 2x1x1 -- --config.plan.random_tokens=65 --config.network.depth=1"
+    ((mesh, counted, expected, ratio, kinds),) = table("scaling", *words.split())
+    assert mesh == "2x1x1" and "all-reduce" in kinds
+    assert abs(float(ratio) - 1.0) < 0.05 and float(counted) > 0.5 and float(expected) > 0.5
+
+
+def test_the_noise_of_a_gradient_under_nine_ways_to_draw(table, run, tiny, tmp_path):
+    keys = ("train.num_steps=4", "optim.warmup_steps=1", "eval.every=0", "sample.num=1")
+    assert run("--config", tiny, "--workdir", tmp_path, *(f"--config.{k}" for k in keys)).code == 0
+    rows = table("variance", "--workdir", tmp_path, "--rows", "4", "--repeats", "3")
+    assert [row[:2] for row in rows[:3]] == [
+        ["md4", "independent"], ["md4", "offset"], ["md4", "antithetic"]
+    ]  # fmt: skip
+    assert len(rows) == 9 and rows[0][2].startswith("1.000 +- ")

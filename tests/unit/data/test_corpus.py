@@ -1,0 +1,97 @@
+"""The splits of a source as batches, and the fingerprint that a run keeps of its text."""
+
+import numpy as np
+import pytest
+
+from md4_jax.data import corpus
+from md4_jax.data.corpus import Corpus, check_same_text
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Bytes, Characters
+from md4_jax.options import DataOptions
+from md4_jax.protocols import UserError
+from md4_jax.runtime import paths
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    return paths.place(tmp_path)
+
+
+def test_a_run_is_resumed_on_its_own_text_alone(workdir):
+    kept = {"tokens": 1234, "crc32": 0xAB}
+    check_same_text(kept, dict(kept), workdir)
+    check_same_text(None, kept, workdir)  # a checkpoint of before there were fingerprints
+    for other in ({"tokens": 1235, "crc32": 0xAB}, {"tokens": 1234, "crc32": 0xAC}):
+        with pytest.raises(UserError) as caught:
+            check_same_text(kept, other, workdir)
+        for text in (kept, other):
+            assert f"{text['tokens']:,} tokens, CRC-32 {text['crc32']:08x}" in str(caught.value)
+        assert "Put the text (data.path)" in str(caught.value)
+        assert f"--config.train.initial={workdir}" in str(caught.value)
+
+
+def test_processes_with_different_texts_are_refused(monkeypatch):
+    """One of two processes, each with a CRC-32 of 32 bits; the other's is given."""
+    mine, data = 0xFFFFFFFE, Corpus(None, TextDomain(Bytes(), 4), DataOptions(4))
+    found = {"tokens": 10, "crc32": mine}
+    monkeypatch.setattr(corpus.packing, "fingerprint", lambda *arguments: found)
+    for other, is_same in ((mine, True), (mine - 4, False), (3, False)):
+        sign = {True: other >> 1, False: -(other >> 1)}
+        monkeypatch.setattr(corpus, "max_over_processes", lambda n, sign=sign: max(n, sign[n > 0]))
+        if is_same:
+            assert data.fingerprint() == found
+        else:
+            with pytest.raises(UserError, match="the processes have different training data"):
+                data.fingerprint()
+
+
+class Letters:
+    """A source of one document."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def fingerprint(self):
+        return self.text
+
+    def documents(self, split):
+        return iter([self.text])
+
+
+def letters(text="abcdefghij", length=4, **options):
+    domain = TextDomain(Characters("abcdefghij"), length)
+    return Corpus(Letters(text), domain, DataOptions(length, **options))
+
+
+def test_windows_of_training_are_a_grid_or_every_offset():
+    """Those of an evaluation are a grid in any case."""
+    for windows, expected in (("grid", {0, 4}), ("every", set(range(7)))):
+        data = letters(windows=windows)
+        batches = data.train_batches(batch_size=len(expected), rows=slice(None), seed=0)
+        tokens = next(batches).tokens
+        assert set(tokens[:, 0].tolist()) == expected
+        assert (np.diff(tokens) == 1).all()
+        sizes = data.sizes(["train", "test"])
+        assert sizes["train"].sequences == len(expected) and sizes["test"] == (2, 2, 10)
+        shown = [b.tokens.tolist() for b in data.eval_batches("test", batch_size=2, rows=[0, 1])]
+        assert shown == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9], [0, 0]]]
+    with pytest.raises(UserError, match="data.windows must be 'grid' or 'every', not 'all'"):
+        DataOptions(windows="all")
+
+
+def test_a_split_too_short_is_refused():
+    with pytest.raises(UserError, match="train split has 3 tokens, fewer than one sequence of"):
+        letters("abc").sizes(["test", "train"])
+    assert letters("abc").sizes(["test"])["test"] == (0, 3, 3)
+    with pytest.raises(UserError, match="the test split has 0 tokens"):
+        letters("").sizes(["test"])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_documents_are_apart_where_that_is_asked_for(apart):
+    """The end of a text belongs to it; what follows is a segment of its own."""
+    data = Corpus(None, TextDomain(Bytes(), 4), DataOptions(4, separate_documents=apart))
+    (batch,) = data.batches_of(np.array([[97, 256, 98, 99]]), batch_size=1, rows=np.array([0]))
+    assert batch.context.keys() == ({"segments"} if apart else set())
+    if apart:
+        np.testing.assert_array_equal(batch.context["segments"][0], [0, 0, 1, 1])

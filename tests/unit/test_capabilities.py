@@ -1,0 +1,114 @@
+"""Which process has which ability, and that abilities and not classes are asked for."""
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.md4 import MD4
+from md4_jax.processes import capabilities
+from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Linear
+from md4_jax.protocols import Process
+
+PROTOCOLS = {
+    name: value
+    for name, value in vars(capabilities).items()
+    if Process in getattr(value, "__mro__", ()) and value is not Process
+}
+STEPS = {"HasReverse", "HasPosterior"}
+SCORES = {"HasReverse", "HasRates", "HasForwardRates", "HasScore"}
+ABILITIES = {
+    "masking": {"RevealsMasks"},
+    "state_dependent": {"RevealsBySymbol", "HasRates"},
+    "uniform": SCORES | {"HasPosterior", "RedrawsUniformly"},
+    "uniform, mixture": SCORES | {"HasPosterior", "RedrawsUniformly"},
+    "uniform, score": SCORES | {"HasPosterior", "RedrawsUniformly"},
+    "transition": STEPS,
+    "transition, mixture": STEPS,
+    "transition, absorbing": STEPS,
+    "rates": SCORES | {"HasGenerator"},
+    "rates, absorbing": SCORES | {"HasGenerator"},
+    "rates, gaussian": SCORES | {"HasGenerator"},
+    "rates, mixture": SCORES | {"HasGenerator"},
+}
+# Whether what is not noise is clean: pure masking.
+SHOWS_CLEAN = {"masking", "state_dependent", "transition, absorbing", "rates, absorbing"}
+
+
+@pytest.mark.parametrize("name", exact.PROCESS_CASES)
+def test_the_abilities_of_a_process(name):
+    process = exact.PROCESS_CASES[name](4).init()
+    found = {known for known, protocol in PROTOCOLS.items() if isinstance(process, protocol)}
+    assert found == ABILITIES[name] and isinstance(process, Process)
+    assert process.shows_clean == (name in SHOWS_CLEAN)
+    made = exact.PROCESS_CASES[name](4)
+    assert {known for known, p in PROTOCOLS.items() if isinstance(made, p)} == found
+
+
+def test_the_table_has_every_process_and_every_ability():
+    assert set(ABILITIES) == set(exact.PROCESS_CASES)
+    assert set().union(*ABILITIES.values()) == set(PROTOCOLS)
+
+
+@pytest.mark.parametrize("name", exact.PROCESS_CASES)
+def test_noise_is_what_says_nothing_of_x(name):
+    """The mask and no other symbol; z at t = 1 of pure masking holds nothing else."""
+    process = exact.PROCESS_CASES[name](4).init()
+    masks = [True] * (name in SHOWS_CLEAN)
+    marked = process.is_noise(jnp.arange(4 + len(masks)))
+    np.testing.assert_array_equal(marked, [False] * 4 + masks)
+    if process.shows_clean:
+        z = process.corrupt(exact.keys_for(0, 2), jnp.zeros((2, 8), jnp.int32), jnp.ones(2))
+        assert process.is_noise(z).all()
+    assert 0.0 <= process.expected_noise() <= 1.0
+    assert not bool(process.noise_left(jnp.float32(0.0)))
+    assert bool(process.noise_left(jnp.float32(1.0)))
+
+
+class Blackout:
+    """Masks, of no class of the package: what RevealsMasks names and nothing else."""
+
+    vocab_size, mask_id, timesteps, shows_clean, is_complete = 3, 3, None, True, True
+    schedule = Linear()
+    _inner = Masking(3)
+
+    def __getattr__(self, name):
+        allowed = {
+            *("corrupt", "prior", "is_noise", "expected_noise", "noise_left", "signal", "learned"),
+            *("init", "reveal_probability", "mask_each", "mask_exactly"),
+        }
+        if name not in allowed:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_process_of_another_class_with_these_methods_will_do(name):
+    """The numbers are those of Masking; objectives of other noise do not take it."""
+    objective, foreign = OBJECTIVES[name](), Blackout()
+    assert not isinstance(foreign, Masking)
+    assert exact.fits(objective, foreign) == exact.fits(objective, Masking(3))
+    if not exact.fits(objective, foreign):
+        return
+    x = exact.sequences(3, 2)
+    denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=0.5)
+    arguments = exact.batch_of(x), (jnp.arange(9) + 0.5) / 9, exact.keys_for(0, 9)
+    found, expected = (
+        jax.jit(lambda p=process: objective(denoiser, p, *arguments)[0])()
+        for process in (foreign, Masking(3))
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert objective.is_bound(foreign) == objective.is_bound(Masking(3))
+
+
+def test_a_missing_method_is_a_missing_ability():
+    class Short(Blackout):
+        def __getattr__(self, name):
+            if name == "mask_exactly":
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    assert exact.fits(MD4(), Blackout()) and not exact.fits(MD4(), Short())

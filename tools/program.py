@@ -1,0 +1,74 @@
+"""Runs `python -m md4_jax.main` as a user does, and reads what it prints and leaves."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Refused(Exception):
+    """The program refused what was asked (exit code 2); the text is its message."""
+
+
+def call(words: list[str], log: Path | None = None, **variables: str) -> str:
+    """Runs the program and returns its standard output.
+
+    log: a file for standard output and error. variables: added to the environment. Raises Refused
+    for exit code 2, and SystemExit with the error text for any other failure.
+    """
+    command = [sys.executable, "-m", "md4_jax.main", *words]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths} | variables
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(ended.stdout + ended.stderr)
+    if ended.returncode == 2:
+        raise Refused(ended.stderr.strip().splitlines()[-1].removeprefix("error: "))
+    if ended.returncode:
+        sys.exit(f"error: {written(words)} ended with {ended.returncode}:\n{ended.stderr.strip()}")
+    return ended.stdout
+
+
+def numbers(words: list[str], log: Path | None = None, **variables: str) -> dict:
+    """Runs the program and returns the JSON object on the last line that it prints."""
+    return json.loads(call(words, log, **variables).strip().splitlines()[-1])
+
+
+def train(words: list[str], workdir: Path) -> dict:
+    """Trains a run to its end, unless that was done before; returns its final evaluation.
+
+    words: the arguments without --workdir. The log is a file beside the workdir. A run that was
+    interrupted continues.
+    """
+    kept = workdir / "evaluations.jsonl"
+    if not kept.exists():
+        call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
+    return json.loads(kept.read_text().splitlines()[-1])
+
+
+def bench(
+    config: str, keys: str, *, part: str = "train", windows: int = 5, seconds: float = 2.0
+) -> dict[str, float]:
+    """Times one part of a config with --mode bench; keys are 'key=value key=value'."""
+    return numbers(bench_words(config, keys, part, windows, seconds))[part]
+
+
+def bench_words(config: str, keys: str, part: str, windows: int, seconds: float) -> list[str]:
+    """The arguments of the program for `bench`."""
+    timed = f"bench.parts={part} bench.windows={windows} bench.seconds={seconds}"
+    return ["--mode=bench", *config_words(config, f"{keys} {timed}")]
+
+
+def config_words(config: str, keys: str) -> list[str]:
+    """--config for a file of this checkout, and --config.key=value for each of the keys."""
+    return [f"--config={ROOT / config}", *(f"--config.{key}" for key in keys.split())]
+
+
+def written(words: list[str]) -> str:
+    """The command as a user would type it from the root of the checkout."""
+    return "python -m md4_jax.main " + shlex.join(words).replace(f"{ROOT}/", "")

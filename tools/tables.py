@@ -1,0 +1,313 @@
+"""The tables of docs/results.md: what is run for each row, and how it is shown.
+
+Used by reproduce.py. A row is one or a few runs of the program, its numbers are those that the
+program reports.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chain
+import program
+from sizes import SIZES, SMALL, TEXT
+
+from configs.families import FAMILIES
+
+
+class Settings(NamedTuple):
+    """What is asked for.
+
+    data: a file of text8 or of its beginning, None if there is none. quick: tiny budgets, to try
+    the command. workdir: the folder of the runs.
+    """
+
+    data: Path | None
+    quick: bool
+    workdir: Path
+
+
+class Row(NamedTuple):
+    """One row: its name, and a function that makes {"commands": [...], named numbers}."""
+
+    name: str
+    run: Callable[[], dict[str, Any]]
+
+
+class Table(NamedTuple):
+    """One table.
+
+    text: what is measured, in sentences for the page. rows: settings -> its rows. head: names of
+    the columns after the first. cells: numbers of a row -> the columns after the first.
+    """
+
+    title: str
+    text: str
+    rows: Callable[[Settings], list[Row]]
+    head: tuple[str, ...]
+    cells: Callable[[dict[str, Any]], list[str]]
+
+
+def _text8(settings: Settings) -> str:
+    """The keys that read the text8 file; Refused without one."""
+    if settings.data is None:
+        raise program.Refused("needs --data PATH, the file of text8 or of its beginning")
+    return f"data.name=text8 data.path={settings.data}"
+
+
+def _trained(words: list[str], workdir: Path, seeds: int) -> dict[str, Any]:
+    """Trains once for each seed: the commands and final evaluations, with the minutes of each."""
+    made: dict[str, Any] = {"commands": [], "runs": []}
+    for seed in range(seeds):
+        own = [*words, f"--config.train.seed={seed}"]
+        began = time.monotonic()
+        result = program.train(own, workdir / f"seed{seed}")
+        minutes = (time.monotonic() - began) / 60
+        made["commands"].append(program.written(own))
+        made["runs"].append({"seed": seed, "minutes": minutes, **result})
+    return made
+
+
+def _bits(run: dict[str, Any]) -> str:
+    sign = "" if run["exact"] else "<= "
+    return f"{sign}{run['bits_per_token']:.3f} +- {run['bits_per_token_se']:.3f}"
+
+
+def _times(n: dict[str, float], scale: float = 1.0) -> str:
+    """'median (least-most)' of the windows."""
+    a, b, c = (scale * n[key] for key in ("seconds", "seconds_min", "seconds_max"))
+    return f"{a:.4g} ({b:.4g}-{c:.4g})"
+
+
+# First models
+
+
+def _recipe_rows(settings: Settings) -> list[Row]:
+    quick = "train.num_steps=30 optim.warmup_steps=3 eval.every=0 eval.draws=1 "
+    quick += "eval.ngram_order=0 sample.num=1"
+    seeds = 1 if settings.quick else 3
+
+    def row(name: str, keys: Callable[[], str]) -> Row:
+        def run() -> dict[str, Any]:
+            more = f"{keys()} {quick if settings.quick else ''}"
+            words = program.config_words(f"configs/{name}.py", more)
+            return _trained(words, settings.workdir / name, seeds)
+
+        return Row(name, run)
+
+    return [row("quickstart", str), row("text8_fast", lambda: _text8(settings))]
+
+
+def _recipe_cells(n: dict[str, Any]) -> list[str]:
+    runs = n["runs"]
+    return [
+        ", ".join(_bits(run) for run in runs),
+        ", ".join(f"{run['step']:,}" for run in runs),
+        ", ".join(f"{run['minutes']:.1f}" for run in runs),
+    ]
+
+
+# Families
+
+
+def _family_rows(settings: Settings) -> list[Row]:
+    keys = "train.seconds=0 eval.every=0 eval.draws=1 eval.ngram_order=0 sample.num=1 "
+    keys += "network.depth=2 optim.warmup_steps=100 train.num_steps=500"
+    timed = "bench.parts=train bench.windows=5 bench.seconds=1.0"
+    names, seeds = list(FAMILIES), 2
+    if settings.quick:
+        names, seeds = ["md4", "udlm", "ar"], 1
+        keys += " train.num_steps=20 optim.warmup_steps=4 network.size=32 network.depth=1 "
+        keys += "data.name=shakespeare data.length=64 tokenizer.name=characters sample.steps=4"
+        timed = "bench.parts=train bench.windows=2 bench.seconds=0.1"
+
+    def row(name: str) -> Row:
+        def run() -> dict[str, Any]:
+            more = keys if settings.quick else f"{keys} {_text8(settings)}"
+            words = program.config_words(f"configs/families.py:{name}", more)
+            made = _trained(words, settings.workdir / name, seeds)
+            words = ["--mode=bench", *words, *(f"--config.{key}" for key in timed.split())]
+            made["commands"].append(program.written(words))
+            return {**made, "bound": _bound(name), "train": program.numbers(words)["train"]}
+
+        return Row(name, run)
+
+    return [row(name) for name in names]
+
+
+def _bound(family: str) -> str:
+    """The objective that is reported for a family."""
+    _, objective, bound, *_ = FAMILIES[family]
+    return objective if bound == "auto" else bound
+
+
+def _family_cells(n: dict[str, Any]) -> list[str]:
+    return [n["bound"], ", ".join(_bits(run) for run in n["runs"]), _times(n["train"], 1e3)]
+
+
+# Speed
+
+# Part -> keys of each size: samples of a batch and reverse steps; the evaluation is of as many
+# sequences as a training step.
+SAMPLING = {
+    "a": "sample.batch_size=16 sample.steps=64",
+    "b": "sample.batch_size=4 sample.steps=16",
+    "c": "sample.batch_size=1 sample.steps=32",
+}
+
+
+def _speed_rows(settings: Settings) -> list[Row]:
+    windows, seconds = (2, 0.05) if settings.quick else (5, 2.0)
+    rows = []
+    for name in "a" if settings.quick else "abc":
+        keys = f"{SIZES[name].config} network.scan_blocks=false {SAMPLING[name]}"
+        if settings.quick:
+            keys += " train.batch_size=2 sample.batch_size=2 sample.steps=4"
+        for part in ("train", "eval", "sample"):
+            rows.append(_bench_row(f"({name}) {part}", keys, part, windows, seconds))
+    return rows
+
+
+def _bench_row(name: str, keys: str, part: str, windows: int, seconds: float) -> Row:
+    words = program.bench_words("configs/base.py", keys, part, windows, seconds)
+
+    def run() -> dict[str, Any]:
+        return {"commands": [program.written(words)], **program.numbers(words)[part]}
+
+    return Row(name, run)
+
+
+def _speed_cells(n: dict[str, float]) -> list[str]:
+    return [
+        _times(n),
+        f"{n['tokens_per_second']:,.0f}",
+        f"{n['matrix_gflops']:.0f}",
+        f"{n['model_utilisation']:.0%}",
+        f"{n['temporary_mib']:,.0f}",
+        f"{n['peak_rss_gib']:.2f}",
+    ]
+
+
+# Entropy
+
+
+def _entropy_rows(settings: Settings) -> list[Row]:
+    steps, test = (50, 512) if settings.quick else (800, 8192)
+    keys = "network.size=32 network.depth=2 network.heads=2 network.hidden=64 train.seconds=0 "
+    keys += f"train.num_steps={steps} train.batch_size=64 train.ema=0.98 optim.warmup_steps=20 "
+    keys += "optim.learning_rate=0.02 optim.adam_learning_rate=0.01 eval.every=0 eval.draws=4 "
+    keys += "eval.batch_size=512 eval.ngram_order=0 sample.num=1 sample.steps=4"
+
+    def row(name: str) -> Row:
+        def run() -> dict[str, Any]:
+            source, nats = chain.write(settings.workdir / "chain.txt", 64 * steps, test)
+            words = program.config_words(f"configs/families.py:{name}", f"{source} {keys}")
+            words += [f"--config.{key}" for key in _chain_keys(name).split()]
+            made = _trained(words, settings.workdir / name, 1)
+            result = made["runs"][0]
+            gap = result["nats_per_token"] - nats
+            return {**made, "bound": _bound(name), "entropy": nats, "gap": gap,
+                    "gap_se": result["nats_per_token_se"]}  # fmt: skip
+
+        return Row(name, run)
+
+    return [row(name) for name in (["md4", "udlm", "ar"] if settings.quick else FAMILIES)]
+
+
+def _chain_keys(family: str) -> str:
+    """What a family needs for sequences of twelve letters out of four."""
+    if family == "block":
+        return "objective.block=4"
+    if family == "d3pm_gauss":  # four symbols lie far apart
+        noise = "process.timesteps=64 process.beta_start=0.05 process.beta_end=1.0"
+        return f"network.local_width=3 sample.steps=64 {noise}"
+    return "network.local_width=3"
+
+
+def _entropy_cells(n: dict[str, Any]) -> list[str]:
+    return [n["bound"], f"{n['entropy']:.4f}", f"{n['gap']:.4f} +- {n['gap_se']:.4f}"]
+
+
+# Sampling
+
+
+def _sampling_rows(settings: Settings) -> list[Row]:
+    windows, seconds = (2, 0.05) if settings.quick else (5, 1.0)
+    grid = [(steps, 1) for steps in (1, 16, 64, 256, 1024)]
+    grid += [(steps, 16) for steps in (16, 64, 256)]
+    keys = f"{TEXT} {SMALL} network.scan_blocks=false network.time_conditioning=false "
+    if settings.quick:
+        grid = [(2, 1), (4, 2)]
+        keys += "network.size=32 network.depth=1 network.heads=2 data.length=32 "
+    rows = []
+    for steps, batch in grid:
+        more = f"{keys}sample.steps={steps} sample.batch_size={batch} sample.grid=uniform"
+        name = f"{steps} steps, batch {batch}"
+        rows.append(_bench_row(name, more, "sample", windows, seconds))
+    return rows
+
+
+def _sampling_cells(n: dict[str, float]) -> list[str]:
+    return [
+        f"{n['network_evaluations']:,.1f}",
+        _times(n),
+        f"{1e3 * n['seconds_per_evaluation']:.1f}",
+        f"{n['tokens_per_second']:,.0f}",
+    ]
+
+
+TABLES = {
+    "recipes": Table(
+        "First models",
+        "Bits a character on the whole test split, with one standard error, for each seed. "
+        "`quickstart` learns Shakespeare and `text8_fast` text8. Minutes are from the command to "
+        "its end, with start-up, evaluation and samples.",
+        _recipe_rows,
+        ("bits a character", "steps", "minutes"),
+        _recipe_cells,
+    ),
+    "families": Table(
+        "All families",
+        "The same network (2 layers of 128), data (text8) and number of steps (500 of 4 x 256 "
+        "characters) for each family of `configs/families.py`, one number for each seed. 500 "
+        "steps are a beginning: the table shows how soon a family learns. The step time is a "
+        "median, with the least and the most of 5 windows.",
+        _family_rows,
+        ("reported bound", "bits a character", "ms a step (min-max)"),
+        _family_cells,
+    ),
+    "speed": Table(
+        "Speed",
+        "A training step, an evaluation and a batch of samples in float32. Size (a) is 27 "
+        "symbols, 16 x 256 tokens and 4 layers of 256; (b) 27 symbols, 4 x 256 tokens and 12 "
+        "layers of 768; (c) 50257 symbols, 2 x 1024 tokens and 4 layers of 256. Samples are 16 x "
+        "256 tokens in 64 steps (a), 4 x 256 in 16 (b) and 1 x 1024 in 32 (c). The share is that "
+        "of the rate of a 2048 x 2048 x 2048 product, which is timed between the windows. It "
+        "counts the work of the formula: the vocabulary head at every position, and whole network "
+        "evaluations in a sampler. The program computes only the part of it that is needed, so a "
+        "share can be above 100%.",
+        _speed_rows,
+        ("seconds (min-max)", "tokens/s", "rate, GFLOP/s", "share", "temporaries MiB",
+         "peak RSS GiB"),
+        _speed_cells,
+    ),
+    "entropy": Table(
+        "A source of known entropy",
+        "Each family learns a Markov chain over four letters, and its bound is compared with the "
+        "chain's own -log p of the same test text (800 steps of 64 x 12 letters, 2 layers of 32). "
+        "A correct bound stays above, apart from the error. The error is that of the bound "
+        "alone; much of it is the spread of the text, which both numbers share.",
+        _entropy_rows,
+        ("reported bound", "entropy, nats a letter", "bound less entropy"),
+        _entropy_cells,
+    ),
+    "sampling": Table(
+        "Cost of sampling",
+        "Ancestral sampling of 256 tokens with size (a)'s network without time, on the uniform "
+        "grid. A step at which a sequence changes nothing costs it no network evaluation.",
+        _sampling_rows,
+        ("evaluations a sequence", "seconds a batch (min-max)", "ms an evaluation", "tokens/s"),
+        _sampling_cells,
+    ),
+}  # fmt: skip
