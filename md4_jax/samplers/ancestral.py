@@ -82,7 +82,7 @@ def reveal_masks(
     reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     draws = uniforms(reveal_keys, chain.z.shape[1])
     revealed = process.is_noise(chain.z) & (draws < step.reveal_probability(process, s, t))
-    return draw_where(denoiser, step.transform, process, chain, revealed, t=t, keys=token_keys)
+    return draw_where(denoiser, step.transform, chain, revealed, t=t, keys=token_keys)
 
 
 def evaluated(chain: Chain, z: Array, confidence: Array) -> Chain:

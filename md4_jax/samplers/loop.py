@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.capabilities import HasReverse, RevealsBySymbol, RevealsMasks
+from md4_jax.processes.capabilities import HasReverse
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import Chain, RevealSchedule, SamplerStep
@@ -107,7 +107,7 @@ def _by_schedule(
     schedule = reveal.schedule_of(step, process, chain, grid, _fold(keys, count))
     most = reveal.capacity_of(step, process, grid, length)
     after = reveal.run(
-        denoiser, step.transform, process, chain, schedule,
+        denoiser, step.transform, chain, schedule,
         keys=_fold(keys, count + 2), capacity=most,
     )  # fmt: skip
     return after, _replayed(chain, after, schedule, max(count, length))
@@ -122,28 +122,36 @@ def _replayed(before: Chain, after: Chain, schedule: RevealSchedule, rounds: int
     )
 
 
-def _finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array):
-    """Draws (does not maximise) what noise is left, from the denoiser at the time of the chain."""
-    if isinstance(process, RevealsMasks | RevealsBySymbol):
-        left = process.is_noise(chain.z)
-        return reveal.draw_where(
-            denoiser, step.transform, process, chain, left, t=jnp.float32(0.0), keys=keys
-        )
+def _finish(
+    denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array
+) -> Chain:
+    """Draws (does not maximise) what noise is left, from the denoiser at the time of the chain.
+
+    Where the process may hold noise then, that is every token, by p(x | z_t). Where it holds none,
+    it is the symbols that say nothing of x: masks that steps of finite size have left.
+    """
+    if process.shows_clean:
+        left, now = process.is_noise(chain.z), jnp.float32(0.0)
+        return reveal.draw_where(denoiser, step.transform, chain, left, t=now, keys=keys)
     if not isinstance(process, HasReverse):
         raise UserError(
-            f"the process {type(process).__name__} cannot be sampled: it has neither masks nor "
-            "clean_logits, with which the noise that is left at the end is taken away"
+            f"the process {type(process).__name__} cannot be sampled: it has no clean_logits, by "
+            "which the noise that is left at the end is taken away"
         )
     time = jnp.float32(0.0 if step.level is None else step.level)
+    left = process.noise_left(time) | process.is_noise(chain.z)
 
     def clean(chain: Chain) -> Chain:
         times = jnp.full(len(chain.z), time)
         logits = process.clean_logits(step.transform(denoiser(chain.z, times)), chain.z, times)
         z = draw_token(keys, logits)
-        evaluations = chain.evaluations + 1
-        return chain._replace(z=z, confidence=probability(logits, z), evaluations=evaluations)
+        return chain._replace(
+            z=jnp.where(left, z, chain.z),
+            confidence=jnp.where(left, probability(logits, z), chain.confidence),
+            evaluations=chain.evaluations + jnp.any(left, axis=1),
+        )
 
-    return jax.lax.cond(process.noise_left(time), clean, lambda chain: chain, chain)
+    return jax.lax.cond(jnp.any(left), clean, lambda chain: chain, chain)
 
 
 def no_prompt(rows: int, length: int) -> Prompt:

@@ -31,9 +31,7 @@ def run_segment(
     schedule_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     schedule = step.schedule(process, chain, jnp.stack([s, t]), schedule_keys)
     most = step.per_round(chain.z.shape[1])
-    return reveal.run(
-        denoiser, step.transform, process, chain, schedule, keys=draw_keys, capacity=most
-    )
+    return reveal.run(denoiser, step.transform, chain, schedule, keys=draw_keys, capacity=most)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])

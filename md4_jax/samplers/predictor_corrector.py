@@ -94,9 +94,7 @@ class PredictorCorrector:
         masks = process.is_noise(chain.z)
         taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < noise * changed)
         chosen = masks & (uniforms(reveal_keys, length) < alpha * changed)
-        out = reveal.draw_where(
-            denoiser, self.transform, process, chain, chosen, t=s, keys=token_keys
-        )
+        out = reveal.draw_where(denoiser, self.transform, chain, chosen, t=s, keys=token_keys)
         return out._replace(
             z=jnp.where(taken, process.mask_id, out.z),
             confidence=jnp.where(taken, 0.0, out.confidence),

@@ -85,9 +85,7 @@ class Remask:
         sigma = jnp.where(active, self.sigma(process, chain, s, t), 0.0)
         taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < sigma)
         chosen = masks & (uniforms(reveal_keys, length) < self._reveal(process, chain, sigma, s, t))
-        out = reveal.draw_where(
-            denoiser, self.transform, process, chain, chosen, t=t, keys=token_keys
-        )
+        out = reveal.draw_where(denoiser, self.transform, chain, chosen, t=t, keys=token_keys)
         return out._replace(
             z=jnp.where(taken, process.mask_id, out.z),
             confidence=jnp.where(taken, 0.0, out.confidence),

@@ -65,14 +65,13 @@ def capacity_of(
 def run(
     denoiser: Denoiser,
     transform: Transform,
-    process: RevealsMasks,
     chain: Chain,
     schedule: RevealSchedule,
     *,
     keys: Array,
     capacity: int,
 ) -> Chain:
-    """Draws every scheduled position, a round of each sequence at a time.
+    """Draws every scheduled position, all of them masks, a round of each sequence at a time.
 
     All sequences of a batch go on to their own next round, so that a step at which a sequence
     draws nothing costs it no network evaluation. One evaluation draws `capacity` positions; a
@@ -97,7 +96,7 @@ def run(
         now = jnp.take_along_axis(rounds, slots[:, :1], axis=1)
         time = jnp.take_along_axis(schedule.time, index[:, :1], axis=1)[:, 0]
         later = (schedule.round >= now) & (schedule.round < NEVER)
-        seen = jnp.where(later, process.mask_id, z)
+        seen = jnp.where(later, chain.z, z)
         tokens, chances = draw_at(denoiser, transform, seen, time, index, keys)
         where = jnp.where(valid, index, length)
         put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
@@ -120,7 +119,6 @@ def _passes(rounds: Array, capacity: int) -> Array:
 def draw_where(
     denoiser: Denoiser,
     transform: Transform,
-    process,
     chain: Chain,
     chosen: Array,
     *,
@@ -137,9 +135,7 @@ def draw_where(
     few = min(length, max(16, -(-length // 8)))
 
     def with_capacity(capacity: int):
-        return lambda: run(
-            denoiser, transform, process, chain, schedule, keys=keys, capacity=capacity
-        )
+        return lambda: run(denoiser, transform, chain, schedule, keys=keys, capacity=capacity)
 
     if few == length:
         return with_capacity(length)()

@@ -80,8 +80,8 @@ def test_the_last_token_has_the_law_of_the_network_after_the_first_two():
     n = 20_000
     chain, _ = drawn(rows=n, length=3, given=[1, 2], block=1, window=3, timed=False)
     network = denoiser(timed=False)
-    z, clean = np.array([[1, 2, 5]]), np.array([[1, 2, 0]])
-    h = network.blocks.features(z, jnp.asarray([[0.5, 0.5, 1.0]]), clean, 1)
+    z, clean, t = np.array([[1, 2, 5]]), np.array([[1, 2, 0]]), jnp.asarray([[0.5, 0.5, 1.0]])
+    h = network.blocks.features(z, t, clean, 1)
     p = np.asarray(jax.nn.softmax(network.unembed(h)[0, 2]), np.float64)
     assert laws.accepted(np.bincount(np.asarray(chain.z)[:, 2], minlength=5), p)
 

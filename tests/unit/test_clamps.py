@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hybrid import Hybrid
 
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
@@ -40,6 +41,7 @@ def cases() -> dict:
         for sampler, step in exact.samplers_for(process).items():
             found[f"{name}, {sampler}"] = (process, step())
     found |= {
+        "hybrid, ancestral": (Hybrid(V), SAMPLERS["ancestral"]()),
         "masking, remask by confidence": (Masking(V), Remask("confidence", 0.7)),
         "masking, remask in a loop": (
             Masking(V),

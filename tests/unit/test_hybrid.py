@@ -16,7 +16,7 @@ from md4_jax.processes.schedules import Geometric
 from md4_jax.protocols import Prompt
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.loop import sample
+from md4_jax.samplers.loop import no_prompt, sample
 
 P = exact.P_V3L2
 N = 20_000
@@ -160,3 +160,25 @@ def test_a_mask_has_not_been_drawn_with_any_confidence():
     z, confidence = map(np.asarray, frames)
     assert (z[1] == 3).any() and (z[-1] < 3).all()
     np.testing.assert_array_equal(confidence[1:] > 0, z[1:] < 3)
+
+
+class Idle(Ancestral):
+    """A step that changes nothing."""
+
+    def __call__(self, denoiser, process, chain, s, t, keys):
+        return chain
+
+
+def test_masks_that_a_step_leaves_are_drawn_and_other_symbols_stay():
+    """No noise is left at t = 0; a third of the sequences hold no mask and cost no evaluation."""
+    arguments = laws.fixed([-50.0, 50.0, -50.0]), Hybrid(3), Idle()
+    chain, frames = jax.vmap(
+        lambda key: sample(
+            *arguments, grid=uniform(1), keys=key[None], prompt=no_prompt(1, 2), trace=True
+        )
+    )(exact.keys_for(0, 512))
+    before, after = np.asarray(frames.z)[:, 0], np.asarray(chain.z)[:, 0]
+    masks = before == 3
+    assert (after[masks] == 1).all() and (after[~masks] == before[~masks]).all()
+    np.testing.assert_array_equal(np.asarray(chain.evaluations)[:, 0], masks.any(axis=1))
+    assert 0.25 < (~masks.any(axis=1)).mean() < 0.5

@@ -28,7 +28,7 @@ TABLE = exact.denoiser_of(exact.table_logits(2, L), time=1.0)
 def run(z, rounds, times, keys, *, before=0, denoiser=TABLE, mask=MASK, capacity=L):
     chain = exact.chain_of(z)
     chain = chain._replace(evaluations=chain.evaluations + before)
-    arguments = Transform(), Masking(mask), chain, RevealSchedule(rounds, times)
+    arguments = Transform(), chain, RevealSchedule(rounds, times)
     return reveal.run(denoiser, *arguments, keys=keys, capacity=capacity)
 
 
@@ -125,7 +125,7 @@ def test_draw_where_draws_the_chosen_positions_alone():
     chosen = np.zeros((3, 40), bool)
     chosen[0, 3:] = chosen[1, 11:14] = True
     chosen[:, 7] = False
-    arguments = COUNTING, Transform(), Masking(20), exact.chain_of(z)
+    arguments = COUNTING, Transform(), exact.chain_of(z)
     options = dict(t=jnp.float32(0.3), keys=exact.keys_for(0, 3))
     draw = jax.jit(lambda chosen: reveal.draw_where(*arguments, chosen, **options))
     for count in (37, 0):
