@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
-                conditioning="time",  # the network is told t; alpha: alpha_t; sigma: -log alpha_t
+                conditioning="time",  # what the network is told: time | alpha | sigma
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -61,7 +61,7 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
-                classes=0,  # labels that a sequence may have, told to the network; 0: none
+                classes=0,  # labels that a sequence may have; 0: it has none
                 label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
@@ -156,13 +156,13 @@ def get_config() -> ConfigDict:
                 cached=True,  # keep their keys and values; False: compute them again
                 stop="",  # end_of_text ends a text with its block
                 min_entropy=0.0,  # nats; so does repetition in its last `memory` tokens; 0: never
+                label=-1,  # the class of the samples, for network.classes > 0; -1: none is told
                 stride=0,  # new tokens of each window of longer text; 0: no windows
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
                 top_k=0,  # 0: all
                 batch_size=16,
                 seed=0,
-                label=-1,  # class of the samples, for a network with classes; -1: none is told
                 prompt="",  # text that samples begin with
                 suffix="",  # text that samples end with
                 template="",  # text in which each `blank` is a token to be filled

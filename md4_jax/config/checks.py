@@ -47,11 +47,30 @@ def validate(experiment: Experiment) -> None:
     for name, evaluator in experiment.evals.items():
         if hasattr(evaluator, "check"):
             evaluator.check(experiment, f"evals.{name}")
+    _check_classes(experiment)
     if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
         )
+
+
+def _check_classes(experiment: Experiment) -> None:
+    """UserError for a network with other classes than the data."""
+    labels = getattr(experiment.domain, "labels", None)
+    classes = experiment.config["network"].get("classes")
+    if None in (labels, classes) or classes == len(labels):
+        return
+    if not labels:
+        raise UserError(
+            f"network.classes={classes} needs data with labels, such as data.name='text' with "
+            "data.label_key; this data has none"
+        )
+    names = ", ".join(map(repr, labels[:20])) + (", ..." if len(labels) > 20 else "")
+    raise UserError(
+        f"network.classes={classes} must be {len(labels)}, the number of classes of the data "
+        f"(data.label_key): {names}"
+    )
 
 
 def _bounds(experiment: Experiment) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Domain(Protocol):
     vocab_size  symbols are the integers 0..vocab_size-1
     shape       shape of one example: (256,) for text, (32, 32, 3) for an image
     unit        name of one symbol in reports: "token", "character" or "dimension"
+    labels      names of the classes of examples, by number; () without classes
 
     The symbols of an example, in row-major order, are a sequence of L = prod(shape) symbols.
     Objectives, processes and samplers work on sequences [B, L] and do not know the shape.
@@ -29,6 +30,7 @@ class Domain(Protocol):
     vocab_size: int
     shape: tuple[int, ...]
     unit: str
+    labels: tuple[str | int, ...]
 
     def to_json(self) -> str:
         """Returns a JSON object from which `domain_from_json` makes an equal domain.

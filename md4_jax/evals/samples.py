@@ -34,7 +34,7 @@ class DrawnSamples:
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns cost, variety and judgement of the samples, which it writes and says."""
-        drawn = _drawn(experiment, params, context.programs)
+        drawn = drawn_samples(experiment, params, context.programs)
         judged = _judged(experiment, params, context, drawn.tokens)
         if jax.process_index() != 0:
             return {}
@@ -58,7 +58,8 @@ class DrawnSamples:
         return {"sampler": name, **writers.of_samples(drawn), **judged}
 
 
-def _drawn(experiment: Experiment, params: Params, programs: dict) -> Samples:
+def drawn_samples(experiment: Experiment, params: Params, programs: dict) -> Samples:
+    """Draws the samples that the `sample` section describes; programs keeps the compiled one."""
     sampler = programs.setdefault(
         ("samples", experiment.network, experiment.loop, experiment.sample.trace),
         make_sampler(

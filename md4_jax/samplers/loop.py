@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
-from md4_jax.protocols import Array, Denoiser, Prompt
+from md4_jax.processes.capabilities import HasReverse, RevealsBySymbol, RevealsMasks
+from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import Chain, RevealSchedule, SamplerStep
 from md4_jax.samplers.draw import draw_token, probability
@@ -128,6 +128,11 @@ def _finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, k
         left = process.is_noise(chain.z)
         return reveal.draw_where(
             denoiser, step.transform, process, chain, left, t=jnp.float32(0.0), keys=keys
+        )
+    if not isinstance(process, HasReverse):
+        raise UserError(
+            f"the process {type(process).__name__} cannot be sampled: it has neither masks nor "
+            "clean_logits, with which the noise that is left at the end is taken away"
         )
     time = jnp.float32(0.0 if step.level is None else step.level)
 

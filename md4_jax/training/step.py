@@ -52,10 +52,11 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """The update (state, global batch) -> (state, metrics), for one jit over a mesh.
 
-    The gradient is that of the mean nats per token; microbatches are averaged in
+    The gradient is that of the mean nats per counted token; microbatches are averaged in
     one scan. A non-finite loss or gradient leaves parameters, optimizer and
-    moving average as they were and is counted. Metrics: nats (mean per
-    sequence), grad_norm, skipped, skipped_in_a_row and the objective's own.
+    moving average as they were and is counted. Metrics: nats (of L counted tokens, the mean
+    over sequences where all count), grad_norm, skipped, skipped_in_a_row and, as means over
+    sequences, the objective's own.
     """
 
     def loss(params: Params, batch: Batch, u: Array, keys: Array):
@@ -69,6 +70,10 @@ def make_train_step(
         grads, metrics = accumulate(
             jax.grad(loss, has_aux=True), options.microbatches, state.params, (batch, u, keys)
         )
+        # Exactly 1 where all tokens count.
+        share = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
+        grads = jax.tree.map(lambda g: (g * share).astype(g.dtype), grads)
+        metrics["nats"] *= share
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
         kept = _apply(optimizer, state, grads, good, options.ema)

@@ -12,20 +12,19 @@ CHARACTERS = "0123456789+=\n"
 
 @dataclasses.dataclass(frozen=True)
 class SumSymbols(Tokenizer):
-    """One token for each character; `Tokenizer` brings decoding, JSON and the mask's sign."""
+    """One token for each character; `Tokenizer` brings decoding, JSON and the sign of the mask."""
 
-    name = "extension.tokenizer:SumSymbols"
     vocab_size = len(CHARACTERS)
     eot_id = None
     separator = ""
     is_character = True
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids [L]; UserError for a character that no sum has."""
+        """Returns ids [L]; UserError for a character that no sum has."""
         if wrong := set(text) - set(CHARACTERS):
             raise UserError(f"sums have no character {sorted(wrong)[0]!r}")
         return np.array([CHARACTERS.index(character) for character in text], np.uint8)
 
     def join(self, ids: np.ndarray) -> str:
-        """The text of ids without a mask."""
+        """Returns the text of ids without a mask."""
         return "".join(CHARACTERS[i] for i in ids)

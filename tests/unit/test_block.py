@@ -304,7 +304,7 @@ def test_the_share_of_masks_lies_between_low_and_high(low, high):
 
     batch, keys = exact.batch_of(np.zeros((500, 16))), exact.keys_for(0, 500)
     objective = BlockDiffusion(4, "times", low, high)
-    objective(Denoiser(features, lambda h: h), Masking(2), batch, u, keys)
+    objective(exact.of_outputs(None, given=features), Masking(2), batch, u, keys)
     share, place = seen["t"], np.linspace(low, high, 5)
     assert low <= share.min() < low + 0.001 and high - 0.001 < share.max() <= high
     np.testing.assert_array_equal(np.histogram(share, place)[0], np.full(4, 500))
@@ -348,6 +348,14 @@ def test_the_room_for_the_head_is_hardly_ever_exceeded():
         parts, is_exact = 64 // block, draws == "exact"
         room = capacity(objective._expected, 8, 64, parts=parts, exact=is_exact)
         assert most <= room and (room < 8 * 64 or block == 1)
+
+
+def test_an_odd_number_of_rows_has_room_for_its_blocks():
+    """One row of 4 blocks of 16 at its largest u: 40 masks of 64, and no partner with fewer."""
+    objective, u = BlockDiffusion(16), jnp.full((1, 4), 0.2499) + jnp.arange(4) / 4
+    z, _ = objective._masked(Masking(5), exact.batch_of(np.zeros((1, 64))), u, exact.keys_for(0, 1))
+    assert int(np.sum(z == 5)) == 4 + 8 + 12 + 16
+    assert 40 <= capacity(objective._expected, 1, 64, parts=4, exact=True) < 48
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,28 @@ def changed(**values):
 DROP = object()
 
 
+@pytest.mark.parametrize(
+    "labels, classes, words",
+    [
+        (("neg", "pos"), 0, "network.classes=0 must be 2, .* 'neg', 'pos'"),
+        (("neg", "pos"), 3, "network.classes=3 must be 2"),
+        ((), 2, "network.classes=2 needs data with labels"),
+        (("neg", "pos"), 2, None),
+        ((), 0, None),
+        (None, 2, None),  # random tokens of a benchmark
+    ],
+)
+def test_a_network_has_the_classes_of_the_data(labels, classes, words):
+    domain = types.SimpleNamespace(**vars(TOKENIZER))
+    if labels is not None:
+        domain.labels = labels
+    if words is None:
+        build.experiment(changed(network__classes=classes), domain)
+        return
+    with pytest.raises(UserError, match=words):
+        build.experiment(changed(network__classes=classes), domain)
+
+
 @pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
 def test_a_config_builds(path: str):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
@@ -253,6 +275,9 @@ def test_nested_sections_are_made_first():
         (dict(evals__test__split="dev"),
          "evals.test.split must be train, validation, test or all, not 'dev'"),
         (dict(sample__steps=0), "sample.steps must be at least 1, not 0"),
+        (dict(sample__label=1), "sample.label=1 asks for .* and network.classes=0"),
+        (dict(sample__label=3, network__classes=3),
+         "sample.label=3 must be below network.classes=3"),
         (dict(checkpoint__keep=0), "checkpoint.keep must be at least 1, not 0"),
         (dict(data__length=1), "data.length must be at least 2, not 1"),
     ],

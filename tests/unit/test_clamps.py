@@ -147,7 +147,7 @@ def test_given_tokens_are_seen_with_the_noise_of_the_time():
     flat = Denoiser(lambda z, t: jnp.zeros((*z.shape, V)), lambda h: h)
     _, frames = sample(
         flat, Uniform(V), SAMPLERS["ancestral"](), grid=uniform(4), keys=exact.keys_for(0, 1),
-        fixed=(tokens, tokens == 0), trace=True,
+        prompt=Prompt(tokens, tokens == 0), trace=True,
     )  # fmt: skip
     own = np.mean(np.asarray(frames.z) == 0, axis=1)
     expected = np.array([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])

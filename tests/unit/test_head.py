@@ -98,7 +98,7 @@ def test_no_token_is_dropped_where_one_part_of_the_batch_has_all(crowded):
     chosen[2 * (1 - crowded) : 2 * (2 - crowded), 2:] = False
     h, x = denoiser_of(PARAMS).features(X, jnp.zeros(B)), jnp.asarray(X)
     values = at_positions(
-        denoiser_of(PARAMS, 2), h, jnp.asarray(chosen), reduce=token_nats, rows=(x,), share=0.6
+        denoiser_of(PARAMS, 2), h, jnp.asarray(chosen), reduce=token_nats, rows=(x,), room=10
     )
     assert ((np.asarray(values) > 0) == chosen).all()
 

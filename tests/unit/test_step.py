@@ -15,7 +15,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.draws import antithetic_times, draws
 from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Denoiser, Network, UserError
+from md4_jax.protocols import Denoiser, Network, UserError, batch_of
 from md4_jax.training.step import accumulate, ema_update, init_state, make_train_step
 
 BATCH = 8
@@ -77,6 +77,24 @@ def test_microbatches_of_a_network_average_to_its_gradient():
     whole = two_steps(1)
     jax.tree.map(close, two_steps(4), whole)
     assert float(whole[2]["grad_norm"]) > 1e-3 and "masked" in whole[2]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 8])
+def test_loss_and_gradient_are_means_over_the_tokens_that_count(microbatches):
+    """However these lie in the microbatches: 3 of 16 tokens count, so that all is 16 / 3."""
+    tokens = np.repeat(ROWS.tokens, 2, axis=1)
+    loss_mask = np.zeros((BATCH, 2), bool)
+    loss_mask[[0, 1, 1], [0, 0, 1]] = True
+    start = init_state(jax.random.key(0), WEIGHTS, Masking(4), optax.sgd(1.0))
+    start = start._replace(params={**start.params, "network": {"w": jnp.ones(BATCH)}})
+    steps = [
+        one_step(microbatches, batch_of(tokens, loss_mask=mask), start, optax.sgd(1.0))
+        for mask in (loss_mask, np.ones_like(loss_mask))
+    ]
+    (some, found), (every, expected) = steps
+    np.testing.assert_allclose(found["nats"], expected["nats"] * 16 / 3, rtol=1e-6)
+    moved = [1 - np.asarray(state.params["network"]["w"]) for state in (some, every)]
+    np.testing.assert_allclose(moved[0], moved[1] * 16 / 3, rtol=1e-5)
 
 
 def test_a_microbatch_holds_every_mth_pair_of_rows():

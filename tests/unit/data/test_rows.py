@@ -27,6 +27,7 @@ class Pixels:
 
     vocab_size = 256
     unit = "dimension"
+    labels = (0, 1, 2)
 
     def to_json(self):
         return json.dumps({"domain": name_of(Pixels), "shape": self.shape})
