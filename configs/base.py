@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
-                conditioning="time",  # the network is told t; alpha: alpha_t; sigma: -log alpha_t
+                conditioning="time",  # what the network is told: time | alpha | sigma
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -61,7 +61,8 @@ def get_config() -> ConfigDict:
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic: a location and a scale, for ordered symbols
                 output="categorical",
-                # With data.label_key: classes=K labels, label_dropout=0.1 of them withheld.
+                classes=0,  # labels that a sequence may have; 0: it has none
+                label_dropout=0.0,  # part of the training sequences whose label is withheld
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)

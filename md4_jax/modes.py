@@ -21,6 +21,7 @@ from md4_jax.experiment import Experiment
 from md4_jax.perf import aot as plans
 from md4_jax.perf.bench import RandomTokens, bench, table
 from md4_jax.protocols import UserError
+from md4_jax.runtime import devices
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.paths import Place, check_name, check_writable
@@ -158,6 +159,9 @@ def run(mode: str, call: Call) -> int:
     """Runs a mode and returns the exit code; UserError too where a disk is full."""
     if mode in ("train", *OF_A_RUN):  # the others time the compiler
         keep_programs()
+    idle = "" if mode == "plan" else devices.warning()  # a plan needs no device
+    if idle:
+        _say(f"warning: {idle}")
     try:
         return MODES[mode](call)
     except OSError as error:

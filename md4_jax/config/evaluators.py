@@ -12,7 +12,7 @@ from md4_jax.protocols import Needs, Network, Objective, UserError
 # The bounds that `auto` chooses from: the first that the process and the network allow. Those of
 # one process stand from the least noisy to the noisiest.
 BOUNDS = (
-    "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "d3pm", "ctmc",
+    "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "d3pm",
 )  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""Whether JAX runs on the devices that this machine has and the user asked for."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from md4_jax.protocols import UserError
+
+# What the drivers leave in the file system -> the device, and how JAX comes to see it.
+DRIVERS = {
+    "/proc/driver/nvidia/version": ("an NVIDIA GPU", "pip install -e '.[cuda]'"),
+    "/dev/nvidia0": ("an NVIDIA GPU", "pip install -e '.[cuda]'"),
+    "/dev/accel0": ("a TPU", "pip install -e '.[tpu]'"),
+}
+
+
+def warning() -> str:
+    """Returns a sentence if the CPU is used beside an idle accelerator, else ''.
+
+    UserError if JAX_PLATFORMS asks for devices that are not there. Where it names the CPU, the
+    CPU is what the user wants.
+    """
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    try:
+        platform = jax.devices()[0].platform
+    except (RuntimeError, AssertionError) as error:  # an AssertionError without a plug-in
+        first = (str(error).strip().splitlines() or ["no plug-in of JAX provides it"])[0][:200]
+        raise UserError(
+            f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here ({first}). Unset "
+            "it to run on what there is; for a GPU pip install -e '.[cuda]', for a TPU "
+            "'.[tpu]'"
+        ) from error
+    if platform != "cpu" or "cpu" in asked:
+        return ""
+    for path, (device, remedy) in DRIVERS.items():
+        if Path(path).exists():
+            return (
+                f"this machine has {device}, but JAX runs on the CPU: {remedy}, or set "
+                "JAX_PLATFORMS=cpu if the CPU is meant"
+            )
+    return ""

@@ -1,0 +1,64 @@
+"""JAX on the CPU beside an accelerator, and devices that are asked for and not there."""
+
+import types
+
+import jax
+import pytest
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime import devices
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Sets the platform that JAX runs on, whether there is a driver, and JAX_PLATFORMS."""
+
+    def machine(platform: str, driver: bool, asked: str = "") -> None:
+        path = tmp_path / "driver"
+        path.unlink(missing_ok=True)
+        if driver:
+            path.touch()
+        monkeypatch.setattr(devices, "DRIVERS", {str(path): ("an X", "pip install Y")})
+        monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(platform=platform)])
+        monkeypatch.setenv("JAX_PLATFORMS", asked)
+
+    return machine
+
+
+def test_the_cpu_beside_an_idle_accelerator(machine):
+    machine("cpu", driver=True)
+    assert devices.warning() == (
+        "this machine has an X, but JAX runs on the CPU: pip install Y, or set JAX_PLATFORMS=cpu "
+        "if the CPU is meant"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [("gpu", True), ("cpu", False), ("cpu", True, "cpu"), ("cpu", True, "tpu,cpu")]
+)
+def test_nothing_to_say(settings, machine):
+    machine(*settings)
+    assert devices.warning() == ""
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (
+            RuntimeError("Unable to initialize backend 'cuda'\n."),
+            "(Unable to initialize backend",
+        ),
+        (AssertionError(), "(no plug-in of JAX provides it)"),
+    ],
+)
+def test_devices_that_are_not_there(error, words, machine, monkeypatch):
+    def missing():
+        raise error
+
+    machine("cpu", driver=True, asked="cuda")
+    monkeypatch.setattr(jax, "devices", missing)
+    with pytest.raises(UserError) as caught:
+        devices.warning()
+    assert str(caught.value).startswith("JAX_PLATFORMS=cuda asks for devices") and words in str(
+        caught.value
+    )
