@@ -63,7 +63,7 @@ def commit(out: Path) -> str:
 def measure(table: Table, path: Path, settings: Settings, head: dict[str, Any]) -> None:
     """Makes the rows of a table that its file does not hold yet, and writes it after each."""
     made = json.loads(path.read_text()) if path.exists() else {"rows": {}, "finished": False}
-    same = all(made.get(key) == head[key] for key in ("commit", "quick", "machine"))
+    same = all(made.get(key) == head[key] for key in ("commit", "command", "machine"))
     done = {name: row for name, row in made["rows"].items() if "skipped" not in row}
     if made["finished"] and not (same and len(done) < len(made["rows"])):
         print(f"{path.stem}: kept, --again makes it anew", flush=True)
@@ -147,6 +147,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON files")
     parser.add_argument("--only", default=",".join(TABLES), help="names of tables, with commas")
     parser.add_argument("--data", type=Path, help="the file of text8, or of its beginning")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of a recipe or family")
     parser.add_argument("--workdir", type=Path, default=Path("runs/reproduce"), help="of the runs")
     parser.add_argument("--quick", action="store_true", help="tiny budgets, to try the command")
     parser.add_argument("--again", action="store_true", help="make finished tables anew")
@@ -168,6 +169,7 @@ def main() -> None:
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     words = " --quick" if flags.quick else ""
     words += f" --data {flags.data.name}" if flags.data else ""
+    words += f" --seeds {flags.seeds}" if flags.seeds > 1 else ""
     where = flags.out.name if flags.out.is_absolute() else flags.out
     head = {
         "command": f"python tools/reproduce.py --out {where} --only NAME{words}",
@@ -184,7 +186,7 @@ def main() -> None:
         runs = flags.workdir.absolute() / kind / name
         data = None if flags.data is None else flags.data.absolute()
         own = {**head, "command": head["command"].replace("NAME", name)}
-        measure(TABLES[name], path, Settings(data, flags.quick, runs), own)
+        measure(TABLES[name], path, Settings(data, flags.quick, runs, flags.seeds), own)
     out.with_suffix(".md").write_text(page(out))
     print(out.with_suffix(".md"))
 

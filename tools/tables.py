@@ -20,12 +20,13 @@ class Settings(NamedTuple):
     """What is asked for.
 
     data: a file of text8 or of its beginning, None if there is none. quick: tiny budgets, to try
-    the command. workdir: the folder of the runs.
+    the command. workdir: the folder of the runs. seeds: how often recipes and families are trained.
     """
 
     data: Path | None
     quick: bool
     workdir: Path
+    seeds: int
 
 
 class Row(NamedTuple):
@@ -86,13 +87,12 @@ def _times(n: dict[str, float], scale: float = 1.0) -> str:
 def _recipe_rows(settings: Settings) -> list[Row]:
     quick = "train.num_steps=30 optim.warmup_steps=3 evals.validation.every=0 "
     quick += "evals.test.draws=1 evals.ngrams.final=false sample.num=1"
-    seeds = 1 if settings.quick else 3
 
     def row(name: str, keys: Callable[[], str]) -> Row:
         def run() -> dict[str, Any]:
             more = f"{keys()} {quick if settings.quick else ''}"
             words = program.config_words(f"configs/{name}.py", more)
-            return _trained(words, settings.workdir / name, seeds)
+            return _trained(words, settings.workdir / name, settings.seeds)
 
         return Row(name, run)
 
@@ -115,9 +115,9 @@ def _family_rows(settings: Settings) -> list[Row]:
     keys = "train.seconds=0 evals.validation.every=0 evals.test.draws=1 sample.num=1 "
     keys += "network.depth=2 optim.warmup_steps=100 train.num_steps=500"
     timed = "bench.parts=train bench.windows=5 bench.seconds=1.0"
-    names, seeds = list(FAMILIES), 2
+    names = list(FAMILIES)
     if settings.quick:
-        names, seeds = ["md4", "udlm", "ar"], 1
+        names = ["md4", "udlm", "ar"]
         keys += " train.num_steps=20 optim.warmup_steps=4 network.size=32 network.depth=1 "
         keys += "data.name=shakespeare data.length=64 tokenizer.name=characters sample.steps=4"
         timed = "bench.parts=train bench.windows=2 bench.seconds=0.1"
@@ -126,7 +126,7 @@ def _family_rows(settings: Settings) -> list[Row]:
         def run() -> dict[str, Any]:
             more = keys if settings.quick else f"{keys} {_text8(settings)}"
             words = program.config_words(f"configs/families.py:{name}", more)
-            made = _trained(words, settings.workdir / name, seeds)
+            made = _trained(words, settings.workdir / name, settings.seeds)
             words = ["--mode=bench", *words, *(f"--config.{key}" for key in timed.split())]
             made["commands"].append(program.written(words))
             return {**made, "bound": _bound(name), "train": program.numbers(words)["train"]}
