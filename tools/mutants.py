@@ -30,6 +30,12 @@ def load() -> list[dict]:
     names = [m["name"] for m in mutants]
     wrong = [f"{m['name']} ({m['file']}): {w}" for m in mutants for w in mistakes(m)]
     wrong += [f"{name}: a name that is there twice" for name in names if names.count(name) > 1]
+    lines = [(m["file"], m["before"]) for m in mutants]
+    wrong += [
+        f"{name}: `before` is that of another fault too"
+        for name, line in zip(names, lines, strict=True)
+        if lines.count(line) > 1
+    ]
     if wrong:
         raise SystemExit("\n".join(wrong))
     return mutants
@@ -37,6 +43,8 @@ def load() -> list[dict]:
 
 def mistakes(mutant: dict) -> list[str]:
     """What is wrong with one fault, in words."""
+    if not (ROOT / mutant["file"]).is_file():
+        return ["there is no such file"]
     text = (ROOT / mutant["file"]).read_text(encoding="utf-8")
     wrong = [f"{t} does not exist" for t in mutant["tests"] if not test_file(ROOT, t).is_file()]
     same = mutant["before"] == mutant["after"]
