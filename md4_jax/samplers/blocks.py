@@ -41,7 +41,7 @@ class Stop(NamedTuple):
 class Blocks:
     """Draws x_b ~ p(x_b | earlier tokens) block by block (block diffusion, arXiv:2503.09573).
 
-    Within a block it is `loop.sample`.
+    Each block is sampled by `loop.sample`.
 
     block   tokens that are sampled together
     window  earlier tokens that a block sees, a multiple of block. Only their keys and values are

@@ -42,7 +42,7 @@ class SamplerStep(Protocol):
     """One reverse step from time t to s < t, for the processes that `needs` names.
 
     transform  temperature, top-k and top-p of each drawn token
-    level      the time at which a chain stays that does not move in time; else None
+    level      the constant time of a chain that does not move in time (`metropolis`); else None
     """
 
     @property

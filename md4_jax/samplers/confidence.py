@@ -73,7 +73,7 @@ class Confidence:
     def _draw(
         self, denoiser: Denoiser, chain: Chain, masks: Array, count: Array, t: Array, keys: Array
     ) -> Chain:
-        """Reveals the count [B] masks of each sequence that have the highest scores."""
+        """Reveals the count [B] masks with the highest scores in each sequence."""
         token_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
         logits = self.transform(outputs)

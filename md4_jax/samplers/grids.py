@@ -15,7 +15,7 @@ def uniform(steps: int) -> np.ndarray:
 def cosine(steps: int) -> np.ndarray:
     """t(i) = cos(pi/2 (1 - i/T)), float32 [T + 1]: the first steps reveal few tokens (MD4, sec. 5).
 
-    The linear schedule has here the alphas of the cosine schedule on the uniform grid.
+    On this grid the linear schedule has the alphas of the cosine schedule on the uniform grid.
     """
     t = np.sin(0.5 * np.pi * np.arange(steps + 1) / steps)
     return t.astype(np.float32)

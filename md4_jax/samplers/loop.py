@@ -129,7 +129,7 @@ def _finish(
     """Replaces the noise that is left by draws from the denoiser at the time of the chain.
 
     If the process may still hold noise then, every token is drawn from p(x | z_t). Otherwise only
-    the masks are drawn that steps of finite size have left.
+    the masks are drawn: steps of finite size may leave some.
     """
     if process.shows_clean:
         left, now = process.is_noise(chain.z), jnp.float32(0.0)

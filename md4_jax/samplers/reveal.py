@@ -39,7 +39,7 @@ def schedule_of(
     grid: np.ndarray,
     keys: Array,
 ) -> RevealSchedule:
-    """Draws the schedule of a whole run; its last round are the masks left at t = 0."""
+    """Draws the schedule of a whole run; the last round holds the masks left at t = 0."""
     if isinstance(step, RevealsInOrder):
         schedule = step.schedule(process, chain, grid, keys)
     else:
