@@ -1,1 +1,1 @@
-"""Samples as people see them: prompts, files, pictures and pages."""
+"""Prompts, and the files, pictures and pages that show samples."""

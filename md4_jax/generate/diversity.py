@@ -1,4 +1,4 @@
-"""Numbers that say how varied samples are, from their tokens alone."""
+"""Diversity of samples, measured on their tokens."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ ORDERS = (1, 2, 3, 4)
 
 
 def unigram_entropy(rows: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Entropy in bits of the token frequencies within each sequence [L_i]: (mean, its error).
+    """Entropy in bits of each sequence's token histogram: (mean, standard error).
 
-    -sum_k f_k log2 f_k: at most log2(min(L, V)); low where a sample repeats itself. The error is
-    that of the mean over sequences, nan for one.
+    -sum_k f_k log2 f_k is at most log2(min(L, V)), and low if a sample repeats itself. The error
+    is nan for a single sequence.
     """
     each = []
     for row in rows:
@@ -23,7 +23,7 @@ def unigram_entropy(rows: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def distinct(rows: Sequence[np.ndarray], order: int) -> float:
-    """Different n-grams as a share of all n-grams of the sequences, n = order; nan for none."""
+    """Fraction of distinct n-grams among all n-grams of the sequences, n = order; nan for none."""
     view = np.lib.stride_tricks.sliding_window_view
     grams = [view(row, order) for row in rows if len(row) >= order]
     if not grams:
@@ -33,7 +33,7 @@ def distinct(rows: Sequence[np.ndarray], order: int) -> float:
 
 
 def numbers(rows: Sequence[np.ndarray]) -> dict[str, float]:
-    """Those above by name."""
+    """Returns the entropy and the fractions of distinct n-grams by name."""
     entropy, error = unigram_entropy(rows)
     named = {"unigram_entropy_bits": entropy, "unigram_entropy_bits_se": error}
     return named | {f"distinct_{n}": distinct(rows, n) for n in ORDERS}

@@ -1,4 +1,4 @@
-"""Pictures of a run, from the rows of its metrics.jsonl."""
+"""Plots of a run and of its samples."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ MOST = 70  # symbols side by side
 
 
 def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) -> None:
-    """Training loss and evaluated bounds against the step, as PNG; n-gram levels as lines."""
+    """Plots training loss and evaluated bounds against the step, with n-gram levels as lines."""
     figure, axes = plt.subplots(figsize=(8, 5), dpi=120)
     for name, label, style in (
         ("train_bits_per_token", "training bound", dict(color="tab:blue", linewidth=1)),
@@ -52,8 +52,8 @@ def _save(figure: Any, path: Place) -> None:
 def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
     """The time at which each position stops being a mask, [L].
 
-    z [W, T + 1, L] of W windows, each along the grid t(0) < ... < t(T); -1 where a window has
-    not come to.
+    z [W, T + 1, L] has W windows, each along the grid t(0) < ... < t(T), and -1 at positions that
+    no window has reached.
     """
     shown = ((z != mask) & (z >= 0)).reshape(-1, z.shape[-1])
     taken = np.argmax(shown, axis=0) % len(grid)
@@ -63,10 +63,10 @@ def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
 def powers(
     symbols: Sequence[str], power: np.ndarray, tokens: np.ndarray, times: np.ndarray, path: Place
 ) -> None:
-    """Learned w by symbol, and when the symbols of one sample were revealed beside w / (w + 1)."""
+    """Plots GenMD4's w by symbol, and one sample's reveal times beside their mean w / (w + 1)."""
     order, cut = np.argsort(-power, kind="stable"), MOST // 2
     hidden = len(order) - MOST
-    if hidden > 0:  # the most and the least eager
+    if hidden > 0:  # the largest and the smallest powers
         order = np.concatenate([order[:cut], order[-cut:]])
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 7), dpi=120, sharex=True)
     here = np.arange(len(order))
@@ -97,10 +97,10 @@ def powers(
 
 
 def frontier(rows: Sequence[dict], path: Place) -> None:
-    """Bits under the judge and unigram entropy of samples against network evaluations.
+    """Plots bits under the judge and unigram entropy of samples against network evaluations.
 
-    A row is the JSON line of --mode sample with its steps and temperature; a line joins the rows of
-    one temperature.
+    A row is the JSON line of --mode sample with its steps and temperature. Each temperature is
+    one line of the plot.
     """
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
     temperatures = sorted({row["temperature"] for row in rows})
@@ -112,7 +112,7 @@ def frontier(rows: Sequence[dict], path: Place) -> None:
         for axes, name in zip(
             panels, ("judge_bits_per_token", "unigram_entropy_bits"), strict=True
         ):
-            # What is not finite is null in the row; one sample has no error.
+            # Numbers that are not finite are null in the row; one sample has no error.
             values = np.array([row[name] for row in line], float)
             errors = np.array([row.get(f"{name}_se") for row in line], float)
             axes.errorbar(

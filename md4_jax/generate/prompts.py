@@ -1,4 +1,4 @@
-"""What the user fixes of a sample: prompt, suffix and templates -> tokens and where they stand."""
+"""Prompt tokens and masks from the prompt, suffix and templates that the user gives."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.runtime.paths import place
 
-SHOWN = 60  # characters of a text in the message that refuses it
+SHOWN = 60  # characters of a text in an error
 
 
 def templates(options: PromptOptions, domain: Any, length: int) -> list[Prompt]:
-    """Returns one template, or those of the file; UserError for text that does not fit."""
+    """Returns the prompts of the options, one or a file's; UserError for text that does not fit."""
     if options.templates:
         where = f"of sample.templates={options.templates}"
         return [
@@ -37,7 +37,7 @@ def templates(options: PromptOptions, domain: Any, length: int) -> list[Prompt]:
 
 
 def _lines(path: str) -> list[tuple[int, str]]:
-    """(number, template) of the lines with text; nothing but a line feed ends a line."""
+    """Returns (number, template) of the lines that are not empty. Only a line feed ends a line."""
     try:
         text = place(path, "sample.templates").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -50,7 +50,7 @@ def _lines(path: str) -> list[tuple[int, str]]:
 
 
 def _filled(options: PromptOptions, domain: Any, text: str, length: int, name: str) -> Prompt:
-    """The template of a text, whose blanks are free, and so is what comes after it."""
+    """Makes the prompt of a template; its blanks and the positions after it are free."""
     tokens: list[int] = []
     given: list[bool] = []
     for index, piece in enumerate(text.split(options.blank)):

@@ -1,4 +1,4 @@
-"""Samples on disk: text, JSON lines and pictures; and their numbers."""
+"""Samples written as text, JSON lines and pictures, and their statistics."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from md4_jax.runtime.paths import Place
 def write_samples(
     directory: Place, step: int, texts: list[str], samples: Any, facts: dict
 ) -> Place:
-    """samples/step_N.txt to read and step_N.jsonl for programs; an older file is kept beside it."""
+    """Writes step_N.txt to read and step_N.jsonl for programs, beside older files."""
     directory.mkdir(parents=True, exist_ok=True)
     stem, count = f"step_{step:08d}", 1
     while (directory / f"{stem}.txt").exists():
@@ -37,7 +37,7 @@ def write_samples(
 
 
 def of_samples(drawn: Any) -> dict[str, Any]:
-    """Cost and variety of samples, by name, for a line of JSON."""
+    """Cost and diversity of samples, by name, for a line of JSON."""
     used = drawn.evaluations
     return {
         "samples": len(drawn.tokens),
@@ -55,7 +55,7 @@ def of_samples(drawn: Any) -> dict[str, Any]:
 
 
 def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[Place]:
-    """Pictures beside the file of the samples: how the first came about, and GenMD4's powers."""
+    """Draws the path of the first sample, and GenMD4's powers, beside the file of the samples."""
     path = traces.trajectory(drawn.frames, drawn.prompt_mask[0], experiment.domain)
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
     traces.gif(path, gif)

@@ -1,4 +1,4 @@
-"""Reverse steps and time grids by their name in a config."""
+"""Samplers and time grids by their name in a config."""
 
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence

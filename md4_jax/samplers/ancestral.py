@@ -19,12 +19,12 @@ from md4_jax.samplers.transforms import Transform
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Ancestral:
-    """z_s ~ p(z_s | z_t), all positions at once (MD4, arXiv:2406.04329, eq. 8 and section 6).
+    """Draws z_s ~ p(z_s | z_t) at all positions (MD4, arXiv:2406.04329, eq. 8 and section 6).
 
     Masks: each mask is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), and then
-    its token is drawn from the denoiser. These are two draws, so that the rounding of one draw
-    over V + 1 symbols cannot change how many tokens appear. Where alpha depends on the symbol
-    (GenMD4), so does the probability, which then needs the network.
+    its token is drawn from the denoiser. One draw over V + 1 symbols would let rounding change
+    how many tokens appear. If alpha depends on the symbol (GenMD4), so does the probability,
+    and computing it needs the network.
     Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
@@ -77,7 +77,7 @@ def reveal_masks(
 ) -> Chain:
     """Reveals each mask with the step's probability and draws its token from the denoiser at t.
 
-    A run may draw the reveals of all its steps first (`reveal.py`), by the same law.
+    `reveal.py` can draw the reveals of all steps of a run beforehand, with the same law.
     """
     reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     draws = uniforms(reveal_keys, chain.z.shape[1])
@@ -87,15 +87,16 @@ def reveal_masks(
 
 def evaluated(chain: Chain, z: Array, confidence: Array) -> Chain:
     """Returns the chain at z after one network evaluation of every sequence."""
-    # Rates are float64 where jax has 64 bits.
+    # Rates, and so this probability, are float64 if jax uses 64 bits.
     confidence = confidence.astype(chain.confidence.dtype)
     return chain._replace(z=z, confidence=confidence, evaluations=chain.evaluations + 1)
 
 
 def reveal_by_symbol(logits: Array, each: Array) -> tuple[Array, Array]:
-    """(logits of a token given that it is revealed, P(revealed)) from P(revealed | symbol) [V].
+    """Returns (logits of a token given that it is revealed, P(revealed)).
 
-    logits [..., V] of mu: P(revealed) = sum_k mu_k p_k and P(k | revealed) prop mu_k p_k
+    logits [..., V] are those of mu, and each [V] is p_k = P(revealed | symbol k). Then
+    P(revealed) = sum_k mu_k p_k, and P(k | revealed) is proportional to mu_k p_k
     (docs/families/genmd4.md).
     """
     return logits + jnp.log(each), jax.nn.softmax(logits, axis=-1) @ each

@@ -1,4 +1,4 @@
-"""Parameters -> samples: batches of one compiled shape, and texts longer than the network sees."""
+"""Samples in batches of one compiled shape; a long text is filled window by window."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ class Samples(NamedTuple):
 
     tokens       int32 [N, L]
     prompt_mask  bool [N, L], the tokens that the user fixed
-    lengths      int64 [N], tokens of each until it ended; what follows means nothing
+    lengths      int64 [N], tokens of each text; ignore the positions after them
     evaluations  int64 [N], network evaluations that each sequence used
-    seconds      of the compiled programs, their compilation excluded
-    frames       (z, confidence) of the first sequence, each [W, F, L]: after each step of each of
-                 W windows; z is -1 where no window has come to. None without a trace
+    seconds      run time of the compiled programs, without compilation
+    frames       (z, confidence) of the first sequence after each step of each of W windows, both
+                 [W, F, L]; z is -1 at positions that no window has reached. None without a trace
     """
 
     tokens: np.ndarray
@@ -39,7 +39,7 @@ class Sampler(NamedTuple):
     """A compiled sampler.
 
     program  (params, step, keys [B], prompt [B, L], context {name: [B]}) -> (Chain, frames)
-    mesh     the devices that its batches are split over
+    mesh     the devices that each batch is split over
     """
 
     program: Callable[..., tuple[Any, Any]]
@@ -49,7 +49,7 @@ class Sampler(NamedTuple):
 def make_sampler(
     network: Network, loop: Callable, grid: np.ndarray, mesh: Mesh, *, trace: bool = False
 ) -> Sampler:
-    """Makes the sampler of a network along a grid, by `loop.sample` or by `Blocks`."""
+    """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`."""
 
     def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
         denoiser = network.denoiser(params, context)
@@ -74,9 +74,8 @@ def draw_samples(
     """Draws `options.num` samples of each prompt, in batches of one compiled shape.
 
     window   tokens that the network sees at once. A longer text is filled window by window, each
-             `options.stride` tokens further; the tokens that are already there are the next
-             window's prompt
-    context  what the network is told of each of the N samples, {name: [N, ...]}; None:
+             `options.stride` tokens after the last; tokens drawn before are a window's prompt
+    context  what the network is told about each of the N samples, {name: [N, ...]}; None:
              `context_of(options, N)`
     """
     mesh = sampler.mesh
@@ -110,21 +109,21 @@ def draw_samples(
             evaluations[start : start + keep] += to_host(chain.evaluations)[:keep]
         known[:, part] = True
     path = tuple(np.stack(x) for x in zip(*frames, strict=True)) if frames else None
-    # A text that has ended is masked from there on.
+    # Positions after the end of a text are masks.
     ended = np.asarray(params["process"].is_noise(out))
     lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), out.shape[1])
     return Samples(out, prompt_mask, lengths, evaluations, seconds, path)
 
 
 def context_of(options: SampleOptions, count: int) -> dict[str, np.ndarray]:
-    """Returns what the options tell the network of each of `count` samples: its label, if any."""
+    """Returns the context of `count` samples: the class label of the options, if there is one."""
     if options.label < 0:
         return {}
     return {"label": np.full(count, options.label, np.int32)}
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[slice]:
-    """The parts of a text that are filled one after another, the last one at its end."""
+    """Yields the parts of a text in the order of filling; the last one ends with the text."""
     start = 0
     while start + window < length:
         yield slice(start, start + window)
@@ -140,7 +139,7 @@ def _keys(seed: int, window: int, rows: np.ndarray) -> Array:
 
 
 def _placed(path, tokens: np.ndarray, known: np.ndarray, confidence: np.ndarray, part: slice):
-    """A window's frames in the whole text: -1 where nothing is yet."""
+    """Puts a window's frames into the whole text, with -1 where nothing is drawn yet."""
     z = np.tile(np.where(known, tokens, -1), (len(path.z), 1))
     chances = np.tile(confidence, (len(path.z), 1))
     z[:, part] = path.z

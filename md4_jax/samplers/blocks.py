@@ -1,4 +1,4 @@
-"""Text block by block, each by any sampler, after a cache of those before: docs/samplers.md."""
+"""Sampling block by block, with a cache of the earlier blocks: docs/samplers.md."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,19 +13,19 @@ from md4_jax.samplers.loop import Frames, sample
 
 
 class Stop(NamedTuple):
-    """What ends a sequence before its length, with the block in which it happens.
+    """Conditions that end a sequence early, after the block that meets one of them.
 
-    symbol       that was drawn, None: none does
-    min_entropy  nats: the last tokens have an `entropy` below this
+    symbol       the block has this drawn symbol; None: no symbol ends a sequence
+    min_entropy  the `entropy` of the last tokens is below this number of nats; 0: never
     """
 
     symbol: int | None = None
     min_entropy: float = 0.0
 
     def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
-        """Whether a sequence ends with a block, bool [B].
+        """Returns whether each sequence ends with this block, bool [B].
 
-        drawn [B, P] are the block's symbols, -1 in the prompt; z [B, N] the text up to `end`.
+        drawn [B, P] are the block's symbols, -1 in the prompt. z [B, N] is filled up to `end`.
         """
         ends = jnp.zeros(len(drawn), bool)
         if self.symbol is not None:
@@ -39,17 +39,16 @@ class Stop(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """x_b ~ p(x_b | the window tokens before it) for b = 0, 1, ..., by `sample` within a block.
+    """Draws x_b ~ p(x_b | earlier tokens) block by block (block diffusion, arXiv:2503.09573).
 
-    What a network of block diffusion has learned (arXiv:2503.09573).
+    Each block is sampled by `loop.sample`.
 
     block   tokens that are sampled together
-    window  tokens before them that are seen, a multiple of block: a text may be far longer than
-            was trained on, and only the window's keys and values are held
-    stop    what follows the end of a sequence is left masked, and where all have ended nothing
-            more is computed
-    cached  False: the cache is computed again before each block, from the tokens alone, by the
-            same steps: the same samples, more slowly
+    window  earlier tokens that a block sees, a multiple of block. Only their keys and values are
+            kept, so that a text may be far longer than the training length
+    stop    when a sequence ends. Its later positions stay masked; once all sequences have ended,
+            nothing more is computed
+    cached  False computes the cache again before each block: the same samples, more slowly
     """
 
     block: int
@@ -68,9 +67,9 @@ class Blocks:
         prompt: Prompt,
         trace: bool = False,
     ) -> tuple[Chain, Frames | None]:
-        """Samples like `loop.sample`, a prompt [B, N] with N a multiple of block.
+        """Samples like `loop.sample`; the prompt is [B, N] with N a multiple of block.
 
-        The path of a trace is the first sequence's, block after block.
+        A trace holds the path of the first sequence, block after block.
         """
         blocks, block = denoiser.blocks, self.block
         rows, length = prompt.tokens.shape
@@ -117,7 +116,7 @@ class Blocks:
 
 
 def entropy(tokens: Array) -> Array:
-    """Entropy of the frequencies of symbols in each row of [B, W]: nats [B]."""
+    """Entropy of each row's token histogram, in nats: [B, W] -> [B]."""
     alike = jnp.sum(tokens[:, :, None] == tokens[:, None, :], axis=2)
     return -jnp.mean(jnp.log(alike / tokens.shape[1]), axis=1)
 
@@ -127,7 +126,7 @@ def _block(x: Array, b: Array, block: int) -> Array:
 
 
 def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) -> Any:
-    """The cache of the first b blocks of z, from their tokens alone."""
+    """Computes the cache of the first b blocks of z from their tokens."""
     zeros = jnp.zeros(len(z))
 
     def read(i: Array, cache: Any) -> Any:
@@ -137,7 +136,7 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
 
 
 def _placed(frames: Frames, prompt: Prompt, mask: int) -> Frames:
-    """The blocks' paths [N / P, F, P] one after another, as paths of the whole: [N / P F, N]."""
+    """Joins the paths of the blocks [N / P, F, P] into one of the whole text: [N / P F, N]."""
     blocks, count, size = frames.z.shape
     fixed = prompt.mask[0]
     whole = jnp.where(fixed, prompt.tokens[0], mask), jnp.where(fixed, 1.0, 0.0)

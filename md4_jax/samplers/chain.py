@@ -1,4 +1,4 @@
-"""Sequences on their way from noise to data, and the steps that take them there: types."""
+"""Types of sampling: the state of a batch, reveal schedules and sampler steps."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -8,13 +8,13 @@ from md4_jax.protocols import Array, Denoiser, Needs
 
 
 class Chain(NamedTuple):
-    """Sequences on their way from noise to data.
+    """State of a batch of sequences between noise and data.
 
     z            int32 [B, L], symbols of the process
     prompt_mask  bool [B, L], the positions that the user fixed: no step changes them
-    confidence   float32 [B, L], the probability with which the model drew the token there; 1
-                 where the user fixed it, 0 where none was drawn yet
-    evaluations  int32 [B], the network evaluations that the sequence has used
+    confidence   float32 [B, L], the probability with which the model drew the token; 1 in the
+                 prompt, 0 where no token is drawn yet
+    evaluations  int32 [B], network evaluations so far
     """
 
     z: Array
@@ -24,11 +24,11 @@ class Chain(NamedTuple):
 
 
 class RevealSchedule(NamedTuple):
-    """The round and the time at which each position is drawn, known before the network is called.
+    """Round and time at which each position is drawn, chosen before the network is called.
 
-    round  int32 [B, L], positions of one round are drawn at once, lower rounds first; NEVER
+    round  int32 [B, L]. Positions of one round are drawn at once, lower rounds first; NEVER
            where no token is drawn
-    time   float32 [B, L], of the network evaluation; the same throughout a round of a sequence
+    time   float32 [B, L], the time of the network evaluation, one for each round of a sequence
     """
 
     round: Array
@@ -41,8 +41,8 @@ NEVER = np.iinfo(np.int32).max
 class SamplerStep(Protocol):
     """One reverse step from time t to s < t, for the processes that `needs` names.
 
-    transform  temperature, top-k and top-p of each token that is drawn
-    level      the time at which z stays, for a chain that does not move in time; else None
+    transform  temperature, top-k and top-p of each drawn token
+    level      the constant time of a chain that does not move in time (`metropolis`); else None
     """
 
     @property
@@ -63,9 +63,9 @@ class SamplerStep(Protocol):
 
 @runtime_checkable
 class RevealsIndependently(SamplerStep, Protocol):
-    """A step that, on `RevealsMasks`, reveals each mask with one probability, on its own.
+    """A step that reveals each mask independently, all with one probability (`RevealsMasks`).
 
-    `samplers/reveal.py` may then run all steps of a grid by a `RevealSchedule`, by the same law.
+    `samplers/reveal.py` may then draw all steps of a grid as one `RevealSchedule`: the same law.
     """
 
     def reveal_probability(self, process: Any, s: Array, t: Array) -> Array:
@@ -84,5 +84,5 @@ class RevealsInOrder(SamplerStep, Protocol):
         ...
 
     def per_round(self, length: int) -> int:
-        """The most positions of one round."""
+        """Returns the largest number of positions in a round."""
         ...

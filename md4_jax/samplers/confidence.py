@@ -1,4 +1,4 @@
-"""The positions first of which the model is surest: MaskGIT's and LLaDA's orders."""
+"""Confidence-based order of reveals, as in MaskGIT and LLaDA."""
 
 import dataclasses
 import functools
@@ -23,18 +23,18 @@ SCORES = ("probability", "margin", "entropy")
 )
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """A token is drawn for every mask, and those with the highest score are kept.
+    """Draws a token for every mask and keeps those with the highest score.
 
-    score is of the model at a position, after temperature, top-k and top-p:
+    score     of a position, from mu after temperature, top-k and top-p:
+              probability  log mu of the token (MaskGIT, arXiv:2202.04200; LLaDA, 2502.09992)
+              margin       the largest mu less the second largest (arXiv:2502.06768)
+              entropy      sum mu log mu, the negative entropy
+    per_step  masks that a step reveals. 0: as many as the grid says, so that after a step to s
+              floor((1 - alpha_s) n) of the n positions outside the prompt are masks
+    noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT)
 
-    probability  log mu of the drawn token (MaskGIT, arXiv:2202.04200; LLaDA, arXiv:2502.09992)
-    margin       the largest mu less the second largest (arXiv:2502.06768)
-    entropy      sum mu log mu
-
-    per_step masks are revealed in each step, or with 0 as many as the grid says: after a step
-    to s, floor((1 - alpha_s) n) of the n positions outside of the prompt are left. noise times t
-    times a Gumbel draw is added to the score (MaskGIT). The order depends on what the
-    tokens are: samples do not have the law of the model, and no likelihood goes with them.
+    The order depends on the drawn tokens, so that samples do not follow the law of the model
+    and have no likelihood.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -73,7 +73,7 @@ class Confidence:
     def _draw(
         self, denoiser: Denoiser, chain: Chain, masks: Array, count: Array, t: Array, keys: Array
     ) -> Chain:
-        """The count [B] best of the masks get their tokens."""
+        """Reveals the count [B] masks with the highest scores in each sequence."""
         token_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
         logits = self.transform(outputs)
@@ -90,7 +90,7 @@ class Confidence:
         )
 
     def _count(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
-        """How many masks are revealed in the step to s: [B]."""
+        """Number of masks that the step to s reveals: [B]."""
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
         free = jnp.sum(~chain.prompt_mask, axis=1)

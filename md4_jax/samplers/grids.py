@@ -13,22 +13,22 @@ def uniform(steps: int) -> np.ndarray:
 
 
 def cosine(steps: int) -> np.ndarray:
-    """t(i) = cos(pi/2 (1 - i/T)), float32 [T + 1]: few tokens a step at first (MD4, section 5).
+    """t(i) = cos(pi/2 (1 - i/T)), float32 [T + 1]: the first steps reveal few tokens (MD4, sec. 5).
 
-    With the linear schedule these are the alphas of the cosine schedule on the uniform grid.
+    On this grid the linear schedule has the alphas of the cosine schedule on the uniform grid.
     """
     t = np.sin(0.5 * np.pi * np.arange(steps + 1) / steps)
     return t.astype(np.float32)
 
 
 def log_linear(steps: int) -> np.ndarray:
-    """t(0) = 0 and t(i) = 1000^(i/T - 1) at i = 1..T in equal steps of log t, float32 [T + 1]."""
+    """t(0) = 0 and t(i) = 1000^(i/T - 1) for i >= 1, float32 [T + 1]: equal steps of log t."""
     t = 1e-3 ** (1.0 - np.arange(steps + 1) / steps)
     return np.where(np.arange(steps + 1) == 0, 0.0, t).astype(np.float32)
 
 
 def listed(times: Sequence[float]) -> np.ndarray:
-    """A user's times, from 1 down to 0, as float32 [T + 1] ascending; UserError if they are not."""
+    """Reverses a user's times to float32 [T + 1]; UserError if they do not fall from 1 to 0."""
     t = np.asarray(times, np.float32)
     if len(t) < 2 or t[0] != 1.0 or t[-1] != 0.0 or not (np.diff(t) < 0).all():
         raise UserError(

@@ -1,4 +1,4 @@
-"""Steps that take the reverse rates at t for all of [s, t]: Euler and tau-leaping."""
+"""Euler and tau-leaping: steps that hold the reverse rates of t constant over [s, t]."""
 
 import dataclasses
 import functools
@@ -19,10 +19,9 @@ PROCESSES = (RevealsMasks, HasRates)
 
 
 def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Array, Array]:
-    """Jumps at each position with that probability: (z, the probability of what happened).
+    """Lets each position jump with `probability` [B, L]; returns (z, probability of its outcome).
 
-    A position jumps to y with odds rates[..., y]. rates [B, L, S], 0 at z itself;
-    probability [B, L].
+    A jump goes to y in proportion to rates[..., y]; rates [B, L, S] are 0 at z itself.
     """
     when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     target = draw_token(what, jnp.log(rates))
@@ -34,7 +33,7 @@ def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Arra
 
 
 def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array):
-    """Takes one step; a position jumps with step.jump_probability of its expected jumps."""
+    """Takes one step; a position jumps with probability step.jump_probability(expected jumps)."""
     if isinstance(process, RevealsMasks):
         return reveal_masks(step, denoiser, process, chain, s, t, keys)
     times = jnp.full(chain.z.shape[:1], t)
@@ -46,20 +45,20 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
 
 
 def expected_reveals(process: RevealsMasks, s: Array, t: Array) -> Array:
-    """(t - s) (-alpha'_t) / (1 - alpha_t): jumps of a mask in the step, at the rate of t."""
+    """Expected jumps of a mask at the rate of t: (t - s) (-alpha'_t) / (1 - alpha_t)."""
     noise = process.schedule.one_minus_alpha(t)
     jumps = (t - s) * -process.schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0)
-    # Noise that is too small for a float leaves no mask.
+    # If 1 - alpha_t is too small for a float, all masks are revealed.
     return jnp.where(noise > 0, jumps, 1.0)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Euler:
-    """A position jumps with probability min(1, h rate), h = t - s, the rates being those at t.
+    """Lets a position jump with probability min(1, h rate), with h = t - s and the rate at t.
 
-    First order in h (identity T08). On masks the probability equals that of ancestral sampling
-    exactly if alpha is linear (T09).
+    First order in h (identity T08). On masks, a linear alpha gives exactly the probability of
+    ancestral sampling (T09).
     """
 
     needs: ClassVar[Needs] = Needs(PROCESSES)
@@ -89,15 +88,14 @@ RULES = ("first", "reject", "sum")
 )
 @dataclasses.dataclass(frozen=True)
 class TauLeaping:
-    """Each position makes Poisson(h rate) jumps to each symbol, the rates being those at t.
+    """Makes Poisson(h rate) jumps to each symbol at each position, with the rates at t.
 
-    tauLDR (arXiv:2205.14987, section 4.3). Symbols cannot be added, so that several jumps of a
-    position need a rule:
+    tauLDR (arXiv:2205.14987, section 4.3). `several` says what several jumps of a position do:
 
     first   the first one is taken: a position moves with probability 1 - exp(-h rate)
-    reject  it stays unless there was exactly one: h rate exp(-h rate) (tauLDR, categorical data)
-    sum     all are taken, as distances between ordered symbols, cut off at the ends (tauLDR,
-            ordinal data): process rates with a gaussian kernel
+    reject  it moves only if there is exactly one: h rate exp(-h rate) (tauLDR, categorical data)
+    sum     their distances are added and the sum is clipped (tauLDR, ordinal data); for ordered
+            symbols, those of process rates with a gaussian kernel
     """
 
     needs: ClassVar[Needs] = Needs(PROCESSES)
@@ -108,13 +106,14 @@ class TauLeaping:
 
     def __post_init__(self):
         if self.several not in RULES:
-            raise UserError(f"sample.several must be one of {', '.join(RULES)}: {self.several!r}")
+            known = ", ".join(RULES)
+            raise UserError(f"sample.several must be one of {known}, not {self.several!r}")
 
     def check(self, process: Any) -> None:
-        """UserError where jumps are to be added and symbols are not ordered."""
+        """Raises UserError for several='sum' with symbols that are not ordered."""
         if self.several == "sum" and not getattr(process, "is_ordered", False):
             raise UserError(
-                "sample.several='sum' adds up distances between symbols and needs "
+                "sample.several='sum' adds distances between symbols, so that it needs "
                 "process.name='rates' with process.kernel='gaussian_target' or "
                 "'gaussian_symmetric'; take 'first' or 'reject'"
             )
@@ -127,7 +126,7 @@ class TauLeaping:
         times = jnp.full(chain.z.shape[:1], t)
         outputs = self.transform(denoiser(chain.z, times))
         rates = (t - s) * process.reverse_rates(outputs, chain.z, times)
-        # As floats: near alpha = 0 the number of jumps times a distance is too large for int32.
+        # Floats: near alpha = 0 the number of jumps times a distance overflows int32.
         jumps = jax.vmap(jax.random.poisson)(keys, rates).astype(rates.dtype)
         away = jnp.arange(rates.shape[-1]) - chain.z[..., None]
         moved = jnp.sum(jumps * away, axis=-1)

@@ -1,4 +1,4 @@
-"""Sampling of a causal model, one token after another: docs/families/autoregressive.md."""
+"""Autoregressive sampling with a causal network: docs/families/autoregressive.md."""
 
 import dataclasses
 import functools
@@ -18,13 +18,12 @@ from md4_jax.samplers.transforms import Transform
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class LeftToRight:
-    """x_n ~ p(x_n | x_{<n}), n = 0, 1, ..., of a network trained by `autoregressive`.
+    """Draws x_n ~ p(x_n | x_{<n}) for n = 0, 1, ..., from a network trained by `autoregressive`.
 
-    A step t -> s fills the positions from round(L (1 - t)) up to round(L (1 - s)), one network
-    evaluation each, so that every grid gives the same exact law in L evaluations; steps and
-    grid say only how many are filled at once. The network reads [m, z_0, ..., z_{L-2}] at
-    time 0. Positions that are given are kept, and read by those on their right alone. Every
-    evaluation is of the whole sequence; none is made where all of a batch are given.
+    A step t -> s fills the positions from round(L (1 - t)) up to round(L (1 - s)), with one
+    evaluation of the whole sequence each. Every grid gives the same exact law in L evaluations.
+    The network reads [m, z_0, ..., z_{L-2}] at time 0. Prompt tokens are kept; only positions to
+    their right see them. A position that all prompts of a batch fix costs no evaluation.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)

@@ -1,4 +1,4 @@
-"""From noise to data: the one place where the steps of a sampler are run."""
+"""Sampling loop: runs the steps of a sampler from noise to data."""
 
 from typing import Any, NamedTuple
 
@@ -32,11 +32,11 @@ def sample(
 ) -> tuple[Chain, Frames | None]:
     """Runs the reverse process along a grid t(0) < ... < t(T) of float32 times.
 
-    keys [B] holds one random key a sequence, so that a sample does not depend on its neighbours
-    in a batch. The prompt's tokens come out unchanged. The network sees them as they are where
-    the process shows clean tokens, and with the noise of the time where it does not. Noise that
-    is left after the last step (a schedule that does not reach alpha_0 = 1) is drawn from the
-    denoiser. With `trace` the path of the first sequence is returned too.
+    keys [B] holds one random key a sequence, so that a sample does not depend on the rest of its
+    batch. The prompt's tokens come out unchanged. The network sees them clean if the process
+    shows clean tokens, and otherwise with the noise of the time. Noise that the last step leaves
+    (if alpha_0 < 1) is replaced by draws from the denoiser. With `trace` the path of the first
+    sequence is returned too.
     """
     chain = start(process, prompt, _fold(keys, len(grid)))
     run = _by_schedule if reveal.has_schedule(step, process) else _step_by_step
@@ -58,14 +58,14 @@ def start(process: Any, prompt: Prompt, keys: Array) -> Chain:
 
 
 def prompt_at(process: Any, tokens: Array, t: Array, keys: Array) -> Array:
-    """Returns a prompt's tokens [B, L] as the network sees them at time t: clean or noised."""
+    """Returns the prompt's tokens [B, L] as the network sees them at time t: clean or noised."""
     if process.shows_clean:
         return tokens
     return process.corrupt(keys, tokens, jnp.full(len(tokens), t))
 
 
 def put_prompt(chain: Chain, tokens: Array) -> Chain:
-    """Puts tokens [B, L] where the user fixed them."""
+    """Puts the tokens [B, L] of the prompt into the chain."""
     return chain._replace(
         z=jnp.where(chain.prompt_mask, tokens, chain.z),
         confidence=jnp.where(chain.prompt_mask, 1.0, chain.confidence),
@@ -79,7 +79,7 @@ def _fold(keys: Array, index: Array | int) -> Array:
 def _step_by_step(
     denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, grid, keys, tokens
 ) -> tuple[Chain, Frames]:
-    """Takes the steps of the grid one after another, then draws what noise is left."""
+    """Takes the steps of the grid one after another, then replaces the noise that is left."""
     times = jnp.asarray(grid)
 
     def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
@@ -97,11 +97,12 @@ def _step_by_step(
 def _by_schedule(
     denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, grid, keys, tokens
 ) -> tuple[Chain, Frames]:
-    """Draws first when each mask is revealed and then the tokens: the same law, less work.
+    """Draws when each mask is revealed, then the tokens, with the law of `_step_by_step`.
 
-    No network is evaluated for a step at which nothing is revealed, nor its head where nothing
-    is. A prompt stays as it is: the process has masks.
+    A step in which a sequence reveals nothing costs it no evaluation.
     """
+    # 1.1, 1.9 and 4.1 times the speed of `_step_by_step` in 64, 256 and 1000 steps, 16 x 256
+    # tokens on CPU.
     del tokens
     count, length = len(grid) - 1, chain.z.shape[1]
     schedule = reveal.schedule_of(step, process, chain, grid, _fold(keys, count))
@@ -114,7 +115,7 @@ def _by_schedule(
 
 
 def _replayed(before: Chain, after: Chain, schedule: RevealSchedule, rounds: int) -> Frames:
-    """The path of the first sequence, round by round."""
+    """Rebuilds the path of the first sequence, round by round."""
     drawn = schedule.round[0] < jnp.arange(rounds)[:, None]
     return Frames(
         jnp.where(drawn, after.z[0], before.z[0]),
@@ -125,18 +126,18 @@ def _replayed(before: Chain, after: Chain, schedule: RevealSchedule, rounds: int
 def _finish(
     denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array
 ) -> Chain:
-    """Draws (does not maximise) what noise is left, from the denoiser at the time of the chain.
+    """Replaces the noise that is left by draws from the denoiser at the time of the chain.
 
-    Where the process may hold noise then, that is every token, by p(x | z_t). Where it holds none,
-    it is the symbols that say nothing of x: masks that steps of finite size have left.
+    If the process may still hold noise then, every token is drawn from p(x | z_t). Otherwise only
+    the masks are drawn: steps of finite size may leave some.
     """
     if process.shows_clean:
         left, now = process.is_noise(chain.z), jnp.float32(0.0)
         return reveal.draw_where(denoiser, step.transform, chain, left, t=now, keys=keys)
     if not isinstance(process, HasReverse):
         raise UserError(
-            f"the process {type(process).__name__} cannot be sampled: it has no clean_logits, by "
-            "which the noise that is left at the end is taken away"
+            f"the process {type(process).__name__} cannot be sampled: it has no clean_logits, "
+            "which the last step needs to remove the noise that is left"
         )
     time = jnp.float32(0.0 if step.level is None else step.level)
     left = process.noise_left(time) | process.is_noise(chain.z)

@@ -23,19 +23,17 @@ from md4_jax.samplers.transforms import Transform
 )
 @dataclasses.dataclass(frozen=True)
 class Metropolis:
-    """A chain whose law tends to p_t at t = level: `proposals` proposals a grid step, t unused.
+    """Runs a Markov chain whose law tends to p_t at t = level, from the process's prior.
 
-    A proposal z' replaces one token of z, drawn uniformly, by one of the V - 1 others, and is
-    taken with probability min(1, s |N(z)| / |N(z')|), s = p_t(z') / p_t(z) the model's ratio
-    (arXiv:2211.00802; identity C02). Every sequence has |N| = L (V - 1) neighbours, so that
-    here the degrees drop out. The chain starts from the process's prior; T grid steps make
-    T * proposals proposals, each of one network evaluation. How many the law needs is not known
-    beforehand: many times L (V - 1), and more where sequences are far from one another.
+    A proposal z' changes one token of z to one of the V - 1 others, both drawn uniformly. It is
+    accepted with probability min(1, s |N(z)| / |N(z')|), where s = p_t(z') / p_t(z) is the model's
+    ratio (arXiv:2211.00802; identity C02). Every sequence has |N| = L (V - 1) neighbours, so that
+    the degrees cancel. T grid steps make T * proposals proposals of one network evaluation each.
+    The law needs many times L (V - 1) of them; how many is not known beforehand.
 
-    level 0 is the law of clean data (`concrete_score` with time=0); above it the noise that is
-    left after the chain is taken away in one step, p(x | z_level) at each position. Temperature,
-    top-k and top-p act on a distribution over tokens, which no proposal draws from: UserError for
-    other values than 1, 0 and 1, for fewer than one proposal and for a level outside [0, 1].
+    level 0 is the law of clean data (`concrete_score` with time=0). For a higher level the noise
+    is removed after the chain in one step, p(x | z_level) at each position. No token is drawn
+    from a distribution, so temperature, top-k and top-p must be 1, 0 and 1; UserError otherwise.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -79,7 +77,7 @@ class Metropolis:
     def propose(
         self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, keys: Array
     ) -> Chain:
-        """One proposal for each sequence, taken or not; what is given is never replaced."""
+        """Makes one proposal for each sequence and accepts or rejects it; prompts stay."""
         z, times = chain.z, jnp.full(chain.z.shape[:1], self.level)
         move_keys, chance_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         where, symbol = random_move(move_keys, z, process.vocab_size, ~chain.prompt_mask)
@@ -98,9 +96,9 @@ class Metropolis:
 
 
 def acceptance(ratio: Array, degree: Array | int, degree_proposed: Array | int) -> Array:
-    """min(1, ratio |N(x)| / |N(x')|) for ratio = p(x') / p(x) and x' uniform in N(x), on any graph.
+    """Acceptance probability min(1, ratio |N(x)| / |N(x')|), with ratio = p(x') / p(x).
 
-    A proposal x -> x' is made with probability 1 / |N(x)| and x' -> x with 1 / |N(x')|; without
-    their ratio the law is another one (identity C02). The graph must be undirected.
+    A proposal x -> x' is made with probability 1 / |N(x)|, and x' -> x with 1 / |N(x')|; leaving
+    out their ratio changes the law (identity C02). The graph must be undirected.
     """
     return jnp.minimum(1.0, ratio * degree / degree_proposed)

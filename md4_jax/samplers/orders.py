@@ -1,4 +1,4 @@
-"""One or a few tokens at a time, in an order that the network does not choose."""
+"""Samplers that reveal one or a few masks at a time, in an order drawn without the network."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ ORDERS = ("random", "left_to_right", "right_to_left")
 
 
 def _ranks(values: Array, chosen: Array) -> Array:
-    """The place of each chosen position in ascending order of values: int32 [B, L]."""
+    """Rank of each chosen position in ascending order of values: int32 [B, L]."""
     order = jnp.argsort(jnp.where(chosen, values, jnp.inf), axis=1, stable=True)
     return jnp.argsort(order, axis=1).astype(jnp.int32)
 
@@ -27,7 +27,7 @@ def _ranks(values: Array, chosen: Array) -> Array:
 def run_segment(
     step: RevealsInOrder, denoiser: Denoiser, process, chain: Chain, s, t, keys
 ) -> Chain:
-    """Reveals what the schedule of one step from t to s holds."""
+    """Runs one step from t to s by a schedule of its own."""
     schedule_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     schedule = step.schedule(process, chain, jnp.stack([s, t]), schedule_keys)
     most = step.per_round(chain.z.shape[1])
@@ -37,13 +37,12 @@ def run_segment(
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class FirstHitting:
-    """The masks are revealed one at a time, at the times at which the exact process does it.
+    """Reveals one mask at a time, at the times of the exact process (arXiv:2409.02908).
 
-    arXiv:2409.02908, for batches of any size: with n masks at time t the next is revealed
-    at tau with 1 - alpha_tau = (1 - alpha_t) U^(1/n), a uniformly chosen one, from the
-    denoiser at tau (identities T11, M16). All these times are those of n independent uniforms
-    in order, which is how they are drawn. No error of discretisation and as many network
-    evaluations as masks: steps and grid change nothing.
+    With n masks at time t, the next is revealed at tau with 1 - alpha_tau = (1 - alpha_t) U^(1/n).
+    It is a uniformly chosen one, drawn from the denoiser at tau (identities T11, M16). All these
+    times together are n independent uniforms in order, and are drawn so. There is one network
+    evaluation for each mask and no discretisation error; steps and grid change nothing.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -73,7 +72,7 @@ class FirstHitting:
         return RevealSchedule(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
 
     def per_round(self, length: int) -> int:
-        """Returns 1: one position in a round."""
+        """Returns 1: a round reveals one position."""
         return 1
 
 
@@ -84,11 +83,11 @@ class FirstHitting:
 )
 @dataclasses.dataclass(frozen=True)
 class AnyOrder:
-    """`per_step` masks at a time, in a random order, from left to right or from right to left.
+    """Reveals `per_step` masks at a time, in a random order, left to right or right to left.
 
-    With per_step 1 and an order, x ~ prod_n mu(x_n | what is drawn before) exactly: the law whose
-    likelihood `along_order` computes. steps and grid change nothing. A network that takes the time
-    is told the one at which the expected share of masks is that of the sequence.
+    With per_step 1 and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, the law
+    whose likelihood `along_order` computes. steps and grid change nothing. The network is told
+    the time at which the expected share of masks is that of the sequence.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -118,7 +117,7 @@ class AnyOrder:
     def schedule(
         self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
     ) -> RevealSchedule:
-        """Draws the order of all masks; the grid is not looked at."""
+        """Draws the order of all masks, whatever the grid."""
         del grid
         length, chosen = chain.z.shape[1], process.is_noise(chain.z)
         here = jnp.broadcast_to(jnp.arange(length, dtype=jnp.float32), chain.z.shape)
@@ -133,5 +132,5 @@ class AnyOrder:
         )
 
     def per_round(self, length: int) -> int:
-        """Returns the positions of one round."""
+        """Returns how many positions a round reveals at most."""
         return min(self.per_step, length)

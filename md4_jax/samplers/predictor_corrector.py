@@ -1,4 +1,4 @@
-"""Corrector steps after each reverse step: docs/samplers.md."""
+"""Predictor-corrector sampling: docs/samplers.md."""
 
 import dataclasses
 import functools
@@ -26,17 +26,16 @@ PREDICTORS = {"ancestral": Ancestral, "euler": Euler, "tau_leaping": TauLeaping}
 )
 @dataclasses.dataclass(frozen=True)
 class PredictorCorrector:
-    """A reverse step to s, then `corrections` steps of a chain that leaves p_s as it is.
+    """Takes a reverse step to s, then `corrections` steps of a chain that leaves p_s unchanged.
 
-    tauLDR (arXiv:2205.14987, section 4.4): the chain with the forward and the reverse rates at s
-    together, R_s + Rhat_s, has the stationary law p_s (identity T03), and so takes back what the
-    steps before did wrong. Each correction runs it for `size` times t - s, with one network
-    evaluation. Nothing is corrected at s = 0.
+    tauLDR (arXiv:2205.14987, section 4.4): the chain with rates R_s + Rhat_s, forward and reverse,
+    has the stationary law p_s (identity T03), and so repairs errors of earlier steps. Each
+    correction runs it for the time h = size (t - s), with one network evaluation. There are none
+    at s = 0.
 
-    Masks: a token becomes a mask with probability (1 - alpha) e and a mask a token with
-    alpha e, e = 1 - exp(-h (-alpha')/(alpha (1 - alpha))), which is what the two rates do to a
-    position in the time h, exactly: the expected number of masks stays. Other noise: the
-    first jump of each position in the time h.
+    Masks: a token becomes a mask with probability (1 - alpha) e, and a mask a token with alpha e,
+    where e = 1 - exp(-h (-alpha')/(alpha (1 - alpha))). This is exact for one position, and the
+    expected number of masks stays. Other noise: each position makes its first jump in the time h.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks, HasForwardRates))
@@ -72,7 +71,7 @@ class PredictorCorrector:
     def correct(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, h: Array, keys: Array
     ) -> Chain:
-        """The chain with rates R_s + Rhat_s, run for the time h."""
+        """Runs the chain with rates R_s + Rhat_s for the time h."""
         if isinstance(process, RevealsMasks):
             return self._masks(denoiser, process, chain, s, h, keys)
         times = jnp.full(chain.z.shape[:1], s)

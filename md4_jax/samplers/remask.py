@@ -1,4 +1,4 @@
-"""Tokens are taken back and drawn anew: ReMDM, docs/samplers.md."""
+"""Remasking (ReMDM), in which tokens become masks again: docs/samplers.md."""
 
 import dataclasses
 import functools
@@ -26,18 +26,18 @@ STRATEGIES = ("cap", "rescale", "confidence")
 class Remask:
     """Ancestral sampling in which a token becomes a mask again with probability sigma.
 
-    ReMDM (arXiv:2503.00307): with sigma <= sigma_max = min(1, (1 - alpha_s)/alpha_t) and a mask
-    revealed with probability (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t), z_s given x has
-    the law that it has without remasking, so that the network sees what it was trained on.
+    ReMDM (arXiv:2503.00307): sigma <= sigma_max = min(1, (1 - alpha_s)/alpha_t), and a mask is
+    revealed with probability (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t). Then z_s given x has
+    the same law as without remasking, so that the network sees what it was trained on.
 
     strategy    cap         sigma = min(eta, sigma_max)
                 rescale     sigma = eta sigma_max
-                confidence  eta sigma_max softmax(-confidence) of each token, confidence being the
-                            probability with which it was drawn; masks are revealed so that their
-                            expected number stays that of ancestral sampling
-    since, until  tokens are taken back only in the steps from t in (until, since]
-    loop        alpha stays at `held` while t is in (until, since], where the sequence is
-                revised; before and after, time runs faster to make up for it
+                confidence  sigma = eta sigma_max softmax(-confidence) of each token, where
+                            confidence is the probability with which it was drawn. The expected
+                            number of masks stays that of ancestral sampling
+    since, until  tokens are remasked only in steps from t in (until, since]
+    loop        alpha stays at `held` while t is in (until, since]; before and after, time runs
+                faster to make up for it
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -65,7 +65,7 @@ class Remask:
         if not 0 < self.held < 1:
             raise UserError(f"sample.held, an alpha, must lie in (0, 1), not {self.held}")
         if self.loop and not self.since < 1:
-            raise UserError("sample.loop=True needs sample.since < 1: before it, alpha rises")
+            raise UserError("sample.loop=True needs sample.since < 1, since alpha rises before it")
 
     def __call__(
         self,
@@ -92,7 +92,7 @@ class Remask:
         )
 
     def time(self, process: RevealsMasks, t: Array) -> Array:
-        """The time of the process at time t of the grid: itself without the loop."""
+        """Maps a time t of the grid to the time of the process; t itself without the loop."""
         if not self.loop:
             return t
         at = process.schedule.inverse(jnp.float32(1.0 - self.held))
@@ -101,7 +101,7 @@ class Remask:
         return jnp.where(t > self.since, before, jnp.where(t > self.until, at, after))
 
     def sigma(self, process: RevealsMasks, chain: Chain, s: Array, t: Array) -> Array:
-        """P(a token is taken back): [] or [B, L]."""
+        """P(a token becomes a mask again): [] or [B, L]."""
         noise, signal = process.schedule.one_minus_alpha(s), process.schedule.alpha(t)
         most = jnp.minimum(1.0, noise / jnp.maximum(signal, jnp.finfo(jnp.float32).tiny))
         if self.strategy == "cap":

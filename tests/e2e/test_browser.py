@@ -75,7 +75,7 @@ def test_the_script_has_run(opened):
     assert re.search(r'<input id="slider"[^>]* max="14"', dom)  # 15 states
     assert len(tokens(dom)) == len(TEXT) and dom.count("<br>") == 1
     assert element(dom, "label") == "step 0: 0 of 14 tokens drawn"
-    assert tokens(dom)[0] == ("given", tokens(dom)[0][1], "a")
+    assert tokens(dom)[0] == ("prompt", tokens(dom)[0][1], "a")
     assert [(kind, text) for kind, _, text in tokens(dom)[1:]] == [("blank", "·")] * 14
 
 
@@ -88,7 +88,7 @@ def test_a_step_in_the_address(step, drawn, opened):
     found, text = tokens(dom), TEXT.replace("\n", "↵")
     assert element(dom, "label") == f"step {2 * drawn}: {drawn} of 14 tokens drawn"
     assert [word for _, _, word in found] == [*text[: drawn + 1], *"·" * (14 - drawn)]
-    kinds = ["given", *[""] * (drawn - 1), *["new"] * bool(drawn), *["blank"] * (14 - drawn)]
+    kinds = ["prompt", *[""] * (drawn - 1), *["new"] * bool(drawn), *["blank"] * (14 - drawn)]
     assert [kind for kind, _, _ in found] == kinds
     for n, (_, style, _) in enumerate(found):
         coloured = re.search(r"(?<!-)color: rgb\((.*?)\)", style)

@@ -205,7 +205,7 @@ def test_html_is_one_file_with_the_whole_path(path, tmp_path):
     assert not re.search(r"https?:|//www|src=|href=|@import|url\(", text)
     assert data["title"] == 'Sample 0: "a" <b>' and data["steps"] == [0, 2, 3]
     assert data["labels"] == [path.label(i) for i in range(3)]
-    assert data["given"] == [0] and data["words"][data["mask"]] == "·"
+    assert data["prompt"] == [0] and data["words"][data["mask"]] == "·"
     assert data["chunks"] == [[0, 1, 2]] and data["words"][data["final"][2]] == "↵"
     state, confidence = np.full(3, -2), np.zeros(3)
     for index, changes in enumerate(data["changes"]):
@@ -235,7 +235,7 @@ def test_a_token_cannot_end_the_script(tmp_path):
     one = np.stack([x, x])[None]
     path = traces.trajectory((one, np.ones(one.shape)), np.zeros(len(x), bool), tokenizer)
     path = traces.Trajectory(
-        path.step, path.symbol * 0, path.confidence, path.given, [text], path.mask
+        path.step, path.symbol * 0, path.confidence, path.prompt_mask, [text], path.mask
     )
     traces.html(path, tmp_path / "a.html", text)
     data, whole = data_of(tmp_path / "a.html")
