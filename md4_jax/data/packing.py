@@ -1,4 +1,4 @@
-"""A split of a corpus as one long array of token ids, tokenised once and kept on disk."""
+"""Token stream of a split: one long array of ids, tokenised once and kept on disk."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from md4_jax.data.tokenizers import id_dtype
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import cache_root
 
-FORMAT = 2  # raise it when the same text and tokenizer give another stream
+FORMAT = 2  # increase it when the same text and tokenizer give another stream
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 22
 
@@ -34,7 +34,7 @@ def token_stream(source, tokenizer, split: str, cache_dir: str | None = None) ->
 
 
 def fingerprint(source, tokenizer, split: str, cache_dir: str | None = None) -> dict[str, int]:
-    """Returns {tokens, crc32} of a split, which tell one text, or tokenizer, from another."""
+    """Returns {tokens, crc32} of a split, by which texts and tokenizers are told apart."""
     path, _ = _kept_stream(source, tokenizer, split, cache_dir)
     written = json.loads(contents.record(path).read_text())
     return {name: written[name] for name in ("tokens", "crc32")}
@@ -49,17 +49,16 @@ def kept(
 ) -> tuple[pathlib.Path, str]:
     """Returns (file, dtype) of integers that were made once and are kept on disk, whole.
 
-    described  all that decides what they are, first the source's fingerprint; its hash is part
-               of the file's name
-    size       a number above all of them, which decides the dtype
-    pieces     makes them, part by part
+    described  everything that the integers depend on, first the source's fingerprint; its hash is
+               part of the file name
+    size       a number above all of the integers, which decides the dtype
+    pieces     yields the integers in pieces
 
-    The first call writes them to a file of the cache directory, and beside it what it holds;
-    later calls only check that length and checksum are what was written. A damaged file is
-    reported and made again. Memory does not grow with the data, and several processes may call at
-    once.
+    The first call writes a file in the cache directory, and beside it a record of its contents.
+    Later calls only check length and checksum. A damaged file is reported and made again. Memory
+    does not grow with the data, and several processes may call at once.
 
-    Raises UserError when the disk is full, and when it returns something else than was written.
+    Raises UserError when the disk is full, and when it does not return what was written.
     """
     key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
     dtype = id_dtype(size).name
@@ -109,7 +108,7 @@ def _kept_stream(source, tokenizer, split: str, cache_dir: str | None) -> tuple[
 
 
 def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:
-    """Writes integers, and first the record of them, so that no reader finds them without it."""
+    """Writes integers after their record, so that no reader finds them without it."""
     with new_file(path) as temporary:
         count, crc = 0, 0
         with temporary.open("wb") as file:
@@ -149,7 +148,7 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _named(source, tokenizer, split: str, count: int, batch: list[str]) -> UserError:
-    """Makes the error of the first document of a batch that cannot be encoded, with its origin.
+    """Makes the error for the first document of a batch that cannot be encoded.
 
     count: number of documents before the batch.
     """

@@ -1,4 +1,4 @@
-"""Sequences of one length, by index: windows of a token stream, or rows that a source gives."""
+"""Sequences of one length, by index: windows of a token stream, or rows of a source."""
 
 import dataclasses
 import zlib
@@ -27,10 +27,10 @@ class Windows:
 
     tokens       ids [N], an array or a memory map
     length       L
-    step         from the start of a window to the start of the next: L for windows side by side,
-                 1 for a window at every offset
-    conditional  True: the tokens that a window shares with the one before it are its context, and
-                 only the new ones count
+    step         tokens from the start of a window to that of the next: L for adjacent windows, 1
+                 for a window at every offset
+    conditional  whether only new tokens count, and those shared with the previous window are
+                 conditioned on
     eot_id       end of text; if given, context['segments'] numbers the documents of each window
     """
 
@@ -54,7 +54,7 @@ class Windows:
         return self._batch(rows, index)
 
     def rest(self) -> Batch | None:
-        """Returns the tokens after the last whole window, in one shorter window; None without."""
+        """Returns the tokens after the last whole window, as a shorter window, or None."""
         if self._covered == len(self.tokens):
             return None
         start = len(self) * self.step
@@ -77,11 +77,11 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Examples that are sequences as they are, such as images, and what belongs to each.
+    """Examples that are whole sequences, such as images, with their context.
 
     tokens   integers [N, L], an array or a memory map
-    context  what a network is told of each row, by name, each [N, ...]: a class `label`
-    lengths  integers [N], how many tokens of each row count; those after are padding. None: all
+    context  other inputs of the network, by name, each [N, ...]: a class `label`
+    lengths  integers [N], how many tokens of each row count; the rest is padding. None: all
     """
 
     tokens: np.ndarray
