@@ -45,13 +45,12 @@ def batch_of(
     *,
     loss_mask: Array | None = None,
     context: Mapping[str, Array] | None = None,
-    text: Array | None = None,
 ) -> Batch:
     """Makes a batch; every token counts unless loss_mask says otherwise."""
     if loss_mask is None:
         library = jnp if isinstance(tokens, jax.Array) else np
         loss_mask = library.ones(tokens.shape, bool)
-    return Batch(tokens, loss_mask, context or {}, text)
+    return Batch(tokens, loss_mask, context or {})
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ BATCH_CHARACTERS = 1 << 22
 Pieces = Callable[[], Iterable[np.ndarray]]
 
 
-def token_stream(source, tokenizer, split: str, cache_dir: str | None = None) -> np.ndarray:
+def token_stream(source, tokenizer, split: str) -> np.ndarray:
     """Returns the ids of a split [N], memory-mapped, in the smallest unsigned type.
 
     Each document is followed by the tokenizer's end of text; if it has none, its
@@ -30,22 +30,18 @@ def token_stream(source, tokenizer, split: str, cache_dir: str | None = None) ->
 
     Raises UserError for text that the tokenizer cannot encode.
     """
-    return opened(*_kept_stream(source, tokenizer, split, cache_dir))
+    return opened(*_kept_stream(source, tokenizer, split))
 
 
-def fingerprint(source, tokenizer, split: str, cache_dir: str | None = None) -> dict[str, int]:
+def fingerprint(source, tokenizer, split: str) -> dict[str, int]:
     """Returns {tokens, crc32} of a split, by which texts and tokenizers are told apart."""
-    path, _ = _kept_stream(source, tokenizer, split, cache_dir)
+    path, _ = _kept_stream(source, tokenizer, split)
     written = json.loads(contents.record(path).read_text())
     return {name: written[name] for name in ("tokens", "crc32")}
 
 
 def kept(
-    described: Sequence[Any],
-    size: int,
-    split: str,
-    pieces: Pieces,
-    cache_dir: str | None = None,
+    described: Sequence[Any], size: int, split: str, pieces: Pieces
 ) -> tuple[pathlib.Path, str]:
     """Returns (file, dtype) of integers that were made once and are kept on disk, whole.
 
@@ -63,8 +59,7 @@ def kept(
     key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
     dtype = id_dtype(size).name
     facts = {"dtype": dtype, "vocab_size": size, "source": described[0]}
-    root = pathlib.Path(cache_dir) if cache_dir else cache_root() / "tokens"
-    path = root / f"{split}-{key}.{dtype}"
+    path = cache_root() / "tokens" / f"{split}-{key}.{dtype}"
     wrong = contents.damage(path, facts) if path.exists() else "it is not there"
     if not wrong:
         return path, dtype
@@ -101,10 +96,10 @@ def encoded(source, tokenizer, split: str, documents: Iterable[str]) -> Iterator
         count += len(batch)
 
 
-def _kept_stream(source, tokenizer, split: str, cache_dir: str | None) -> tuple[pathlib.Path, str]:
+def _kept_stream(source, tokenizer, split: str) -> tuple[pathlib.Path, str]:
     described = [source.fingerprint(), tokenizer.to_json(), split]
     pieces = lambda: _stream(source, tokenizer, split)  # noqa: E731
-    return kept(described, tokenizer.vocab_size, split, pieces, cache_dir)
+    return kept(described, tokenizer.vocab_size, split, pieces)
 
 
 def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:

@@ -14,10 +14,9 @@ ROWS_AT_ONCE = 4096
 
 
 class SplitSize(NamedTuple):
-    """Sizes of a split: whole sequences, tokens after the last of them, and tokens in all."""
+    """Size of a split: the number of whole sequences, and of all tokens."""
 
     sequences: int
-    remainder: int
     tokens: int
 
 
@@ -45,7 +44,7 @@ class Windows:
 
     @property
     def size(self) -> SplitSize:
-        return SplitSize(len(self), len(self.tokens) - self._covered, len(self.tokens))
+        return SplitSize(len(self), len(self.tokens))
 
     def take(self, index: np.ndarray) -> Batch:
         """Returns the windows with these numbers [B]."""
@@ -55,15 +54,11 @@ class Windows:
 
     def rest(self) -> Batch | None:
         """Returns the tokens after the last whole window, as a shorter window, or None."""
-        if self._covered == len(self.tokens):
+        covered = len(self) and (len(self) - 1) * self.step + self.length
+        if covered == len(self.tokens):
             return None
         start = len(self) * self.step
         return self._batch(np.asarray(self.tokens[start:])[None], np.array([len(self)]))
-
-    @property
-    def _covered(self) -> int:
-        """Number of tokens in whole windows."""
-        return len(self) and (len(self) - 1) * self.step + self.length
 
     def _batch(self, rows: np.ndarray, index: np.ndarray) -> Batch:
         tokens = rows.astype(np.int32)
@@ -98,7 +93,7 @@ class Rows:
     @property
     def size(self) -> SplitSize:
         counted = self.tokens.size if self.lengths is None else int(np.sum(self.lengths, dtype=int))
-        return SplitSize(len(self), 0, counted)
+        return SplitSize(len(self), counted)
 
     def take(self, index: np.ndarray) -> Batch:
         """Returns the rows with these numbers [B]."""

@@ -254,7 +254,7 @@ def test_nothing_to_evaluate():
 
 def test_the_size_is_what_evaluation_goes_through():
     tokens = stream(5, 3)
-    assert Windows(tokens, LENGTH, LENGTH).size == (5, 3, 23)
+    assert Windows(tokens, LENGTH, LENGTH).size == (5, 23)
     batches = eval_batches(Windows(tokens, LENGTH, LENGTH), batch_size=2)
     counted = [int(b.loss_mask.sum()) for b in batches]
     assert counted == [8, 8, 4, 3] and sum(counted) == 23
