@@ -10,6 +10,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
+KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
 MODES = ("train", "eval", "sample", "bench", "plan")
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
@@ -41,7 +42,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
+    parser = argparse.ArgumentParser(usage=USAGE, epilog=KEYS, allow_abbrev=False)
     parser.add_argument("--config", help="config file; default: the config of the run in --workdir")
     parser.add_argument("--workdir", help="directory of the run; default: a new one in runs/")
     parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         "--trust", default="", help="packages that the config in --workdir may import: a,b"
     )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
-    parser.add_argument("--mode", default="train", choices=MODES)
+    parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
     return parser
 
 
