@@ -231,7 +231,7 @@ class Network(NamedTuple):
     def denoiser(
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
-        """Returns the denoiser of params {'network', 'process'}, told of t by process.signal."""
+        """Returns the denoiser of params {'network', 'process'}, a function of (z, t)."""
         bound = self.bind(params["network"], context or {}, keys)
         return bound.told(params["process"].signal)
 

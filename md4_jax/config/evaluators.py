@@ -72,7 +72,7 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
 
 
 def _suits(needs: Needs, process: Any, network: Network) -> bool:
-    """Returns whether a bound is defined for the process and for a causal network or not."""
+    """Returns whether a bound is defined for the process and suits network.causal."""
     own = getattr(process, "parametrisation", None)
     allowed = needs.parametrisations is None or own is None or own in needs.parametrisations
     return isinstance(process, needs.processes) and needs.causal == network.causal and allowed

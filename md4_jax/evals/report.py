@@ -14,11 +14,12 @@ def line(result: dict[str, Any]) -> str:
     parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
     sign = "" if result["exact"] else "<= "
     other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
+    other = other and f" (including {other})"
 
     def said(name: str, form: str) -> str:
         return f"{sign}{result[name]:{form}} +- {result[name + '_se']:{form}}"
 
-    words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{f' (of it {other})' if other else ''}"]
+    words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{other}"]
     if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
         words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
     words.append(f"perplexity {said('perplexity', '.2f')}")
