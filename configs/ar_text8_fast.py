@@ -11,6 +11,6 @@ def get_config():
     config.objective = dict(name="autoregressive")
     config.network.causal = True
     config.sample.name = "left_to_right"
-    # The number is exact: a second draw would be the same.
+    # The likelihood is exact: every draw gives the same number.
     config.evals.validation.draws = config.evals.test.draws = 1
     return config

@@ -1,7 +1,7 @@
-"""Every config key with its unit and default; the other files are differences from this one.
+"""Every config key with its unit and default; the other files change some of them.
 
-A section is `dict(name=..., **arguments of one constructor)`; names are listed in the
-`__init__.py` of the package's folders. On the command line: --config.train.batch_size=64.
+The `name` of a section chooses a class, and the other keys are its arguments. The names are listed
+in the `__init__.py` of the package's folders. On the command line: --config.train.batch_size=64.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
-                windows="grid",  # of training: grid, side by side; every, at every offset
+                windows="grid",  # training sequences: grid, adjacent | every, at every offset
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe
@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
-                conditioning="time",  # what the network is told: time | alpha | sigma
+                conditioning="time",  # time input of the network: time | alpha | sigma
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -55,14 +55,14 @@ def get_config() -> ConfigDict:
                 qk_norm=False,  # normalise queries and keys
                 local_width=0,  # neighbours of a depthwise convolution before attention; 0: none
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
-                attention="auto",  # kernel: plain | splash (TPU) | cudnn | auto, the best
-                remat="none",  # what the backward pass computes again: none | dots | full
+                attention="auto",  # kernel: plain | splash (TPU) | cudnn (GPU) | auto, the best
+                remat="none",  # what the backward pass recomputes: none | dots | full
                 dtype="float32",  # of the computation: float32 | bfloat16
                 causal=False,  # a position sees nothing to its right
-                # categorical | truncated_logistic: a location and a scale, for ordered symbols
+                # categorical | truncated_logistic, for ordered symbols: a location and a scale
                 output="categorical",
-                classes=0,  # labels that a sequence may have; 0: it has none
-                label_dropout=0.0,  # part of the training sequences whose label is withheld
+                classes=0,  # number of classes of labelled data; 0: no labels
+                label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
@@ -73,28 +73,28 @@ def get_config() -> ConfigDict:
                 b1=0.9,
                 b2=0.999,
                 eps=1e-8,  # added to the root of the second moment
-                weight_decay=0.0,  # on matrices of linear layers alone
-                process_learning_rate=1e-2,  # of what the forward process learns (GenMD4's w)
+                weight_decay=0.0,  # on the matrices of linear layers only
+                process_learning_rate=1e-2,  # for parameters of the forward process (GenMD4's w)
                 process_weight_decay=0.0,
                 clip=1.0,  # global norm of the gradient of nats per token; 0: none
             ),
             train=dict(
                 num_steps=1_000_000,
                 batch_size=512,  # sequences, over all devices
-                microbatches=1,  # the batch is split into so many parts to save memory
+                microbatches=1,  # parts of the batch, computed one after another to save memory
                 seed=0,  # of parameters, data order and noise
-                initial="",  # directory of another run, whose averaged parameters are the first
+                initial="",  # directory of a run, whose averaged parameters this one starts from
                 seconds=0.0,  # wall-clock budget of training; 0: none
                 ema=0.9999,  # decay of the moving average of the parameters, which is evaluated
-                max_skipped_in_a_row=20,  # non-finite steps before the run stops
+                max_skipped_in_a_row=20,  # non-finite steps in a row after which the run stops
             ),
             mesh=dict(
                 data=0,  # devices along each axis; 0: all that fsdp and tensor leave
                 fsdp=1,
                 tensor=1,
             ),
-            # Evaluators under any names: likelihood | ngrams | samples. `every` is in steps while
-            # training, 0 for never; `final` ones run at the end, and in --mode eval.
+            # Evaluators under any names: likelihood | ngrams | samples. Each runs every `every`
+            # steps (0: never), and with final=True also at the end and in --mode eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",
@@ -104,11 +104,11 @@ def get_config() -> ConfigDict:
                     data={},  # keys of the section `data` that differ from the run's own
                     draws=1,  # noise draws per sequence
                     batch_size=0,  # sequences; 0: as in training
-                    stride=0,  # new tokens of each sequence, after text before them; 0: all
-                    limit=2048,  # sequences that are used; 0: all
+                    stride=0,  # new tokens of each sequence, given those before; 0: all are new
+                    limit=2048,  # number of sequences that are used; 0: all
                     seed=0,  # of the noise draws
-                    # auto: the tightest bound that the process has; or an objective that is a
-                    # bound (docs/objectives.md).
+                    # auto, the tightest bound of the process; or any objective that is a bound
+                    # (docs/objectives.md).
                     objective=dict(name="auto"),
                 ),
                 test=dict(
@@ -124,7 +124,7 @@ def get_config() -> ConfigDict:
                     seed=0,
                     objective=dict(name="auto"),
                 ),
-                # N-gram models of the same text, to judge the bound by.
+                # N-gram models, to compare with the bound on the same text.
                 ngrams=dict(
                     name="ngrams",
                     every=0,
@@ -133,7 +133,7 @@ def get_config() -> ConfigDict:
                     data={},
                     order=5,
                 ),
-                # What the section `sample` describes.
+                # Samples as the section `sample` describes them.
                 samples=dict(
                     name="samples",
                     every=0,
@@ -147,17 +147,17 @@ def get_config() -> ConfigDict:
                 # remask(strategy, eta, since, until, loop, held) |
                 # metropolis(proposals, level) | left_to_right, for causal networks
                 name="ancestral",
-                num=4,  # sequences, of each template
+                num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps
                 grid="cosine",  # cosine | uniform | log_linear | a list of times from 1.0 to 0.0
                 length=0,  # tokens; 0: as in training
                 block=0,  # tokens sampled together; 0: objective.block if there is one, else all
                 memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
-                cached=True,  # keep their keys and values; False: compute them again
-                stop="",  # end_of_text ends a text with its block
-                min_entropy=0.0,  # nats; so does repetition in its last `memory` tokens; 0: never
-                label=-1,  # the class of the samples, for network.classes > 0; -1: none is told
-                stride=0,  # new tokens of each window of longer text; 0: no windows
+                cached=True,  # keep their keys and values; False: recompute them
+                stop="",  # end_of_text: a text ends with the block that has it; '': never
+                min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
+                label=-1,  # class of the samples, for network.classes > 0; -1: none
+                stride=0,  # new tokens of each window, for longer text; 0: one window
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
                 top_k=0,  # 0: all
@@ -168,8 +168,8 @@ def get_config() -> ConfigDict:
                 template="",  # text in which each `blank` is a token to be filled
                 templates="",  # a file with a template in each line
                 blank="_",
-                trace=False,  # pictures of how the first sample came about
-                judge="",  # bound of the samples under: '' nobody | self | another run's directory
+                trace=False,  # write pictures of how the first sample evolves
+                judge="",  # model whose bound of the samples is reported: self | directory of a run
             ),
             checkpoint=dict(
                 every=5000,  # steps between saves
@@ -179,15 +179,15 @@ def get_config() -> ConfigDict:
                 every=100,  # steps between lines of metrics
             ),
             plan=dict(
-                topology="v5e:8x8",  # of --mode plan: v5e:16x16, v5p:4x4x8, cpu:8
+                topology="v5e:8x8",  # devices for --mode plan: v5e:16x16, v5p:4x4x8, cpu:8
                 parts="train,eval,sample",  # programs that it compiles
-                random_tokens=0,  # 0: the tokenizer's; else so many symbols, and no data
+                random_tokens=0,  # number of symbols, without data; 0: the tokenizer's
             ),
             bench=dict(
                 parts="train,eval,sample,data",  # what --mode bench times
                 windows=5,  # repetitions, of which the median is reported
-                seconds=2.0,  # least length of one
-                random_tokens=0,  # 0: the tokenizer's; else random tokens of so many symbols
+                seconds=2.0,  # shortest time of a repetition
+                random_tokens=0,  # number of symbols of random tokens; 0: use the data
             ),
         )
     )

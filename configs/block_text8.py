@@ -2,7 +2,7 @@
 
 python -m md4_jax --config configs/block_text8.py --config.data.path=FILE
 
-Another block for evaluation and sampling: --config.evals.test.objective.name=block
+To evaluate and sample with blocks of 4: --config.evals.test.objective.name=block
 --config.evals.test.objective.block=4 --config.sample.block=4.
 """
 

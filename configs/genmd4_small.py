@@ -1,4 +1,4 @@
-"""GenMD4 at a size for two CPU cores: a schedule learned for each symbol of text8."""
+"""GenMD4 on text8 at a size for two CPU cores: each symbol has a learned schedule."""
 
 from configs import text8_fast
 
@@ -10,6 +10,6 @@ def get_config():
     config.network.time_conditioning = True
     config.optim.process_learning_rate = 1e-2
     config.train.num_steps = 2500
-    # Its integrand grows with t, so that few draws of t a sequence are noisy.
+    # The integrand grows with t, so few draws per sequence give a noisy estimate.
     config.evals.validation.draws = config.evals.test.draws = 16
     return config

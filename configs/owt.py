@@ -1,7 +1,7 @@
 """MD4-S on OpenWebText: 1024 GPT-2 tokens, 12 x 768, batch 512, 1M steps.
 
-data.path is a glob of .jsonl documents {"text": ...}; the last 100,000 of the full
-set are held out, as the field does. A small set takes data.test=0.05 instead.
+data.path is a glob of .jsonl files with lines {"text": ...}. The last 100,000 documents of the full
+set are the test split, as in the literature. For a small set give data.test=0.05.
 """
 
 from configs import base
@@ -17,7 +17,7 @@ def get_config():
         validation=0.001,
         test=100_000.0,
     )
-    # path: a folder with GPT-2's encoder.json and vocab.bpe; None: from the hub.
+    # path: a folder with GPT-2's encoder.json and vocab.bpe; None: download from the hub.
     config.tokenizer = dict(name="bpe", path=None, hub="gpt2")
     config.network.dtype = "bfloat16"
     config.optim.weight_decay = 0.03

@@ -1,7 +1,7 @@
 """1.2 billion parameters on OpenWebText's tokens: 20 time-free blocks of 2048, for many chips.
 
-Time enters the weight of the loss alone, since a block's modulation would hold a third of its
-parameters. Parameters and optimizer are split over mesh.fsdp chips.
+The network is time-free, because time conditioning would be a third of a block's parameters.
+Parameters and optimizer state are split over mesh.fsdp chips.
 """
 
 from configs import owt

@@ -1,4 +1,4 @@
-"""MD4-M on OpenWebText: as owt.py, with 24 blocks of 1024 (arXiv:2406.04329)."""
+"""MD4-M on OpenWebText: owt.py with 24 blocks of width 1024 (arXiv:2406.04329)."""
 
 from configs import owt
 

@@ -1,4 +1,4 @@
-"""What a config describes, as objects: made by `build`, used by every mode."""
+"""Objects that `build` makes from a config, and the sizes of samples and batches."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from md4_jax.runtime.sharding import local_rows
 
 
 class Experiment(NamedTuple):
-    """Everything that a mode of `main` needs, made from one config.
+    """Everything that a mode needs, made from one config.
 
-    domain  what its symbols mean, one of data/domains.py
-    evals   evaluators by their name in the config, as evals/__init__.py describes them
+    domain  meaning of the symbols, see data/domains.py
+    evals   evaluators by their name in the config, see evals/__init__.py
     """
 
     config: dict[str, Any]
@@ -51,21 +51,21 @@ class Experiment(NamedTuple):
 
 
 def sample_length(experiment: Experiment) -> int:
-    """Tokens of a sample."""
+    """Returns the number of tokens of a sample."""
     return experiment.sample.length or experiment.data.length
 
 
 def sample_window(experiment: Experiment) -> int:
-    """Tokens that the network sees at once when sampling."""
+    """Returns the number of tokens that the network sees at once when sampling."""
     length = sample_length(experiment)
     return min(length, experiment.data.length) if experiment.sample.stride else length
 
 
 def sample_block(experiment: Experiment) -> int:
-    """Tokens of a text that are sampled together, 0 for all."""
+    """Returns the number of tokens that are sampled together; 0: all."""
     return getattr(experiment.loop, "block", 0)
 
 
 def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:
-    """Returns the arguments of a corpus's batches: their size, and the rows of this process."""
+    """Returns arguments for the batches of a corpus: global size, and rows of this process."""
     return {"batch_size": batch_size, "rows": local_rows(experiment.mesh, batch_size)}

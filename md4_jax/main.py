@@ -1,4 +1,4 @@
-"""The front door: flags, overrides, and on to a mode."""
+"""Entry point: parses the command line, loads the config and runs a mode."""
 
 import datetime
 import sys
@@ -12,7 +12,7 @@ from md4_jax.runtime.paths import place
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a mode and returns the exit code."""
+    """Runs the mode that the arguments ask for and returns the exit code."""
     flags, assignments = command.parse(arguments)
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
@@ -35,8 +35,8 @@ def main() -> None:
         code = run(sys.argv[1:])
     except UserError as error:
         code = modes.print_user_error(error)
-    except KeyboardInterrupt:  # outside of the training loop, which has its own way
-        print("interrupted; the same command goes on from what is saved", file=sys.stderr)
+    except KeyboardInterrupt:  # the training loop handles its own
+        print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
         code = 130
     except Exception as error:
         code = distributed.fault(error)

@@ -1,4 +1,4 @@
-"""What each --mode does, from a checked config to the last line printed."""
+"""Modes of the command line: train, eval, sample, plan and bench."""
 
 import errno
 import logging
@@ -30,13 +30,13 @@ from md4_jax.training.loop import abstract_state, train
 
 
 class Call(NamedTuple):
-    """What the command line asks for.
+    """Arguments of a mode.
 
-    config   checked by `schema.load_config`
-    workdir  of the run
-    command  that starts the same thing again
-    evals    names of evaluators; empty: those that a mode takes by itself
-    run      directory of the run whose own config it is; None where a config file was given
+    config   the config, checked by `schema.load_config`
+    workdir  directory of the run
+    command  command line that starts the same thing again
+    evals    names of evaluators; empty: the default of the mode
+    run      directory of the run whose stored config this is; None if a config file was given
     """
 
     config: dict[str, Any]
@@ -54,7 +54,7 @@ def train_mode(call: Call) -> int:
     if kept is not None:
         config.check_same(kept, call.config, workdir)
     experiment, corpus = _experiment(call.config, workdir)
-    # Refuse what will not do before anything is written.
+    # Check everything before anything is written.
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, workdir, corpus)
@@ -79,8 +79,8 @@ def train_mode(call: Call) -> int:
 
 
 def eval_mode(call: Call) -> int:
-    """Prints what the evaluators found, last as lines of JSON, likelihoods after all others."""
-    experiment, corpus = _experiment(_same(call), call.workdir)
+    """Runs evaluators and prints their results, then each as a line of JSON, likelihoods last."""
+    experiment, corpus = _experiment(_config_of_run(call), call.workdir)
     if config.moved(config.stored(call.workdir), call.config):
         runs.check_text(experiment, corpus, call.workdir)
     suite = _suite(experiment, call.workdir, corpus)
@@ -101,8 +101,8 @@ def eval_mode(call: Call) -> int:
 
 
 def sample_mode(call: Call) -> int:
-    """Writes and prints samples of the newest checkpoint, last their numbers in JSON."""
-    asked = _same(call)
+    """Writes and prints samples of the newest checkpoint, then their statistics as JSON."""
+    asked = _config_of_run(call)
     experiment = build.experiment(
         asked, stored_domain(call.workdir, asked["data"]["length"], foreign.load)
     )
@@ -115,7 +115,7 @@ def sample_mode(call: Call) -> int:
 
 
 def plan_mode(call: Call) -> int:
-    """Compiles for a topology and prints bytes, FLOPs and collectives of a chip, last in JSON."""
+    """Compiles for a topology; prints bytes, FLOPs and collectives of one chip, then as JSON."""
     asked = call.config
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
@@ -133,7 +133,7 @@ def plan_mode(call: Call) -> int:
 
 
 def bench_mode(call: Call) -> int:
-    """Prints a table of times and, as the last line, the numbers in JSON; writes nothing."""
+    """Prints a table of times, then the same as a line of JSON; writes no file."""
     asked = call.config
     size = asked["bench"]["random_tokens"]
     if size:
@@ -156,8 +156,8 @@ MODES = {
 
 
 def run(mode: str, call: Call) -> int:
-    """Runs a mode and returns the exit code; UserError too where a disk is full."""
-    if mode in ("train", *OF_A_RUN):  # the others time the compiler
+    """Runs a mode and returns the exit code; UserError if the disk is full."""
+    if mode in ("train", *OF_A_RUN):  # plan and bench measure compilation
         keep_programs()
     idle = "" if mode == "plan" else devices.warning()  # a plan needs no device
     if idle:
@@ -168,13 +168,13 @@ def run(mode: str, call: Call) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(
-            f"{error.strerror} while writing to {call.workdir}: free some, then start the same "
-            "command again, which resumes from the last whole checkpoint"
+            f"{error.strerror} while writing to {call.workdir}: free some space and start the "
+            "same command again, which resumes from the last complete checkpoint"
         ) from error
 
 
 def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place) -> None:
-    """Makes the directory of the run and what describes it; UserError if that is not possible."""
+    """Creates the run directory with its config and domain; UserError if it is not writable."""
     check_writable(workdir)
     config.store(workdir, asked)
     keep_domain(experiment.domain, workdir)
@@ -185,8 +185,8 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-def _same(call: Call) -> dict[str, Any]:
-    """The config, if it is that of the run; UserError if there is no run or it differs."""
+def _config_of_run(call: Call) -> dict[str, Any]:
+    """Returns the config; UserError if there is no run in workdir or its config differs."""
     kept = config.stored(call.workdir)
     if kept is None:
         raise UserError(f"{call.workdir} holds no run: train one first with --workdir DIR")
@@ -201,13 +201,13 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
 
 
 def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:
-    """The evaluators of the experiment; UserError for a judge that is not there."""
+    """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
     return Suite(experiment, workdir, corpora, runs.judge_of(experiment))
 
 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
-    """What the evaluators of a training run read, by split or, of other data, by evaluator."""
+    """Returns the sizes of the splits that evaluators read, by the names to print."""
     names = [name for name, e in experiment.evals.items() if e.every or e.final]
     return {
         f"{split} of evals.{name}" if experiment.evals[name].data else split: size
@@ -218,7 +218,7 @@ def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
 def _evaluated(
     experiment: Experiment, suite: Suite, names: tuple[str, ...] | list[str], workdir: Place
 ) -> tuple[int, dict[str, dict[str, Any]]]:
-    """(step, {name: result}) of the newest checkpoint; what is found is printed on the way."""
+    """Evaluates the newest checkpoint and prints the results; returns (step, {name: result})."""
     step, params = runs.averaged(experiment, workdir)
     _say(f"\nevaluating step {step}: {', '.join(names)} ...")
     told = eval_report.learned(params["process"], experiment.domain)
@@ -228,7 +228,7 @@ def _evaluated(
 
 
 def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]]) -> str:
-    """Keeps the results of a finished training; returns what they are and where things lie."""
+    """Logs the results of a finished training; returns a summary of them and of the files."""
     found: list[float] = []
     for name, result in results.items():
         report.keep(workdir, {"eval": name, "step": step, **result})
@@ -248,16 +248,16 @@ def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]]) -> s
 
 
 def print_user_error(error: UserError) -> int:
-    """Prints a user's mistake without a traceback; returns the exit code 2."""
+    """Prints a UserError without a traceback; returns the exit code 2."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     return 2
 
 
 def silence_libraries() -> None:
-    """Silences libraries; what goes wrong with a run, the run says itself."""
-    for name in ("absl", "asyncio"):  # Orbax logs pages of tracebacks and then raises besides
+    """Silences the logs of libraries; this package reports its errors itself."""
+    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # A read that fails leaves Orbax's other reads behind, which complain when they are collected.
+    # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
     others = sys.unraisablehook
 
     def hook(event) -> None:

@@ -1,4 +1,4 @@
-"""Options of the config sections that do not choose a class by name, one class a section."""
+"""Config keys that do not depend on the `name` of their section, as dataclasses."""
 
 import dataclasses
 
@@ -7,12 +7,12 @@ from md4_jax.protocols import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """The part of the `data` section that does not depend on the source.
+    """Keys of the `data` section for every source.
 
     length              tokens of one sequence
     separate_documents  attention stays within a document
-    windows             training sequences: "grid" cuts the token stream into sequences side by
-                        side, "every" takes one at every offset
+    windows             training sequences: "grid" cuts the token stream into adjacent sequences,
+                        "every" takes one at every offset
     """
 
     length: int = 256
@@ -28,7 +28,7 @@ class DataOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions:
-    """The sizes of the mesh axes; `data` 0 takes all devices that the others leave."""
+    """Sizes of the mesh axes; data=0: all devices that fsdp and tensor leave."""
 
     data: int = 0
     fsdp: int = 1
@@ -37,9 +37,10 @@ class MeshOptions:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-    """The `train` section. seconds 0: no wall-clock budget.
+    """The `train` section.
 
-    initial  the directory of another run, whose averaged parameters this one begins with; "": none
+    seconds  wall-clock budget of training; 0: none
+    initial  directory of another run, whose averaged parameters this one starts from; "": none
     """
 
     num_steps: int = 1000
@@ -63,27 +64,27 @@ class TrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SampleOptions:
-    """The `sample` section, besides the sampler's name, its arguments, transforms and prompts.
+    """Keys of the `sample` section for every sampler, except transforms and prompts.
 
-    num         how many sequences, of each template
-    steps       reverse steps: T of a grid that has a name
+    num         sequences to draw, of each template
+    steps       reverse steps T of a named grid
     grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
     length      tokens per sequence; 0: as in training
-    block       tokens that are sampled together, given those before them; 0: objective.block where
-                that is trained, else all of a text
+    block       tokens that are sampled together, given those before them; 0: objective.block if
+                there is one, else the whole text
     memory      tokens of earlier blocks that a block sees; 0: as in training
-    cached      whether their keys and values are kept, or computed again for each block
-    stop        what ends a text before its length: '' nothing, 'end_of_text', with blocks
-    min_entropy a text ends too where the symbols of its last `memory` tokens have an entropy below
-                this, in nats: where it repeats itself. 0: never. With blocks
-    stride      new tokens of each window of a text longer than in training; 0: no windows, the
-                network sees all of it at once
-    label       the class of the samples, for a network with classes; -1: none is told
+    cached      whether a key-value cache holds them, or they are computed again for each block
+    stop        with blocks, the token that ends a text early: 'end_of_text', or '' for none
+    min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
+                entropy below this, in nats: a sign of repetition. 0: never
+    stride      new tokens of each window, for text longer than in training; 0: one window, the
+                network sees the whole text at once
+    label       class of the samples, for a network with classes; -1: none
     batch_size  sequences sampled at once
     seed        sample i depends on the seed and i alone
-    trace       pictures of how the first sample came about
-    judge       whose bound on -log p of the samples is reported: '' for nobody's, 'self', or
-                the directory of another run with the same tokenizer
+    trace       whether to write pictures of how the first sample evolves
+    judge       model whose bound on -log p of the samples is reported: '' none, 'self', or the
+                directory of another run with the same tokenizer
     """
 
     num: int = 4
@@ -117,11 +118,11 @@ class SampleOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PromptOptions:
-    """The part of the `sample` section that fixes tokens.
+    """Keys of the `sample` section that fix tokens.
 
     prompt     text that every sample begins with
     suffix     text that every sample ends with
-    template   text in which each `blank` is one token to be filled; what follows it is free
+    template   text in which each `blank` is one token to be filled; tokens after it are free
     templates  file with a template in each line, sampled `num` times each; a line break within a
                template is written \\n
     blank      the visible character of a token to be filled
@@ -167,7 +168,7 @@ class LogOptions:
 
 
 def words(text: str) -> list[str]:
-    """'a, b' -> ['a', 'b']."""
+    """Splits 'a, b' into ['a', 'b']."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -180,9 +181,9 @@ class BenchOptions:
 
     parts       what is timed: train, eval, sample, data
     windows     repetitions; the table has their median, minimum and maximum
-    seconds     least length of a window
-    random_tokens  0: the tokenizer of the config, which may need its data; else random tokens of
-                that many symbols, and no data
+    seconds     shortest time of a repetition
+    random_tokens  number of symbols of random tokens, which need no data; 0: the config's data and
+                tokenizer
     """
 
     parts: str = "train,eval,sample,data"
@@ -197,7 +198,7 @@ class BenchOptions:
         if self.windows < 1:
             raise UserError(f"bench.windows must be at least 1, not {self.windows}")
         if self.random_tokens and "data" in self.chosen:
-            raise UserError("with bench.random_tokens leave data out of bench.parts: there is none")
+            raise UserError("bench.random_tokens uses no data: leave data out of bench.parts")
 
     @property
     def chosen(self) -> list[str]:
@@ -210,7 +211,7 @@ class PlanOptions:
 
     topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
     parts       programs: train, eval, sample
-    random_tokens  0: the tokenizer of the config, which may need its data; else so many symbols
+    random_tokens  number of symbols, which needs no data; 0: that of the config's tokenizer
     """
 
     topology: str = "v5e:8x8"

@@ -1,9 +1,8 @@
-"""Contracts between the rooms of the package: types, and next to no behaviour.
+"""Types that the folders of the package share: batches, denoisers, and protocols.
 
 Shapes: B sequences, L positions, V clean symbols (0..V-1), S symbols of a process (V, or V + 1
 with a mask), D features. Losses are in nats per sequence, unreduced; `evals/metrics.py` alone
-converts units. A forward process, an objective, a sampler or a network is any object that has
-the attributes of its protocol: nothing here is a base class.
+converts units. Any object with the attributes of a protocol satisfies it; none is a base class.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,24 +15,23 @@ import numpy as np
 Array = jax.Array | np.ndarray
 Params = Any
 
-# Terms of a bound besides the integral or sum over noise levels, by the name under which an
-# objective reports them.
+# Names of the terms of a bound that are not part of its integral or sum over noise levels.
 PARTS = ("reconstruction", "prior")
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: `main` prints it without a traceback."""
+    """Mistake that the user can fix; `main` prints it without a traceback."""
 
 
 class Batch(NamedTuple):
-    """Sequences as the data loader hands them out and every objective receives them.
+    """Batch of sequences, from the data loader to every objective.
 
     tokens     int32 [B, L], values 0..V-1
-    loss_mask  bool [B, L], the tokens whose likelihood is asked for. The others (a prompt, the
+    loss_mask  bool [B, L], True for tokens whose likelihood is computed. The others (a prompt, the
                text before a window, padding) are conditioned on: never noised, never counted
-    context    what a network is told of each sequence besides, by name, each [B, ...]:
-               `segments` of packed documents, a class `label`
-    text       int32 [B, 2] or None, the bytes and words of text that the counted tokens stand for
+    context    other inputs of the network, by name, each [B, ...]: `segments` of packed
+               documents, a class `label`
+    text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
     """
 
     tokens: Array
@@ -47,13 +45,12 @@ def batch_of(
     *,
     loss_mask: Array | None = None,
     context: Mapping[str, Array] | None = None,
-    text: Array | None = None,
 ) -> Batch:
     """Makes a batch; every token counts unless loss_mask says otherwise."""
     if loss_mask is None:
         library = jnp if isinstance(tokens, jax.Array) else np
         loss_mask = library.ones(tokens.shape, bool)
-    return Batch(tokens, loss_mask, context or {}, text)
+    return Batch(tokens, loss_mask, context or {})
 
 
 @runtime_checkable
@@ -71,18 +68,18 @@ class Schedule(Protocol):
     def dalpha(self, t: Array) -> Array: ...
 
     def inverse(self, one_minus_alpha: Array) -> Array:
-        """The t with that 1 - alpha, clamped to [0, 1] where there is none."""
+        """Returns the t with this 1 - alpha, clamped to [0, 1]."""
         ...
 
 
 @runtime_checkable
 class Process(Protocol):
-    """A forward process q(z_t | x), a pytree: array leaves are learnable and made by `init`.
+    """Forward process q(z_t | x), a pytree: array leaves are learnable and made by `init`.
 
     vocab_size   V
-    timesteps    the number of its steps, None in continuous time
-    shows_clean  whether every symbol that `is_noise` does not mark is the clean one. Then a
-                 prompt is shown to the network as it is; otherwise with the noise of the time
+    timesteps    number of discrete steps; None in continuous time
+    shows_clean  whether every symbol that `is_noise` does not mark is clean. If so, the network
+                 sees a prompt without noise; otherwise with the noise of time t
     """
 
     vocab_size: int
@@ -90,45 +87,44 @@ class Process(Protocol):
     shows_clean: bool
 
     def init(self) -> "Process":
-        """The process with its leaves, to be called where parameters are made."""
+        """Returns the process with its learnable leaves; called where parameters are made."""
         ...
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """Draws z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
         ...
 
     def prior(self, keys: Array, length: int) -> Array:
-        """Draws z_1, the state that sampling starts from: int32 [B, length], one key a sequence."""
+        """Draws z_1, the state that sampling starts from: int32 [B, length], from keys [B]."""
         ...
 
     def is_noise(self, z: Array) -> Array:
-        """Whether a symbol says nothing of x, as the mask does: bool like z."""
+        """Marks symbols that carry no information on x, such as the mask: bool like z."""
         ...
 
     def expected_noise(self) -> float:
-        """Returns the largest mean share of symbols that `is_noise` marks at t and 1 - t."""
+        """Returns the mean fraction of noise at times t and 1 - t, for the t with the most."""
         ...
 
     def noise_left(self, t: Array) -> Array:
-        """Whether z_t may hold noise, which a sampler that ends at t has to take away: bool []."""
+        """Returns whether z_t may hold noise that a sampler ending at t must remove: bool []."""
         ...
 
     def signal(self, t: Array) -> Array:
-        """Tells the network the time: t itself, alpha_t or sigma_t = -log alpha_t."""
+        """Returns the time input of the network: t, alpha_t or sigma_t = -log alpha_t."""
         ...
 
     def learned(self) -> dict[str, Array]:
-        """Learned numbers of each symbol, by name, each [V]; empty where nothing is learned."""
+        """Returns learned values of each symbol, {name: [V]}; empty if nothing is learned."""
         ...
 
 
 class Accelerator(NamedTuple):
-    """Shortcuts of a network that change no number; whoever ignores them computes the same.
+    """Optional shortcuts of a network, which save time and change no result.
 
-    groups       number of parts that a batch is split into over devices: what is gathered stays
-                 within a part
-    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, cheaper
-                 than all of them. None: there is no cheaper way
+    groups       number of parts into which devices split a batch; gathers stay within a part
+    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions, cheaper than
+                 those of all. None: there is no cheaper way
     """
 
     groups: int = 1
@@ -136,7 +132,7 @@ class Accelerator(NamedTuple):
 
 
 class Blockwise(NamedTuple):
-    """The part of a denoiser that works block by block, for block diffusion.
+    """Functions of a denoiser that works block by block, for block diffusion.
 
     features      (z, t [B, G], clean [B, L], block, clean_t []) -> h [B, L, D]: each of the G
                   blocks of z, at its own time, sees itself and the earlier blocks of clean, at
@@ -151,7 +147,7 @@ class Blockwise(NamedTuple):
     append_block: Callable[[Array, Array, Any], tuple[Array, Any]]
 
     def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
-        """The same, told signal(t) where it is called with t."""
+        """Returns the same functions, in which the network gets signal(t) in place of t."""
 
         def features(z: Array, t: Array, clean: Array, block: int) -> Array:
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())))
@@ -163,14 +159,15 @@ class Blockwise(NamedTuple):
 
 
 class Denoiser(NamedTuple):
-    """A network with parameters, context and dropout key bound: a function of (z, t) alone.
+    """Network with parameters, context and dropout key bound: a function of (z, t) alone.
 
     features  (z [B, L], t [B]) -> h [B, L, D]
     unembed   h [..., D] -> float32 logits [..., V] over the clean symbols
-    rebind    n -> the denoiser whose context and keys come n times each; None: it has none
+    rebind    n -> the denoiser with each row of context and keys repeated n times; None: it has
+              neither
 
-    features and unembed are apart because a masked loss needs the vocabulary only where a
-    token is masked, and a sampler only where one is about to be revealed.
+    features and unembed are separate because a masked loss needs logits only where a token is
+    masked, and a sampler only where one is about to be revealed.
     """
 
     features: Callable[[Array, Array], Array]
@@ -190,11 +187,11 @@ class Denoiser(NamedTuple):
         return jnp.take_along_axis(self.features(z, t), index[..., None], axis=1)
 
     def repeated(self, count: int) -> "Denoiser":
-        """The same denoiser for batches in which each sequence comes `count` times in a row."""
+        """Returns the denoiser for batches with each row repeated `count` times in a row."""
         return self if self.rebind is None else self.rebind(count)
 
     def told(self, signal: Callable[[Array], Array]) -> "Denoiser":
-        """The same denoiser, told signal(t) where it is called with t."""
+        """Returns the same denoiser, in which the network gets signal(t) in place of t."""
         at, blocks, rebind = self.accelerator.features_at, self.blocks, self.rebind
         if at is not None:
             at = lambda z, t, index: self.accelerator.features_at(z, signal(t), index)  # noqa: E731
@@ -212,16 +209,16 @@ class Denoiser(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A network and what is known of it.
+    """Functions and properties of a network.
 
     init       key -> parameters
-    bind       (parameters, context, keys) -> Denoiser. context {name: [B, ...]} is told with each
-               sequence, keys [B] are for dropout, None outside of training
+    bind       (parameters, context, keys) -> Denoiser. context {name: [B, ...]} holds other inputs
+               of each sequence; keys [B] are for dropout, None outside of training
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
-    flops      (parameters, length, block) -> floating-point operations of one token through the
-               network once; block 0 outside of block diffusion. None: not known
+    flops      (parameters, length, block) -> floating-point operations per token of one forward
+               pass; block 0 outside of block diffusion. None: unknown
     """
 
     init: Callable[[Array], Params]
@@ -234,20 +231,20 @@ class Network(NamedTuple):
     def denoiser(
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
-        """The denoiser of params {'network', 'process'}, told of the time what the process says."""
+        """Returns the denoiser of params {'network', 'process'}, a function of (z, t)."""
         bound = self.bind(params["network"], context or {}, keys)
         return bound.told(params["process"].signal)
 
 
 class Needs(NamedTuple):
-    """What an objective or a sampler can be combined with; `checks.validate` refuses the rest.
+    """Requirements of an objective or a sampler, which `checks.validate` enforces.
 
-    processes         protocols of processes, one of which the process must have
+    processes         protocols, of which the process must satisfy at least one
     time              its optimal denoiser depends on t: a time-free network is refused
-    causal            its network must be causal; where it is False it must not be
+    causal            True: its network must be causal; False: it must not be
     blockwise         its network must be able to work block by block
-    parametrisations  of the process, what the network's outputs may mean; None: any
-    why               the reason, ends the sentence that refuses time or parametrisation
+    parametrisations  allowed values of process.parametrisation; None: any
+    why               reason, with which the error for time or parametrisation ends
     """
 
     processes: tuple[type, ...]
@@ -259,14 +256,14 @@ class Needs(NamedTuple):
 
 
 class Objective(Protocol):
-    """A bound or a loss of one sequence.
+    """Loss of each sequence: a bound on -log p, or a training-only loss.
 
-    `is_bound(process)` is False for a training-only loss, which is then never reported as a
-    likelihood. Where `is_exact(network)` is there and True, the bound is the likelihood itself.
-    Terms besides the integral or sum over noise levels are among the diagnostics too, by their
-    name in PARTS. u [B] are antithetic uniforms in [0, 1) over the global batch; the objective
-    makes its own time, step or mask count of them. keys [B] holds one random key a sequence, so
-    that neither the mesh nor the number of microbatches can change a draw.
+    `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
+    If the objective has `is_exact(network)` and it is True, the bound is the likelihood itself.
+    The diagnostics include the terms of the bound that are named in PARTS. u [B] are antithetic
+    uniforms in [0, 1) over the global batch; the objective turns them into times, steps or numbers
+    of masks. keys [B] holds one random key for each sequence, so that neither the mesh nor the
+    number of microbatches can change a draw.
     """
 
     @property
@@ -277,14 +274,14 @@ class Objective(Protocol):
     def __call__(
         self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """(nats [B], named diagnostics [B])."""
+        """Returns (nats [B], {name: diagnostic [B]})."""
         ...
 
 
 class Prompt(NamedTuple):
-    """Tokens that the user fixes, anywhere in a sequence; of one sequence or of a batch.
+    """Tokens that the user fixes, at any positions of one sequence or of a batch.
 
-    tokens  int32 [L] or [B, L], of any value where mask is False
+    tokens  int32 [L] or [B, L], ignored where mask is False
     mask    bool, like tokens: the positions that the user fixed
     """
 

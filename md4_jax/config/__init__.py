@@ -1,1 +1,1 @@
-"""From a config file to an experiment: reading, checking, building."""
+"""Reading, checking and building: makes an experiment from a config file."""

@@ -1,4 +1,4 @@
-"""The composition root: a config -> an experiment."""
+"""Composition root: makes an experiment from a config."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from md4_jax.samplers.transforms import Transform, check_transform
 
 
 def experiment(config: dict[str, Any], domain: Domain, devices: list | None = None) -> Experiment:
-    """Builds and checks everything but the data, for these devices or all that there are."""
+    """Builds and checks everything but the data, for these devices; None: all devices."""
     train = options_from(TrainOptions, config["train"])
     sample = options_from(SampleOptions, config["sample"])
     data = options_from(DataOptions, config["data"])
@@ -70,7 +70,7 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
 
 
 def _grid(sample: SampleOptions) -> np.ndarray:
-    """The named grid of so many steps, or the user's own times."""
+    """Returns the named grid with `sample.steps` steps, or the times that the user lists."""
     times = sample.grid
     if isinstance(times, str):
         if times in GRIDS:
@@ -86,7 +86,7 @@ def _grid(sample: SampleOptions) -> np.ndarray:
 
 
 def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain: Domain):
-    """What runs the sampler's steps: over all of a text, or block by block."""
+    """Returns the function that runs the sampler: on the whole text, or block by block."""
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample

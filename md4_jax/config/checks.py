@@ -1,4 +1,4 @@
-"""Every check that spans sections of a config, in the user's words."""
+"""Checks of config sections against each other; errors name the keys and both values."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,16 +13,16 @@ from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.transforms import Transform
 
 
-class User(NamedTuple):
-    """What the process and the network must suit: its key in the config, its name, itself."""
+class Component(NamedTuple):
+    """Objective or sampler that process and network must suit: config key, name and object."""
 
     key: str
     name: str
-    user: Any
+    value: Any
 
 
 def validate(experiment: Experiment) -> None:
-    """UserError, with the numbers, for sections that do not go together."""
+    """Raises UserError if sections of the config do not fit together."""
     shards = batch_shards(experiment.mesh)
     parts = experiment.train.microbatches * shards
     mesh = "x".join(str(size) for size in experiment.mesh.shape.values())
@@ -56,7 +56,7 @@ def validate(experiment: Experiment) -> None:
 
 
 def _check_classes(experiment: Experiment) -> None:
-    """UserError for a network with other classes than the data."""
+    """Raises UserError if network.classes is not the number of classes of the data."""
     labels = getattr(experiment.domain, "labels", None)
     classes = experiment.config["network"].get("classes")
     if None in (labels, classes) or classes == len(labels):
@@ -74,39 +74,39 @@ def _check_classes(experiment: Experiment) -> None:
 
 
 def _bounds(experiment: Experiment) -> dict[str, Any]:
-    """The evaluators that report a bound, by name."""
+    """Returns the evaluators that report a bound, by name."""
     return {name: e for name, e in experiment.evals.items() if isinstance(e, LikelihoodBound)}
 
 
 def _objective_name(objective: Any) -> str:
-    """The name of an objective in a config, which for `auto` is not written there."""
+    """Returns the name of an objective in a config, also of one that `auto` chose."""
     names = {cls: name for name, cls in REGISTRIES["objective"].items()}
     kind = type(objective)
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
 
 
-def _users(experiment: Experiment) -> list[User]:
-    """The objectives, those of evaluators too, and the sampler."""
+def _components(experiment: Experiment) -> list[Component]:
+    """Returns the objective, the objectives of the evaluators, and the sampler."""
     config = experiment.config
     return [
-        User("objective", config["objective"]["name"], experiment.objective),
+        Component("objective", config["objective"]["name"], experiment.objective),
         *(
-            User(f"evals.{name}.objective", _objective_name(e.objective), e.objective)
+            Component(f"evals.{name}.objective", _objective_name(e.objective), e.objective)
             for name, e in experiment.evals.items()
             if hasattr(e, "objective")
         ),
-        User("sample", config["sample"]["name"], experiment.sampler_step),
+        Component("sample", config["sample"]["name"], experiment.sampler_step),
     ]
 
 
 def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
-    """UserError for an evaluator whose objective is no bound, or does not fit its text."""
+    """Raises UserError if an evaluator's objective is no bound or does not fit its lengths."""
     name = _objective_name(evaluator.objective)
     if not evaluator.objective.is_bound(experiment.process):
         raise UserError(
             f"{key}.objective.name={name!r} is not a bound of -log p with this process "
             f"({experiment.process}), so it cannot be reported as a likelihood; any_order "
-            "(weight_power=1) is one for every schedule"
+            "with weight_power=1 is a bound for every schedule"
         )
     length = evaluator.data.get("length", experiment.data.length)
     if hasattr(evaluator.objective, "check_length"):
@@ -125,14 +125,13 @@ def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
 
 
 def _check_fit(experiment: Experiment) -> None:
-    """UserError for an objective or a sampler that is not defined for the process."""
+    """Raises UserError if an objective or a sampler does not fit the process or network."""
     chosen = experiment.config["process"]["name"]
     network = experiment.network
-    for section, name, user in _users(experiment):
-        key = f"{section}.name"
-        needs = user.needs
+    for section, name, component in _components(experiment):
+        key, needs = f"{section}.name", component.needs
         if not isinstance(experiment.process, needs.processes):
-            fits = " or ".join(map(repr, _able(needs.processes)))
+            fits = " or ".join(map(repr, _satisfying(needs.processes)))
             raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
         if needs.time and network.time_free:
             raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
@@ -147,11 +146,11 @@ def _check_fit(experiment: Experiment) -> None:
             )
         if needs.blockwise and not network.blockwise:
             raise UserError(
-                f"{key}={name!r} needs network.local_width=0 and network.causal=False, which a "
-                "border between blocks would cut"
+                f"{key}={name!r} needs network.local_width=0 and network.causal=False: a "
+                "convolution would cross the borders of blocks, and a causal mask would cut blocks"
             )
         allowed = needs.parametrisations
-        # A process without one leaves nothing to choose.
+        # Some processes have no parametrisation.
         own = getattr(experiment.process, "parametrisation", None)
         if None not in (allowed, own) and own not in allowed:
             fits = " or ".join(repr(option) for option in allowed)
@@ -160,14 +159,14 @@ def _check_fit(experiment: Experiment) -> None:
             )
 
 
-def _able(protocols: tuple[type, ...]) -> list[str]:
-    """The names of the processes in the registry that have one of these protocols."""
+def _satisfying(protocols: tuple[type, ...]) -> list[str]:
+    """Returns the names of registered processes that satisfy one of these protocols."""
     made = {name: make(vocab_size=2) for name, make in REGISTRIES["process"].items()}
     return [name for name, process in made.items() if isinstance(process, protocols)]
 
 
 def _check_sampling(experiment: Experiment) -> None:
-    """UserError for sampling settings that do not go together."""
+    """Raises UserError if sampling settings do not fit together."""
     transform, plain = experiment.sampler_step.transform, Transform()
     for key, value in dataclasses.asdict(transform).items():
         if (
@@ -175,8 +174,8 @@ def _check_sampling(experiment: Experiment) -> None:
             and getattr(experiment.process, "parametrisation", "") == "score"
         ):
             raise UserError(
-                f"sample.{key}={value} needs a distribution over symbols, and with "
-                "process.parametrisation='score' the network gives ratios"
+                f"sample.{key}={value} needs a distribution over symbols, but with "
+                "process.parametrisation='score' the network predicts ratios"
             )
     _check_label(experiment)
     _check_blocks(experiment)
@@ -189,28 +188,28 @@ def _check_sampling(experiment: Experiment) -> None:
 
 
 def _check_label(experiment: Experiment) -> None:
-    """UserError for samples of a class that the network does not have."""
+    """Raises UserError if the network does not have the class `sample.label`."""
     label, classes = experiment.sample.label, experiment.config["network"].get("classes", 0)
     if label >= 0 and not classes:
         raise UserError(
-            f"sample.label={label} asks for samples of one class and network.classes=0: train "
-            "with network.classes on data that have labels, or leave sample.label=-1"
+            f"sample.label={label} asks for samples of a class, and network.classes=0: train "
+            "with network.classes on data with labels, or leave sample.label=-1"
         )
     if label >= classes > 0:
         raise UserError(
-            f"sample.label={label} must be below network.classes={classes}; -1 is for no label"
+            f"sample.label={label} must be below network.classes={classes}; -1 means no label"
         )
 
 
 def _check_blocks(experiment: Experiment) -> None:
-    """UserError for text that cannot be sampled block by block as it is asked for."""
+    """Raises UserError if `sample` options do not fit sampling block by block."""
     options, block = experiment.sample, sample_block(experiment)
     if not block:
         for key in ("memory", "stop", "min_entropy"):
             if getattr(options, key):
                 raise UserError(
-                    f"sample.{key}={getattr(options, key)} is for text that is sampled block by "
-                    "block: give sample.block too"
+                    f"sample.{key}={getattr(options, key)} is for sampling block by block: "
+                    "set sample.block too"
                 )
         return
     window = options.memory or experiment.data.length
@@ -224,18 +223,18 @@ def _check_blocks(experiment: Experiment) -> None:
         )
     if options.stride:
         raise UserError(
-            f"sample.stride={options.stride} moves a window over a text that is sampled at once; "
-            f"with sample.block={block} every block sees the sample.memory={window} tokens before"
+            f"sample.stride={options.stride} is for sampling without blocks: set it to 0. With "
+            f"sample.block={block} each block sees the sample.memory={window} tokens before it"
         )
     if options.judge and (options.stop or options.min_entropy):
         raise UserError(
             f"sample.judge={options.judge!r} needs texts of one length, and sample.stop="
-            f"{options.stop!r} with sample.min_entropy={options.min_entropy} ends some before"
+            f"{options.stop!r} with sample.min_entropy={options.min_entropy} may end some early"
         )
     if options.min_entropy and window > sample_length(experiment):
         raise UserError(
-            f"sample.min_entropy={options.min_entropy} is of the last sample.memory={window} "
-            f"tokens, more than a text has: sample.length={sample_length(experiment)}"
+            f"sample.min_entropy={options.min_entropy} is computed on the last sample.memory="
+            f"{window} tokens, more than sample.length={sample_length(experiment)}"
         )
     if options.stop and experiment.domain.eot_id is None:
         raise UserError(
@@ -245,13 +244,13 @@ def _check_blocks(experiment: Experiment) -> None:
 
 
 def _check_steps(experiment: Experiment) -> None:
-    """UserError where the process has its own steps, and an objective or the sampler others."""
-    for _, _, user in _users(experiment):
-        if hasattr(user, "check"):
-            user.check(experiment.process)
-    for user in (experiment.objective, experiment.sampler_step):
-        if hasattr(user, "check_length"):
-            user.check_length(experiment.data.length)
+    """Raises UserError if objectives or the sampler have other steps than the process."""
+    for component in _components(experiment):
+        if hasattr(component.value, "check"):
+            component.value.check(experiment.process)
+    for value in (experiment.objective, experiment.sampler_step):
+        if hasattr(value, "check_length"):
+            value.check_length(experiment.data.length)
     own, sample = experiment.process.timesteps, experiment.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(

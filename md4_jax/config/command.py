@@ -1,4 +1,4 @@
-"""The command line: flags, assignments to the config, and the command that starts it again."""
+"""Command line: flags, assignments to config keys, and the command that starts it again."""
 
 import argparse
 import re
@@ -10,8 +10,9 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
+KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
 MODES = ("train", "eval", "sample", "bench", "plan")
-# Those that need the directory of a run.
+# Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
 
@@ -41,23 +42,21 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="md4_jax", usage=USAGE, allow_abbrev=False)
-    parser.add_argument(
-        "--config", help="a file of configs/; default: that of the run in --workdir"
-    )
-    parser.add_argument("--workdir", help="directory of the run; made up and printed if not given")
+    parser = argparse.ArgumentParser(usage=USAGE, epilog=KEYS, allow_abbrev=False)
+    parser.add_argument("--config", help="config file; default: the config of the run in --workdir")
+    parser.add_argument("--workdir", help="directory of the run; default: a new one in runs/")
     parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
-    parser.add_argument("--evals", default="", help="of --mode eval: names in evals, as a,b")
+    parser.add_argument("--evals", default="", help="evaluators for --mode eval: a,b")
     parser.add_argument(
-        "--trust", default="", help="packages that a run's own config may import: a,b"
+        "--trust", default="", help="packages that the config in --workdir may import: a,b"
     )
-    parser.add_argument("--topology", help="of --mode plan: v5e:16x16, cpu:8")
-    parser.add_argument("--mode", default="train", choices=MODES)
+    parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
+    parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
     return parser
 
 
 def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
-    """UserError for a key of the config without its prefix; the usage for anything else."""
+    """Raises UserError for a config key without its prefix; else exits with the usage."""
     for argument in others:
         if re.match(r"--\w+\.\w", argument):
             raise UserError(
@@ -69,7 +68,7 @@ def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
 
 
 def again(flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, str]) -> str:
-    """Returns the command that asks for the same once more."""
+    """Returns the command line that starts the same thing again."""
     said = [f"--config={flags.config}"] if flags.config else []
     said += [f"--mode={flags.mode}"]
     said += [f"--evals={','.join(flags.evals)}"] if flags.evals else []

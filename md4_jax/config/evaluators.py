@@ -1,4 +1,4 @@
-"""The evaluators of a config, as objects, each with the bound that it reports."""
+"""Builds the evaluators of a config and chooses the bounds that they report."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,8 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.protocols import Needs, Network, Objective, UserError
 
-# The bounds that `auto` chooses from: the first that the process and the network allow. Those of
-# one process stand from the least noisy to the noisiest.
+# `auto` chooses the first of these bounds that the process and the network allow. Bounds of the
+# same process are ordered by the noise of their estimates, least first.
 BOUNDS = (
     "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "d3pm",
 )  # fmt: skip
@@ -19,15 +19,17 @@ BOUNDS = (
 def evaluators(
     config: Mapping[str, Any], objective: Objective, process: Any, network: Network
 ) -> dict[str, Any]:
-    """Returns the evaluators by name; those with an `objective` get the bound that it names.
+    """Builds the evaluators by name; those with an `objective` get the bound that it names.
 
-    They run in the order of the dict, which is that of EVALUATORS: n-gram models are printed
-    beside the bound of the same text, which has to be there before them.
+    They run in the order of the dict: that of EVALUATORS, then the user's own kinds. So n-gram
+    models come after the bound on the same text, which is printed beside them.
     """
-    kinds = list(EVALUATORS)
+    order = {kind: number for number, kind in enumerate(EVALUATORS)}
     found = {}
-    for name in sorted(config["evals"], key=lambda name: _place(config["evals"][name], kinds)):
-        path, section = f"evals.{name}", config["evals"][name]
+    for name, section in sorted(
+        config["evals"].items(), key=lambda item: order.get(item[1]["name"], len(order))
+    ):
+        path = f"evals.{name}"
         supplied = {}
         if "objective" in arguments_of(path, section["name"]):
             asked = section.get("objective", {"name": "auto"})
@@ -35,17 +37,12 @@ def evaluators(
                 supplied["objective"] = tightest(path, objective, process, network)
             else:
                 supplied["objective"] = build_section(f"{path}.objective", asked)
-        found[name] = _made(path, section, supplied)
+        found[name] = _evaluator(path, section, supplied)
     return found
 
 
-def _place(section: Mapping[str, Any], kinds: list[str]) -> int:
-    """The place of an evaluator's kind; those of the user's own come last."""
-    return kinds.index(section["name"]) if section["name"] in kinds else len(kinds)
-
-
-def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:
-    """The evaluator, whose own complaints begin with the key in its section."""
+def _evaluator(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:
+    """Builds an evaluator; its errors begin with the full key."""
     try:
         return build_section(path, section, **supplied)
     except UserError as error:
@@ -54,10 +51,10 @@ def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) ->
 
 
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:
-    """Returns the bound that `auto` stands for: the training objective itself where it is it.
+    """Returns the bound that `auto` stands for; the training objective if it is of that class.
 
-    Block diffusion is evaluated by its own block, and a process for which no bound of this
-    package is made by the training objective. UserError if that is no bound.
+    Block diffusion is evaluated with its own block size. A process for which BOUNDS has nothing is
+    evaluated with the training objective; UserError if that is no bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
@@ -70,12 +67,12 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         return objective
     raise UserError(
         f"{path}.objective.name='auto' finds no bound of -log p for this process ({process}): name "
-        f"an objective that is one, or take {path} out of evals"
+        f"an objective that is a bound, or remove {path}"
     )
 
 
 def _suits(needs: Needs, process: Any, network: Network) -> bool:
-    """Whether a bound is defined for process and network; what else it needs is checked later."""
+    """Returns whether a bound is defined for the process and suits network.causal."""
     own = getattr(process, "parametrisation", None)
     allowed = needs.parametrisations is None or own is None or own in needs.parametrisations
     return isinstance(process, needs.processes) and needs.causal == network.causal and allowed

@@ -1,8 +1,8 @@
-"""Classes of the user's own: package.module:attribute in place of a name of a registry.
+"""Classes of other packages: package.module:attribute in place of a registered name.
 
 Importing a module runs its code. A name that the user wrote, in a config file or on the command
-line, is imported. A name that comes with the files of a run is imported if the user trusts its
-package: --trust PACKAGE. `allow` is told of both, once for the process; nothing else is imported.
+line, is imported. A name that comes from the files of a run is imported only if the user trusts
+its package: --trust PACKAGE. `allow` registers both for the process; nothing else is imported.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from md4_jax.protocols import UserError
 # Full names that the user wrote, and packages that the user trusts.
 _allowed: set[str] = set()
 
-# What a class must have to stand in a section, as attributes or as fields.
+# Attributes or fields that a class needs in each kind of section.
 CONTRACTS = {
     "data": ("fingerprint", "warnings"),
     "tokenizer": (
@@ -41,12 +41,12 @@ CONTRACTS = {
 
 
 def is_foreign(name: Any) -> bool:
-    """Whether a name is of the form package.module:attribute."""
+    """Returns whether a name has the form package.module:attribute."""
     return isinstance(name, str) and ":" in name
 
 
 def allow(names: Iterable[str]) -> None:
-    """Lets these names, or all names of these packages, be imported by this process."""
+    """Allows this process to import these names, or all names of these packages."""
     _allowed.update(names)
 
 
@@ -58,12 +58,12 @@ def names_in(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def load(name: str) -> type:
-    """Imports the class of a name; NotTrusted or UserError where it must or can not be."""
+    """Imports the class of a name; NotTrusted if it must not, UserError if it cannot be."""
     module_name, _, attribute = name.partition(":")
     package = module_name.partition(".")[0]
     if not {name, package} & _allowed:
         raise NotTrusted(
-            f"{name!r} is named by the files of a run, and to import it runs its code: add "
+            f"{name!r} is named by the files of a run, and importing it runs its code: add "
             f"--trust {package} if you trust that package"
         )
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", name):
@@ -76,7 +76,7 @@ def load(name: str) -> type:
         found = getattr(found, part)
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise UserError(
-            f"{name} is not a class of options: it must be a dataclass, whose fields are the keys "
+            f"{name} is not a class of options: it must be a dataclass whose fields are the keys "
             "of its section"
         )
     return found
@@ -101,14 +101,14 @@ def _module(name: str, module_name: str) -> Any:
 
 
 def check_contract(kind: str, key: str, cls: type) -> None:
-    """UserError that names what a class lacks to stand in a section of that kind."""
+    """Raises UserError, with the missing attributes, if a class does not fit its section."""
     has = {field.name for field in dataclasses.fields(cls)}
     has |= {word for base in cls.__mro__ for word in vars(base)}
     missing = [word for word in CONTRACTS[kind] if word not in has]
     if missing:
         raise UserError(
             f"{key}={cls.__module__}:{cls.__qualname__} has no {', '.join(missing)}, which a class "
-            "in this place needs: docs/extending.md"
+            "in this section needs: see docs/extending.md"
         )
     try:
         typing.get_type_hints(cls)

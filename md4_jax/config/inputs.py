@@ -1,4 +1,4 @@
-"""The domain and the data source of a config, and the corpora of its evaluators."""
+"""Domain and data source of a config, and the corpora of its evaluators."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -30,9 +30,9 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
 def corpora(
     config: Mapping[str, Any], domain: Domain, run: Corpus | None = None
 ) -> Callable[[Mapping[str, Any]], Corpus]:
-    """Returns a function: changes of the `data` section -> the corpus, in the run's own symbols.
+    """Returns a function: changes of the `data` section -> the corpus, in the run's domain.
 
-    run: the corpus without changes, if it is made already. A corpus is made once.
+    run: the corpus without changes, if it is made already. Each corpus is made once.
     """
     made: list[tuple[dict, Corpus]] = [] if run is None else [({}, run)]
 
@@ -50,8 +50,8 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
     options = options_from(DataOptions, section)
     if options.separate_documents and getattr(domain, "eot_id", None) is None:
         raise UserError(
-            "data.separate_documents=True needs a tokenizer with an end-of-text token, and that "
-            "of this run has none"
+            "data.separate_documents=True needs a tokenizer with an end-of-text token; that of "
+            "this run has none"
         )
     if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)

@@ -1,4 +1,4 @@
-"""Configs: reading a file, overriding keys, comparing and storing. Plain dicts come out."""
+"""Configs as plain dicts: reading a file, overriding keys, comparing and storing."""
 
 import ast
 import difflib
@@ -18,31 +18,30 @@ from md4_jax.runtime import paths
 from md4_jax.runtime.commit import PACKAGE_ROOT, commit
 
 FILE = "config.json"
-# Where the data lies. That it is the same text is checked by what the tokens are.
+# Where the data lies; whether it is the same data is checked by its tokens.
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
-# What may differ when a run is continued: it decides where and how often, never what is learned.
+# Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
 FREE += PLACES
 
-# Sections within an evaluator, which may begin on the command line.
+# Sections of an evaluator that the command line may add.
 OF_EVALUATORS = ("data", "objective")
 
-# Keys that older runs and short configs leave out -> what they mean by that.
+# Keys that older runs and short configs leave out -> their default.
 ADDED = {
     "data.windows": "grid",
     "network.classes": 0,
     "network.label_dropout": 0.0,
     "process.conditioning": "time",
 }
-# (section, its name, key, value) that a run may have stored -> what that value is called now.
+# (section, its name, key, value) in older runs -> the value today.
 RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
 
 
 def load(path: str) -> dict[str, Any]:
-    """The dict of get_config() of FILE, or of get_config(ARG) for FILE:ARG.
+    """Returns the dict of get_config() in FILE, or of get_config(ARG) for FILE:ARG.
 
-    UserError when it cannot be made; an unknown ARG lists the known ones, where the file has
-    them as the keys of its one dict of that kind, FAMILIES.
+    UserError if it cannot be made. If the file has a dict FAMILIES, its keys are the known ARGs.
     """
     name, _, argument = path.partition(":")
     file = Path(name)
@@ -69,7 +68,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def _arguments(path: str, module: Any, argument: str) -> list[str]:
-    """What get_config is called with; UserError if that is not what it takes."""
+    """Returns the arguments of get_config; UserError if one is missing, unknown or too many."""
     takes = bool(inspect.signature(module.get_config).parameters)
     known = list(getattr(module, "FAMILIES", ()))
     if takes != bool(argument):
@@ -85,15 +84,14 @@ def override(
     assignments: Mapping[str, str],
     accepts: Callable[[str, str, str], bool],
 ) -> None:
-    """Sets 'section.key' -> text in place; a text becomes the type that the key has.
+    """Sets each 'section.key' in place to its text, parsed as the type of the old value.
 
-    A section's name is set first: arguments that the new constructor does not
-    take (accepts(section, name, key) is False) go with the old name. `evals.NAME.name` makes a
-    new evaluator.
+    Names are set first. A new name drops the keys that its class does not take, for which
+    accepts(section, name, key) is False. `evals.NAME.name` adds an evaluator.
     """
     for dotted, text in sorted(assignments.items(), key=lambda item: _order(item[0])):
         *parents, key = dotted.split(".")
-        section = _entered(config, parents, key)
+        section = _section(config, parents, key)
         if not parents and key not in config:
             raise unknown("config section", key, sections(config))
         if key == "name":
@@ -104,12 +102,12 @@ def override(
 
 
 def _order(dotted: str) -> tuple[bool, int]:
-    """Names before other keys, and those of outer sections before those of inner ones."""
+    """Sorts names before other keys, and outer sections before inner ones."""
     return not dotted.endswith(".name"), dotted.count(".")
 
 
-def _entered(config: dict[str, Any], parents: list[str], key: str) -> dict[str, Any]:
-    """The section that the key lies in; UserError if there is none and none may begin there."""
+def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, Any]:
+    """Returns the section of a key, adding it if it may be; UserError if there is none."""
     section = config
     for depth, parent in enumerate(parents):
         new_evaluator = (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")
@@ -117,14 +115,14 @@ def _entered(config: dict[str, Any], parents: list[str], key: str) -> dict[str, 
             section.setdefault(parent, {})
         if not isinstance(section.get(parent), dict):
             error = unknown("config section", ".".join(parents[: depth + 1]), sections(config))
-            hint = f". A new evaluator begins with --config.evals.{parent}.name=KIND"
+            hint = f". To add an evaluator give --config.evals.{parent}.name=KIND"
             raise UserError(f"{error}{hint if (parents[0], depth) == ('evals', 1) else ''}")
         section = section[parent]
     return section
 
 
 def parse(text: str, current: Any) -> Any:
-    """A command-line text as a value: text stays text where the key holds text."""
+    """Parses a text of the command line; it stays text if the current value is text."""
     if isinstance(current, str):
         return text
     if text.lower() in ("true", "false"):
@@ -136,7 +134,7 @@ def parse(text: str, current: Any) -> Any:
 
 
 def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted names of all sections."""
+    """Returns the dotted names of all sections."""
     found = []
     for key, value in config.items():
         if isinstance(value, dict):
@@ -145,14 +143,14 @@ def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def unknown(what: str, name: str, known: list[str]) -> UserError:
-    """The error for a name that is not known: lists the known ones, suggests the nearest."""
+    """Makes the error for an unknown name, which lists the known ones and suggests one."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return UserError(f"unknown {what} {name!r}{hint} Known: {', '.join(sorted(known))}")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """('section.key', value) pairs."""
+    """Yields ('section.key', value) pairs, with lists in place of tuples."""
     for key, value in config.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
@@ -161,7 +159,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def store(workdir: paths.Place, config: Mapping[str, Any]) -> None:
-    """Writes config.json with the package's version and commit, whole or not at all."""
+    """Writes config.json with the package's version and commit, atomically."""
     content = {
         "package": "md4_jax",
         "version": md4_jax.__version__,
@@ -172,15 +170,15 @@ def store(workdir: paths.Place, config: Mapping[str, Any]) -> None:
 
 
 def stored(workdir: paths.Place) -> dict[str, Any] | None:
-    """The config of a run directory, in the names of today; None for a new one.
+    """Returns the config of a run directory, with today's key names; None for a new directory.
 
-    UserError if it is not one of ours.
+    UserError if this package did not write it.
     """
     file = workdir / FILE
     if not paths.exists(file):
         if (workdir / "checkpoints").exists():
             raise UserError(
-                f"{workdir} holds checkpoints but no {FILE}: they are not of this package; "
+                f"{workdir} holds checkpoints but no {FILE}: this package did not write them; "
                 "choose another --workdir"
             )
         return None
@@ -192,11 +190,11 @@ def stored(workdir: paths.Place) -> dict[str, Any] | None:
         ) from error
     if not isinstance(content, dict) or content.get("package") != "md4_jax":
         raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
-    return _with_names_of_today(content["config"])
+    return _with_current_names(content["config"])
 
 
-def _with_names_of_today(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run whose version called the same thing by another name."""
+def _with_current_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Renames keys and values of an older version."""
     for (section, name, key, old), new in RENAMED.items():
         part = config.get(section)
         if isinstance(part, dict) and (part.get("name"), part.get(key)) == (name, old):
@@ -208,7 +206,7 @@ def _with_names_of_today(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
-    """The evaluators that one `eval` section stood for."""
+    """Makes the evaluators that the `eval` section of older versions stood for."""
     shared = ("draws", "batch_size", "stride", "seed", "objective")
     bound = {"name": "likelihood", **{key: old[key] for key in shared if key in old}}
     split, order = old.get("split", "test"), old.get("ngram_order", 0)
@@ -224,10 +222,10 @@ def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:
-    """UserError that lists every key in which a run's config and the asked one differ.
+    """Raises UserError, which lists all keys with other values, unless two configs agree.
 
-    A key that the run's version did not have yet is no difference where it is empty. With a
-    constant learning rate the number of steps is free: no step before the last depends on it.
+    A key that the run's version did not have may be ''. With a constant learning rate
+    train.num_steps may change: no earlier step depends on it.
     """
     before, after, missing = ADDED | dict(flatten(old)), ADDED | dict(flatten(new)), object()
     after = {key: value for key, value in after.items() if key in before or value != ""}
@@ -248,18 +246,18 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Pl
     ]
     steps = (
         f"\nThe learning rate (optim.decay={before.get('optim.decay')!r}) is made for "
-        f"{before.get('train.num_steps')} steps and ends with them. To train on, take another "
-        f"--workdir and --config.train.initial={workdir}, which begins with the parameters of "
+        f"{before.get('train.num_steps')} steps and ends with them. To train longer, use another "
+        f"--workdir and --config.train.initial={workdir}, which starts from the parameters of "
         "this run; only a run with optim.decay='constant' can be given more steps"
     )
     raise UserError(
         f"{workdir} was made by another config:\n" + "\n".join(lines) + "\n"
-        "choose another --workdir, or give the old values back to continue that run"
+        "choose another --workdir, or use the old values to continue that run"
         + (steps if "train.num_steps" in differing else "")
     )
 
 
 def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the data is read from another place than the run read it from."""
+    """Returns whether the data lies in another place than when the run began."""
     before, after = dict(flatten(old)), dict(flatten(new))
     return any(before.get(key) != after.get(key) for key in PLACES)

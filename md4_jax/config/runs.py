@@ -1,4 +1,4 @@
-"""What one run takes from another: its averaged parameters, to begin with or to judge by."""
+"""Averaged parameters of a run: to evaluate, to start another run, or to judge samples."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from md4_jax.training.loop import abstract_state
 
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
-    """(step, moving average) of the newest checkpoint; UserError if there is none."""
+    """Returns (step, averaged parameters) of the newest checkpoint; UserError without one."""
     found = _read(
         experiment, workdir, lambda kept: kept.restore_ema(abstract_state(experiment).ema)
     )
@@ -30,14 +30,14 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
 
 def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
-    """UserError if the corpus is not the text that the run in workdir was trained on, if it was."""
+    """Raises UserError if the run in workdir was trained on another text than the corpus."""
     host = _read(experiment, workdir, Checkpoints.host)
     if host is None:
         return
     if "text" not in host:
         raise UserError(
-            f"the checkpoints of {workdir} do not say what text they were trained on, so that "
-            "another place of it (data.path) cannot be checked: give the old one back"
+            f"the checkpoints of {workdir} do not say what text they were trained on, so a new "
+            "place of the text (data.path) cannot be checked: use the old one"
         )
     try:
         check_same_text(host["text"], corpus.fingerprint(), workdir)
@@ -49,10 +49,10 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
 
 
 def judge_of(experiment: Experiment) -> Judge | None:
-    """Returns params -> the (experiment, params) whose bound of samples is reported; or None.
+    """Returns params -> (experiment, params) of the judge of samples; None without a judge.
 
-    Another run keeps its network, process and bound; mesh, draws and batch are those asked for.
-    UserError if there is none, or if it has another tokenizer.
+    Another run keeps its network, process and bound; mesh, draws and batch size are this run's.
+    UserError if there is no such run, or if it has another tokenizer.
     """
     asked = experiment.sample.judge
     if not asked:
@@ -67,11 +67,11 @@ def judge_of(experiment: Experiment) -> Judge | None:
 def beginning(
     experiment: Experiment, workdir: Place, say: Callable[[str], None]
 ) -> Callable[[Params], Params] | None:
-    """What puts the parameters of train.initial in place of fresh ones; None where it is empty.
+    """Returns a function: fresh parameters -> those of train.initial; None if it is empty.
 
-    None too where the run in workdir has a checkpoint: it needs the other run no more. The
-    network must have the same parameters; those of a process are taken where it has them too.
-    UserError now for another run that does not fit.
+    None also if the run in workdir has a checkpoint: it no longer needs the other run. The network
+    must have parameters of the same shapes. The parameters of the process are taken if they have.
+    Raises UserError at once if the other run does not fit.
     """
     asked = experiment.train.initial
     if not asked or _read(experiment, workdir, Checkpoints.steps):
@@ -88,7 +88,7 @@ def beginning(
         say(f"begins with the averaged parameters of step {step} of {asked}")
         same = _shapes(params["process"]) == _shapes(fresh["process"])
         process = params["process"] if same else fresh["process"]
-        # Its values in this run's process, whose hyper-parameters may be others.
+        # Keep this run's hyper-parameters of the process, with the learned values of the other.
         leaves, structure = jax.tree.leaves(process), jax.tree.structure(fresh["process"])
         return params | {"process": jax.tree.unflatten(structure, leaves)}
 
@@ -96,7 +96,7 @@ def beginning(
 
 
 def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:
-    """What the checkpoints of a run answer; None where there are none."""
+    """Returns ask(checkpoints of a run); None if it has no checkpoints."""
     directory = workdir / "checkpoints"
     if not directory.exists():
         return None
@@ -107,7 +107,7 @@ def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], A
 
 
 def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Experiment:
-    """The experiment of another run with the same tokenizer, on this one's mesh and batch."""
+    """Builds the experiment of another run, with the mesh and batch size of this one."""
     directory = place(asked, key)
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
@@ -129,7 +129,7 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
 
 
 def _bound(experiment: Experiment, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The evaluator that another run reports, with the draws and the batch of this one's."""
+    """Returns the main bound of another run, with the draws and batch size of this one."""
     sections = [s for s in kept["evals"].values() if s["name"] == "likelihood"]
     its = next((s for s in sections if s.get("final", True)), sections[0] if sections else {})
     section = {"name": "likelihood", **{key: its[key] for key in ("objective",) if key in its}}
@@ -146,7 +146,7 @@ def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
 
 
 def _difference(experiment: Experiment, other: Experiment) -> str:
-    """In which keys of the network's section two runs differ, or in which parameter."""
+    """Describes how two networks differ: in keys of the config, or else in a parameter."""
     own, its = (dict(config.flatten(e.config["network"])) for e in (experiment, other))
     keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
     if not keys:

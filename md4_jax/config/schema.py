@@ -1,4 +1,4 @@
-"""Config sections: which keys each may have, their types, and the object of a section."""
+"""Config sections: their keys, the types of these, and the objects made from them."""
 
 import copy
 import dataclasses
@@ -37,11 +37,11 @@ from md4_jax.training.optim import OPTIMIZERS
 
 @dataclasses.dataclass(frozen=True)
 class Tightest:
-    """evals.NAME.objective.name=auto: the tightest bound that process and network allow."""
+    """Placeholder for objective.name=auto: the tightest bound that the process allows."""
 
 
-# A section is `name` and arguments of its registry's entry, or fields of one class.
-# `evals` holds any number of sections, each under a name of the user's own: `evals.*`.
+# The keys of a section are `name` and the arguments of the registered class, or the fields of
+# CLASSES, or both. `evals.*` is any number of sections, under names that the user chooses.
 REGISTRIES = {
     "data": SOURCES,
     "tokenizer": TOKENIZERS,
@@ -65,20 +65,20 @@ CLASSES = {
     "bench": (BenchOptions,),
     "plan": (PlanOptions,),
 }
-# A section with the keys of another that differ for an evaluator -> the other section.
+# Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
-# Arguments that build supplies itself, or that a nested section makes.
+# Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
 SUPPLIED = ("vocab_size", "transform", "schedule", "base", "objective")
 
 
 def kind(path: str) -> str:
-    """Returns the path with `*` for the name that the user gave: evals.test -> evals.*."""
+    """Replaces the user's name of an evaluator in a path by `*`: evals.test -> evals.*."""
     parts = path.split(".")
     return ".".join([parts[0], "*", *parts[2:]]) if parts[0] == "evals" and parts[1:] else path
 
 
 def has_name(path: str) -> bool:
-    """Whether the section at that path chooses a class by its `name`."""
+    """Returns whether the section at that path chooses a class by its `name`."""
     return kind(path) in REGISTRIES
 
 
@@ -110,12 +110,12 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
 
 
 def accepts(path: str, name: str, key: str) -> bool:
-    """Whether a section keeps that key when it gets that name."""
+    """Returns whether a section of that name may have that key."""
     return not has_name(path) or key in arguments_of(path, name)
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
-    """UserError for an unknown, missing or wrongly typed section or key."""
+    """Raises UserError for an unknown, missing or wrongly typed section or key."""
     top = {path for path in [*REGISTRIES, *CLASSES] if "." not in path}
     for section in config:
         if section not in (*top, "evals"):
@@ -132,7 +132,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
-    """UserError for an evaluator with a name that cannot be asked for, or with wrong keys."""
+    """Raises UserError for an evaluator with an invalid name or wrong keys."""
     path = f"evals.{name}"
     if not name.isidentifier():
         raise UserError(f"{path}: the name must be of letters, digits and _, with a letter first")
@@ -145,7 +145,7 @@ def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
 
 
 def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `data` section with changes; another `name` leaves nothing of the old source."""
+    """Returns the `data` section with changes; another `name` drops keys of the old source."""
     if changes.get("name", section["name"]) == section["name"]:
         return {**section, **changes}
     of_all = {field.name for field in dataclasses.fields(DataOptions)}
@@ -153,7 +153,7 @@ def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_section(path: str, section: Any) -> None:
-    """UserError for unknown or wrongly typed keys."""
+    """Raises UserError for unknown or wrongly typed keys."""
     if not isinstance(section, Mapping):
         raise UserError(f"{path} must be a section (a dict), not {section!r}")
     known = arguments_of(path, section.get("name"))
@@ -174,7 +174,7 @@ def _check_section(path: str, section: Any) -> None:
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-    """Whether a config value has an annotated type; whole numbers are floats too."""
+    """Returns whether a value has the annotated type; whole numbers are floats too."""
     if isinstance(wanted, types.UnionType) or typing.get_origin(wanted) is typing.Union:
         return any(_fits(value, option) for option in typing.get_args(wanted))
     if typing.get_origin(wanted) is tuple:
@@ -203,7 +203,7 @@ def _spell(wanted: Any) -> str:
 
 
 def build_section(path: str, section: Mapping[str, Any], **supplied: Any) -> Any:
-    """Returns the object of a section with a name: nested sections are made first."""
+    """Builds the object of a section with a `name`, its nested sections first."""
     constructor = class_of(path, section["name"])
     takes = inspect.signature(constructor).parameters
     arguments = dict(supplied)
@@ -223,7 +223,7 @@ def build_section(path: str, section: Mapping[str, Any], **supplied: Any) -> Any
 
 
 def options_from(cls: type, section: Mapping[str, Any]) -> Any:
-    """Returns an options class made of those keys of a section that it has."""
+    """Makes an options object from the keys of a section that its class has."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(**{key: value for key, value in section.items() if key in names})
 
@@ -231,9 +231,9 @@ def options_from(cls: type, section: Mapping[str, Any]) -> Any:
 def load_config(
     path: str | None, assignments: Mapping[str, str], workdir: Place | None = None
 ) -> dict[str, Any]:
-    """A config file with its overrides applied and its keys checked.
+    """Loads a config, applies the assignments and checks all keys.
 
-    Without a file the config of the run in workdir, in which only what is free may be changed;
+    Without a path it is the config of the run in workdir, of which only FREE keys may be changed.
     UserError if there is neither.
     """
     kept = None if path or workdir is None else config_lib.stored(workdir)
@@ -246,7 +246,7 @@ def load_config(
     config = config_lib.load(path) if path else copy.deepcopy(kept)
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())
-    if kept is not None:  # a run of a version that did not have these modes yet
+    if kept is not None:  # older versions did not have these modes
         for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
             config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)

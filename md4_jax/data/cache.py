@@ -1,4 +1,4 @@
-"""Files of the cache, downloads and tokens: written whole or not at all."""
+"""Atomic writes of cache files: downloads and tokens."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from md4_jax.protocols import UserError
 
 @contextlib.contextmanager
 def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Gives a temporary path, renamed to `path` when the block succeeds and deleted otherwise.
+    """Yields a temporary path, renamed to `path` when the block succeeds and deleted otherwise.
 
     Each writer has a temporary file of its own, and the rename is atomic. So several processes
     may make the same file at once, and no reader ever sees half of one.

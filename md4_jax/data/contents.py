@@ -54,8 +54,8 @@ def record(path: pathlib.Path) -> pathlib.Path:
 def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
     """Says what is wrong with cached tokens; '' if they are the ones that were written.
 
-    facts: entries that their record must have, besides their number and checksum: the `dtype`,
-    the `vocab_size`, above all ids, and others. Each process reads the file once.
+    facts: entries of their record besides their number and checksum: `dtype`, `vocab_size`, which
+    is greater than every id, and others. Each process reads the file once.
     """
     try:
         written = json.loads(record(path).read_text())

@@ -20,10 +20,10 @@ from md4_jax.runtime.sharding import max_over_processes
 class Corpus:
     """A source, read as symbols of a domain.
 
-    The documents of a source are joined to a token stream for each split, and cut into windows.
-    With labels, each document is a row instead; and a source that has `rows` gives the sequences
-    themselves, and what a network is told of each.
-    Batches hold the rows of a global batch that this process gets: `rows`, ascending.
+    The documents of each split are joined to a token stream, which is cut into windows. Labelled
+    documents are not joined: each is one sequence. A source with `rows` supplies the sequences and
+    their context itself.
+    Batches hold the rows of a global batch that belong to this process: `rows`, ascending.
     """
 
     source: Any
@@ -57,7 +57,7 @@ class Corpus:
             found = self._rows("train").fingerprint()
         else:
             found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
-        number = found["crc32"] >> 1  # of 31 bits
+        number = found["crc32"] >> 1  # 31 bits, so that its negative is an int32 too
         if max_over_processes(number) != -max_over_processes(-number):
             raise UserError("the processes have different training data: make data.path the same")
         return found
@@ -93,8 +93,8 @@ class Corpus:
     ) -> Iterator[Batch]:
         """Returns the batches of a whole split, in order.
 
-        stride  0: windows side by side. Else each window begins so many tokens after the one
-                before it, and the tokens that both have are only conditioned on in the second
+        stride  tokens from the start of a window to that of the next; the tokens that two windows
+                share are only conditioned on in the second. 0: adjacent windows
         """
         if stride and self._has_rows:
             raise UserError(f"stride={stride} slides over text; this data is single examples")
@@ -108,7 +108,7 @@ class Corpus:
     def batches_of(
         self, tokens: np.ndarray, *, batch_size: int, rows: np.ndarray
     ) -> Iterator[Batch]:
-        """Returns the batches of sequences [N, L], in order, each a text of its own."""
+        """Returns the batches of sequences [N, L], in order; each sequence is a separate text."""
         return loader.eval_batches(
             Windows(tokens.ravel(), tokens.shape[1], tokens.shape[1], eot_id=self._eot_id),
             batch_size=batch_size,
@@ -117,7 +117,7 @@ class Corpus:
         )
 
     def _sequences(self, split: str, step: int = 0, conditional: bool = False) -> Windows | Rows:
-        """Returns the rows of a split, or its windows, side by side where step is 0."""
+        """Returns the rows of a split or its windows, which are adjacent if step is 0."""
         if self._has_rows:
             return self._rows(split)
         length = self.options.length
@@ -141,7 +141,7 @@ class Corpus:
 
     @property
     def _is_dense(self) -> bool:
-        """Whether training takes a window at every offset."""
+        """Returns whether training takes a window at every offset."""
         return self.options.windows == "every"
 
     @property
@@ -150,7 +150,7 @@ class Corpus:
 
     @property
     def _is_labelled(self) -> bool:
-        """Whether documents are texts of classes, each a row."""
+        """Returns whether documents have labels; each is then one sequence."""
         return bool(getattr(self.source, "label_key", ""))
 
     @property

@@ -67,11 +67,7 @@ class TextDomain:
 
     @property
     def unit(self) -> str:
-        return "character" if self.is_character else "token"
-
-    @property
-    def is_character(self) -> bool:
-        return self.tokenizer.is_character
+        return "character" if self.tokenizer.is_character else "token"
 
     @property
     def eot_id(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Texts with a label: each is one sequence, cut or padded, and the network is told its class."""
+"""Texts with labels: each is one sequence, cut or padded, with its class as context."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ MOST_CLASSES = 1 << 16
 
 
 class Labelled(NamedTuple):
-    """A text, its label (a name or a whole number), and the place of it, for messages."""
+    """Text with its label, a name or a whole number, and its origin, for messages."""
 
     text: str
     label: str | int
@@ -21,10 +21,10 @@ class Labelled(NamedTuple):
 
 
 def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
-    """Returns the labels of a training split by their number: class k is the k-th of them.
+    """Returns the labels of a training split in the order of their classes.
 
-    Names are sorted. Whole numbers are classes already, 0 up to the largest.
-    Raises UserError for labels of both kinds, and for numbers that count no classes.
+    Names are sorted. Whole numbers are the classes themselves, from 0 to the largest.
+    Raises UserError for labels of both kinds, and for numbers that are no classes.
     """
     found: dict[str | int, str] = {}
     for text in texts:
@@ -38,12 +38,12 @@ def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
         if not isinstance(label, int):
             raise UserError(
                 f"data.label_key: the label in {where} is the name {label!r}, and in "
-                f"{found[numbers[0]]} it is the number {numbers[0]}; make them of one kind"
+                f"{found[numbers[0]]} it is the number {numbers[0]}; use one kind"
             )
         if not 0 <= label < MOST_CLASSES:
             raise UserError(
-                f"data.label_key: the label in {where} is {label}. Numbers are taken for classes, "
-                f"which lie in 0..{MOST_CLASSES - 1}; write others as text"
+                f"data.label_key: the label in {where} is {label}. Numbers are classes, which "
+                f"lie in 0..{MOST_CLASSES - 1}; write other labels as text"
             )
     return tuple(range(max(numbers) + 1))
 
@@ -51,8 +51,8 @@ def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
 def rows(source: Any, domain: Any, split: str, length: int) -> Rows:
     """Returns the texts of a split as rows of `length` tokens with context `label`.
 
-    A text ends with the tokenizer's end of text, if it has one; what is longer is cut, and what
-    is shorter has padding, which does not count. They are tokenised once and kept on disk.
+    A text ends with the tokenizer's end of text, if it has one. Longer texts are cut; shorter ones
+    are padded, and padding does not count. Texts are tokenised once and kept on disk.
 
     Raises UserError for a label that the training split does not have.
     """
@@ -67,7 +67,7 @@ def rows(source: Any, domain: Any, split: str, length: int) -> Rows:
 def _pieces(
     source: Any, tokenizer: Any, split: str, length: int, numbers: dict[str | int, int]
 ) -> Iterator[np.ndarray]:
-    """Yields rows: `length` tokens, the number of them that count, the class."""
+    """Yields rows: `length` tokens, how many of them count, and the class."""
     end = [] if tokenizer.eot_id is None else [tokenizer.eot_id]
     texts = (text.text for text in source.labelled(split))
     ids_of_each = packing.encoded(source, tokenizer, split, texts)

@@ -1,7 +1,7 @@
 """Batches of sequences: endless and shuffled for training, whole and in order otherwise.
 
-Batch sizes are global: each process receives the rows that its devices need, and what is in the
-global batch does not depend on how many processes there are.
+Batch sizes are global: each process receives the rows that its devices need. The global batch does
+not depend on the number of processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from md4_jax.protocols import Batch, UserError
 
 READ_THREADS = 4
 
-# Number of sequences in training data without end. Not infinite: Grain computes the number of
+# Number of sequences in endless training data. It is finite because Grain computes the number of
 # batches in float64, which overflows for its own infinity and a batch of one sequence.
 ENDLESS = 2**53
 
@@ -44,8 +44,8 @@ class TrainIterator:
     def set_state(self, state: dict[str, int]) -> None:
         """Continues after that many sequences, on any number of processes.
 
-        With another batch size that does not divide the number, the sequences
-        since the last multiple come again.
+        If the batch size does not divide that number, the sequences since the last multiple
+        come again.
         """
         self._batches.set_state({"next_index": state["sequences"] // self._batch_size})
 
@@ -65,11 +65,11 @@ def train_iterator(
     """Makes endless batches of this process's rows of a global batch.
 
     batch_size  sequences of the global batch
-    rows        those of them that this process gets; None: all
-    rounds      of the permutation
+    rows        rows of it that this process gets; None: all
+    rounds      rounds of the permutation
 
-    Each epoch is another permutation, given by the seed alone, and each sequence
-    comes once in it; a batch may straddle two epochs. The rest of `sequences` is left out.
+    Each epoch is another permutation, given by the seed alone, with each sequence once; a batch
+    may straddle two epochs. Tokens after the last whole sequence are left out.
 
     Raises UserError when there is no whole sequence.
     """
@@ -110,8 +110,8 @@ def eval_batches(
     of tokens [len(rows), r] has them in row 0 of the global batch. Every process
     gets the same number of batches.
 
-    text_size: what a batch has as `text`, called for the tokens of each row that count,
-    in the order of the text and in every process for all rows.
+    text_size: counts bytes and words for the batch's `text`. It is called with the counted tokens
+    of each row, in the order of the text and in every process for all rows.
 
     Raises UserError when the split is empty.
     """

@@ -1,4 +1,4 @@
-"""Classes by the names under which a run stores them."""
+"""Classes by the names that a run stores."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ Load = Callable[[str], Any]
 
 
 class UnknownClass(UserError):
-    """Raised where the class of a stored name, one of the user's own, is not found."""
+    """Raised if the class of a stored name package.module:attribute is not found."""
 
 
 class NotTrusted(UnknownClass):
-    """A stored name of the user's own is imported only if the user says so."""
+    """Raised if a stored name may not be imported, because the user has not allowed it."""
 
 
 def class_of(name: Any, built_in: Mapping[str, Any], kind: str, load: Load | None) -> Any:

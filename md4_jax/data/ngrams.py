@@ -47,7 +47,7 @@ def _extended(codes, streams, vocab_size: int, order: int) -> list[np.ndarray]:
         codes = [code[:-1] for code in codes]
     largest = max((int(code.max()) for code in codes if code.size), default=0)
     if largest >= np.iinfo(np.int64).max // vocab_size - 1:
-        # Ranks over both texts are as good as codes and are below their number.
+        # Larger codes would overflow. Ranks over both texts are as good, and small.
         _, ranks = np.unique(np.concatenate(codes), return_inverse=True)
         codes = np.split(ranks, [len(codes[0])])
     return [

@@ -1,4 +1,4 @@
-"""A split of a corpus as one long array of token ids, tokenised once and kept on disk."""
+"""Token stream of a split: one long array of ids, tokenised once and kept on disk."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ from md4_jax.data.tokenizers import id_dtype
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import cache_root
 
-FORMAT = 2  # raise it when the same text and tokenizer give another stream
+FORMAT = 2  # increase it when the same text and tokenizer give another stream
 BATCH_DOCUMENTS = 1000
 BATCH_CHARACTERS = 1 << 22
 
 Pieces = Callable[[], Iterable[np.ndarray]]
 
 
-def token_stream(source, tokenizer, split: str, cache_dir: str | None = None) -> np.ndarray:
+def token_stream(source, tokenizer, split: str) -> np.ndarray:
     """Returns the ids of a split [N], memory-mapped, in the smallest unsigned type.
 
     Each document is followed by the tokenizer's end of text; if it has none, its
@@ -30,42 +30,36 @@ def token_stream(source, tokenizer, split: str, cache_dir: str | None = None) ->
 
     Raises UserError for text that the tokenizer cannot encode.
     """
-    return opened(*_kept_stream(source, tokenizer, split, cache_dir))
+    return opened(*_kept_stream(source, tokenizer, split))
 
 
-def fingerprint(source, tokenizer, split: str, cache_dir: str | None = None) -> dict[str, int]:
-    """Returns {tokens, crc32} of a split, which tell one text, or tokenizer, from another."""
-    path, _ = _kept_stream(source, tokenizer, split, cache_dir)
+def fingerprint(source, tokenizer, split: str) -> dict[str, int]:
+    """Returns {tokens, crc32} of a split, by which texts and tokenizers are told apart."""
+    path, _ = _kept_stream(source, tokenizer, split)
     written = json.loads(contents.record(path).read_text())
     return {name: written[name] for name in ("tokens", "crc32")}
 
 
 def kept(
-    described: Sequence[Any],
-    size: int,
-    split: str,
-    pieces: Pieces,
-    cache_dir: str | None = None,
+    described: Sequence[Any], size: int, split: str, pieces: Pieces
 ) -> tuple[pathlib.Path, str]:
     """Returns (file, dtype) of integers that were made once and are kept on disk, whole.
 
-    described  all that decides what they are, first the source's fingerprint; its hash is part
-               of the file's name
-    size       a number above all of them, which decides the dtype
-    pieces     makes them, part by part
+    described  everything that the integers depend on, first the source's fingerprint; its hash is
+               part of the file name
+    size       a number above all of the integers, which decides the dtype
+    pieces     yields the integers in pieces
 
-    The first call writes them to a file of the cache directory, and beside it what it holds;
-    later calls only check that length and checksum are what was written. A damaged file is
-    reported and made again. Memory does not grow with the data, and several processes may call at
-    once.
+    The first call writes a file in the cache directory, and beside it a record of its contents.
+    Later calls only check length and checksum. A damaged file is reported and made again. Memory
+    does not grow with the data, and several processes may call at once.
 
-    Raises UserError when the disk is full, and when it returns something else than was written.
+    Raises UserError when the disk is full, and when it does not return what was written.
     """
     key = hashlib.sha256(json.dumps([FORMAT, *described]).encode()).hexdigest()[:20]
     dtype = id_dtype(size).name
     facts = {"dtype": dtype, "vocab_size": size, "source": described[0]}
-    root = pathlib.Path(cache_dir) if cache_dir else cache_root() / "tokens"
-    path = root / f"{split}-{key}.{dtype}"
+    path = cache_root() / "tokens" / f"{split}-{key}.{dtype}"
     wrong = contents.damage(path, facts) if path.exists() else "it is not there"
     if not wrong:
         return path, dtype
@@ -102,14 +96,14 @@ def encoded(source, tokenizer, split: str, documents: Iterable[str]) -> Iterator
         count += len(batch)
 
 
-def _kept_stream(source, tokenizer, split: str, cache_dir: str | None) -> tuple[pathlib.Path, str]:
+def _kept_stream(source, tokenizer, split: str) -> tuple[pathlib.Path, str]:
     described = [source.fingerprint(), tokenizer.to_json(), split]
     pieces = lambda: _stream(source, tokenizer, split)  # noqa: E731
-    return kept(described, tokenizer.vocab_size, split, pieces, cache_dir)
+    return kept(described, tokenizer.vocab_size, split, pieces)
 
 
 def _write(path: pathlib.Path, facts: Mapping[str, Any], pieces: Pieces) -> None:
-    """Writes integers, and first the record of them, so that no reader finds them without it."""
+    """Writes integers after their record, so that no reader finds them without it."""
     with new_file(path) as temporary:
         count, crc = 0, 0
         with temporary.open("wb") as file:
@@ -149,7 +143,7 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _named(source, tokenizer, split: str, count: int, batch: list[str]) -> UserError:
-    """Makes the error of the first document of a batch that cannot be encoded, with its origin.
+    """Makes the error for the first document of a batch that cannot be encoded.
 
     count: number of documents before the batch.
     """

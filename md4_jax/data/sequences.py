@@ -1,4 +1,4 @@
-"""Sequences of one length, by index: windows of a token stream, or rows that a source gives."""
+"""Sequences of one length, by index: windows of a token stream, or rows of a source."""
 
 import dataclasses
 import zlib
@@ -14,10 +14,9 @@ ROWS_AT_ONCE = 4096
 
 
 class SplitSize(NamedTuple):
-    """Sizes of a split: whole sequences, tokens after the last of them, and tokens in all."""
+    """Size of a split: the number of whole sequences, and of all tokens."""
 
     sequences: int
-    remainder: int
     tokens: int
 
 
@@ -27,10 +26,10 @@ class Windows:
 
     tokens       ids [N], an array or a memory map
     length       L
-    step         from the start of a window to the start of the next: L for windows side by side,
-                 1 for a window at every offset
-    conditional  True: the tokens that a window shares with the one before it are its context, and
-                 only the new ones count
+    step         tokens from the start of a window to that of the next: L for adjacent windows, 1
+                 for a window at every offset
+    conditional  whether only new tokens count, and those shared with the previous window are
+                 conditioned on
     eot_id       end of text; if given, context['segments'] numbers the documents of each window
     """
 
@@ -45,7 +44,7 @@ class Windows:
 
     @property
     def size(self) -> SplitSize:
-        return SplitSize(len(self), len(self.tokens) - self._covered, len(self.tokens))
+        return SplitSize(len(self), len(self.tokens))
 
     def take(self, index: np.ndarray) -> Batch:
         """Returns the windows with these numbers [B]."""
@@ -54,16 +53,12 @@ class Windows:
         return self._batch(rows, index)
 
     def rest(self) -> Batch | None:
-        """Returns the tokens after the last whole window, in one shorter window; None without."""
-        if self._covered == len(self.tokens):
+        """Returns the tokens after the last whole window, as a shorter window, or None."""
+        covered = len(self) and (len(self) - 1) * self.step + self.length
+        if covered == len(self.tokens):
             return None
         start = len(self) * self.step
         return self._batch(np.asarray(self.tokens[start:])[None], np.array([len(self)]))
-
-    @property
-    def _covered(self) -> int:
-        """Number of tokens in whole windows."""
-        return len(self) and (len(self) - 1) * self.step + self.length
 
     def _batch(self, rows: np.ndarray, index: np.ndarray) -> Batch:
         tokens = rows.astype(np.int32)
@@ -77,11 +72,11 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Examples that are sequences as they are, such as images, and what belongs to each.
+    """Examples that are whole sequences, such as images, with their context.
 
     tokens   integers [N, L], an array or a memory map
-    context  what a network is told of each row, by name, each [N, ...]: a class `label`
-    lengths  integers [N], how many tokens of each row count; those after are padding. None: all
+    context  other inputs of the network, by name, each [N, ...]: a class `label`
+    lengths  integers [N], how many tokens of each row count; the rest is padding. None: all
     """
 
     tokens: np.ndarray
@@ -98,7 +93,7 @@ class Rows:
     @property
     def size(self) -> SplitSize:
         counted = self.tokens.size if self.lengths is None else int(np.sum(self.lengths, dtype=int))
-        return SplitSize(len(self), 0, counted)
+        return SplitSize(len(self), counted)
 
     def take(self, index: np.ndarray) -> Batch:
         """Returns the rows with these numbers [B]."""

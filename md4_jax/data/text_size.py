@@ -1,4 +1,4 @@
-"""Bytes and words of the text that tokens stand for: docs/training.md, Units."""
+"""Numbers of bytes and words of the text of tokens: docs/training.md, Units."""
 
 import codecs
 from collections.abc import Callable
@@ -8,18 +8,17 @@ import numpy as np
 
 
 class TextSize:
-    """Counts the bytes and the words of a text whose tokens come piece by piece.
+    """Counts the bytes and words of a text whose tokens come in pieces.
 
-    Bytes are counted in UTF-8, and words as `str.split` separates them. The counts of the pieces
-    add up to those of the whole text, wherever it is cut: a word counts with the piece that has
-    the last byte of its first character. The end-of-text token has no bytes, is no word, and
-    ends one.
+    Bytes are those of UTF-8, and words are those of `str.split`. The counts of the pieces add up to
+    those of the whole text, wherever it is cut: a word counts in the piece with the last byte of
+    its first character. The end-of-text token has no bytes, is no word, and ends one.
     """
 
     def __init__(self, spellings: list[bytes], eot_id: int | None):
         self._spellings, self._eot_id = spellings, eot_id
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._inside = False  # a word that an earlier piece began
+        self._inside = False  # whether the text so far ends within a word
 
     def __call__(self, ids: np.ndarray) -> tuple[int, int]:
         """Returns (bytes, words) of the next tokens [L]."""
@@ -45,13 +44,13 @@ class TextSize:
 
 
 def of_one_text(tokenizer: Any) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """Counts pieces of one text, one after another; None if the bytes of the tokens are unknown."""
+    """Makes a counter for pieces of one text; None if the bytes of tokens are unknown."""
     spellings = tokenizer.spellings()
     return None if spellings is None else TextSize(spellings, tokenizer.eot_id)
 
 
 def of_many_texts(tokenizer: Any) -> Callable[[np.ndarray], tuple[int, int]] | None:
-    """Counts texts, each on its own; None if the bytes of the tokens are unknown."""
+    """Makes a counter for separate texts; None if the bytes of tokens are unknown."""
     spellings = tokenizer.spellings()
     if spellings is None:
         return None

@@ -4,9 +4,9 @@ Every tokenizer has
     vocab_size    ids are 0..vocab_size-1; vocab_size itself is the mask
     eot_id        the id that ends a document, or None
     separator     what stands between documents if nothing ends them
-    is_character  a token is a character, so bits per token are bits per character
+    is_character  whether each token is a character; bits per token are then bits per character
 and the methods of `Tokenizer`. A tokenizer of your own is a frozen dataclass that inherits from
-it, with these attributes, `encode` and `join`; `tokenizer.name` is then package.module:class.
+`Tokenizer` and has these attributes, `encode` and `join`. Its name is package.module:class.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Tokenizer:
         return name_of(type(self))
 
     def fit(self, documents: Iterable[str]):
-        """Returns the tokenizer with what it learns from the documents; most learn nothing."""
+        """Returns the tokenizer fitted to the documents; most learn nothing from them."""
         del documents
         return self
 
@@ -160,8 +160,8 @@ class Characters(Tokenizer):
             offset = int(wrong[0])
             raise UserError(
                 f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{self.vocab_size} characters, which is tokenizer.alphabet or, without it, what "
-                "the training split has. Set tokenizer.alphabet to all characters of the "
+                f"{self.vocab_size} characters, which is tokenizer.alphabet or, without it, all "
+                "characters of the training split. Set tokenizer.alphabet to all characters of the "
                 "data, or tokenizer.name to 'bytes'."
             )
         return order[place]
@@ -179,7 +179,7 @@ class Characters(Tokenizer):
 
     @functools.cached_property
     def _code_points(self) -> tuple[np.ndarray, np.ndarray]:
-        """Code points of the alphabet in order, and the id of each."""
+        """Returns the sorted code points of the alphabet, and the id of each."""
         points = _code_points(self._fitted())
         order = np.argsort(points)
         return points[order], order.astype(id_dtype(self.vocab_size))
@@ -191,7 +191,7 @@ def _code_points(text: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(Tokenizer):
-    """The 256 bytes of UTF-8, and 256 for the end of a text."""
+    """Bytes of UTF-8, 0..255, and 256 for the end of a text."""
 
     name = "bytes"
     vocab_size = 257

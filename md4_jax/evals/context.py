@@ -1,4 +1,4 @@
-"""What an evaluator is told besides the model, and what evaluators have in common."""
+"""Inputs of an evaluator besides the model, and functions that evaluators share."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,17 +14,16 @@ SPLITS = ("train", "validation", "test", "all")
 
 
 class Context(NamedTuple):
-    """The surroundings of one evaluation.
+    """Inputs of one evaluation.
 
-    name      of the evaluator in the config
-    step      training steps behind the parameters
+    name      name of the evaluator in the config
+    step      number of training steps of the parameters
     workdir   directory of the run
-    corpus    (overrides of the `data` section) -> the corpus, tokenised when it is first read
-    judge     params -> the (experiment, params) under which samples are judged; None: nobody
-    programs  compiled functions by what they were made of, kept for the whole run: an evaluator
-              that is due again, and another one like it, find theirs here
-    earlier   {name: numbers} of the evaluators that already ran on the same parameters
-    say       prints lines for people, in the first process alone
+    corpus    (changes of the `data` section) -> the corpus, tokenised when it is first read
+    judge     params -> (experiment, params) of the judge of samples; None: no judge
+    programs  cache of compiled functions, which evaluators share and which lasts for the run
+    earlier   {name: result} of the evaluators that already ran on the same parameters
+    say       prints text, in the first process only
     """
 
     name: str
@@ -38,11 +37,11 @@ class Context(NamedTuple):
 
 
 def check_data(evaluator: Any) -> None:
-    """UserError for an evaluator whose `split` does not exist."""
+    """Raises UserError if there is no such split."""
     if evaluator.split not in SPLITS:
         raise UserError(f"split must be {', '.join(SPLITS[:-1])} or all, not {evaluator.split!r}")
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns those of the results that a curve can be drawn of."""
+    """Returns the numbers among the results, which can be plotted."""
     return {k: v for k, v in result.items() if isinstance(v, int | float | np.number)}

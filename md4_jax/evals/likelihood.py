@@ -1,4 +1,4 @@
-"""The likelihood bound of a split, with its standard error."""
+"""Likelihood bound of a split, with its standard error."""
 
 import collections
 import dataclasses
@@ -26,13 +26,13 @@ class LikelihoodBound:
 
     every       steps between evaluations while training; 0: none
     final       whether it runs when training ends, and in --mode eval without --evals
-    split       train, validation, test, or all: the whole data as one text
+    split       train, validation, test, or all, which is the whole data
     data        keys of the `data` section that differ from the run's own
     draws       noise draws per sequence
     batch_size  sequences per batch; 0: as in training
-    stride      new tokens of each sequence, which is conditioned on the text before; 0: all of it
-    limit       sequences that are used, the first of the split; 0: all
-    seed        of the noise draws
+    stride      new tokens of each sequence; the others before them are conditioned on. 0: all
+    limit       number of sequences to use, from the start of the split; 0: all
+    seed        seed of the noise draws
     objective   the bound: `auto` is the tightest that the process and the network allow
     """
 
@@ -58,11 +58,11 @@ class LikelihoodBound:
                 raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def sequences(self, experiment: Experiment) -> int:
-        """Sequences of a batch, of all processes together."""
+        """Returns the global batch size."""
         return self.batch_size or experiment.train.batch_size
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns the bound in all units, each with its standard error, and says it."""
+        """Returns the bound in all units, each with its standard error, and prints it."""
         batches = context.corpus(self.data).eval_batches(
             self.split, stride=self.stride, **rows_of(experiment, self.sequences(experiment))
         )
@@ -75,7 +75,7 @@ class LikelihoodBound:
     ) -> dict[str, Any]:
         """Returns the bound of any batches.
 
-        programs: evaluators with the same bound, draws and seed share a compiled step through it.
+        programs: cache of compiled steps; the same bound, draws and seed share a step.
         """
         key = ("likelihood", experiment.network, self.objective, self.draws, self.seed)
         if key not in programs:
@@ -91,15 +91,15 @@ class LikelihoodBound:
 
 
 def main_bound(experiment: Experiment) -> LikelihoodBound | None:
-    """Returns the evaluator that stands for the run: the first final likelihood, else the first."""
+    """Returns the main likelihood of a run: the first that is final, else the first; or None."""
     bounds = [e for e in experiment.evals.values() if isinstance(e, LikelihoodBound)]
     return next((bound for bound in bounds if bound.final), bounds[0] if bounds else None)
 
 
 def reported(experiment: Experiment) -> LikelihoodBound:
-    """Returns the same; UserError if there is none.
+    """Returns the main likelihood of a run; UserError if there is none.
 
-    The judge of samples, --mode bench and --mode plan take its bound, draws and batch size.
+    The judge of samples, --mode bench and --mode plan use its bound, draws and batch size.
     """
     found = main_bound(experiment)
     if found is None:
@@ -108,7 +108,7 @@ def reported(experiment: Experiment) -> LikelihoodBound:
 
 
 class Estimator:
-    """A compiled eval step and what it needs to run over a split."""
+    """Compiled eval step, run over the batches of a split."""
 
     def __init__(
         self,
@@ -126,14 +126,13 @@ class Estimator:
         self._exact = exact
 
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
-        """{'sequences', 'draws', 'nats_per_token', ... each with '_se'} over the batches.
+        """Returns {'sequences', 'draws', 'exact', 'nats_per_token', 'nats_per_token_se', ...}.
 
-        Per byte and word too, where the batches say what text they are.
+        There are numbers per byte and word too if the batches have `text`. The total is the sum of
+        'diffusion_bits_per_token' and, if the bound has them, those of its other PARTS. 'exact'
+        is True for the likelihood itself and False for a bound.
 
-        'diffusion_bits_per_token' and, where the bound has them, those of its other
-        PARTS say what the total consists of; 'exact' whether it is the likelihood itself and
-        no bound of it.
-        limit > 0 stops after that many sequences, rounded up to whole batches.
+        limit: stops after that many sequences, rounded up to whole batches; 0: all.
         """
         totals, seen = collections.defaultdict(Likelihood), 0
         for index, batch in enumerate(batches):
@@ -159,10 +158,10 @@ class Estimator:
 def make_eval_step(
     network: Network, objective: Objective, draws_per_sequence: int, seed: int
 ) -> Callable[[Params, Batch, Array], dict[str, Array]]:
-    """(params, global batch, batch index) -> {'nats': [draws, B], and each of PARTS}, unreduced.
+    """Makes (params, global batch, batch index) -> {'nats': [draws, B], and each of PARTS}.
 
-    The draws of a sequence are `antithetic_times` with an offset of its own, and these offsets
-    are strata over the batch.
+    The times of a sequence's draws are `antithetic_times` with an offset of its own. The offsets
+    are stratified over the batch.
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:

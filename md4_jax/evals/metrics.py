@@ -1,4 +1,4 @@
-"""Likelihoods with their standard errors, and the one place where nats are converted."""
+"""Likelihoods with standard errors; the only place where nats are converted."""
 
 import math
 
@@ -10,18 +10,18 @@ BITS = 1.0 / math.log(2.0)
 
 
 def bits(nats: float) -> float:
-    """nats -> bits."""
+    """Converts nats to bits."""
     return nats * BITS
 
 
 class Likelihood:
-    """A bound on -log p of a split: sums in float64 on the host, with its standard error.
+    """Estimate of a bound on -log p of a split, with its standard error, in float64 on the host.
 
-    The estimate is the ratio (sum of nats) / (sum of tokens) over sequences, each
-    sequence's nats being the mean of its draws. Its standard error is that of a
-    ratio, sqrt(N / (N - 1) sum_i (nats_i - ratio tokens_i)^2) / sum_i tokens_i,
-    which holds both the spread between sequences and the noise of the draws.
-    The same nats over the bytes and over the words of the text are ratios of that kind too.
+    The estimate is the ratio (sum of nats) / (sum of tokens) over N sequences. The nats of a
+    sequence are the mean of its draws. The standard error is that of a ratio,
+    sqrt(N / (N - 1) sum_i (nats_i - ratio tokens_i)^2) / sum_i tokens_i,
+    and includes the spread between sequences and the noise of the draws.
+    Nats per byte and nats per word are estimated in the same way.
     """
 
     def __init__(self):
@@ -30,9 +30,9 @@ class Likelihood:
         self._text: list[np.ndarray] = []
 
     def add(self, nats: Array, tokens: Array, *, text: Array | None = None) -> None:
-        """Adds nats [draws, B] of sequences in which tokens [B] count; with none a row is padding.
+        """Adds nats [draws, B] of sequences with tokens [B] that count; rows with 0 are padding.
 
-        text [B, 2], the bytes and words that the counted tokens stand for, if they are known.
+        text [B, 2]: numbers of bytes and words of the counted tokens, if they are known.
         """
         real = np.asarray(tokens) > 0
         self._nats.append(np.asarray(nats, np.float64).mean(axis=0)[real])
@@ -41,8 +41,7 @@ class Likelihood:
             self._text.append(np.asarray(text, np.float64)[real])
 
     def result(self, *, characters: bool) -> dict[str, float]:
-        """Named numbers with errors: per token, per character where tokens are characters,
-        and per byte and word where the text is known and has any."""
+        """Returns {name: value, name_se: error} per token and, if known, character, byte, word."""
         nats, tokens = np.concatenate(self._nats), np.concatenate(self._tokens)
         sizes = {"tokens": tokens}
         if self._text:
@@ -67,13 +66,13 @@ class Likelihood:
 
 
 def _ratio(nats: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """(sum of nats) / (sum of sizes) over sequences, and its standard error."""
+    """Returns (sum of nats) / (sum of sizes) over sequences, and its standard error."""
     ratio = nats.sum() / sizes.sum()
     spread = np.sum((nats - ratio * sizes) ** 2) * len(nats) / max(1, len(nats) - 1)
     return ratio, math.sqrt(spread) / sizes.sum() if len(nats) > 1 else math.nan
 
 
 def _perplexity(nats: float, error: float) -> tuple[float, float]:
-    """exp(nats), finite also for a hopeless model, and its standard error."""
+    """Returns exp(nats), limited to finite values, and its standard error."""
     perplexity = math.exp(min(nats, 700.0))
     return perplexity, perplexity * error

@@ -1,4 +1,4 @@
-"""N-gram models of the same text, beside the bound of the model."""
+"""N-gram models, to compare with the bound on the same text."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 
-# The models count in memory: text beyond this many tokens is not looked at.
+# The counts are kept in memory, so only this many tokens of a split are used.
 MOST_TOKENS = 20_000_000
 
 
@@ -21,8 +21,8 @@ MOST_TOKENS = 20_000_000
 class NGramModels:
     """Evaluates n-gram models, fitted to the run's training split, on a split.
 
-    every, final, split, data  as of `likelihood`
-    order                      the models of order 1 to this one
+    every, final, split, data  as in `likelihood`
+    order                      largest order; the others are 1 to order - 1
     """
 
     every: int = 0
@@ -41,7 +41,7 @@ class NGramModels:
             raise UserError(f"every must not be negative, not {self.every}")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns bits per token of each order; says them beside a bound of the same text."""
+        """Returns bits per token of each order; prints them beside a bound on the same text."""
         del params
         if jax.process_index() != 0:
             return {}
@@ -55,7 +55,7 @@ class NGramModels:
         return {"split": self.split, **{key(n): level for n, level in enumerate(found, start=1)}}
 
     def _bound(self, experiment: Experiment, context: Context) -> Mapping[str, Any] | None:
-        """The result of an evaluator that ran before on all of the same split."""
+        """Returns the result of an earlier likelihood on all of the same split, or None."""
         for name, result in context.earlier.items():
             other = experiment.evals[name]
             same = isinstance(other, LikelihoodBound) and not other.limit
@@ -65,12 +65,12 @@ class NGramModels:
 
 
 def key(order: int) -> str:
-    """The name of the number of the model of that order."""
+    """Returns the name of an order's number in the result."""
     return f"{order}_gram_bits_per_token"
 
 
 def levels(result: Mapping[str, Any]) -> list[float]:
-    """Bits per token by order, from the result of an evaluator; empty if it is of another kind."""
+    """Returns bits per token by order; empty for the result of another kind of evaluator."""
     found: list[float] = []
     while key(len(found) + 1) in result:
         found.append(result[key(len(found) + 1)])

@@ -1,4 +1,4 @@
-"""Results of an evaluation in words."""
+"""Evaluation results as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +9,17 @@ from md4_jax.protocols import PARTS
 
 
 def line(result: dict[str, Any]) -> str:
-    """'<= 2.345 +- 0.012 bits/token, ...' for a person; no sign before what is exact."""
+    """Formats a result: '<= 2.345 +- 0.012 bits/token, ...'; without '<=' if it is exact."""
     unit = "character" if "bits_per_character" in result else "token"
     parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
     sign = "" if result["exact"] else "<= "
     other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
+    other = other and f" (including {other})"
 
     def said(name: str, form: str) -> str:
         return f"{sign}{result[name]:{form}} +- {result[name + '_se']:{form}}"
 
-    words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{f' (of it {other})' if other else ''}"]
+    words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{other}"]
     if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
         words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
     words.append(f"perplexity {said('perplexity', '.2f')}")
@@ -29,12 +30,12 @@ def line(result: dict[str, Any]) -> str:
 
 
 def label(name: str, split: str) -> str:
-    """Returns the name of an evaluator, with its split where that has another name."""
+    """Returns the name of an evaluator, followed by its split if that has another name."""
     return name if name == split else f"{name} ({split} split)"
 
 
-def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
-    """What the process learned of each symbol: the range, and the symbols at both ends."""
+def learned(process: Any, domain: Any, most: int = 10) -> str:
+    """Formats learned values of symbols: their range, and the largest and smallest ones."""
     lines = []
     for name, values in process.learned().items():
         values = np.asarray(values)
@@ -44,13 +45,13 @@ def learned(process: Any, tokenizer: Any, most: int = 10) -> str:
             f"max {values.max():.4f}"
         )
         for word, ids in (("largest", order[:most]), ("smallest", order[::-1][:most])):
-            each = ", ".join(f"{tokenizer.decode([i])!r} {values[i]:.3f}" for i in ids)
+            each = ", ".join(f"{domain.decode([i])!r} {values[i]:.3f}" for i in ids)
             lines.append(f"  {word}: {each}")
     return "\n".join(lines)
 
 
 def ladder(levels: list[float], result: Mapping[str, Any] | None) -> str:
-    """n-gram models of the same text and, if it is known, the model among them; best last."""
+    """Formats a table of n-gram models and, if its result is given, the model; best last."""
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
     if result is not None:
         kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"

@@ -1,4 +1,4 @@
-"""Samples of the model: drawn, written, printed and, where a judge is given, judged."""
+"""Samples of the model: drawn, written, printed and, if there is a judge, judged."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
 class DrawnSamples:
     """Draws the samples that the `sample` section describes.
 
-    every, final  as of `likelihood`
+    every, final  as in `likelihood`
     """
 
     every: int = 0
@@ -33,7 +33,7 @@ class DrawnSamples:
             raise UserError(f"every must not be negative, not {self.every}")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns cost, variety and judgement of the samples, which it writes and says."""
+        """Writes and prints the samples; returns their cost, diversity and bound."""
         drawn = drawn_samples(experiment, params, context.programs)
         judged = _judged(experiment, params, context, drawn.tokens)
         if jax.process_index() != 0:
@@ -59,7 +59,7 @@ class DrawnSamples:
 
 
 def drawn_samples(experiment: Experiment, params: Params, programs: dict) -> Samples:
-    """Draws the samples that the `sample` section describes; programs keeps the compiled one."""
+    """Draws the samples of the `sample` section; `programs` caches the compiled sampler."""
     sampler = programs.setdefault(
         ("samples", experiment.network, experiment.loop, experiment.sample.trace),
         make_sampler(
@@ -83,7 +83,7 @@ def drawn_samples(experiment: Experiment, params: Params, programs: dict) -> Sam
 def _judged(
     experiment: Experiment, params: Params, context: Context, tokens: np.ndarray
 ) -> dict[str, Any]:
-    """The bound on -log p of the samples under the judge, each number with 'judge_' before it."""
+    """Returns the judge's bound on -log p of the samples, its keys prefixed with 'judge_'."""
     if context.judge is None:
         return {}
     judge, its_params = context.judge(params)

@@ -1,4 +1,4 @@
-"""The evaluators of an experiment, ready to run on its parameters."""
+"""Evaluators of an experiment, ready to run on its parameters."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,8 +16,8 @@ Judge = Callable[[Params], tuple[Experiment, Params]]
 class Suite:
     """Runs evaluators of experiment.evals by name, in the order of the config.
 
-    corpus  (overrides of the `data` section) -> the corpus
-    judge   params -> the (experiment, params) under which samples are judged; None: nobody
+    corpus  (changes of the `data` section) -> the corpus
+    judge   params -> (experiment, params) of the judge of samples; None: no judge
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class Suite:
         self._programs: dict[Any, Any] = {}
 
     def due(self, step: int) -> list[str]:
-        """The names of those that run after so many training steps."""
+        """Returns the names of the evaluators that run after this training step."""
         evals = self._experiment.evals.items()
         return [name for name, e in evals if e.every and step and step % e.every == 0]
 
     def final(self) -> list[str]:
-        """The names of those that run when training ends."""
+        """Returns the names of the evaluators that run when training ends."""
         return [name for name, e in self._experiment.evals.items() if e.final]
 
     def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
-        """Tokenises what these evaluators read: {(name, split): size}; UserError for too little."""
+        """Tokenises the evaluators' data: {(name, split): size}; UserError if it is too short."""
         found = {}
         for name in names:
             evaluator = self._experiment.evals[name]
@@ -56,7 +56,7 @@ class Suite:
     def run(
         self, names: Iterable[str], params: Params, step: int, say: Callable[[str], None]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields (name, result) of each; say prints lines for people."""
+        """Runs evaluators and yields (name, result) of each; say prints text."""
         earlier: dict[str, dict[str, Any]] = {}
         for name in [name for name in self._experiment.evals if name in set(names)]:
             context = Context(

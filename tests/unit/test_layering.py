@@ -1,6 +1,7 @@
-"""Who may import whom, where third parties live, and how long files and functions are."""
+"""Who may import whom, where third parties live, and what files and docstrings look like."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,11 @@ CAGES = {
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
 }
+# Words that no docstring opens with, so that it says at once what a thing is or does.
+NO_OPENING = re.compile(
+    r"(Of|What|As|Those|That|Who|From|By|In|On|To|With|Where|When|It|Not|For|At|Also|Because|Until|"
+    r"Whose|Here|There|Such|Without|Per|Over|After|Before|How|Its|They|Like|None|Between)\b"
+)
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
@@ -161,4 +167,16 @@ def test_every_public_name_says_what_it_is():
                 short = node.end_lineno - node.lineno < 4
                 if not (short or ast.get_docstring(node) or node.name == "main"):
                     wrong.append(f"{name}: {node.name}")
+    assert wrong == []
+
+
+def test_docstrings_open_with_a_verb_or_a_noun():
+    wrong = []
+    for path in [*FILES.values(), *sorted((ROOT / "tools").glob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = NO_OPENING.match(ast.get_docstring(node) or "")
+                if first:
+                    name = getattr(node, "name", "the module")
+                    wrong.append(f"{path.relative_to(ROOT)}: {name}: {first.group()}")
     assert wrong == []

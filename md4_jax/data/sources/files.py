@@ -24,9 +24,9 @@ PARQUET = b"PAR1"  # the first and the last bytes of such a file
 class Document(NamedTuple):
     """A text and its origin.
 
-    line   of a file of JSON lines, from 1 on; 0: not from such a file
-    start  characters of the file before the text
-    label  what data.label_key names, '' without it
+    line   line number in a file of JSON lines, from 1 on; 0: another kind of file
+    start  number of characters of the file before the text
+    label  value of data.label_key; '' without labels
     """
 
     text: str
@@ -48,9 +48,9 @@ class TextFiles:
 
     path        a file, a directory (all files below it), a glob pattern, in
                 which ** also matches folders, or a tuple of these
-    text_key    where a JSON line has its text
-    label_key   where a JSON line has the class of its text, a name or a number from 0 on; each
-                document is then a sequence of its own. "": documents are joined
+    text_key    key of the text in a JSON line
+    label_key   key of the label in a JSON line, a name or a number from 0 on; each document is
+                then one sequence. "": no labels, and documents are joined
     validation  fraction of the documents if below 1, otherwise their number
     test        likewise; the last documents are test, those before validation
 
@@ -177,8 +177,8 @@ def _whole(path: Place) -> Document:
 
 def _parquet(path: Place) -> UserError:
     return UserError(
-        f"data.path: {path} is a Parquet file, a table and no text. Write it as JSON lines and "
-        "give those, for instance with pandas: pandas.read_parquet(FILE).to_json('data.jsonl', "
+        f"data.path: {path} is a Parquet file, which is a table. Write it as JSON lines and "
+        "use those, for instance with pandas: pandas.read_parquet(FILE).to_json('data.jsonl', "
         "orient='records', lines=True)"
     )
 

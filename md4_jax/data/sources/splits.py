@@ -1,4 +1,4 @@
-"""Splits of one ordered corpus: train, validation and test, in that order, without overlap."""
+"""Splits of an ordered corpus: train, validation and test, in this order, without overlap."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 from md4_jax.protocols import UserError
 
 SPLITS = ("train", "validation", "test")
-# The whole corpus, for evaluations on it.
+# The whole corpus, for evaluation.
 ALL = "all"
 
 
@@ -20,7 +20,7 @@ def check_split(split: str) -> None:
 def bounds(total: int, split: str, *, validation: float, test: float, unit: str) -> tuple[int, int]:
     """Returns the half-open range [start, stop) of `split` among `total` units.
 
-    An amount below 1 is a fraction of the total, from 1 on a number of units.
+    An amount below 1 is a fraction of the total; an amount of 1 or more is a number of units.
     Test is the end of the corpus, validation lies before it, train is the rest; `all` is all.
 
     Raises UserError when an amount is negative or nothing is left for training.
@@ -45,7 +45,7 @@ def _amount(total: int, amount: float, key: str) -> int:
         raise UserError(f"data.{key} is {amount}; it must be 0 or more")
     if amount >= 1:
         return int(amount)
-    # A fraction that was asked for is never rounded to nothing.
+    # A fraction above 0 is at least one unit.
     return max(1, round(total * amount)) if amount > 0 else 0
 
 

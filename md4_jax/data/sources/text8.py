@@ -33,10 +33,10 @@ _ALLOWED[list(b" abcdefghijklmnopqrstuvwxyz")] = True
 class Text8:
     """The text8 corpus: 90, 5 and 5 million characters for train, validation and test.
 
-    path  the text8 file or its zip; None is text8 or text8.zip in the cache
-          directory, downloaded into it when it is not there
+    path  the text8 file or its zip; None: text8 or text8.zip in the cache directory, to which it
+          is downloaded if it is missing
 
-    A shorter file is taken in the same proportions, with a warning.
+    A shorter file is split in the same proportions, with a warning.
 
     Raises UserError for a missing, short, damaged or foreign file, and when the
     download fails.

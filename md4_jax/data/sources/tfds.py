@@ -17,13 +17,13 @@ class TfdsText:
     """Texts of a data set that TensorFlow Datasets has prepared.
 
     dataset           its name, such as 'lm1b' or 'wikipedia/20230601.en:1.0.0'
-    text_key          the text feature
-    data_dir          where it was prepared; None is TFDS's own default
-    validation_split  a split of the data set to validate on; None is its own
-                      'validation', or the end of its train split if it has none
+    text_key          name of the text feature
+    data_dir          directory where it was prepared; None: TFDS's default
+    validation_split  a split of the data set to validate on; None: its own 'validation', or the
+                      end of its train split if it has none
     test_split        likewise
-    validation, test  how much of the train split then goes there: a fraction of
-                      the examples if below 1, otherwise their number
+    validation, test  size of a split that is cut from the train split: a fraction of the examples
+                      if below 1, otherwise their number
 
     The data set must have been prepared in the array_record format, which needs
     no TensorFlow to read.

@@ -74,7 +74,7 @@ def test_windows_of_training_are_a_grid_or_every_offset():
         assert set(tokens[:, 0].tolist()) == expected
         assert (np.diff(tokens) == 1).all()
         sizes = data.sizes(["train", "test"])
-        assert sizes["train"].sequences == len(expected) and sizes["test"] == (2, 2, 10)
+        assert sizes["train"].sequences == len(expected) and sizes["test"] == (2, 10)
         shown = [b.tokens.tolist() for b in data.eval_batches("test", batch_size=2, rows=[0, 1])]
         assert shown == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9], [0, 0]]]
     with pytest.raises(UserError, match="data.windows must be 'grid' or 'every', not 'all'"):
@@ -116,6 +116,6 @@ def test_documents_are_apart_only_where_asked():
 def test_a_split_too_short_is_refused():
     with pytest.raises(UserError, match="train split has 3 tokens, fewer than one sequence of"):
         letters("abc").sizes(["test", "train"])
-    assert letters("abc").sizes(["test"])["test"] == (0, 3, 3)
+    assert letters("abc").sizes(["test"])["test"] == (0, 3)
     with pytest.raises(UserError, match="the test split has 0 tokens"):
         letters("").sizes(["test"])

@@ -86,7 +86,7 @@ def workdir(tmp_path):
 def test_text_as_a_domain():
     domain = TextDomain(Bytes(), 16)
     assert (domain.vocab_size, domain.shape, domain.unit) == (257, (16,), "token")
-    assert (domain.eot_id, domain.is_character) == (256, False)
+    assert (domain.eot_id, domain.unit) == (256, "token")
     assert domain.decode(domain.encode("naïve")) == "naïve"
     assert TextDomain(Text8Symbols(), 8).unit == "character"
 

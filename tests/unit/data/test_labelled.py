@@ -51,7 +51,7 @@ def test_a_text_is_a_row(source):
     assert batch.context["label"].tolist() == [1, 0, 1]
     assert batch.context["label"].dtype == np.int32 and data.domain.labels == ("neg", "pos")
     assert batch.text.tolist() == [[4, 1], [3, 1], [6, 2]]
-    assert data.sizes(["train", "test"]) == {"train": (3, 0, 15), "test": (1, 0, 2)}
+    assert data.sizes(["train", "test"]) == {"train": (3, 15), "test": (1, 2)}
     assert Bytes().decode(data.stream("train")) == "".join(Bytes().decode(r) for r in rows)
 
 
@@ -59,7 +59,7 @@ def test_a_tokenizer_without_an_end_has_empty_rows(source):
     data = corpus(source(TEXTS, test=0), Characters("abdegorsvy "))
     batch = evaluated(data, size=5)
     assert batch.loss_mask.sum(axis=1).tolist() == [4, 3, 6, 0, 5]
-    assert data.sizes(["train"])["train"] == (5, 0, 18)
+    assert data.sizes(["train"])["train"] == (5, 18)
     assert evaluated(data, size=5).context["label"].tolist() == [2, 1, 2, 1, 0]
 
 

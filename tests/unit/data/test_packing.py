@@ -46,10 +46,11 @@ def test_documents_without_an_end_are_joined():
 
 def test_batches_do_not_show(monkeypatch, tmp_path):
     source = Source([f"document {i}" for i in range(57)])
-    whole = token_stream(source, Bytes(), "train", str(tmp_path / "a"))
+    whole = token_stream(source, Bytes(), "train")
     for name, value in (("BATCH_DOCUMENTS", 7), ("BATCH_CHARACTERS", 30)):
         monkeypatch.setattr(packing, name, value)
-        cut = token_stream(source, Bytes(), "train", str(tmp_path / name))
+        monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / name))
+        cut = token_stream(source, Bytes(), "train")
         assert cut.tolist() == whole.tolist()
 
 
@@ -63,16 +64,16 @@ def test_it_is_tokenised_once(cache):
 
 
 @pytest.fixture
-def again(tmp_path, capsys):
+def again(cache, capsys):
     """Tokenises DOCUMENTS, damages the file, asks again: (ids, reads, what is said, the file)."""
 
     def again(damage):
         source = Source()
-        token_stream(source, Bytes(), "train", str(tmp_path / "tokens"))
-        (path,) = (tmp_path / "tokens").glob("*.uint16")
+        token_stream(source, Bytes(), "train")
+        (path,) = (cache / "tokens").glob("train-*.uint16")
         damage(path)
         contents._read.cache_clear()  # as in another process, whatever the clock's resolution
-        found = token_stream(source, Bytes(), "train", str(tmp_path / "tokens")).tolist()
+        found = token_stream(source, Bytes(), "train").tolist()
         return found, source.reads, capsys.readouterr().out, path
 
     return again
@@ -103,10 +104,9 @@ def test_another_length_is_seen_and_mended(size, again):
     assert path.stat().st_size == 20
 
 
-def test_tokens_of_another_text_are_seen_and_replaced(again, tmp_path):
-    token_stream(Source(["cba", "", "ed", "g"]), Bytes(), "train", str(tmp_path / "other"))
-    (other,) = (tmp_path / "other").glob("*.uint16")
-    found, reads, said, _ = again(lambda path: path.write_bytes(other.read_bytes()))
+def test_tokens_of_another_text_are_seen_and_replaced(again):
+    other = token_stream(Source(["cba", "", "ed", "g"]), Bytes(), "test")
+    found, reads, said, _ = again(lambda path: path.write_bytes(other.tobytes()))
     assert (found, reads) == (IDS, 2) and "crc32 is" in said
 
 
@@ -158,17 +158,17 @@ def test_what_is_whole_is_not_made_again(again):
 
 
 @pytest.mark.parametrize("size", [2, 6, 100])
-def test_the_checksum_is_of_the_whole_file(size, monkeypatch, tmp_path):
+def test_the_checksum_is_of_the_whole_file(size, monkeypatch):
     """In whatever pieces it is written and read."""
     monkeypatch.setattr(contents, "CHUNK_BYTES", size)
-    found = packing.fingerprint(Source(), Bytes(), "train", str(tmp_path))
+    found = packing.fingerprint(Source(), Bytes(), "train")
     assert found == {"tokens": 10, "crc32": zlib.crc32(np.array(IDS, "<u2").tobytes())}
 
 
-def test_a_disk_that_gives_back_something_else(tmp_path, monkeypatch):
+def test_a_disk_that_gives_back_something_else(monkeypatch):
     monkeypatch.setattr(contents, "_read", lambda version, dtype: (20, 1, 0))
     with pytest.raises(UserError, match="just written, and something else is read.*MD4_JAX_CACHE"):
-        token_stream(Source(), Bytes(), "train", str(tmp_path))
+        token_stream(Source(), Bytes(), "train")
 
 
 def test_what_the_cache_is_keyed_by():
@@ -188,12 +188,12 @@ def test_an_empty_split():
     assert token_stream(Source([]), Bytes(), "train").shape == (0,)
 
 
-def test_several_writers_at_once(tmp_path):
+def test_several_writers_at_once(cache):
     results = []
 
     def work():
         source = Source(["abc"] * 3000)
-        results.append(token_stream(source, Bytes(), "train", str(tmp_path)).copy())
+        results.append(token_stream(source, Bytes(), "train").copy())
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
@@ -202,27 +202,28 @@ def test_several_writers_at_once(tmp_path):
         thread.join()
     assert len(results) == 6 and all(np.array_equal(r, results[0]) for r in results)
     assert len(results[0]) == 12_000
-    assert len(list(tmp_path.iterdir())) == 2  # the tokens, and the record of them
+    assert len(list((cache / "tokens").iterdir())) == 2  # the tokens, and the record of them
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
+def test_a_failure_leaves_nothing_behind(cache):
     def broken():
         yield "fine"
         raise UserError("no more")
 
     with pytest.raises(UserError, match="no more"):
-        token_stream(Source(broken()), Bytes(), "train", str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
+        token_stream(Source(broken()), Bytes(), "train")
+    assert list((cache / "tokens").iterdir()) == []
 
 
-def test_a_full_disk(tmp_path, monkeypatch):
+def test_a_full_disk(cache, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(packing, "_stream", full)
     with pytest.raises(UserError, match="No space left.*MD4_JAX_CACHE") as caught:
-        token_stream(Source(), Bytes(), "train", str(tmp_path))
-    assert str(tmp_path) in str(caught.value) and list(tmp_path.iterdir()) == []
+        token_stream(Source(), Bytes(), "train")
+    tokens = cache / "tokens"
+    assert str(tokens) in str(caught.value) and list(tokens.iterdir()) == []
 
 
 def test_ids_outside_of_the_vocabulary():
@@ -242,7 +243,8 @@ def test_segments():
     assert segments(tokens[1], 9).tolist() == expected[1]
 
 
-def test_a_file_where_the_cache_should_be_is_named(tmp_path):
+def test_a_file_where_the_cache_should_be_is_named(tmp_path, monkeypatch):
     (tmp_path / "taken").write_text("not a directory")
+    monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "taken" / "below"))
     with pytest.raises(UserError, match=r"cache directory .*taken.*MD4_JAX_CACHE"):
-        token_stream(Source(), Bytes(), "train", str(tmp_path / "taken" / "below"))
+        token_stream(Source(), Bytes(), "train")
