@@ -141,10 +141,6 @@ MISTAKES = [
     ),
     (["evals.test.stride=-1"], ["evals.test.stride must not be negative, not -1"]),
     (
-        ["evals.test.objective.name=any_order", "evals.test.stride=4"],
-        ["evals.test.objective.name='block' or 'autoregressive', not 'any_order'"],
-    ),
-    (
         [
             *("evals.test.objective.name=block", "evals.test.objective.draws=times"),
             *("evals.test.objective.low=0.3", "evals.test.objective.high=0.8"),
