@@ -79,7 +79,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 def ask(copy: Path, tests: list[str], options: Any) -> dict:
-    """What the tests say of the copy: {status: seen, escaped or error, by, when, seconds}.
+    """Runs the tests on the copy: {status: seen, escaped or error, by, when, seconds}.
 
     options: quick and timeout of the command. The slow tests run where no quick one has failed.
     """

@@ -42,7 +42,7 @@ def load() -> list[dict]:
 
 
 def mistakes(mutant: dict) -> list[str]:
-    """What is wrong with one fault, in words."""
+    """Says in words what is wrong with the entry of one fault."""
     if not (ROOT / mutant["file"]).is_file():
         return ["there is no such file"]
     text = (ROOT / mutant["file"]).read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def mistakes(mutant: dict) -> list[str]:
 
 
 def try_out(copies: queue.Queue, mutant: dict, options: argparse.Namespace) -> dict:
-    """What the tests say of one fault, made in a copy that nobody uses and then undone."""
+    """Makes one fault in a free copy, runs its tests and undoes the fault."""
     copy = copies.get()
     try:
         file, text = copy / mutant["file"], (ROOT / mutant["file"]).read_text(encoding="utf-8")
@@ -158,7 +158,7 @@ def cell(result: dict | None) -> str:
 
 
 def chosen(mutants: list[dict], options: argparse.Namespace) -> list[dict]:
-    """Those that are asked for; faults that change nothing a user sees are never tried."""
+    """Picks the faults that are asked for, without those that no test could notice."""
     words = [word.strip() for word in options.only.split(",")]
     found = [m for m in mutants if any(w in m["name"] or w in m["file"] for w in words)]
     part, parts = map(int, options.part.split("/"))

@@ -17,7 +17,7 @@ from configs.families import FAMILIES
 
 
 class Settings(NamedTuple):
-    """What is asked for.
+    """Choices of one call.
 
     data: a file of text8 or of its beginning, None if there is none. quick: tiny budgets, to try
     the command. workdir: the folder of the runs. seeds: how often recipes and families are trained.
@@ -216,7 +216,7 @@ def _entropy_rows(settings: Settings) -> list[Row]:
 
 
 def _chain_keys(family: str) -> str:
-    """What a family needs for sequences of twelve letters out of four."""
+    """Returns the keys that a family needs for sequences of twelve letters out of four."""
     if family == "block":
         return "objective.block=4"
     if family == "d3pm_gauss":  # four symbols lie far apart

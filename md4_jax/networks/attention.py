@@ -79,7 +79,7 @@ def attend_masked(
 def _cudnn(
     query: Array, key: Array, value: Array, mask: Array | None, *, causal: bool = False
 ) -> Array:
-    """By a kernel of cuDNN, to which a causal mask is a word and any other one a matrix."""
+    """Calls cuDNN's kernel, which takes a causal mask as a flag and any other mask as a matrix."""
     return jax.nn.dot_product_attention(
         query, key, value, mask=mask, is_causal=causal, implementation="cudnn"
     )

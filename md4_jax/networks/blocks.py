@@ -27,7 +27,7 @@ class KVCache(NamedTuple):
     count: Array
 
     def append(self, keys: Array, values: Array) -> "KVCache":
-        """With those of a block [..., B, P, H, Dh], over the oldest; P divides W and count."""
+        """Writes a block [..., B, P, H, Dh] over the oldest entries. P must divide W and count."""
         begin = self.count % self.keys.shape[-3]
         put = jax.lax.dynamic_update_slice_in_dim
         return KVCache(

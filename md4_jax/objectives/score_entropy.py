@@ -87,7 +87,7 @@ class ScoreEntropy:
         return weight * jnp.sum(nats_BxL, axis=1)
 
     def _shift(self, process: RevealsMasks, t: Array) -> Array:
-        """What is taken from the network's outputs to get log(s / k), [B]."""
+        """Returns what is subtracted from the outputs to get log(s / k), [B]."""
         if self.scaled:
             return jnp.full(t.shape, jnp.log(process.vocab_size))
         # log k, with alpha kept from zero, where s is zero as well.

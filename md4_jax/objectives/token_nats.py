@@ -47,7 +47,7 @@ def ratio_error(
 
 
 def widened(logits: Array) -> Array:
-    """At least float32, whatever the network computes in."""
+    """Widens logits to float32 if the network computes in less."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 

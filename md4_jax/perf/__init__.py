@@ -1,1 +1,1 @@
-"""How fast and how large: benchmarks, and compilation for devices that are not there."""
+"""Benchmarks, and compilation for devices that are absent."""

@@ -1,4 +1,4 @@
-"""What a config takes on devices that are not there: compiled for a topology, and not run."""
+"""Compiles a config for devices that are absent, and counts bytes, FLOPs and collectives."""
 
 import math
 import os
@@ -95,7 +95,7 @@ def devices_of(topology: str) -> list:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Of the network: parameters, depth and width; of the data the length."""
+    """Returns the network's parameters, depth and width, and the length of a sequence."""
     leaves = jax.tree.leaves(abstract_state(experiment).params["network"])
     network = experiment.config["network"]
     return {
@@ -224,7 +224,7 @@ def table(plans: Mapping[str, Plan], chip: Chip | None) -> str:
 
 
 def seconds(p: Plan, chip: Chip) -> tuple[float, float, float]:
-    """What arithmetic, memory and links would each take alone at the published rates."""
+    """Returns the seconds that arithmetic, memory and links each need alone, at published rates."""
     received = sum(size for _, size in p.collectives.values())
     return p.flops / chip.flops, p.moved / chip.bandwidth, received / chip.links
 
@@ -246,7 +246,7 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) ->
 
 
 def remedies(experiment: Experiment) -> str:
-    """What takes less memory than this config does."""
+    """Names the keys that would lower the memory of this config."""
     network, shape = experiment.config["network"], experiment.mesh.shape
     stronger = {"none": "network.remat=dots or full", "dots": "network.remat=full"}
     words = [stronger.get(network["remat"], "")]

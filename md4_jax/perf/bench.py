@@ -1,4 +1,4 @@
-"""How fast a config runs on this machine: each part's time beside the machine's own matrix rate."""
+"""Times each part of a config on this machine, beside the machine's own matrix rate."""
 
 import dataclasses
 import math

@@ -31,7 +31,7 @@ class Instruction(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Of one device: bytes read and written in its memory, {collective: (how many, bytes)}.
+    """Work of one device: bytes read and written in memory, {collective: (count, bytes)}.
 
     products: FLOPs of the matrix products that the text calls `dot`, as it does for CPUs.
     """
@@ -42,7 +42,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(text: str, unknown: int = 1) -> Traffic:
-    """Of a whole program; loops whose length its text does not say run `unknown` times.
+    """Sums the traffic of a program; a loop without a stated length runs `unknown` times.
 
     Bytes that a device receives for a result of n bytes over g devices: all-gather and
     all-to-all n (g - 1) / g, reduce-scatter n (g - 1), all-reduce 2 n (g - 1) / g, permute n.
@@ -138,7 +138,7 @@ def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int,
 
 
 def _trips(line: Instruction, bodies: Mapping) -> int:
-    """How often a loop runs; 0 where its text does not say."""
+    """Returns how often a loop runs, or 0 if the text does not state it."""
     known = re.search(r'known_trip_count":\{"n":"(\d+)"', line.more)
     if known:
         return int(known[1])
@@ -181,7 +181,7 @@ def _inside(line: Instruction, bodies: Mapping) -> Mapping[str, Instruction]:
 
 
 def _parameter(number: int, inside: Mapping[str, Instruction]) -> str:
-    """What a fusion calls its operand of that number."""
+    """Returns the name of a fusion's operand by its number, '' if there is none."""
     found = (i.name for i in inside.values() if i.op == "parameter" and i.operands == [str(number)])
     return next(found, "")
 

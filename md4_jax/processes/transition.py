@@ -19,7 +19,7 @@ LARGEST_TABLE = 2**30
 
 
 class _Tables(NamedTuple):
-    """Of the steps i = 1..T over S states, numpy.
+    """Tables of the steps i = 1..T over S states, as numpy arrays.
 
     products  [T + 1, S, S]  row a of Q_1 ... Q_i is q(z_i | x = a); the first is the identity
     stay      [T, S]         Q_i[a, a]

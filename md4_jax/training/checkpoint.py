@@ -85,7 +85,7 @@ class Checkpoints:
             self._manager.delete(old)
 
     def _difference(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> str:
-        """How a checkpoint differs from what was saved, read part by part; '' if not at all."""
+        """Says how a checkpoint differs from what was saved; '' if it does not."""
         only_host = ocp.args.Composite(host=ocp.args.JsonRestore())
         found, wrong = _attempt(lambda: self._manager.restore(step, args=only_host))
         if wrong or found["host"].get("crc32") != _crc32(record):
@@ -234,7 +234,7 @@ def _read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _damage(found: Any, items: Iterable[str]) -> str:
-    """What was read and is not what was saved; '' if all is as it was."""
+    """Names the part of a checkpoint that is not as it was saved, '' if all is."""
     record = dict(found["host"])
     if record.pop("crc32", None) != _crc32(record):
         return "its host file does not have the checksum with which it was saved"

@@ -1,4 +1,4 @@
-"""What a training run says while it runs: means over windows of steps, as rows and as a line."""
+"""Log of a training run: means over windows of steps, as rows of a file and as a printed line."""
 
 import math
 import time

@@ -67,7 +67,7 @@ class Writer:
 
 
 class NullWriter:
-    """What the other processes of a run write: nothing, but they remember."""
+    """Writer of all processes but the first: writes nothing, but remembers what it was given."""
 
     def __init__(self):
         self._names: set[tuple[int, str]] = set()
