@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -144,20 +143,8 @@ OPTIMIZERS = {
 
 
 def clipping(norm: float) -> optax.GradientTransformation:
-    """Gradients times min(1, norm / their global norm); norm 0 means none.
-
-    As optax.clip_by_global_norm, but for its division, which XLA does not repeat in each reader
-    of a gradient and so writes a second copy of all of them.
-    """
-
-    def update(grads: Params, state: optax.OptState, params: Params | None = None):
-        del params
-        factor = jnp.minimum(1.0, norm / optax.tree.norm(grads))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), state
-
-    if norm <= 0:
-        return optax.identity()
-    return optax.GradientTransformation(optax.init_empty_state, update)
+    """Scales gradients so that their global norm is at most `norm`; 0 leaves them as they are."""
+    return optax.clip_by_global_norm(norm) if norm > 0 else optax.identity()
 
 
 def by_part(params: Params) -> Params:
