@@ -131,21 +131,10 @@ def _apply(
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = cpu_barrier(chosen(optax.apply_updates(state.params, updates), state.params))
+    params = chosen(optax.apply_updates(state.params, updates), state.params)
     ema = chosen(ema_update(state.ema, params, state.step, decay), state.ema)
     opt_state = chosen(opt_state, state.opt_state)
     return state._replace(params=params, ema=ema, opt_state=opt_state)
-
-
-def cpu_barrier(params: Params) -> Params:
-    """The same, on CPUs as they are in memory once all of their update is done.
-
-    XLA would compute the update again in each reader there and keep the old arrays for it;
-    elsewhere it makes one pass of update and readers, which must not be split.
-    """
-    return jax.lax.platform_dependent(
-        params, cpu=jax.lax.optimization_barrier, default=lambda params: params
-    )
 
 
 def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
