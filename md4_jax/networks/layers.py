@@ -14,41 +14,23 @@ KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"
 
 
 class Linear(nn.Module):
-    """x W + b with float32 parameters, computed in dtype; W starts as KERNEL_INIT or as zeros.
-
-    fan_in, and columns: what x and the result have beyond the sizes of W are zeros and made from
-    zeros (padded_size); 0 for none.
-    """
+    """x W + b with float32 parameters, computed in dtype; W starts as KERNEL_INIT or as zeros."""
 
     size: int
     dtype: jnp.dtype
     zeros: bool = False
     bias: bool = False
-    fan_in: int = 0
-    columns: int = 0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         init = nn.initializers.zeros if self.zeros else KERNEL_INIT
-        shape = (self.fan_in or x.shape[-1], self.size)
-        kernel = self.param("kernel", init, shape).astype(self.dtype)
-        more = (x.shape[-1] - shape[0], (self.columns or self.size) - self.size)
-        if any(more):
-            kernel = jnp.pad(kernel, [(0, more[0]), (0, more[1])])
-        # Over one axis of all tokens: XLA's gradient of a sum over two transposes both factors.
+        kernel = self.param("kernel", init, (x.shape[-1], self.size)).astype(self.dtype)
+        # One axis of all tokens: XLA transposes both factors for the gradient of a sum over two.
+        # 1.3 times the speed of a training step of size (a), 1.15 at width 768, on 2 CPU cores.
         y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ kernel
         if self.bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.size,)).astype(self.dtype)
         return y.reshape(*x.shape[:-1], -1)
-
-
-def padded_size(size: int, platform: str) -> int:
-    """The width at which hidden features are computed, which is more where that is faster.
-
-    On CPUs rows of whole multiples of 4 KiB fall into the same few sets of the caches, which
-    costs a product a fifth of its rate; columns of zeros put them apart.
-    """
-    return size + 16 if platform == "cpu" and size % 1024 == 0 else size
 
 
 class Normalize(nn.Module):
@@ -156,30 +138,28 @@ class LocalMixing(nn.Module):
 
 @jax.checkpoint
 def gated(gate: Array, up: Array) -> Array:
-    """silu(gate) * up; the backward pass computes the sigmoid again rather than read it."""
+    """silu(gate) * up, whose sigmoid the backward pass computes again.
+
+    Temporaries of a training step of size (a) are 465 instead of 503 MiB on 2 CPU cores.
+    """
     return nn.silu(gate) * up
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202).
-
-    hidden features, computed at the width `padded`.
-    """
+    """The gated feed-forward layer (silu(x W_gate) * (x W_up)) W_down (arXiv:2002.05202)."""
 
     hidden: int
-    padded: int
     zero_output: bool
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x_BxLxD: Array) -> Array:
         gate_BxLxF, up_BxLxF = (
-            Linear(self.hidden, self.dtype, columns=self.padded, name=name)(x_BxLxD)
-            for name in ("gate", "up")
+            Linear(self.hidden, self.dtype, name=name)(x_BxLxD) for name in ("gate", "up")
         )
         hidden_BxLxF = constrain(gated(gate_BxLxF, up_BxLxF), BATCH_AXES, None, "tensor")
-        size, zero = x_BxLxD.shape[-1], self.zero_output
-        return Linear(size, self.dtype, zero, fan_in=self.hidden, name="down")(hidden_BxLxF)
+        out = Linear(x_BxLxD.shape[-1], self.dtype, self.zero_output, name="down")
+        return out(hidden_BxLxF)
 
 
 class Block(nn.Module):
@@ -187,7 +167,6 @@ class Block(nn.Module):
 
     heads: int
     hidden: int
-    padded: int
     qk_norm: bool
     local_width: int
     causal: bool
@@ -215,7 +194,7 @@ class Block(nn.Module):
             self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, self.block,
             self.last, name="attention",
         )  # fmt: skip
-        feed_forward = FeedForward(self.hidden, self.padded, zero, self.dtype, name="feed_forward")
+        feed_forward = FeedForward(self.hidden, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxGxD is not None:
             six = modulation(6, x_BxLxD.shape, condition_BxGxD, self.dtype)

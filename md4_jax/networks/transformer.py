@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
-from md4_jax.networks.layers import padded_size
 from md4_jax.networks.trunk import REMAT, TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -89,7 +88,7 @@ class Transformer:
         kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
         hidden = self.hidden or -(-8 * self.size // (3 * 64)) * 64
         options = dataclasses.replace(self, attention=kernel, hidden=hidden)
-        module = TransformerModule(options, padded_size(hidden, platform))
+        module = TransformerModule(options)
         tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):

@@ -43,7 +43,6 @@ class TransformerModule(nn.Module):
     """
 
     options: Any
-    padded: int
     block: int = 0
 
     def setup(self):
@@ -73,8 +72,8 @@ class TransformerModule(nn.Module):
         if o.remat != "none":
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
         arguments = (
-            o.heads, o.hidden, self.padded, o.qk_norm, o.local_width, o.causal,
-            self.compute_dtype, o.attention, self.block,
+            o.heads, o.hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype,
+            o.attention, self.block,
         )  # fmt: skip
         self.block_arguments = arguments
         if o.scan_blocks:
