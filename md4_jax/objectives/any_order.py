@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import masked, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -58,10 +59,8 @@ class AnyOrder:
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """The term of this mask pattern: its mean over k and patterns is the bound [B]."""
-        count = jnp.sum(process.is_noise(z) & batch.loss_mask, axis=1)
-        nats = masked_nats(
-            denoiser, process, batch, z, t, expected=0.5 * self.max_masked, exact=True
-        )
+        count = jnp.sum(noise_of(process, batch, z), axis=1)
+        nats = masked_nats(denoiser, process, batch, z, t)
         tokens = jnp.sum(batch.loss_mask, axis=1)
         return self._weight(tokens, jnp.maximum(count, 1), z.shape[1]) * nats
 

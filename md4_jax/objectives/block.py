@@ -97,26 +97,18 @@ class BlockDiffusion:
         """The integrand at z, where noise [B, G] is 1 - alpha of each block: its mean is the
         bound [B]. With draws='exact' the weight follows the masks of z, and noise is only what a
         time-conditioned denoiser is told."""
-        chance_BxG = noise_BxG
+        chance_BxG, noise = noise_BxG, noise_of(process, batch, z)
         if self.draws == "exact":
-            masks = jnp.sum(self._blocks(process.is_noise(z) & batch.loss_mask), axis=2)
+            masks = jnp.sum(self._blocks(noise), axis=2)
             tokens = jnp.sum(self._blocks(batch.loss_mask), axis=2)
             chance_BxG = masks / jnp.maximum(tokens, 1).astype(noise_BxG.dtype)
         t_BxG = process.schedule.inverse(noise_BxG)
         h = denoiser.blocks.features(z, t_BxG, batch.tokens, self.block)
-        parts, exact = noise_BxG.shape[1], self.draws == "exact"
-        noise = noise_of(process, batch, z, self._expected, parts=parts, exact=exact)
         nats_BxL = at_noise(denoiser, h, noise, reduce=token_nats, rows=(batch.tokens,))
         per_block = jnp.sum(self._blocks(nats_BxL), axis=2)
         # A block without masks has nothing to weigh, whatever its chance is.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)
-
-    @property
-    def _expected(self) -> float:
-        """Mean part of the positions that hold a mask."""
-        mean = 0.5 * (self.low + self.high)
-        return mean + 0.5 / self.block if self.draws == "exact" else mean
 
     def _blocks(self, x_BxL: Array, value: float = 0) -> Array:
         """[B, L] -> [B, G, block]; where the last block is short, that value."""

@@ -104,9 +104,7 @@ class DiscreteMD4:
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        expected = process.expected_noise() + 1 / self.timesteps
-        t = step / self.timesteps
-        nats = masked_nats(denoiser, process, batch, z, t, expected=expected)
+        nats = masked_nats(denoiser, process, batch, z, step / self.timesteps)
         return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, batch)
 
     def _uniform_reconstruction(self, process: RevealsMasks, batch: Batch) -> Array:

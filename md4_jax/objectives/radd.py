@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, masked, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -83,7 +84,7 @@ class LambdaDCE:
     ) -> Array:
         """The integrand at z and lambda = chance [B]."""
         t = process.schedule.inverse(chance)
-        return masked_nats(denoiser, process, batch, z, t, expected=0.5) / chance
+        return masked_nats(denoiser, process, batch, z, t) / chance
 
 
 def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:
@@ -93,9 +94,8 @@ def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:
     # sigma k = -alpha' / (1 - alpha); alpha is kept from 0, where log k has no value.
     alpha = jnp.maximum(schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
     log_k = jnp.log(alpha) - jnp.log(noise)
-    return (
-        schedule.dalpha(t) / noise * log_k * jnp.sum(process.is_noise(z) & batch.loss_mask, axis=1)
-    )
+    masks = jnp.sum(noise_of(process, batch, z), axis=1)
+    return schedule.dalpha(t) / noise * log_k * masks
 
 
 def offset(process: RevealsMasks) -> Array:

@@ -1,7 +1,5 @@
 """The one place where logits over the vocabulary are reduced."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -51,14 +49,12 @@ def widened(logits: Array) -> Array:
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def masked_nats(
-    denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array, **draws: Any
-) -> Array:
-    """Sum over counted masked positions of -log mu(z, t)[x], nats per sequence [B].
+def masked_nats(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array) -> Array:
+    """Sums -log mu(z, t)[x] over the masked positions that count, nats per sequence [B].
 
-    Unmasked positions are copied by the denoiser and cost nothing. draws: as `head.noise_of`.
+    Unmasked positions are copied by the denoiser and cost nothing.
     """
-    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z, **draws)
+    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
     nats_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
     return jnp.sum(nats_BxL, axis=1)
 

@@ -8,12 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.scheduled import Scheduled, uniforms
-from md4_jax.processes.schedules import (
-    Linear,
-    check_conditioning,
-    covers_unit_interval,
-    paired_noise,
-)
+from md4_jax.processes.schedules import Linear, check_conditioning, covers_unit_interval
 from md4_jax.protocols import Array, Schedule
 
 
@@ -86,10 +81,6 @@ class Masking(Scheduled):
     def is_noise(self, z: Array) -> Array:
         """Whether a symbol is the mask: bool like z."""
         return z == self.mask_id
-
-    def expected_noise(self) -> float:
-        """Returns the largest mean share of masks at t and 1 - t."""
-        return paired_noise(self.schedule.one_minus_alpha)
 
     def prior(self, keys: Array, length: int) -> Array:
         """All mask, int32 [B, length]: exact when alpha_1 = 0."""

@@ -27,10 +27,6 @@ class Scheduled:
         """Returns nothing: nothing is learned."""
         return {}
 
-    def expected_noise(self) -> float:
-        """Returns 0: no objective computes the head only where `is_noise` marks a position."""
-        return 0.0
-
     def noise_left(self, t: Array) -> Array:
         """Whether z_t may hold noise: bool []."""
         return self.schedule.one_minus_alpha(t) > 0.0

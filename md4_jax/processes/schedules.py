@@ -8,7 +8,6 @@ that runs from alpha_0 = 1 to alpha_1 = 0 (MD4, arXiv:2406.04329, section 3).
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -208,13 +207,6 @@ def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
     early = -jnp.log1p(-jnp.minimum(noise, 0.5))
     late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
     return jnp.where(noise < 0.5, early, late)
-
-
-def paired_noise(noise: Callable[[Array], Array]) -> float:
-    """Returns the largest mean of noise(t) and noise(1 - t) over t in [0, 1]."""
-    with jax.ensure_compile_time_eval():
-        masked = noise(jnp.linspace(0.0, 1.0, 1025))
-        return float(jnp.max(0.5 * (masked + masked[::-1])))
 
 
 def reaches_one(schedule: Schedule) -> bool:

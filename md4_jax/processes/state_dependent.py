@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.scheduled import uniforms
-from md4_jax.processes.schedules import paired_noise
 from md4_jax.protocols import Array, UserError
 
 
@@ -65,10 +64,6 @@ class StateDependent:
     def is_noise(self, z: Array) -> Array:
         """Whether a symbol is the mask: bool like z."""
         return z == self.mask_id
-
-    def expected_noise(self) -> float:
-        """Returns the largest mean share of masks at t and 1 - t, at the w of the start."""
-        return paired_noise(lambda t: t**self.initial_power)
 
     def noise_left(self, t: Array) -> Array:
         """Whether masks may be left at t: bool []."""
