@@ -1,4 +1,4 @@
-"""The pieces of the transformer. Array names carry their shapes: B, L, H, Dh, D, F."""
+"""Layers of the transformer. Array names end in their shapes: B, L, H, Dh, D, F."""
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,10 @@ KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"
 
 
 class Linear(nn.Module):
-    """x W + b with float32 parameters, computed in dtype; W starts as KERNEL_INIT or as zeros."""
+    """Linear layer x W + b with float32 parameters, computed in dtype.
+
+    zeros: W starts at zero instead of KERNEL_INIT.
+    """
 
     size: int
     dtype: jnp.dtype
@@ -34,7 +37,7 @@ class Linear(nn.Module):
 
 
 class Normalize(nn.Module):
-    """Root-mean-square normalisation, statistics in float32, with an optional gain."""
+    """Root-mean-square normalisation with an optional gain; statistics are float32."""
 
     gain: bool
 
@@ -48,12 +51,12 @@ class Normalize(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions; optional query-key normalisation.
+    """Self-attention with rotary positions and optional query-key normalisation.
 
-    block > 0: x is a noisy sequence and its clean copy, one after the other, in blocks of so many
-    positions, and attention is `block_diffusion_attention`; with last, of the noisy half alone.
-    cache: x is one block after the tokens there. Returns keys and values, before their rotation,
-    beside the result.
+    block > 0: x is a noisy sequence followed by its clean copy, and attention is
+    `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
+    cache: x is one block after the tokens of the cache. Returns (result, (keys, values)), keys
+    before rotation.
     """
 
     heads: int
@@ -108,11 +111,10 @@ class Attention(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """x + a depthwise convolution of x over `width` neighbours (cf. Primer, arXiv:2109.08668).
+    """Adds to x a depthwise convolution over `width` neighbours (cf. Primer, arXiv:2109.08668).
 
-    Attention takes long to learn to look next door; this looks there from the
-    start. The window is centred, or where causal ends at the position itself. Neighbours of
-    another segment count as zero.
+    Attention takes many steps to learn to look at neighbours. The window is centred, or ends at the
+    position itself if causal. Neighbours of another segment count as zero.
     """
 
     width: int
@@ -138,7 +140,7 @@ class LocalMixing(nn.Module):
 
 @jax.checkpoint
 def gated(gate: Array, up: Array) -> Array:
-    """silu(gate) * up, whose sigmoid the backward pass computes again.
+    """Computes silu(gate) * up; the backward pass computes the sigmoid again.
 
     Temporaries of a training step of size (a) are 465 instead of 503 MiB on 2 CPU cores.
     """
@@ -146,7 +148,7 @@ def gated(gate: Array, up: Array) -> Array:
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward layer (silu(x W_gate) * (x W_up)) W_down (arXiv:2002.05202)."""
+    """Gated feed-forward layer (silu(x W_gate) * (x W_up)) W_down (arXiv:2002.05202)."""
 
     hidden: int
     zero_output: bool
@@ -163,7 +165,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) when given a condition."""
+    """Pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) if there is a condition."""
 
     heads: int
     hidden: int
@@ -184,11 +186,13 @@ class Block(nn.Module):
         index: Array | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
-        """(x, None), or with a cache (x, (keys, values)) of x for the blocks after it.
+        """Returns (x, None), or with a cache (x, (keys, values)).
 
-        In block diffusion the last layer gives the noisy half of x alone.
+        The last layer computes only what the head needs, the positions of index or the noisy half:
+        1.2 times the speed of sampling 4 x 256 tokens with 4 layers of 256, 1.1 times that of a
+        training step of block diffusion, on 2 CPU cores.
         """
-        # A branch starts at zero by its gate or by its output layer: by both, it never starts.
+        # Either the gate or the output layer starts at zero. With both, no gradient would flow.
         zero = condition_BxGxD is None
         attention = Attention(
             self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, self.block,
@@ -218,9 +222,9 @@ class Block(nn.Module):
 def modulation(
     count: int, shape: tuple[int, ...], condition_BxGxD: Array, dtype: jnp.dtype
 ) -> list[Array]:
-    """`count` arrays that scale, shift or gate x of that shape [B, L, D]; zero at initialisation.
+    """Makes `count` arrays that shift, scale or gate x of that shape [B, L, D], initially zero.
 
-    Each [B, 1, D] for one condition of a sequence, else [B, L, D], the same in each of G groups.
+    Each is [B, 1, D] for one condition of a sequence, else [B, L, D], equal within a group.
     """
     layer = Linear(count * shape[-1], dtype, zeros=True, bias=True, name="modulation")
     y_BxGxN = layer(nn.silu(condition_BxGxD))
@@ -232,7 +236,7 @@ def modulation(
 
 
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
-    """The rows index of x: [B, P, D]."""
+    """Returns the positions index of x: [B, P, D]."""
     return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
 
 
@@ -241,7 +245,7 @@ def noisy_half(x_BxLxD: Array) -> Array:
 
 
 def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:
-    """norm(x) * (1 + scale) + shift, or norm(x) with a gain where there is no condition."""
+    """Computes norm(x) * (1 + scale) + shift, or norm(x) with a gain if there is no condition."""
     shift, scale, _ = shift_scale_gate
     if shift is None:
         return Normalize(gain=True, name=name)(x_BxLxD)
@@ -249,13 +253,13 @@ def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:
 
 
 def gated_by(shift_scale_gate, y_BxLxD: Array) -> Array:
-    """gate * y, or y."""
+    """Computes gate * y, or y if there is no condition."""
     gate = shift_scale_gate[2]
     return y_BxLxD if gate is None else gate * y_BxLxD
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids of 1000 t through two layers: [B, G] -> condition [B, G, D]."""
+    """Two layers on sinusoids of 1000 t: t [B, G] -> condition [B, G, D]."""
 
     size: int
     dtype: jnp.dtype
