@@ -8,7 +8,7 @@ and rows are split over all chips.
 
     plain      logits of all positions at once
     chunked    all positions, a chunk of logits at a time (`objectives/head.py`)
-    gathered   the masked positions alone, where they fit the smallest capacity
+    gathered   the masked positions alone, if they fit the smallest capacity
 
 Bytes are those of one chip. GFLOP count the matrix products, on CPUs alone.
 """

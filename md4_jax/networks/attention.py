@@ -1,4 +1,7 @@
-"""Attention by one function with several kernels."""
+"""Attention by one function with several kernels.
+
+Sizes (a) and (c) are those of tools/sizes.py.
+"""
 
 import functools
 

@@ -1,4 +1,7 @@
-"""Layers of the transformer. Array names end in their shapes: B, L, H, Dh, D, F."""
+"""Layers of the transformer. Array names end in their shapes: B, L, H, Dh, D, F.
+
+Sizes (a) and (c) are those of tools/sizes.py.
+"""
 
 import flax.linen as nn
 import jax

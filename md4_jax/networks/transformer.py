@@ -1,4 +1,4 @@
-"""The transformer: bidirectional as in MD4 or causal, with or without time."""
+"""Transformer: bidirectional as in MD4 or causal, with or without time."""
 
 import dataclasses
 import functools

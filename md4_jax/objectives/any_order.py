@@ -22,11 +22,10 @@ class AnyOrder:
     the t whose 1 - alpha_t has the distribution Beta(k, L - k + 1), clamped to [0, 1]. Then the
     value is MD4's integral again, and the complete bound if the schedule stops before 0 or 1.
 
-    weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled
-    to cost the same if every token does; 0 is the plain masked language model.
-    max_masked below 1 leaves out the masks of more than that share of the tokens,
-    from which there is least to learn. Both make a training-only loss. Nats per
-    sequence.
+    weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled so that the loss
+    stays the same if all tokens cost the same; 0 is a masked language model. max_masked below 1
+    draws k up to this fraction of the tokens, since sequences with few clean tokens teach least.
+    Both make a training-only loss. Nats per sequence.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -69,8 +68,8 @@ class AnyOrder:
         if self.weight_power == 1.0:
             return weight
         counts, most = jnp.arange(1, length + 1), self._most(tokens)[:, None]
-        shares = (counts / jnp.maximum(tokens, 1)[:, None]) ** (1.0 - self.weight_power)
-        mean = jnp.sum(jnp.where(counts <= most, shares, 0.0), axis=1) / most[:, 0]
+        costs = (counts / jnp.maximum(tokens, 1)[:, None]) ** (1.0 - self.weight_power)
+        mean = jnp.sum(jnp.where(counts <= most, costs, 0.0), axis=1) / most[:, 0]
         return weight / mean
 
     def _most(self, tokens: Array) -> Array:
