@@ -102,10 +102,6 @@ class Process(Protocol):
         """Marks symbols that carry no information on x, such as the mask: bool like z."""
         ...
 
-    def expected_noise(self) -> float:
-        """Returns the mean fraction of noise at times t and 1 - t, for the t with the most."""
-        ...
-
     def noise_left(self, t: Array) -> Array:
         """Returns whether z_t may hold noise that a sampler ending at t must remove: bool []."""
         ...

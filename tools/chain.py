@@ -1,4 +1,4 @@
-"""A source of text whose entropy is known: a Markov chain over four letters."""
+"""Source of text with known entropy: a Markov chain over four letters."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ CHAIN = np.array(
 
 
 def stationary() -> np.ndarray:
-    """The law that the chain keeps [4]."""
+    """Returns the stationary distribution of the chain [4]."""
     values, vectors = np.linalg.eig(CHAIN.T)
     first = np.real(vectors[:, np.argmax(np.real(values))])
     return first / first.sum()
@@ -29,7 +29,7 @@ def draw(seed: int, count: int) -> np.ndarray:
 
 
 def nats_per_token(x: np.ndarray) -> float:
-    """-log p(x) under the chain, the mean over all letters of x."""
+    """Returns -log p(x) under the chain, as a mean over all letters of x."""
     nats = -np.log(stationary()[x[:, 0]]) - np.log(CHAIN[x[:, :-1], x[:, 1:]]).sum(axis=1)
     return float(nats.mean() / LENGTH)
 
@@ -37,8 +37,8 @@ def nats_per_token(x: np.ndarray) -> float:
 def write(path: Path, train: int, test: int) -> tuple[str, float]:
     """Writes a text of train + LENGTH + test sequences.
 
-    Returns the keys of the config that read it, with splits in this order, and -log p of the test
-    split in nats a letter.
+    Returns the config keys that read it, with splits in this order, and -log p of the test split in
+    nats per letter.
     """
     x = draw(0, train + LENGTH + test)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ BASE = (
 
 
 class Axis(NamedTuple):
-    """One quantity that grows: name, keys set to each value, values, expected slope."""
+    """Quantity that grows: name, keys set to each value, values, expected slope."""
 
     name: str
     keys: str

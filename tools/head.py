@@ -8,7 +8,7 @@ and rows are split over all chips.
 
     plain      logits of all positions at once
     chunked    all positions, a chunk of logits at a time (`objectives/head.py`)
-    gathered   the masked positions alone, with capacity for half of the positions
+    gathered   the masked positions alone, if they fit the smallest capacity
 
 Bytes are those of one chip. GFLOP count the matrix products, on CPUs alone.
 """
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.objectives.head import at_positions
+from md4_jax.objectives.head import at_noise, at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.options import MeshOptions
 from md4_jax.perf.aot import devices_of
@@ -44,8 +44,8 @@ def loss_of(form: str, groups: int):
         )
         if form == "plain":
             return jnp.sum(jnp.where(masked, token_nats(denoiser.unembed(h), x), 0.0))
-        room = x.size // (2 * groups) if form == "gathered" else None
-        return jnp.sum(at_positions(denoiser, h, masked, reduce=token_nats, rows=(x,), room=room))
+        at = at_noise if form == "gathered" else at_positions
+        return jnp.sum(at(denoiser, h, masked, reduce=token_nats, rows=(x,)))
 
     return loss
 

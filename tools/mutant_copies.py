@@ -16,19 +16,19 @@ RUNNING: set[subprocess.Popen] = set()
 
 
 def test_file(root: Path, argument: str) -> Path:
-    """The file of a pytest argument, which may go on with ::test_name."""
+    """Returns the file of a pytest argument such as FILE::test_name."""
     return root / argument.partition("::")[0]
 
 
 def tracked(root: Path) -> list[Path]:
-    """The files of a checkout as they lie there: tracked, or new and not ignored."""
+    """Lists the files of a checkout: tracked, or new and not ignored."""
     git = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(git, check=True, capture_output=True, text=True).stdout.split("\0")
     return [Path(name) for name in dict.fromkeys(names) if name and os.path.lexists(root / name)]
 
 
 def copy_checkout(own: Path, folder: Path, tests_from: Path | None) -> Path:
-    """Puts a copy of the checkout `own` into the folder; its path."""
+    """Copies the checkout `own` into the folder and returns the copy's path."""
     copy = folder / "repo"
     for root in filter(None, (own, tests_from)):
         for name in tracked(root):
@@ -47,7 +47,7 @@ def pytest(copy: Path, tests: list[str], marks: str, timeout: float) -> tuple[st
     """(passed, seen or error; by what) of one call of pytest."""
     words = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests]
     more = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    # Temporary files of tests that are killed go away with the copy.
+    # Temporary files of killed tests are deleted with the copy.
     more["TMPDIR"] = str(copy.parent / "tmp")
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *words],
@@ -64,7 +64,7 @@ def pytest(copy: Path, tests: list[str], marks: str, timeout: float) -> tuple[st
     finally:
         RUNNING.discard(process)
     named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", out, re.MULTILINE)
-    # 2 is a file that cannot be collected, but an interrupted pytest as well.
+    # 2 means a file that cannot be collected, or an interrupted pytest.
     if process.returncode == 1 or (process.returncode == 2 and named):
         return "seen", named[1] if named else "a failing test without a name"
     if process.returncode in (0, 5):
@@ -73,7 +73,7 @@ def pytest(copy: Path, tests: list[str], marks: str, timeout: float) -> tuple[st
 
 
 def kill(process: subprocess.Popen) -> None:
-    """Ends pytest and the programs that its tests have started."""
+    """Kills pytest and the programs that its tests started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

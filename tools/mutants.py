@@ -1,7 +1,7 @@
-"""Breaks the package one line at a time and asks whether the tests notice: a mutation campaign.
+"""Mutation testing: changes the package one line at a time and checks that tests fail.
 
-The faults are in mutants.toml. Each is made in a copy of the checkout, where the tests named
-beside it run, the quick ones first. What escapes them says what the tests leave open.
+The faults are in mutants.toml. Each is made in a copy of the checkout, in which its tests run, the
+quick ones first. A fault that no test sees shows what the tests leave open.
 
     python tools/mutants.py --check --out mutants.json
     python tools/mutants.py --table mutants.json
@@ -25,7 +25,7 @@ FAULTS = Path(__file__).with_name("mutants.toml")
 
 
 def load() -> list[dict]:
-    """The faults; SystemExit with all that is wrong with them."""
+    """Reads the faults; SystemExit with all mistakes in them."""
     mutants = tomllib.loads(FAULTS.read_text(encoding="utf-8"))["mutant"]
     names = [m["name"] for m in mutants]
     wrong = [f"{m['name']} ({m['file']}): {w}" for m in mutants for w in mistakes(m)]
@@ -73,7 +73,7 @@ def try_out(copies: queue.Queue, mutant: dict, options: argparse.Namespace) -> d
 
 
 def check(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace) -> list[str]:
-    """One fault that is none for each file of tests: all of them have to escape."""
+    """Runs each file of tests on the unchanged code; returns those that fail."""
     tests = dict.fromkeys(test for mutant in mutants for test in mutant["tests"])
     print(f"{len(tests)} files of tests on the code as it is: each should pass, so escape")
     same = {"file": "md4_jax/__init__.py", "before": "", "after": ""}
@@ -82,7 +82,7 @@ def check(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace)
 
 
 def each(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace):
-    """(name, result) of every fault as it comes, with a line for each."""
+    """Yields (name, result) of each fault when it is done, and prints a line."""
     pool = concurrent.futures.ThreadPoolExecutor(options.workers)
     try:
         waits = {pool.submit(try_out, copies, m, options): m["name"] for m in mutants}
@@ -100,7 +100,7 @@ def each(copies: queue.Queue, mutants: list[dict], options: argparse.Namespace):
 
 
 def campaign(mutants: list[dict], options: argparse.Namespace) -> int:
-    """Tries the faults and keeps what comes out; the exit code."""
+    """Tries the faults, keeps the results and returns the exit code."""
     kept = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
     if options.resume:
         done = {name for name, result in kept.items() if result["status"] != "error"}
@@ -123,14 +123,14 @@ def campaign(mutants: list[dict], options: argparse.Namespace) -> int:
 
 
 def write(path: Path, results: dict) -> None:
-    """Writes the results, whole or not at all."""
+    """Writes the results atomically."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(results, indent=1) + "\n")
     partial.replace(path)
 
 
 def summary(results: dict[str, dict]) -> str:
-    """'12 of 13 seen; escaped: ...'."""
+    """Formats '12 of 13 seen; escaped: ...'."""
     line = f"{sum(r['status'] == 'seen' for r in results.values())} of {len(results)} seen"
     for status in ("escaped", "error"):
         names = ", ".join(name for name, r in results.items() if r["status"] == status)
@@ -139,7 +139,7 @@ def summary(results: dict[str, dict]) -> str:
 
 
 def table(now: dict[str, dict], before: dict[str, dict] | None = None) -> str:
-    """The results as a Markdown table and a summary, beside those of an older run if given."""
+    """Formats results as a Markdown table, beside those of an older run if given."""
     columns = [now] if before is None else [before, now]
     heads = "seen by" if before is None else "before | now"
     lines = [f"| fault | file | {heads} |", "|---" * (2 + len(columns)) + "|"]
@@ -151,7 +151,7 @@ def table(now: dict[str, dict], before: dict[str, dict] | None = None) -> str:
 
 
 def cell(result: dict | None) -> str:
-    """One result in a word: the test that saw the fault, or that none did."""
+    """Formats one result: the test that saw the fault, or that none did."""
     if not result or result["status"] != "seen":
         return f"**{result['status']}**" if result else "not tried"
     return result["by"] + " (slow)" * (result["when"] == "slow")
@@ -166,7 +166,7 @@ def chosen(mutants: list[dict], options: argparse.Namespace) -> list[dict]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--workers", type=int, default=os.cpu_count(), help="copies at work at once")
@@ -188,7 +188,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs what the command line asks for; the exit code."""
+    """Runs what the command line asks for and returns the exit code."""
     options = parse()
     if options.table:
         print(table(*(json.loads(path.read_text()) for path in options.table)))

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Refused(Exception):
-    """The program refused what was asked (exit code 2); the text is its message."""
+    """Refusal by the program (exit code 2), with its message."""
 
 
 def call(words: list[str], log: Path | None = None, **variables: str) -> str:
@@ -60,7 +60,7 @@ def bench(
 
 
 def bench_words(config: str, keys: str, part: str, windows: int, seconds: float) -> list[str]:
-    """The arguments of the program for `bench`."""
+    """Returns the arguments of the program for `bench`."""
     timed = f"bench.parts={part} bench.windows={windows} bench.seconds={seconds}"
     return ["--mode=bench", *config_words(config, f"{keys} {timed}")]
 
@@ -71,5 +71,5 @@ def config_words(config: str, keys: str) -> list[str]:
 
 
 def written(words: list[str]) -> str:
-    """The command as a user would type it from the root of the checkout."""
+    """Returns the command as a user would type it from the root of the checkout."""
     return "python -m md4_jax.main " + shlex.join(words).replace(f"{ROOT}/", "")

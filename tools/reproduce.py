@@ -32,7 +32,7 @@ from tables import TABLES, Settings, Table
 
 
 def machine() -> dict[str, Any]:
-    """The processor, cores and versions that numbers depend on."""
+    """Returns the processor, cores and versions that numbers depend on."""
     model = platform.processor() or platform.machine()
     facts = Path("/proc/cpuinfo")
     if facts.exists():
@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit(out: Path) -> str:
-    """The commit of the checkout, '+' if a file besides the tables and their page has changes."""
+    """Returns the commit, with '+' if files other than the tables and their page have changes."""
 
     def run(*words: str) -> str:
         command = ["git", "-C", str(program.ROOT), *words]
@@ -61,7 +61,7 @@ def commit(out: Path) -> str:
 
 
 def measure(table: Table, path: Path, settings: Settings, head: dict[str, Any]) -> None:
-    """Makes the rows of a table that its file does not hold yet, and writes it after each."""
+    """Makes the missing rows of a table, and writes its file after each."""
     made = json.loads(path.read_text()) if path.exists() else {"rows": {}, "finished": False}
     same = all(made.get(key) == head[key] for key in ("commit", "command", "machine"))
     done = {name: row for name, row in made["rows"].items() if "skipped" not in row}
@@ -83,7 +83,7 @@ def measure(table: Table, path: Path, settings: Settings, head: dict[str, Any]) 
 
 
 def save(path: Path, made: dict[str, Any], settings: Settings) -> None:
-    """Writes a table's file, without the folders of this machine."""
+    """Writes a table's file, without paths of this machine."""
     text = json.dumps(made, indent=1)
     if settings.data is not None:
         text = text.replace(str(settings.data), settings.data.name)
@@ -92,7 +92,7 @@ def save(path: Path, made: dict[str, Any], settings: Settings) -> None:
 
 
 def page(out: Path) -> str:
-    """The page of all tables whose files are there."""
+    """Formats the page of all tables that have a file."""
     found = {name: out / f"{name}.json" for name in TABLES}
     made = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     parts = [HEAD.format(folder=out.name)]
@@ -120,7 +120,7 @@ numbers and the command of every row are in [{folder}/]({folder}/). Bounds are m
 
 
 def section(name: str, made: dict[str, Any]) -> str:
-    """One table, with what it measures before it and how it was made after it."""
+    """Formats one table, with its description before it and how it was made after it."""
     table, facts = TABLES[name], made["machine"]
     lines = [f"| | {' | '.join(table.head)} |", "|---" * (len(table.head) + 1) + "|"]
     for row, numbers in made["rows"].items():
@@ -142,7 +142,7 @@ def section(name: str, made: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The flags, checked."""
+    """Parses and checks the flags."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON files")
     parser.add_argument("--only", default=",".join(TABLES), help="names of tables, with commas")

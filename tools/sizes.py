@@ -18,7 +18,7 @@ RATE = 212.0  # GFLOP/s of the product when the reference was timed
 
 
 class Size(NamedTuple):
-    """One size, and what the reference needed at it.
+    """One size, and the time and memory of the reference.
 
     config: overrides of configs/base.py. gflop: work of a step by the formula. seconds and
     seconds_huge: the reference's step, without and with huge pages. peak: the reference's GiB.

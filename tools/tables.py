@@ -1,7 +1,6 @@
-"""The tables of docs/results.md: what is run for each row, and how it is shown.
+"""Tables of docs/results.md: the runs of each row, and the format of its cells.
 
-Used by reproduce.py. A row is one or a few runs of the program, its numbers are those that the
-program reports.
+Used by reproduce.py. A row is one or a few runs of the program, with the numbers that these report.
 """
 
 import time
@@ -17,7 +16,7 @@ from configs.families import FAMILIES
 
 
 class Settings(NamedTuple):
-    """Choices of one call.
+    """Settings of one call.
 
     data: a file of text8 or of its beginning, None if there is none. quick: tiny budgets, to try
     the command. workdir: the folder of the runs. seeds: how often recipes and families are trained.
@@ -30,7 +29,7 @@ class Settings(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row: its name, and a function that makes {"commands": [...], named numbers}."""
+    """Row of a table: its name, and a function that makes {"commands": [...], named numbers}."""
 
     name: str
     run: Callable[[], dict[str, Any]]
@@ -39,8 +38,8 @@ class Row(NamedTuple):
 class Table(NamedTuple):
     """One table.
 
-    text: what is measured, in sentences for the page. rows: settings -> its rows. head: names of
-    the columns after the first. cells: numbers of a row -> the columns after the first.
+    text: what is measured, for the page. rows: settings -> rows. head: names of the columns after
+    the first. cells: numbers of a row -> these columns.
     """
 
     title: str
@@ -51,14 +50,14 @@ class Table(NamedTuple):
 
 
 def _text8(settings: Settings) -> str:
-    """The keys that read the text8 file; Refused without one."""
+    """Returns the keys that read the text8 file; raises Refused without one."""
     if settings.data is None:
         raise program.Refused("needs --data PATH, the file of text8 or of its beginning")
     return f"data.name=text8 data.path={settings.data}"
 
 
 def _trained(words: list[str], workdir: Path, seeds: int) -> dict[str, Any]:
-    """Trains once for each seed: the commands and final evaluations, with the minutes of each."""
+    """Trains once for each seed; returns commands, final evaluations and minutes."""
     made: dict[str, Any] = {"commands": [], "runs": []}
     for seed in range(seeds):
         own = [*words, f"--config.train.seed={seed}"]
@@ -76,7 +75,7 @@ def _bits(run: dict[str, Any]) -> str:
 
 
 def _times(n: dict[str, float], scale: float = 1.0) -> str:
-    """'median (least-most)' of the windows."""
+    """Formats 'median (least-most)' of the windows."""
     a, b, c = (scale * n[key] for key in ("seconds", "seconds_min", "seconds_max"))
     return f"{a:.4g} ({b:.4g}-{c:.4g})"
 
@@ -137,7 +136,7 @@ def _family_rows(settings: Settings) -> list[Row]:
 
 
 def _bound(family: str) -> str:
-    """The objective that is reported for a family."""
+    """Returns the objective that is reported for a family."""
     _, objective, bound, *_ = FAMILIES[family]
     return objective if bound == "auto" else bound
 

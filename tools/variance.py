@@ -92,7 +92,7 @@ def gradients(
 
 
 def spread(rows: np.ndarray) -> tuple[float, float]:
-    """Standard deviation of the rows around their mean, and its standard error."""
+    """Returns the standard deviation of the rows around their mean, and its standard error."""
     count = len(rows)
     squares = (
         np.sum((rows - rows.mean(axis=0)) ** 2, axis=1, dtype=np.float64) * count / (count - 1)

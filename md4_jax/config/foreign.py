@@ -26,8 +26,8 @@ CONTRACTS = {
         "fit", "encode", "decode", "to_json", "vocab_size", "eot_id", "separator", "is_character",
     ),
     "process": (
-        "vocab_size", "timesteps", "shows_clean", "expected_noise", "init", "corrupt", "prior",
-        "is_noise", "noise_left", "signal", "learned",
+        "vocab_size", "timesteps", "shows_clean", "init", "corrupt", "prior", "is_noise",
+        "noise_left", "signal", "learned",
     ),
     "process.schedule": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
     "process.schedule.base": ("alpha", "one_minus_alpha", "dalpha", "inverse"),

@@ -1,4 +1,7 @@
-"""Attention behind one function, whatever computes it on a platform."""
+"""Attention by one function with several kernels.
+
+Sizes (a) and (c) are those of tools/sizes.py.
+"""
 
 import functools
 
@@ -10,14 +13,14 @@ from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array, UserError
 
 KERNELS = ("auto", "plain", "splash", "cudnn")
-# cuDNN's kernel takes heads of these sizes, and half precision alone.
+# The cuDNN kernel needs head sizes that are multiples of 8 up to 128, and half precision.
 CUDNN_MULTIPLE, CUDNN_LARGEST = 8, 128
 
 
 def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
-    """The kernel of that name; auto is splash on TPUs, cudnn on GPUs where it can be, else plain.
+    """Returns the kernel to use; auto is splash on TPUs, cudnn on GPUs if it fits, else plain.
 
-    UserError for cudnn where it cannot be.
+    UserError for cudnn with a head size or dtype that it does not take.
     """
     fits_cudnn = head_size % CUDNN_MULTIPLE == 0 and head_size <= CUDNN_LARGEST
     if name == "cudnn" and not (fits_cudnn and dtype == "bfloat16"):
@@ -43,13 +46,13 @@ def attend(
     index: Array | None = None,
     kernel: str = "plain",
 ) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v -> [B, L, H, Dh].
+    """Computes softmax(q k^T / sqrt(Dh)) v, [B, L, H, Dh], with the softmax in float32.
 
-    segments int32 [B, L]: a token attends only to tokens of its own segment. causal: only to
-    itself and to those on its left. index int32 [B, P]: the queries are of these positions
-    alone. The softmax is float32 whatever the inputs are. kernel: plain, the formula; splash,
-    the TPU's, which is used where it can be: all queries, and a length of whole tiles; or cudnn,
-    that of NVIDIA's GPUs, by jax.nn.dot_product_attention.
+    segments  int32 [B, L]: a token attends only to tokens of its own segment
+    causal    a token attends only to itself and to tokens on its left
+    index     int32 [B, P]: positions of the queries, if these are not all positions
+    kernel    plain, the formula; splash, the TPU kernel, used for all queries and a length of
+              whole tiles; cudnn, the kernel for NVIDIA GPUs
     """
     if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):
         return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
@@ -69,7 +72,7 @@ def attend(
 def attend_masked(
     query: Array, key: Array, value: Array, mask: Array | None, kernel: str = "plain"
 ) -> Array:
-    """`attend_where`, on NVIDIA's GPUs by their kernel, which takes a mask of even sides alone."""
+    """Applies `attend_where`, or cuDNN's kernel, which needs a mask of even sizes."""
     odd = query.shape[1] % 2 or key.shape[1] % 2
     if kernel == "cudnn" and (mask is None or not odd):
         return _cudnn(query, key, value, mask)
@@ -87,16 +90,20 @@ def _cudnn(
 
 @jax.custom_vjp
 def attend_where(query: Array, key: Array, value: Array, mask: Array | None) -> Array:
-    """The formula; mask bool [B or 1, 1, Q, L] says which keys a query sees, one at least.
+    """Computes the formula; mask bool [B or 1, 1, Q, L] marks the keys that a query sees.
 
-    Scores are read as few times as can be: sums are divided after the product with the values,
-    and the backward pass takes sum_j p_j dp_j from the output (arXiv:2205.14135, section 3.1).
+    Each query must see at least one key. The gradient is written by hand and computes
+    sum_j p_j dp_j from the output (arXiv:2205.14135, section 3.1). It takes as long as that of
+    JAX and keeps one [B, H, L, L] array less for each layer: at 2 x 2048 tokens and 8 layers of
+    256 a training step has 1.9 instead of 2.9 GiB of temporaries on 2 CPU cores, at size (c) 12%
+    less.
     """
     return _forward(query, key, value, mask)[0]
 
 
 def _forward(query: Array, key: Array, value: Array, mask: Array | None):
-    # Heads before positions: the products with the weights are twice as fast on CPUs.
+    # Heads before positions: 1.1 times the speed of a training step of size (a) with
+    # jax.nn.dot_product_attention, 1.5 times at size (c), on 2 CPU cores.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     scores = _product("bhqd,bhkd->bhqk", query, key)
@@ -132,7 +139,7 @@ def _product(spec: str, left: Array, right: Array) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _angles(length: int, size: int, base: float) -> np.ndarray:
-    """cos and sin [2, L, Dh / 2] of position times frequency: computed once, in float64."""
+    """Computes cos and sin of position times frequency in float64: float32 [2, L, Dh / 2]."""
     frequency = base ** (-np.arange(0, size, 2) / size)
     angle = np.arange(length)[:, None] * frequency
     return np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
@@ -141,9 +148,9 @@ def _angles(length: int, size: int, base: float) -> np.ndarray:
 def rotate(
     x_BxLxHxDh: Array, index: Array | None = None, *, length: int = 0, base: float = 10_000.0
 ) -> Array:
-    """Rotary position embedding (arXiv:2104.09864), applied in float32, halves rotated.
+    """Applies rotary position embeddings (arXiv:2104.09864) to the two halves, in float32.
 
-    index int32 [B, P] are the positions, all below length, if they are not 0, 1, ...
+    index: int32 [B, P], the positions, all below `length`, if they are not 0, 1, ...
     """
     angles = _angles(length or x_BxLxHxDh.shape[1], x_BxLxHxDh.shape[-1], base)
     cos, sin = angles if index is None else jnp.asarray(angles)[:, index]

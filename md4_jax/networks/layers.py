@@ -1,4 +1,7 @@
-"""The pieces of the transformer. Array names carry their shapes: B, L, H, Dh, D, F."""
+"""Layers of the transformer. Array names end in their shapes: B, L, H, Dh, D, F.
+
+Sizes (a) and (c) are those of tools/sizes.py.
+"""
 
 import flax.linen as nn
 import jax
@@ -14,45 +17,30 @@ KERNEL_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"
 
 
 class Linear(nn.Module):
-    """x W + b with float32 parameters, computed in dtype; W starts as KERNEL_INIT or as zeros.
+    """Linear layer x W + b with float32 parameters, computed in dtype.
 
-    fan_in, and columns: what x and the result have beyond the sizes of W are zeros and made from
-    zeros (padded_size); 0 for none.
+    zeros: W starts at zero instead of KERNEL_INIT.
     """
 
     size: int
     dtype: jnp.dtype
     zeros: bool = False
     bias: bool = False
-    fan_in: int = 0
-    columns: int = 0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         init = nn.initializers.zeros if self.zeros else KERNEL_INIT
-        shape = (self.fan_in or x.shape[-1], self.size)
-        kernel = self.param("kernel", init, shape).astype(self.dtype)
-        more = (x.shape[-1] - shape[0], (self.columns or self.size) - self.size)
-        if any(more):
-            kernel = jnp.pad(kernel, [(0, more[0]), (0, more[1])])
-        # Over one axis of all tokens: XLA's gradient of a sum over two transposes both factors.
+        kernel = self.param("kernel", init, (x.shape[-1], self.size)).astype(self.dtype)
+        # One axis of all tokens: XLA transposes both factors for the gradient of a sum over two.
+        # 1.3 times the speed of a training step of size (a), 1.15 at width 768, on 2 CPU cores.
         y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ kernel
         if self.bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.size,)).astype(self.dtype)
         return y.reshape(*x.shape[:-1], -1)
 
 
-def padded_size(size: int, platform: str) -> int:
-    """The width at which hidden features are computed, which is more where that is faster.
-
-    On CPUs rows of whole multiples of 4 KiB fall into the same few sets of the caches, which
-    costs a product a fifth of its rate; columns of zeros put them apart.
-    """
-    return size + 16 if platform == "cpu" and size % 1024 == 0 else size
-
-
 class Normalize(nn.Module):
-    """Root-mean-square normalisation, statistics in float32, with an optional gain."""
+    """Root-mean-square normalisation with an optional gain; statistics are float32."""
 
     gain: bool
 
@@ -66,12 +54,12 @@ class Normalize(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions; optional query-key normalisation.
+    """Self-attention with rotary positions and optional query-key normalisation.
 
-    block > 0: x is a noisy sequence and its clean copy, one after the other, in blocks of so many
-    positions, and attention is `block_diffusion_attention`; with last, of the noisy half alone.
-    cache: x is one block after the tokens there. Returns keys and values, before their rotation,
-    beside the result.
+    block > 0: x is a noisy sequence followed by its clean copy, and attention is
+    `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
+    cache: x is one block after the tokens of the cache. Returns (result, (keys, values)), keys
+    before rotation.
     """
 
     heads: int
@@ -126,11 +114,10 @@ class Attention(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """x + a depthwise convolution of x over `width` neighbours (cf. Primer, arXiv:2109.08668).
+    """Adds to x a depthwise convolution over `width` neighbours (cf. Primer, arXiv:2109.08668).
 
-    Attention takes long to learn to look next door; this looks there from the
-    start. The window is centred, or where causal ends at the position itself. Neighbours of
-    another segment count as zero.
+    Attention takes many steps to learn to look at neighbours. The window is centred, or ends at the
+    position itself if causal. Neighbours of another segment count as zero.
     """
 
     width: int
@@ -156,38 +143,35 @@ class LocalMixing(nn.Module):
 
 @jax.checkpoint
 def gated(gate: Array, up: Array) -> Array:
-    """silu(gate) * up; the backward pass computes the sigmoid again rather than read it."""
+    """Computes silu(gate) * up; the backward pass computes the sigmoid again.
+
+    Temporaries of a training step of size (a) are 465 instead of 503 MiB on 2 CPU cores.
+    """
     return nn.silu(gate) * up
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward layer silu(x W_gate) * (x W_up) W_down (arXiv:2002.05202).
-
-    hidden features, computed at the width `padded`.
-    """
+    """Gated feed-forward layer (silu(x W_gate) * (x W_up)) W_down (arXiv:2002.05202)."""
 
     hidden: int
-    padded: int
     zero_output: bool
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x_BxLxD: Array) -> Array:
         gate_BxLxF, up_BxLxF = (
-            Linear(self.hidden, self.dtype, columns=self.padded, name=name)(x_BxLxD)
-            for name in ("gate", "up")
+            Linear(self.hidden, self.dtype, name=name)(x_BxLxD) for name in ("gate", "up")
         )
         hidden_BxLxF = constrain(gated(gate_BxLxF, up_BxLxF), BATCH_AXES, None, "tensor")
-        size, zero = x_BxLxD.shape[-1], self.zero_output
-        return Linear(size, self.dtype, zero, fan_in=self.hidden, name="down")(hidden_BxLxF)
+        out = Linear(x_BxLxD.shape[-1], self.dtype, self.zero_output, name="down")
+        return out(hidden_BxLxF)
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) when given a condition."""
+    """Pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) if there is a condition."""
 
     heads: int
     hidden: int
-    padded: int
     qk_norm: bool
     local_width: int
     causal: bool
@@ -205,17 +189,19 @@ class Block(nn.Module):
         index: Array | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
-        """(x, None), or with a cache (x, (keys, values)) of x for the blocks after it.
+        """Returns (x, None), or with a cache (x, (keys, values)).
 
-        In block diffusion the last layer gives the noisy half of x alone.
+        The last layer computes only what the head needs, the positions of index or the noisy half:
+        1.2 times the speed of sampling 4 x 256 tokens with 4 layers of 256, 1.1 times that of a
+        training step of block diffusion, on 2 CPU cores.
         """
-        # A branch starts at zero by its gate or by its output layer: by both, it never starts.
+        # Either the gate or the output layer starts at zero. With both, no gradient would flow.
         zero = condition_BxGxD is None
         attention = Attention(
             self.heads, self.qk_norm, self.causal, zero, self.dtype, self.kernel, self.block,
             self.last, name="attention",
         )  # fmt: skip
-        feed_forward = FeedForward(self.hidden, self.padded, zero, self.dtype, name="feed_forward")
+        feed_forward = FeedForward(self.hidden, zero, self.dtype, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxGxD is not None:
             six = modulation(6, x_BxLxD.shape, condition_BxGxD, self.dtype)
@@ -239,9 +225,9 @@ class Block(nn.Module):
 def modulation(
     count: int, shape: tuple[int, ...], condition_BxGxD: Array, dtype: jnp.dtype
 ) -> list[Array]:
-    """`count` arrays that scale, shift or gate x of that shape [B, L, D]; zero at initialisation.
+    """Makes `count` arrays that shift, scale or gate x of that shape [B, L, D], initially zero.
 
-    Each [B, 1, D] for one condition of a sequence, else [B, L, D], the same in each of G groups.
+    Each is [B, 1, D] for one condition of a sequence, else [B, L, D], equal within a group.
     """
     layer = Linear(count * shape[-1], dtype, zeros=True, bias=True, name="modulation")
     y_BxGxN = layer(nn.silu(condition_BxGxD))
@@ -253,7 +239,7 @@ def modulation(
 
 
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
-    """The rows index of x: [B, P, D]."""
+    """Returns the positions index of x: [B, P, D]."""
     return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
 
 
@@ -262,7 +248,7 @@ def noisy_half(x_BxLxD: Array) -> Array:
 
 
 def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:
-    """norm(x) * (1 + scale) + shift, or norm(x) with a gain where there is no condition."""
+    """Computes norm(x) * (1 + scale) + shift, or norm(x) with a gain if there is no condition."""
     shift, scale, _ = shift_scale_gate
     if shift is None:
         return Normalize(gain=True, name=name)(x_BxLxD)
@@ -270,13 +256,13 @@ def normalized(x_BxLxD: Array, shift_scale_gate, name: str) -> Array:
 
 
 def gated_by(shift_scale_gate, y_BxLxD: Array) -> Array:
-    """gate * y, or y."""
+    """Computes gate * y, or y if there is no condition."""
     gate = shift_scale_gate[2]
     return y_BxLxD if gate is None else gate * y_BxLxD
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoids of 1000 t through two layers: [B, G] -> condition [B, G, D]."""
+    """Two layers on sinusoids of 1000 t: t [B, G] -> condition [B, G, D]."""
 
     size: int
     dtype: jnp.dtype

@@ -1,4 +1,4 @@
-"""Attention on TPUs by the Pallas kernel of JAX, which keeps no [L, L] array in memory."""
+"""Attention on TPUs by JAX's Pallas kernel, which keeps no [L, L] array in memory."""
 
 import dataclasses
 import functools
@@ -13,23 +13,22 @@ from jax.sharding import PartitionSpec as P
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES
 
-# The kernel works on tiles of at least this many positions.
+# Smallest tile of the kernel, in positions.
 TILE = 128
 LARGEST_TILE = 512
 
 
 def fits(length: int) -> bool:
-    """Whether the kernel can be used for so many positions."""
+    """Returns whether the kernel can be used for this length."""
     return length % TILE == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockDiffusionMask(masks.Mask):
-    """Mask of attention in [noisy, clean], each of `length` positions in blocks of `block`.
+    """Mask of `blocks.block_diffusion_attention`, of 2 length positions.
 
-    A noisy position sees its own noisy block and earlier clean ones, a clean position clean
-    blocks up to its own. The first `asks` of the 2 length positions are queries. The kernel asks
-    for it tile by tile, and skips the tiles without an entry.
+    The first `asks` positions are queries. The kernel reads the mask tile by tile and skips tiles
+    without an entry.
     """
 
     length: int
@@ -45,7 +44,7 @@ class BlockDiffusionMask(masks.Mask):
         block = place // self.block
         query_clean, query_block = is_clean[index[0]][:, None], block[index[0]][:, None]
         key_clean, key_block = is_clean[index[1]], block[index[1]]
-        # A clean key of the same block is seen from a clean query alone.
+        # Only a clean query sees a clean key of its own block.
         earlier = query_block + query_clean > key_block
         return np.where(key_clean, earlier, (query_block == key_block) & (query_clean == 0))
 
@@ -60,10 +59,10 @@ def splash(
     block: int = 0,
     interpret: bool = False,
 ) -> Array:
-    """softmax(q k^T / sqrt(Dh)) v, each device for its own sequences and heads.
+    """Computes softmax(q k^T / sqrt(Dh)) v, on each device for its own sequences and heads.
 
-    block > 0: the arrays hold a noisy and a clean half, which see one another as
-    `BlockDiffusionMask` says; queries may be of the noisy half alone.
+    block > 0: the arrays hold a noisy and a clean half, with `BlockDiffusionMask`; queries may be
+    the noisy half alone.
     """
     local = functools.partial(_local, causal=causal, block=block, interpret=interpret)
     arguments = (query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments)
@@ -72,16 +71,16 @@ def splash(
         return local(*arguments)
     heads, rows = P(BATCH_AXES, None, "tensor", None), P(BATCH_AXES, None)
     specs = (heads, heads, heads, None if segments is None else rows)
-    # The kernel does not say along which axes its results vary, so that is not checked.
+    # The kernel does not declare over which axes its results vary, so the check is off.
     return jax.shard_map(local, in_specs=specs, out_specs=heads, check_vma=False)(*arguments)
 
 
 def kernel_of(
     asks: int, length: int, heads: int, *, causal: bool, block: int, interpret: bool = False
 ):
-    """The kernel for queries [H, asks, Dh] and keys [H, length, Dh], with the tiles it computes."""
+    """Makes the kernel for queries [H, asks, Dh] and keys [H, length, Dh]."""
     if block:
-        # Of half as many positions a quarter at most: the larger, the more empty ones it computes.
+        # At most a quarter of a half, since larger tiles compute more masked entries.
         half = length // 2
         tile = _tile(half, max(TILE, min(LARGEST_TILE, half // 4)))
         one = BlockDiffusionMask(half, block, asks)
@@ -100,7 +99,7 @@ def kernel_of(
 
 
 def _tile(length: int, most: int) -> int:
-    """The largest size of a tile up to `most` that divides the length."""
+    """Returns the largest tile up to `most` that divides the length."""
     sizes = (LARGEST_TILE, LARGEST_TILE // 2, TILE)
     return next(t for t in sizes if t <= most and length % t == 0)
 

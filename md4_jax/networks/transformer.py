@@ -1,4 +1,4 @@
-"""The transformer: bidirectional as MD4 trains it or causal, with or without time."""
+"""Transformer: bidirectional as in MD4 or causal, with or without time."""
 
 import dataclasses
 import functools
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
-from md4_jax.networks.layers import padded_size
 from md4_jax.networks.trunk import REMAT, TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -18,20 +17,22 @@ from md4_jax.runtime.sharding import batch_groups
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """Sizes of the network; `build()` makes it.
+    """Options of the transformer; `build()` makes the network.
 
-    size D, depth, heads; hidden is the width of the gated feed-forward layer (0:
-    8/3 D rounded up to a multiple of 64). time_conditioning feeds t by adaLN-zero;
-    without it the network is time-free. scan_blocks compiles one block for all
-    depths (compile time does not grow); unrolled blocks are faster on CPU.
-    remat says what the backward pass computes again to save memory: none of it, all of each block
-    but its matrix products (dots), or each block in full. causal lets a
-    position see nothing to its right. output is what the head says of a token: a number for each
-    symbol (categorical), or for ordered symbols a location and a scale (truncated_logistic).
-    attention is the kernel that computes it: plain, splash (TPU), cudnn (NVIDIA), or auto, the
-    platform's best. classes: how many labels a sequence may have, told by adaLN like the time;
-    label_dropout: part of the training sequences whose label is withheld, so that the network
-    also learns to do without one.
+    hidden             width of the gated feed-forward layer; 0: 8/3 of size, rounded up to a
+                       multiple of 64
+    time_conditioning  feeds t by adaLN-zero; without it the network is time-free
+    scan_blocks        compiles one block for all depths, so that compile time does not grow;
+                       unrolled blocks are faster on CPUs
+    remat              what the backward pass computes again to save memory: nothing (none), all
+                       but matrix products (dots), or whole blocks (full)
+    causal             a position sees nothing to its right
+    output             categorical, a logit for each symbol, or for ordered symbols
+                       truncated_logistic, a location and a scale
+    attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
+    classes            number of class labels, fed by adaLN like the time
+    label_dropout      probability of hiding a training sequence's label, so that the network
+                       also learns without it
     """
 
     vocab_size: int
@@ -81,21 +82,21 @@ class Transformer:
 
     @property
     def is_ordinal(self) -> bool:
-        """Whether the symbols are taken as ordered."""
+        """Whether the head treats the symbols as ordered."""
         return self.output == "truncated_logistic"
 
     def build(self, platform: str = "cpu") -> Network:
-        """init and bind of the linen module, with the padded vocabulary rows cut off."""
+        """Makes the network for a platform."""
         kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
         hidden = self.hidden or -(-8 * self.size // (3 * 64)) * 64
         options = dataclasses.replace(self, attention=kernel, hidden=hidden)
-        module = TransformerModule(options, padded_size(hidden, platform))
+        module = TransformerModule(options)
         tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):
             return module.init(key, tokens, jnp.zeros((1,)))["params"]
 
-        # Neighbours of a convolution and a causal mask cross the borders of blocks.
+        # A convolution and a causal mask reach across the borders of blocks.
         blockwise = not self.causal and not self.local_width
         bind = Binding(options, module, blockwise)
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
@@ -112,7 +113,7 @@ class Binding(NamedTuple):
     def __call__(
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
-        """The denoiser; UserError for a context that the network has no use for."""
+        """Returns the denoiser; UserError for a context that the network cannot use."""
         told = self._context(dict(context or {}), keys)
         module, variables = self.module, {"params": params}
 
@@ -130,7 +131,7 @@ class Binding(NamedTuple):
         return Denoiser(features, unembed, Accelerator(batch_groups(), features), blocks, rebind)
 
     def _context(self, context: dict[str, Array], keys: Array | None) -> dict[str, Array]:
-        """The context, in training with some labels taken away."""
+        """Checks the context and, in training, hides some labels."""
         o = self.options
         if foreign := context.keys() - {"segments", "label"}:
             raise UserError(f"the transformer takes segments and label, not {sorted(foreign)[0]!r}")
@@ -151,7 +152,7 @@ class Binding(NamedTuple):
             length, more = z.shape[1], -z.shape[1] % block
             segments = told.get("segments")
             if more:
-                # What fills up the last block is of a segment of its own, which nobody else sees.
+                # Padding of the last block is a segment of its own, which no token sees.
                 segments = jnp.zeros_like(clean) if segments is None else segments
                 segments = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
                 z, clean = (jnp.pad(x, ((0, 0), (0, more))) for x in (z, clean))
@@ -172,16 +173,16 @@ class Binding(NamedTuple):
         return Blockwise(features, empty_cache, append_block)
 
 
-# Layers that see one vector of a sequence, its time or class, and not its tokens.
+# Layers that see only the condition of a sequence, not its tokens.
 OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
 
 
 def forward_flops(params: Params, length: int, block: int = 0, *, size: int, depth: int) -> float:
-    """FLOPs of one token through the network once: 2 N + 4 L D for each layer.
+    """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
 
-    N are the parameters of linear layers that see tokens. In block diffusion, of one noisy
-    token and its clean copy: layers but the last are passed by both, the last makes only keys
-    and values of the clean one, and each of the two sees (L + block) / 2 tokens.
+    N is the number of parameters of linear layers that see tokens. In block diffusion both a noisy
+    token and its clean copy are counted. The last layer computes only keys and values of the clean
+    copy, and each of the two sees (L + block) / 2 tokens.
     """
     named = [
         ([key.key for key in path], leaf)

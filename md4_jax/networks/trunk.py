@@ -1,4 +1,4 @@
-"""The linen module of the transformer. Array names carry their shapes: B, L, D, G groups."""
+"""Linen module of the transformer. Array names end in their shapes: B, L, D, G groups."""
 
 import functools
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Vocabulary rows are rounded up, since V + 1 divides by no mesh axis.
+# Vocabulary sizes are rounded up to this multiple, so that mesh axes divide them.
 ROW_MULTIPLE = 128
 
-# What is kept of a block for its backward pass, by name.
+# What the backward pass of a block reuses, by name.
 REMAT = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -36,14 +36,14 @@ def rounded(rows: int) -> int:
 
 
 class TransformerModule(nn.Module):
-    """Tokens z [B, L] in 0..V and times t [B] -> features [B, L, D] -> logits [B, L, V].
+    """Maps tokens z [B, L] in 0..V and times t [B] to features [B, L, D] and logits [B, L, V].
 
-    options are those of `Transformer`. The context of a sequence: segments int32 [B, L], a token
-    sees only its own; label int32 [B], a class in 0..classes-1, any other number for none.
+    options   those of `Transformer`
+    segments  int32 [B, L]: a token sees only tokens of its own segment
+    label     int32 [B]: a class in 0..classes-1, any other number for none
     """
 
     options: Any
-    padded: int
     block: int = 0
 
     def setup(self):
@@ -73,8 +73,8 @@ class TransformerModule(nn.Module):
         if o.remat != "none":
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
         arguments = (
-            o.heads, o.hidden, self.padded, o.qk_norm, o.local_width, o.causal,
-            self.compute_dtype, o.attention, self.block,
+            o.heads, o.hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype,
+            o.attention, self.block,
         )  # fmt: skip
         self.block_arguments = arguments
         if o.scan_blocks:
@@ -91,7 +91,7 @@ class TransformerModule(nn.Module):
 
     @property
     def is_conditioned(self) -> bool:
-        """Whether every layer is told something of the whole sequence: its time or its class."""
+        """Whether every layer is given the time or the class of the sequence."""
         return self.options.time_conditioning or self.options.classes > 0
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
@@ -105,9 +105,9 @@ class TransformerModule(nn.Module):
         label: Array | None = None,
         index: Array | None = None,
     ) -> Array:
-        """h [B, L, D], or with index [B, P] those of these positions: [B, P, D].
+        """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
-        The last block then computes no more than keys and values for the other positions.
+        The last block computes only keys and values for the other positions.
         """
         return self._trunk(z_BxL, self._condition(t_B[:, None], label), segments, index)
 
@@ -120,18 +120,17 @@ class TransformerModule(nn.Module):
         segments: Array | None = None,
         label: Array | None = None,
     ) -> Array:
-        """h [B, L, D] of z, each block of which sees itself and the blocks of clean before it.
+        """Returns h [B, L, D] of z, where a block sees itself and the earlier blocks of clean.
 
-        t holds a time for each of the G = L / block blocks, clean_t is that of clean. Both are
-        read in one pass of length 2 L, of which the last layer computes no more than keys and
-        values for clean.
+        t holds a time for each of the G = L / block blocks, and clean_t is the time of clean. One
+        pass of length 2 L reads both. Its last layer computes only keys and values for clean.
         """
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.full_like(t_BxG, clean_t)], axis=1)
         return self._trunk(both_Bx2L, self._condition(times, label), segments, None)
 
     def _condition(self, t_BxG: Array, label_B: Array | None) -> Array | None:
-        """The embedding of the time of each group, plus that of the class: [B, G, D]."""
+        """Embeds the time of each group, plus the class: [B, G, D]."""
         o, condition_BxGxD = self.options, None
         if o.time_conditioning:
             condition_BxGxD = self.time(t_BxG)
@@ -167,7 +166,7 @@ class TransformerModule(nn.Module):
         return self._headed(x_BxLxD, condition_BxGxD)
 
     def _embedded(self, z_BxL: Array) -> Array:
-        # Whole rows, lest the rows that are looked up be split as the table is and then gathered.
+        # Rows stay whole: otherwise devices would look up parts of rows and exchange them.
         table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
         return constrain(table[z_BxL], BATCH_AXES, None, None)
 
@@ -181,7 +180,7 @@ class TransformerModule(nn.Module):
     def append_block(
         self, z_BxP: Array, t_B: Array, cache: KVCache, label: Array | None = None
     ) -> tuple[Array, KVCache]:
-        """(h [B, P, D], cache with z): one block z, after the tokens of the cache."""
+        """Returns (h [B, P, D], cache with z) of one block z after the tokens of the cache."""
         x_BxPxD, condition = self._embedded(z_BxP), self._condition(t_B[:, None], label)
         layers = (cache.keys, cache.values)
         if self.options.scan_blocks:
@@ -203,7 +202,7 @@ class TransformerModule(nn.Module):
     def _gathered(
         self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array | None
     ) -> Array:
-        """Scanned blocks of which the last, taken out of the scan, gives less than comes in."""
+        """Scans all blocks but the last, which returns fewer positions than it is given."""
         stacked = self.variables["params"]["blocks"]
         rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
 
@@ -217,7 +216,7 @@ class TransformerModule(nn.Module):
         return self._block(last, last=True)(x_BxLxD, condition, segments, index)[0]
 
     def _block(self, params, *, last: bool = False) -> Callable:
-        """One of the scanned blocks, taken out of the scan."""
+        """Returns a block with these parameters, outside of the scan."""
         block = Block(*self.block_arguments, last, parent=None)
         return functools.partial(block.apply, {"params": params})
 
@@ -228,7 +227,7 @@ class TransformerModule(nn.Module):
 
 
 class FinalModulation(nn.Module):
-    """Shift and scale before the head, zero at initialisation."""
+    """Shift and scale before the head, initially zero."""
 
     dtype: jnp.dtype
 

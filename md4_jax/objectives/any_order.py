@@ -1,10 +1,11 @@
-"""The bound of a masked model with an exact number of masks: docs/families/md4.md."""
+"""Bound of a masked model with an exact number of masks: docs/families/md4.md."""
 
 import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import masked, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -15,18 +16,16 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 class AnyOrder:
     """L(x) = E_{k ~ U{1..L}} (L / k) E[ sum over exactly k masked tokens of -log mu_n(z)[x_n] ].
 
-    Equal to MD4's continuous-time bound for every schedule from 1 to 0 (any-order
-    autoregressive form: RADD, arXiv:2406.03736, Theorem 2; identity M06), without
-    the binomial noise of the mask count and without an epsilon at either end. A
-    time-conditioned denoiser receives the t whose 1 - alpha_t has the law
-    Beta(k, L - k + 1), clamped to [0, 1]: with it the value is MD4's integral
-    again, and for a schedule that stops short of 0 or 1 the complete bound.
+    It equals MD4's continuous-time bound for every schedule from 1 to 0 (any-order
+    autoregressive form: RADD, arXiv:2406.03736, Theorem 2; identity M06). The number of masks has
+    no binomial noise, and no epsilon is needed at t = 0 or 1. A time-conditioned denoiser receives
+    the t whose 1 - alpha_t has the distribution Beta(k, L - k + 1), clamped to [0, 1]. Then the
+    value is MD4's integral again, and the complete bound if the schedule stops before 0 or 1.
 
-    weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled
-    to cost the same if every token does; 0 is the plain masked language model.
-    max_masked below 1 leaves out the masks of more than that share of the tokens,
-    from which there is least to learn. Both make a training-only loss. Nats per
-    sequence.
+    weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled so that the loss
+    stays the same if all tokens cost the same; 0 is a masked language model. max_masked below 1
+    draws k up to this fraction of the tokens, since sequences with few clean tokens teach least.
+    Both make a training-only loss. Nats per sequence.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -57,24 +56,22 @@ class AnyOrder:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The term of this mask pattern: its mean over k and patterns is the bound [B]."""
-        count = jnp.sum(process.is_noise(z) & batch.loss_mask, axis=1)
-        nats = masked_nats(
-            denoiser, process, batch, z, t, expected=0.5 * self.max_masked, exact=True
-        )
+        """Returns the term of this mask pattern [B]; its mean over patterns is the bound."""
+        count = jnp.sum(noise_of(process, batch, z), axis=1)
+        nats = masked_nats(denoiser, process, batch, z, t)
         tokens = jnp.sum(batch.loss_mask, axis=1)
         return self._weight(tokens, jnp.maximum(count, 1), z.shape[1]) * nats
 
     def _weight(self, tokens: Array, count: Array, length: int) -> Array:
-        """(n / k)^weight_power, k = count of n = tokens, scaled by its mean cost: [B]."""
+        """Computes (n / k)^weight_power of k = count and n = tokens, divided by its mean: [B]."""
         weight = (tokens / count) ** self.weight_power
         if self.weight_power == 1.0:
             return weight
         counts, most = jnp.arange(1, length + 1), self._most(tokens)[:, None]
-        shares = (counts / jnp.maximum(tokens, 1)[:, None]) ** (1.0 - self.weight_power)
-        mean = jnp.sum(jnp.where(counts <= most, shares, 0.0), axis=1) / most[:, 0]
+        costs = (counts / jnp.maximum(tokens, 1)[:, None]) ** (1.0 - self.weight_power)
+        mean = jnp.sum(jnp.where(counts <= most, costs, 0.0), axis=1) / most[:, 0]
         return weight / mean
 
     def _most(self, tokens: Array) -> Array:
-        """The largest number of masks that is drawn, at least 1: int32 like tokens."""
+        """Returns the largest number of masks that is drawn, at least 1: int32 like tokens."""
         return jnp.maximum(1, jnp.round(self.max_masked * tokens).astype(jnp.int32))

@@ -1,4 +1,4 @@
-"""Exact likelihoods, one token after another: docs/families/autoregressive.md."""
+"""Exact likelihoods, token by token: docs/families/autoregressive.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,13 +15,12 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 @dataclasses.dataclass(frozen=True)
 class Autoregressive:
-    """-log p(x) = sum_n -log p(x_n | x_{<n}) of a causal network, left to right, in nats [B].
+    """Likelihood -log p(x) = sum_n -log p(x_n | x_{<n}) of a causal network, in nats [B].
 
-    The network reads [m, x_0, ..., x_{L-2}] at time 0: the mask is the symbol that a sequence
-    begins with, and position n predicts x_n. The number is exact: u and keys are unused, and the
-    process gives only the mask. The context is passed on as it is. With `segments` of packed
-    documents the first token of a document sees the token before it, the end of text of
-    the document before, and nothing else; at the start of the sequence, the mask.
+    The network reads [m, x_0, ..., x_{L-2}] at time 0, and position n predicts x_n. The mask m
+    stands for the start of a sequence; nothing else of the process is used, nor are u and keys. The
+    number is exact. With `segments` of packed documents the first token of a document sees only the
+    token before it, the end of text of the document before.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
@@ -42,7 +41,7 @@ class Autoregressive:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """Sum over the positions that count of -log p(x_n | z) [B], whatever z is."""
+        """Sums -log p(x_n | z) over the positions that count [B], for any z."""
         h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
         nats = at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
         return jnp.sum(nats, axis=1)
@@ -50,18 +49,18 @@ class Autoregressive:
 
 @dataclasses.dataclass(frozen=True)
 class AlongOrder:
-    """-log p(x) of the masked model that reveals one token at a time along an order, in nats [B].
+    """Likelihood of the masked model that reveals one token at a time in an order, in nats [B].
 
         sum_l -log mu_{pi(l)}(z with x at pi(0), ..., pi(l - 1) and m elsewhere)[x_{pi(l)}]
 
-    order 'left_to_right' and 'right_to_left' fix pi, and the number is exact: that model's
-    likelihood. 'random' draws pi uniformly from the sequence's key; the mean over pi is the
-    any-order bound (RADD, arXiv:2406.03736, Theorem 2; identity M06), and the mean of
-    exp(-nats) is the law of sampling one token at a time (M16). A time-conditioned
-    denoiser gets the t at which 1 - alpha_t is the share of masks. u is unused.
+    The orders 'left_to_right' and 'right_to_left' fix pi, so that the number is exact. 'random'
+    draws pi uniformly. Its mean over pi is the any-order bound (RADD, arXiv:2406.03736, Theorem 2;
+    identity M06), and the mean of exp(-nats) is the probability of x when samples are drawn one
+    token at a time (M16). A time-conditioned denoiser gets the t at which 1 - alpha_t is the
+    fraction of masks. u is unused.
 
-    It takes L calls of the network for a sequence, so it is for evaluation and small L; where
-    it trains, each call is made again in the backward pass. UserError for another order.
+    A sequence takes L calls of the network, so this is for evaluation and small L. The backward
+    pass makes each call again. UserError for another order.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -96,7 +95,7 @@ class AlongOrder:
     def loss_along(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, order_BxL: Array
     ) -> Array:
-        """The sum along pi [B]; order_BxL[b, l] is the position that is revealed l-th."""
+        """Sums along pi [B]; order_BxL[b, l] is the position that is revealed l-th."""
         length = order_BxL.shape[1]
         rank_BxL = jnp.argsort(order_BxL, axis=1)
 

@@ -1,4 +1,4 @@
-"""The bound of block diffusion: docs/families/block_diffusion.md."""
+"""Bound of block diffusion: docs/families/block_diffusion.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,28 +16,26 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 @dataclasses.dataclass(frozen=True)
 class BlockDiffusion:
-    """Blocks from left to right, each by masked diffusion given those before it (BD3-LM,
-    arXiv:2503.09573; identity B01).
+    """Bound of blocks from left to right, each by masked diffusion given the earlier ones.
+
+    Block diffusion, BD3-LM (arXiv:2503.09573; identity B01):
 
         L(x) = sum_b int_0^1 -alpha'_t / (1 - alpha_t)
                      E_q[ sum_{n in b, z_n = m} -log mu_n(z_b, x_{<b}, t)[x_n] ] dt
 
-    with one independent t for each block of `block` positions: at block = L MD4's bound, at
-    block = 1 the exact left-to-right likelihood. Nats per sequence [B]. The denoiser is asked once,
-    as blocks.features(z, t [B, L / block], x, block).
+    with an independent t for each block of `block` positions, in nats per sequence [B]. block = L
+    gives MD4's bound, block = 1 the exact left-to-right likelihood. The denoiser is called once, as
+    blocks.features(z, t [B, L / block], x, block).
 
-    draws 'exact' masks k ~ U{1..block} tokens of a block, with the weight block / k, as
-    `any_order` does: the same mean, no noise of the mask count, and at block = 1 nothing
-    but masks, and of a time-free network no variance (B02). 'times' draws t and each mask
-    by itself.
+    draws      'exact' masks k ~ U{1..block} tokens of a block and weighs it by block / k, as
+               `any_order` does. The mean is the same, without noise in the number of masks; with
+               block = 1 and a time-free network there is no variance (B02). 'times' draws t and
+               each mask independently
+    low, high  clipped schedules: with draws='times', a token is masked with probability
+               p ~ U[low, high] and its block weighs 1 / p. A training-only loss unless 0 and 1
 
-    low, high  a token is masked with probability p ~ U[low, high] and its block weighs 1 / p
-               (clipped schedules): with draws='times' alone, and a training-only loss unless
-               they are 0 and 1
-
-    The times of a sequence's blocks are strata in a random order, so that no position is tied to a
-    noise level. The last block of a length that is not whole blocks is shorter. Tokens that do not
-    count are never masked: the bound is of the others, given those before them.
+    The times of a sequence's blocks are stratified, in random order. The last block is shorter if
+    `block` does not divide the length. Tokens that do not count are never masked.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), blockwise=True)
@@ -65,7 +63,7 @@ class BlockDiffusion:
 
     @property
     def is_clipped(self) -> bool:
-        """Whether some parts of masks are never drawn."""
+        """Whether some fractions of masks are never drawn."""
         return (self.low, self.high) != (0.0, 1.0)
 
     def is_bound(self, process: RevealsMasks) -> bool:
@@ -94,32 +92,26 @@ class BlockDiffusion:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, noise_BxG: Array
     ) -> Array:
-        """The integrand at z, where noise [B, G] is 1 - alpha of each block: its mean is the
-        bound [B]. With draws='exact' the weight follows the masks of z, and noise is only what a
-        time-conditioned denoiser is told."""
-        chance_BxG = noise_BxG
+        """Returns the integrand at z [B], whose mean is the bound.
+
+        noise [B, G] is 1 - alpha of each block. With draws='exact' it only gives the time input of
+        the denoiser, and the weight follows from the masks of z.
+        """
+        chance_BxG, noise = noise_BxG, noise_of(process, batch, z)
         if self.draws == "exact":
-            masks = jnp.sum(self._blocks(process.is_noise(z) & batch.loss_mask), axis=2)
+            masks = jnp.sum(self._blocks(noise), axis=2)
             tokens = jnp.sum(self._blocks(batch.loss_mask), axis=2)
             chance_BxG = masks / jnp.maximum(tokens, 1).astype(noise_BxG.dtype)
         t_BxG = process.schedule.inverse(noise_BxG)
         h = denoiser.blocks.features(z, t_BxG, batch.tokens, self.block)
-        parts, exact = noise_BxG.shape[1], self.draws == "exact"
-        noise = noise_of(process, batch, z, self._expected, parts=parts, exact=exact)
         nats_BxL = at_noise(denoiser, h, noise, reduce=token_nats, rows=(batch.tokens,))
         per_block = jnp.sum(self._blocks(nats_BxL), axis=2)
-        # A block without masks has nothing to weigh, whatever its chance is.
+        # A block without masks costs 0, whatever its weight.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)
 
-    @property
-    def _expected(self) -> float:
-        """Mean part of the positions that hold a mask."""
-        mean = 0.5 * (self.low + self.high)
-        return mean + 0.5 / self.block if self.draws == "exact" else mean
-
     def _blocks(self, x_BxL: Array, value: float = 0) -> Array:
-        """[B, L] -> [B, G, block]; where the last block is short, that value."""
+        """Reshapes [B, L] to [B, G, block], with `value` after a short last block."""
         more = -x_BxL.shape[1] % self.block
         filled = jnp.pad(x_BxL, ((0, 0), (0, more)), constant_values=value)
         return filled.reshape(len(x_BxL), -1, self.block)
@@ -132,7 +124,7 @@ class BlockDiffusion:
     def _masked(
         self, process: RevealsMasks, batch: Batch, u_BxG: Array, keys: Array
     ) -> tuple[Array, Array]:
-        """Draws (z, 1 - alpha of each block)."""
+        """Draws (z [B, L], 1 - alpha of each block [B, G])."""
         x = batch.tokens
         draws_BxL = jnp.where(batch.loss_mask, uniforms(keys, x.shape[1]), jnp.inf)
         draws = self._blocks(draws_BxL, jnp.inf)
@@ -141,7 +133,7 @@ class BlockDiffusion:
         else:
             tokens = jnp.sum(self._blocks(batch.loss_mask), axis=2)
             count = jnp.clip(jnp.floor(u_BxG * tokens).astype(jnp.int32), 0, tokens - 1)
-            # The law of 1 - alpha given that many masks: `Masking.mask_exactly`.
+            # 1 - alpha given that many masks: see `Masking.mask_exactly`.
             limit = jnp.take_along_axis(jnp.sort(draws, axis=2), count[..., None], axis=2)[..., 0]
         hidden = (draws <= limit[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
         return prompted(batch, jnp.where(hidden, process.mask_id, x)), limit

@@ -24,21 +24,20 @@ FORMS = ("matching", "denoising")
 class ConcreteScore:
     """Squared errors of the concrete score c = s - 1, s_y = p_t(z with y at n) / p_t(z).
 
-    The neighbours N(z) of a sequence differ from it in one token: |N| = L (V - 1), and z is a
-    neighbour of each of them. rho(t) = q(a given other symbol | x) / q(x | x).
+    The neighbours N(z) of a sequence differ from it in one token, so |N| = L (V - 1), and the
+    relation is symmetric. rho(t) = q(a given other symbol | x) / q(x | x).
 
     matching   E_{z ~ p_t}[ sum_{i in N(z)} (c_i^2 + 2 c_i) - 2 |N| c(z')_z ], z' uniform in N(z):
-               J of arXiv:2211.00802, the squared error less sum_z p_t(z) |c_p(z)|^2, which no
-               network changes (identity C01), so that the loss may be negative
+               J of arXiv:2211.00802: the squared error minus the constant
+               sum_z p_t(z) |c_p(z)|^2 (identity C01), so that the loss may be negative
     denoising  (rho^2 / V) E_q sum_n sum_{y != z_n} (s_y - r_y)^2, r_y = q(y | x_n) / q(z_n | x_n);
-               E[r | z] = s, so that it has the same minimiser, for one network evaluation
+               E[r | z] = s, so that the minimiser is the same, with one network evaluation
 
-    time: one noise level in [0, 1]; 0 with 'matching' is the paper's model of clean data, for
-    data in which every sequence occurs: c grows without limit on those that do not. None:
-    t ~ U(0, 1), and J is weighted by rho^2 too. A ratio reaches 1 / rho, so rho^2 keeps each term
-    of order one; without it the mean over t hangs on the draws nearest to 0. Training only: a
-    squared error of ratios bounds no likelihood. Units of the squares, summed over a sequence.
-    UserError for another form, a time outside [0, 1], or 'denoising' without noise.
+    time: one noise level in [0, 1]. With 'matching', 0 is the paper's model of clean data, which
+    needs data in which every sequence occurs, since c is infinite on the others. None: t ~ U(0, 1),
+    and J is weighted by rho^2 too. Ratios are at most 1 / rho, so the weight keeps each term of
+    order one; without it draws near t = 0 dominate. Training only, since a squared error of ratios
+    bounds no likelihood. UserError for another form, a time outside [0, 1], or 'denoising' at 0.
     """
 
     form: str = "matching"
@@ -57,7 +56,7 @@ class ConcreteScore:
 
     @property
     def needs(self) -> Needs:
-        """Uniform noise, ratios that exist at t = 0 as well, and the time unless it is fixed."""
+        """Requires uniform noise, ratios that exist at t = 0, and the time unless it is fixed."""
         return Needs(
             (RedrawsUniformly,),
             time=self.time is None,
@@ -85,10 +84,10 @@ class ConcreteScore:
     def loss_at(
         self, denoiser: Denoiser, process: RedrawsUniformly, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The denoising form at (z, t) [B]."""
+        """Returns the denoising form at (z, t) [B]."""
         log_score = log_ratios(process, denoiser(z, t), z, t)
         rho = process.ratio(t)[:, None]
-        # rho r, which is rho at z itself, where s = r = 1: that entry adds nothing.
+        # The target rho r. At z itself s = r = 1, so that entry adds nothing.
         stayed = z == batch.tokens
         at_x, elsewhere = jnp.where(stayed, rho, 1.0), jnp.where(stayed, rho**2, rho)
         error_BxL = ratio_error(log_score, rho, batch.tokens, at_x=at_x, elsewhere=elsewhere)
@@ -103,10 +102,10 @@ class ConcreteScore:
         t: Array,
         move: tuple[Array, Array],
     ) -> Array:
-        """J's sample at z and the neighbour with symbol move[1] at position move[0], no weight [B].
+        """Returns a sample of J, unweighted, at z and the neighbour with move = (position, symbol).
 
-        Both go through the network in one call, interleaved, so that each device keeps its
-        rows; of the neighbour's scores only the way back to z is needed.
+        One call of the network takes both, interleaved, so that rows stay on their device. Of the
+        neighbour's scores only that of z is needed.
         """
         size, length = z.shape
         both = jnp.stack([z, moved(z, *move)], axis=1).reshape(2 * size, length)
@@ -124,9 +123,9 @@ class ConcreteScore:
 
 
 def sampled_objective(own: Array, log_back: Array, inverse_degree: int | Array) -> Array:
-    """own - 2 |N^-1(z)| c(z')_z, whose mean over z ~ p and z' is J (arXiv:2211.00802) on any graph.
+    """Computes own - 2 |N^-1(z)| c(z')_z, whose mean over z ~ p and z' is J on any graph.
 
-    own = sum_{i in N(z)} (c(z)_i^2 + 2 c(z)_i); z' is drawn uniformly from N^-1(z), those that
-    have z as a neighbour, and log_back = log s(z')_z. All broadcast to one shape.
+    own = sum_{i in N(z)} (c(z)_i^2 + 2 c(z)_i). z' is uniform in N^-1(z), the sequences that have z
+    as a neighbour, and log_back = log s(z')_z (arXiv:2211.00802).
     """
     return own - 2.0 * inverse_degree * jnp.expm1(log_back)

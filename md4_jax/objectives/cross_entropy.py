@@ -1,4 +1,4 @@
-"""Plain cross-entropy under noise, for training alone: docs/families/uniform.md."""
+"""Plain cross-entropy under noise, for training only: docs/families/uniform.md."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -14,12 +14,11 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """E_{t ~ U(0, 1)} E_q[ sum_n -log mu_n(z_t, t)[x_n] ], every position alike (D3PM's auxiliary
-    term, arXiv:2107.03006, eq. 5, by itself).
+    """Loss E_{t ~ U(0, 1)} E_q[ sum_n -log mu_n(z_t, t)[x_n] ] with equal weights, in nats [B].
 
-    Its optimum is the posterior of x_n given all of z_t, z_n included, which only the mixture
-    form turns into the right score and step. A training-only loss in nats per
-    sequence: the noised tokens that are still right are counted too, so it is no bound.
+    It is D3PM's auxiliary term (arXiv:2107.03006, eq. 5) alone. Its optimum is the posterior of x_n
+    given all of z_t, z_n included. Only the mixture form turns that into the right score and step.
+    It also counts tokens that noise left unchanged, so it is no bound.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -40,7 +39,7 @@ class CrossEntropy:
         return self.loss_at(denoiser, process, batch, z, t), {"changed": changed}
 
     def loss_at(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
-        """The cost of each sequence at (z, t) [B]."""
+        """Returns the cost of each sequence at (z, t) [B]."""
         h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
         nats_BxL = at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
         return jnp.sum(nats_BxL, axis=1)

@@ -1,4 +1,4 @@
-"""The bound of the continuous-time framework: docs/families/tauldr.md."""
+"""Bound of the continuous-time framework tauLDR: docs/families/tauldr.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,28 +16,28 @@ PASSES = ("one_weighted", "one", "two")
 
 @dataclasses.dataclass(frozen=True)
 class CTMC:
-    """tauLDR's bound (arXiv:2205.14987, section 3.2) with the constant that makes it one.
+    """Bound of tauLDR (arXiv:2205.14987, section 3.2), including the terms without parameters.
 
-    With the model's reverse rates beta R[y, z_n] s_y, those given x beta R[y, z_n] r_y,
-    r_y = q(y | x_n) / q(z_n | x_n), and Z(z) the total rate of leaving z,
+    The reverse rates are beta R[y, z_n] s_y for the model and beta R[y, z_n] r_y given x, with
+    r_y = q(y | x_n) / q(z_n | x_n). With Z(z) the total rate of leaving z,
 
         L(x) = int_{t_1}^1 beta ( E_{z ~ q_t} sum_{n, y} R[y, z_n] (s_y - r_y)
                    - E_{z ~ q_t} Z(z) E_{z' = z after one jump} log(s / r)(z' -> z) ) dt
                + reconstruction at t_1 + KL(q(z_1 | x) || pi).
 
-    The terms in r hold no parameter; in the mean they are the constant between L_CT and the
-    denoising score entropy (identity S09). Here they stand beside the term that they
-    compensate, so that each draw vanishes with beta as t -> 1. passes:
+    in nats per sequence, with t_1 = first_time. The terms in r have no parameters; their mean is
+    the constant between L_CT and the denoising score entropy (identity S09). They are subtracted
+    draw by draw, so that each draw vanishes with beta as t -> 1. passes:
 
-    two           the line above: the network at z and at z', in one call
-    one           the network at z' alone; the second term is its mean over all z that can have
-                  jumped to z'. z' has the law psi of a chain after a forced jump, where the first
-                  term asks for q_t (section 3.3): an approximation, for training only
-    one_weighted  the same, the first term times q_t(z') / psi(z') = 1 / N(z') (identity T10),
-                  so exact: psi > 0 wherever the integrand is not zero
+    two           as above: the network at z and at z', in one call
+    one           the network at z' only; the second term is replaced by its mean over all z that
+                  can jump to z'. z' has the distribution psi of a chain after a forced jump, while
+                  the first term asks for q_t (section 3.3). So it is not a bound: training only
+    one_weighted  as 'one', with the first term times q_t(z') / psi(z') = 1 / N(z') (identity T10).
+                  Exact, since psi > 0 wherever the integrand is not zero
 
-    t_1 = first_time. The mixture's rates grow as 1/t unless the network's output is sharp at
-    t -> 0, so they need t_1 > 0; joint takes 0 too. Nats per sequence. Not a bound: 'one'.
+    The mixture's rates grow as 1/t unless the network's output is sharp at t -> 0, so mixture needs
+    t_1 > 0; joint takes 0 too.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -62,7 +62,7 @@ class CTMC:
         self, denoiser: Denoiser, process: HasGenerator, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         t = self.first_time + (1.0 - self.first_time) * u
-        # Rounding of t to 1 would make beta infinite; one cell of float32 is left at each end.
+        # At t = 1 beta may be infinite, so t keeps one float32 step from both ends.
         t = jnp.clip(t, SMALLEST_TIME, 1.0 - SMALLEST_TIME)
         noise, more = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         z = prompted(batch, process.corrupt(noise, batch.tokens, t))
@@ -71,14 +71,14 @@ class CTMC:
             nats = self.loss_at_pair(denoiser, process, batch, z, t, jumped=jumped)
         else:
             nats = self.loss_at(denoiser, process, batch, jumped, t)
-            # Where all is masked no jump exists, and psi has no mass to give.
+            # If all is masked there is no jump, and the term is 0.
             nats = jnp.where(jnp.any(jumped != z, axis=1), nats, 0.0)
         extra = self.ends(process, batch)
         changed = jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)
         return nats + sum(extra.values()), {**extra, "changed": changed}
 
     def ends(self, process: HasGenerator, batch: Batch) -> dict[str, Array]:
-        """The terms of both ends of time, {"reconstruction": [B], "prior": [B]}."""
+        """Returns the terms at t_1 and t = 1, {"reconstruction": [B], "prior": [B]}."""
         reconstruction = process.reconstruction_nats(batch.tokens, self.first_time)
         each = {"reconstruction": reconstruction, "prior": process.prior_nats(batch.tokens)}
         return {name: counted(nats, batch) for name, nats in each.items()}
@@ -93,16 +93,16 @@ class CTMC:
         *,
         jumped: Array,
     ) -> Array:
-        """The integrand of two passes at z ~ q_t and `jumped`, z after one jump: [B]."""
+        """Returns the integrand of two passes at z ~ q_t and `jumped`, z after one jump: [B]."""
         size, length = z.shape
-        # Interleaved, so that each device keeps its rows.
+        # Interleaved, so that rows stay on their device.
         both_BxLx2 = jnp.stack([z, jumped], axis=1).reshape(2 * size, length)
         h = denoiser.repeated(2).features(both_BxLx2, jnp.repeat(t, 2))
         h_Bx2xLxD = h.reshape(size, 2, length, -1)
         log_score = process.log_score(denoiser.unembed(h_Bx2xLxD[:, 0]), z, t)
         ratio = process.score_given(z, batch.tokens, t)
         leaving = rate_excess(process.backward_rates(z), log_score, ratio)
-        # After the jump only the position that jumped matters, so only it is unembedded.
+        # After the jump only the position that jumped needs logits.
         position = jnp.argmax(z != jumped, axis=1)[:, None]
         h_there, z_there, back, x = (
             jnp.take_along_axis(a, position[..., None] if a.ndim == 3 else position, axis=1)
@@ -118,9 +118,9 @@ class CTMC:
     def loss_at(
         self, denoiser: Denoiser, process: HasGenerator, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The integrand of one pass at z ~ psi, what a chain at time t jumped to: [B].
+        """Returns the integrand of one pass at z ~ psi, a chain at time t after a jump: [B].
 
-        Its mean over psi, which lacks the mass of states without a jump, is the bound.
+        The bound is its mean over psi, in which states without a jump count as 0.
         """
         log_score = process.log_score(denoiser(z, t), z, t)
         ratio, rates = process.score_given(z, batch.tokens, t), process.backward_rates(z)
@@ -133,7 +133,7 @@ class CTMC:
 
 
 def predecessors(process: HasGenerator, ratio: Array, z: Array, batch: Batch) -> Array:
-    """N(z) = psi(z | x) / q_t(z | x), the weight of all that can have jumped to z: [B].
+    """Computes N(z) = psi(z | x) / q_t(z | x), the weight of the states that can jump to z: [B].
 
     N = sum_{n, y} R[y, z_n] / Z(z with y at n) r_y (arXiv:2205.14987, section 3.3).
     """

@@ -1,4 +1,4 @@
-"""D3PM's bound of a model with T steps: docs/families/d3pm.md."""
+"""Bound of D3PM with T steps: docs/families/d3pm.md."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -17,29 +17,27 @@ DECODERS = ("reverse_step", "denoiser")
 
 @dataclasses.dataclass(frozen=True)
 class D3PM:
-    """The bound of T steps, z_i at t = i / T (arXiv:2107.03006, eq. 1, 4 and 5).
+    """Bound of T steps, z_i at t = i / T, in nats (D3PM, arXiv:2107.03006, eq. 1, 4 and 5).
 
     L(x) = KL(q(z_T | x) || prior) + sum_{i=2}^T E KL(q(z_{i-1} | z_i, x) || p(z_{i-1} | z_i))
            - E log p(x | z_1)  [ + cross_entropy sum_{i=1}^T E[ -log mu(x | z_i) ] ]
 
-    alpha is pinned to 1 at i = 0, so q(z_0 | z_1, x) is x itself and the last term of the
-    first line is the sum's i = 1. One i a sequence, times T; the prior's term is exact. With
-    masks it is MD4's bound with T steps (identity D02), whose alpha is pinned to 0 at i = T.
-    p is the process's `reverse_logits`, joint or mixture; p(x | z_1) is the `decoder`'s. Nats
-    per sequence.
+    alpha is pinned to 1 at i = 0, so that q(z_0 | z_1, x) is x itself. Each sequence draws one i,
+    and its term is multiplied by T; the prior's term is exact. With masks it is MD4's bound with T
+    steps (identity D02), with alpha pinned to 0 at i = T. p(z_{i-1} | z_i) is the process's
+    `reverse_logits`.
 
-    timesteps      T; None: that of the process `transition`, which a number must agree with,
-                   and 1000 for the others
-    decoder        reverse_step: p(x | z_1) is p(z_0 = x | z_1) as at every other step, with
-                   which samples are drawn here and identity D02 holds. denoiser: it is
-                   mu(x | z_1), the network's distribution itself, at masked and unmasked tokens
-                   alike, as in D3PM's code; published bits of D3PM are with it. Both make a
-                   bound, each of another model. They differ in the joint form and for masks
-    cross_entropy  D3PM's lambda, beside each step's term as in its code, so not divided by T.
-                   Above 0 it is a training-only loss. What it learns is the posterior of x,
-                   which on a uniform kernel only the mixture form turns into the right step
-                   (D04): joint is refused there. D3PM's recipe for the gaussian kernel, joint
-                   with 0.001, is allowed, and so are masks, where the two forms are the same.
+    timesteps      T; None: that of the process `transition`, with which a number must agree, or
+                   1000 for other processes
+    decoder        p(x | z_1). reverse_step: p(z_0 = x | z_1) like every other step, as samples are
+                   drawn here and as in identity D02. denoiser: mu(x | z_1), the network's
+                   distribution at masked and unmasked tokens, as in D3PM's code and published
+                   bits. Both are bounds, of different models: they differ for joint and for masks
+    cross_entropy  D3PM's lambda, added to each step's term as in its code, so not divided by T.
+                   Above 0 it is a training-only loss. It learns the posterior of x, which on a
+                   uniform kernel only the mixture form turns into the right step (D04), so joint is
+                   refused there. D3PM's recipe for the gaussian kernel, joint with 0.001, is
+                   allowed, and masks, for which both forms are equal
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -68,7 +66,7 @@ class D3PM:
         return self.cross_entropy == 0.0
 
     def check(self, process: Any) -> None:
-        """UserError for a process that has other steps, or whose form has another optimum."""
+        """Raises UserError for a process with other steps, or a form with another optimum."""
         own = process.timesteps
         if own is not None and self.timesteps not in (None, own):
             raise UserError(
@@ -93,12 +91,12 @@ class D3PM:
         return self.loss_at(denoiser, process, batch, z, step) + prior, {"prior": prior}
 
     def steps(self, process: Any) -> int:
-        """T with this process."""
+        """Returns T for this process."""
         self.check(process)
         return process.timesteps or self.timesteps or DEFAULT_TIMESTEPS
 
     def corrupt(self, process: Any, x: Array, step: Array, keys: Array) -> Array:
-        """z_i ~ q(. | x), i = step [B], int32 [B, L]."""
+        """Draws z_i ~ q(. | x), i = step [B]: int32 [B, L]."""
         last = self.steps(process)
         if isinstance(process, RevealsMasks):
             chance = DiscreteMD4(last).masked_probability(process, step)
@@ -106,7 +104,7 @@ class D3PM:
         return process.corrupt(keys, x, step / last)
 
     def prior(self, process: Any, batch: Batch) -> Array:
-        """KL(q(z_T | x) || prior), nats per sequence [B]; 0 with masks."""
+        """Returns KL(q(z_T | x) || prior), nats per sequence [B]; 0 with masks."""
         if isinstance(process, RevealsMasks):
             return jnp.zeros(len(batch.tokens))
         return counted(process.prior_nats(batch.tokens), batch)
@@ -114,7 +112,7 @@ class D3PM:
     def loss_at(
         self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, step: Array
     ) -> Array:
-        """The term of that step times T, without the prior [B]."""
+        """Returns the term of this step times T, without the prior [B]."""
         last = self.steps(process)
         t = step / last
         outputs = denoiser(z, t)
@@ -133,7 +131,7 @@ class D3PM:
         return nats + self.cross_entropy * last * counted(each, batch)
 
     def all_steps(self, denoiser: Denoiser, process: Any, batch: Batch, keys: Array) -> Array:
-        """The whole sum over i, one z_i for each, and the prior: T network evaluations [B]."""
+        """Sums over all i, with one z_i each, and adds the prior [B]: T network evaluations."""
         last = self.steps(process)
 
         def term(i: Array) -> Array:
@@ -149,7 +147,7 @@ class D3PM:
 def _divergence(
     process: HasPosterior, outputs: Array, batch: Batch, z: Array, step: Array, last: int
 ) -> Array:
-    """KL(q(z_{i-1} | z_i, x) || p(z_{i-1} | z_i)) of each token at i = step of last: [B, L]."""
+    """Computes KL(q(z_{i-1} | z_i, x) || p(z_{i-1} | z_i)) per token, i = step of last: [B, L]."""
     s, t = (step - 1) / last, step / last
     pinned = process.pinned()
     return divergence_nats(

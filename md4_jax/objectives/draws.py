@@ -1,4 +1,4 @@
-"""Random draws of a batch: one noise level and one key a sequence."""
+"""Random draws of a batch: one noise level and one key for each sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from md4_jax.protocols import Array
 
 
 def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
-    """(u [B], keys [B]) of a step: they follow (seed, step, row of the global batch) alone."""
+    """Draws (u [B], keys [B]) of a step, determined by seed, step and row of the global batch."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     offset = jax.random.uniform(jax.random.fold_in(key, 0))
     u = antithetic_times(offset, batch_size)
@@ -18,12 +18,11 @@ def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
 
 
 def antithetic_times(offset: Array, count: int) -> Array:
-    """count numbers in [0, 1), each uniform when the offset [] is, spread as evenly as can be.
+    """Returns count evenly spread numbers in [0, 1), each uniform if the offset [] is.
 
-    For an even count neighbours are mirror images, u_{2j} = (offset + 2j / count) mod 1 and
-    u_{2j+1} = 1 - u_{2j}: the mean of what is linear in u has no noise, and of what is smooth
-    hardly any. So the masks of every even number of neighbours add up to half of their
-    tokens. For an odd count u_j = (offset + j / count) mod 1.
+    If count is even, u_{2j} = (offset + 2j / count) mod 1 and u_{2j+1} = 1 - u_{2j}. The mean of a
+    function that is linear in u then has no noise, and that of a smooth one little. A pair masks
+    half of its tokens on average. If count is odd, u_j = (offset + j / count) mod 1.
     """
     if count % 2:
         return (offset + jnp.arange(count) / count) % 1.0

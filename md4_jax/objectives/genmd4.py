@@ -1,4 +1,4 @@
-"""GenMD4's bound and its gradient in the schedule: docs/families/genmd4.md."""
+"""Bound of GenMD4 and its gradient in the schedule: docs/families/genmd4.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,16 +15,15 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 @dataclasses.dataclass(frozen=True)
 class GenMD4:
-    """The bound of masking with alpha_{t,k} = 1 - t^{w_k} (arXiv:2406.04329, section 6).
+    """Bound of masking with alpha_{t,k} = 1 - t^{w_k} (arXiv:2406.04329, section 6), in nats.
 
     L(x) = int_{t_1}^1 E_q[ sum_{z_n = m} (w_x CE_n - w_x + sum_k w_k mu_n,k) / t ] dt
            + sum_n t_1^{w_x} (logsumexp_k(w_k log t_1) - w_x log t_1),           x = x_n,
 
-    the second line being the reconstruction with the decoder p(x | z_{t_1}) prop
-    q(z_{t_1} | x). A bound in nats per sequence for every first_time t_1 in (0, 1).
-    The gradient in w is unbiased: two z at the same t go through the network in
-    one call, and REINFORCE uses each as the other's baseline,
-    (f_1 - f_2) (grad log q_1 - grad log q_2) / 2 (identity G05).
+    where the second line is the reconstruction with the decoder p(x | z_{t_1}) prop
+    q(z_{t_1} | x). It is a bound for every first_time t_1 in (0, 1). For an unbiased gradient in w,
+    one call of the network takes two z at the same t, and REINFORCE uses each as the baseline of
+    the other: (f_1 - f_2) (grad log q_1 - grad log q_2) / 2 (identity G05).
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -65,9 +64,9 @@ class GenMD4:
     def pair(
         self, denoiser: Denoiser, process: RevealsBySymbol, batch: Batch, z_2xBxL: Array, t: Array
     ) -> tuple[Array, Array]:
-        """(mean of two integrands [B], a surrogate whose gradient adds the score-function part)."""
+        """Returns (mean of two integrands [B], surrogate with the score-function gradient [B])."""
         size, length = batch.tokens.shape
-        # Interleaved, so that each device keeps its rows.
+        # Interleaved, so that rows stay on their device.
         z = jnp.moveaxis(z_2xBxL, 0, 1).reshape(2 * size, length)
         twice = jax.tree.map(lambda a: jnp.repeat(a, 2, axis=0), batch)
         f = self.loss_at(denoiser.repeated(2), process, twice, z, jnp.repeat(t, 2))
@@ -80,7 +79,7 @@ class GenMD4:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsBySymbol, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The integrand at (z, t) times the length 1 - t_1 of the interval [B]."""
+        """Returns the integrand at (z, t) times the length 1 - t_1 of the interval [B]."""
         power = process.learned()["power"]
 
         def terms(logits: Array, x: Array) -> Array:
@@ -91,7 +90,7 @@ class GenMD4:
         return (1.0 - self.first_time) / t * jnp.sum(terms_BxL, axis=1)
 
     def reconstruction(self, process: RevealsBySymbol, batch: Batch) -> Array:
-        """The cost of decoding what is still masked at t_1 [B]; depends on w alone."""
+        """Returns the cost of decoding what is still masked at t_1 [B]; depends only on w."""
         scaled = process.learned()["power"] * jnp.log(self.first_time)
         log_masked = scaled[batch.tokens]
         each = jnp.exp(log_masked) * (jax.nn.logsumexp(scaled) - log_masked)

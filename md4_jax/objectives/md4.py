@@ -1,4 +1,4 @@
-"""MD4's bounds in continuous and in discrete time: docs/families/md4.md."""
+"""Bounds of MD4 in continuous and in discrete time: docs/families/md4.md."""
 
 import dataclasses
 import math
@@ -10,19 +10,18 @@ from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
-# The smallest time of a draw: u = 0 stands for the float32 cell [0, 2^-23), where the
-# weight 1/t and an empty mask would make inf * 0. No part of the integral is left out.
+# The smallest time of a draw. It replaces u = 0, where the weight 1/t and no masks give inf * 0.
+# u = 0 stands for the float32 cell [0, 2^-23), so that no part of the integral is left out.
 SMALLEST_TIME = 2.0**-24
 
 
 @dataclasses.dataclass(frozen=True)
 class MD4:
-    """The continuous-time bound (arXiv:2406.04329, eq. 5).
+    """Bound of MD4 in continuous time, in nats per sequence (arXiv:2406.04329, eq. 5).
 
     L(x) = int_0^1 -alpha'_t / (1 - alpha_t) E_q[ sum_{z_n = m} -log mu_n(z_t, t)[x_n] ] dt,
-    one t per sequence. A bound of -log p(x), in nats, if alpha runs from 1 to 0;
-    for a schedule that does not (geometric, clipped) the integral is a part of
-    it, and is trained on but not reported.
+    with one t for each sequence. It bounds -log p(x) if alpha runs from 1 to 0. For other
+    schedules (geometric, clipped) it is only a part of a bound, used for training only.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -39,7 +38,7 @@ class MD4:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """The integrand at (z, t): its mean over t ~ U(0, 1), z ~ q(. | x, t) is the bound [B]."""
+        """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the bound."""
         schedule = process.schedule
         weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
         return weight * masked_nats(denoiser, process, batch, z, t)
@@ -47,18 +46,16 @@ class MD4:
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteMD4:
-    """The bound of a model with T steps (arXiv:2406.04329, section 2): docs/families/md4.md.
+    """Bound of MD4 with T steps, in nats per sequence (arXiv:2406.04329, section 2).
 
-    With s(i) = (i-1)/T, t(i) = i/T and alpha pinned to 1 at t(0) and to 0 at
-    t(T), so that it is a bound for every schedule:
+    With s(i) = (i-1)/T, t(i) = i/T, and alpha pinned to 1 at t(0) and to 0 at t(T), so that it is a
+    bound for every schedule:
 
     reconstruction = 'model':    sum_{i=1}^T w_i E[masked CE]
     reconstruction = 'uniform':  sum_{i=2}^T w_i E[masked CE] + (1 - alpha_{t(1)}) L log V
 
-    where w_i = (alpha_s - alpha_t) / (1 - alpha_t).
-
-    The first decodes step 1 with the network (the reference's code), the second
-    with the parameter-free decoder of the paper.
+    where w_i = (alpha_s - alpha_t) / (1 - alpha_t). The first decodes step 1 with the network, as
+    the reference code does, the second with the parameter-free decoder of the paper.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -93,20 +90,18 @@ class DiscreteMD4:
         return self.loss_at(denoiser, process, batch, z, step), {"masked": masked(process, z)}
 
     def masked_probability(self, process: RevealsMasks, step: Array) -> Array:
-        """1 - alpha at t = step / T, pinned to 0 and 1 at the ends."""
+        """Returns 1 - alpha at t = step / T, pinned to 0 and 1 at the ends."""
         inner = process.schedule.one_minus_alpha(step / self.timesteps)
         return jnp.where(step <= 0, 0.0, jnp.where(step >= self.timesteps, 1.0, inner))
 
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, step: Array
     ) -> Array:
-        """The term of that step times the number of steps, plus the reconstruction [B]."""
+        """Returns the term of this step times the number of steps, plus reconstruction [B]."""
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        expected = process.expected_noise() + 1 / self.timesteps
-        t = step / self.timesteps
-        nats = masked_nats(denoiser, process, batch, z, t, expected=expected)
+        nats = masked_nats(denoiser, process, batch, z, step / self.timesteps)
         return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, batch)
 
     def _uniform_reconstruction(self, process: RevealsMasks, batch: Batch) -> Array:
@@ -118,16 +113,16 @@ class DiscreteMD4:
 
 
 def noised(process: Process, batch: Batch, u: Array, keys: Array) -> tuple[Array, Array]:
-    """Draws (z_t, t) at t = u, zero excepted; what does not count stays as it is."""
+    """Draws (z_t, t) at t = u, at least SMALLEST_TIME; tokens that do not count stay clean."""
     t = jnp.maximum(u, SMALLEST_TIME)
     return prompted(batch, process.corrupt(keys, batch.tokens, t)), t
 
 
 def prompted(batch: Batch, z: Array) -> Array:
-    """z with the clean token wherever no likelihood is asked for."""
+    """Puts clean tokens into z at the positions that do not count."""
     return jnp.where(batch.loss_mask, z, batch.tokens)
 
 
 def masked(process: Process, z: Array) -> Array:
-    """Part of the positions that hold a mask [B], for the log."""
+    """Returns the fraction of positions that hold a mask [B], for the log."""
     return jnp.mean(process.is_noise(z), axis=1, dtype=jnp.float32)

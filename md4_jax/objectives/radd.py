@@ -1,10 +1,11 @@
-"""RADD's losses for a masked model without time: docs/families/radd.md."""
+"""Losses of RADD for masked models without time: docs/families/radd.md."""
 
 import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, masked, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -13,20 +14,20 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 @dataclasses.dataclass(frozen=True)
 class TDCE:
-    """The t-denoising cross-entropy (RADD, arXiv:2406.03736; identity S03), k = alpha/(1 - alpha).
+    """Denoising cross-entropy in t (RADD, arXiv:2406.03736; identity S03), k = alpha / (1 - alpha).
 
     int_0^1 sigma E_q[ sum_{z_n = m} -k log(k c_n(z)[x_n]) ] dt
         = L_DSE - L (H_b(alpha_1) - H_b(alpha_0))
 
     with sigma = -alpha' / alpha, c the denoiser's distribution, H_b the binary entropy in nats and
-    L_DSE the score entropy's integral, which is MD4's. The part -sigma k log k of a masked token
-    has no parameter, and its draws add a variance of their own, infinite for most schedules.
-    So the objective adds the offset L (H_b(alpha_1) - H_b(alpha_0)) and replaces that part by its
-    exact mean: the two cancel, and a draw is MD4's. drawn_constant keeps the part as it is
-    drawn, beside the offset: the same mean and gradients. `loss_at` is the integrand itself.
+    L_DSE the score entropy's integral, which is MD4's. The term -sigma k log k of a masked token
+    has no parameters, but its draws have a variance, infinite for most schedules. The objective
+    adds the offset L (H_b(alpha_1) - H_b(alpha_0)) and replaces the term by its mean. Both cancel,
+    so that a draw is MD4's. drawn_constant keeps the term as drawn, with the same mean and
+    gradients. `loss_at` is the integrand itself.
 
-    A bound in nats per sequence for schedules from alpha = 1 to 0, where the offset is 0; for
-    others the prior's term is missing, and it is a training-only loss.
+    A bound in nats per sequence if alpha runs from 1 to 0, where the offset is 0. For other
+    schedules the prior's term is missing, and it is a training-only loss.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -49,20 +50,20 @@ class TDCE:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
-        """RADD's integrand at (z, t) [B], without the offset; it may be negative."""
+        """Returns RADD's integrand at (z, t) [B], without the offset; it may be negative."""
         return MD4().loss_at(denoiser, process, batch, z, t) + constant(process, batch, z, t)
 
 
 @dataclasses.dataclass(frozen=True)
 class LambdaDCE:
-    """The lambda-denoising cross-entropy (RADD, arXiv:2406.03736; identity M06):
+    """Denoising cross-entropy in lambda (RADD, arXiv:2406.03736; identity M06):
 
         L(x) = int_0^1 (1 / lambda) E[ sum over masked tokens of -log c_n(z)[x_n] ] dlambda,
 
-    each token masked with probability lambda, independently. It is MD4's bound with
-    lambda = 1 - alpha_t, for every schedule: where the schedule has no t, a time-conditioned
-    denoiser is given the nearest one, and the bound is complete all the same. Nats per
-    sequence. `any_order` has the same mean and no noise in the number of masks.
+    in nats per sequence, with each token masked independently with probability lambda. It is MD4's
+    bound with lambda = 1 - alpha_t, complete for every schedule. If the schedule has no such t, a
+    time-conditioned denoiser gets the nearest one. `any_order` has the same mean and no noise in
+    the number of masks.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -81,31 +82,30 @@ class LambdaDCE:
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, chance: Array
     ) -> Array:
-        """The integrand at z and lambda = chance [B]."""
+        """Returns the integrand at z and lambda = chance [B]."""
         t = process.schedule.inverse(chance)
-        return masked_nats(denoiser, process, batch, z, t, expected=0.5) / chance
+        return masked_nats(denoiser, process, batch, z, t) / chance
 
 
 def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:
-    """-sigma k log k for each counted masked token of z at t, nats per sequence [B]."""
+    """Sums -sigma k log k over the counted masked tokens of z at t, nats per sequence [B]."""
     schedule = process.schedule
     noise = schedule.one_minus_alpha(t)
-    # sigma k = -alpha' / (1 - alpha); alpha is kept from 0, where log k has no value.
+    # sigma k = -alpha' / (1 - alpha). alpha stays above 0, where log k is infinite.
     alpha = jnp.maximum(schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
     log_k = jnp.log(alpha) - jnp.log(noise)
-    return (
-        schedule.dalpha(t) / noise * log_k * jnp.sum(process.is_noise(z) & batch.loss_mask, axis=1)
-    )
+    masks = jnp.sum(noise_of(process, batch, z), axis=1)
+    return schedule.dalpha(t) / noise * log_k * masks
 
 
 def offset(process: RevealsMasks) -> Array:
-    """H_b(alpha_1) - H_b(alpha_0) of one token, in nats []; 0 for schedules from 1 to 0."""
+    """Returns H_b(alpha_1) - H_b(alpha_0) of one token, in nats []; 0 if alpha runs from 1 to 0."""
     start, end = jnp.zeros(()), jnp.ones(())
     return _entropy(process, end) - _entropy(process, start)
 
 
 def _entropy(process: RevealsMasks, t: Array) -> Array:
-    """The binary entropy of alpha_t."""
+    """Returns the binary entropy of alpha_t, in nats."""
     return sum(
         jnp.where(p > 0, -p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)
         for p in (process.schedule.alpha(t), process.schedule.one_minus_alpha(t))

@@ -1,4 +1,4 @@
-"""SEDD's denoising score entropy, masking and uniform noise: docs/families/sedd.md."""
+"""Denoising score entropy of SEDD, for masks and uniform noise: docs/families/sedd.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,27 +16,26 @@ Scored = RevealsMasks | RedrawsUniformly
 
 @dataclasses.dataclass(frozen=True)
 class ScoreEntropy:
-    """The denoising score entropy (SEDD, arXiv:2310.16834, eq. 9), sigma = -alpha' / alpha.
+    """Denoising score entropy in nats (SEDD, arXiv:2310.16834, eq. 9), sigma = -alpha' / alpha.
 
-    Masking: per masked token, with k = alpha / (1 - alpha), s the concrete score and
+    Masking: a masked token costs, with k = alpha / (1 - alpha), s the concrete score and
     C = sum_j s_j / k,
 
         sigma ( sum_j s_j - k log s_x + k (log k - 1) ) = sigma k ( C - 1 - log(s_x / k) ),
 
-    sigma k = -alpha' / (1 - alpha). With C = 1 it is MD4's integrand (identity S01), otherwise
-    it is that plus sigma k (C - 1 - log C) (S02). scaled: the network's outputs are
+    where sigma k = -alpha' / (1 - alpha). With C = 1 it is MD4's integrand (identity S01),
+    otherwise sigma k (C - 1 - log C) is added (S02). scaled: the network's outputs are
     log(s / k) + log V, so that zero outputs are the uniform score (SEDD's scaling by
-    expm1(sigma_bar) and V); not scaled: they are log s. A bound in nats per
-    sequence for schedules from alpha = 1 to 0; there the prior's term is zero.
+    expm1(sigma_bar) and V); otherwise they are log s. It is a bound if alpha runs from 1 to 0.
 
-    Uniform noise: per token, with r_y = q(y | x) / q(z | x) and s the process's `log_score` of
+    Uniform noise: a token costs, with r_y = q(y | x) / q(z | x) and s the process's `log_score` of
     the outputs, in any of its parametrisations (S04),
 
         (sigma / V) sum_{y != z} ( s_y - r_y log s_y + r_y (log r_y - 1) )
             = (sigma / V) sum_{y != z} r_y g(log s_y - log r_y),   g(d) = exp(d) - 1 - d.
 
-    A bound for every schedule: the prior's KL and a network-free decoder of x from z_0 are
-    added, 0 where alpha_1 = 0 and alpha_0 = 1. scaled has no meaning there.
+    It is a bound for every schedule, since the prior's KL and a network-free decoder of x from z_0
+    are added. These are 0 if alpha runs from 1 to 0. scaled has no effect.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks, RedrawsUniformly))
@@ -68,7 +67,7 @@ class ScoreEntropy:
         z: Array,
         t: Array,
     ) -> Array:
-        """The integrand at (z, t) [B], whose mean over t ~ U(0, 1) and z is the integral."""
+        """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the integral."""
         if isinstance(process, RedrawsUniformly):
             log_score = process.log_score(denoiser(z, t), z, t)
             log_rho = -jnp.log1p(process.odds(t))[:, None]
@@ -90,13 +89,13 @@ class ScoreEntropy:
         """Returns what is subtracted from the outputs to get log(s / k), [B]."""
         if self.scaled:
             return jnp.full(t.shape, jnp.log(process.vocab_size))
-        # log k, with alpha kept from zero, where s is zero as well.
+        # log k, with alpha above 0, where s is zero as well.
         alpha = jnp.maximum(process.schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
         return jnp.log(alpha) - jnp.log(process.schedule.one_minus_alpha(t))
 
 
 def rate(process: RedrawsUniformly, t: Array) -> Array:
-    """sigma = -alpha' / alpha, like t; 0 where alpha is too small to have digits."""
+    """Returns sigma = -alpha' / alpha, like t, with alpha at least the smallest float."""
     alpha = process.schedule.alpha(t)
     return -process.schedule.dalpha(t) / jnp.maximum(alpha, float(jnp.finfo(jnp.float32).tiny))
 
@@ -104,7 +103,7 @@ def rate(process: RedrawsUniformly, t: Array) -> Array:
 def with_ends(
     nats: Array, process: RedrawsUniformly, batch: Batch
 ) -> tuple[Array, dict[str, Array]]:
-    """(integrand + prior + reconstruction, these two by name), nats per sequence, each [B]."""
+    """Returns (integrand + prior + reconstruction, {name: the latter two}), in nats, each [B]."""
     prior = counted(process.prior_nats(batch.tokens), batch)
     reconstruction = counted(process.reconstruction_nats(batch.tokens), batch)
     parts = {"prior": prior, "reconstruction": reconstruction}

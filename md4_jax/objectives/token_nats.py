@@ -1,6 +1,4 @@
-"""The one place where logits over the vocabulary are reduced."""
-
-from typing import Any
+"""Reductions of logits over the vocabulary to costs of tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -10,36 +8,36 @@ from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 
 def token_nats(logits: Array, x: Array) -> Array:
-    """-log softmax(logits)[x] in nats, in float32 or wider: logits [..., V], x [...] -> [...]."""
+    """Computes -log softmax(logits)[x] in nats: logits [..., V], x [...] -> [...]."""
     logits = widened(logits)
     picked = jnp.take_along_axis(logits, x[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked
 
 
 def expected(logits: Array, values: Array) -> Array:
-    """sum_k softmax(logits)_k values_k: logits [..., V], values [V] -> [...]."""
+    """Computes sum_k softmax(logits)_k values_k: logits [..., V], values [V] -> [...]."""
     return jax.nn.softmax(widened(logits), axis=-1) @ values
 
 
 def score_nats(log_ratio: Array, x: Array) -> Array:
-    """sum_j r_j - 1 - log r_x with r = exp(log_ratio): log_ratio [..., V], x [...] -> [...]."""
+    """Computes sum_j r_j - 1 - log r_x, r = exp(log_ratio): [..., V], x [...] -> [...]."""
     log_ratio = widened(log_ratio)
     picked = jnp.take_along_axis(log_ratio, x[..., None], axis=-1)[..., 0]
-    # C - 1 by expm1 of log C: near a normalised score C - 1 is all rounding otherwise.
+    # C - 1 as expm1(log C): near a normalised score a subtraction would leave only rounding.
     return jnp.expm1(jax.nn.logsumexp(log_ratio, axis=-1)) - picked
 
 
 def excess_squares(log_ratio: Array) -> Array:
-    """sum_y (c_y^2 + 2 c_y) with c = exp(log_ratio) - 1: log_ratio [..., V] -> [...]."""
+    """Computes sum_y (c_y^2 + 2 c_y), c = exp(log_ratio) - 1: log_ratio [..., V] -> [...]."""
     return jnp.sum(jnp.expm1(2.0 * widened(log_ratio)), axis=-1)
 
 
 def ratio_error(
     log_ratio: Array, scale: Array, x: Array, *, at_x: Array, elsewhere: Array
 ) -> Array:
-    """sum_y (scale exp(log_ratio_y) - target_y)^2, target at_x at y = x and elsewhere otherwise.
+    """Computes sum_y (scale exp(log_ratio_y) - target_y)^2: log_ratio [..., V] -> [...].
 
-    log_ratio [..., V], x and the others [...] or broadcast to it -> [...].
+    The target is at_x at y = x, `elsewhere` otherwise. x and the others broadcast to [...].
     """
     found = scale[..., None] * jnp.exp(widened(log_ratio))
     here = jnp.arange(log_ratio.shape[-1]) == x[..., None]
@@ -51,29 +49,27 @@ def widened(logits: Array) -> Array:
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
-def masked_nats(
-    denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array, **draws: Any
-) -> Array:
-    """Sum over counted masked positions of -log mu(z, t)[x], nats per sequence [B].
+def masked_nats(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array) -> Array:
+    """Sums -log mu(z, t)[x] over the masked positions that count, nats per sequence [B].
 
-    Unmasked positions are copied by the denoiser and cost nothing. draws: as `head.noise_of`.
+    Unmasked positions are copied by the denoiser and cost nothing.
     """
-    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z, **draws)
+    h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
     nats_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
     return jnp.sum(nats_BxL, axis=1)
 
 
 def counted(nats_BxL: Array, batch: Batch) -> Array:
-    """Sum over the positions that count, per sequence [B]."""
+    """Sums over the positions that count [B]."""
     return jnp.sum(jnp.where(batch.loss_mask, nats_BxL, 0.0), axis=1)
 
 
 def divergence_nats(log_p: Array, log_q: Array) -> Array:
-    """KL(q || p) in nats of logits over the states: each [..., S] -> [...].
+    """Computes KL(q || p) in nats of logits over the states: each [..., S] -> [...].
 
-    sum_y q (exp(d) - 1 - d), d = log p - log q: the terms are not negative, and an error
-    that all of log p have in common does not change the sum, so that a small divergence
-    (that of one step in a thousand) keeps its digits in float32. Entries may be -inf.
+    It sums q (exp(d) - 1 - d) with d = log p - log q. No term is negative, and an error that all
+    log p share cancels, so that small divergences (one step of a thousand) keep their digits in
+    float32. Entries may be -inf.
     """
     log_p = jax.nn.log_softmax(widened(log_p), axis=-1)
     log_q = jax.nn.log_softmax(widened(log_q), axis=-1)
@@ -87,22 +83,22 @@ def divergence_nats(log_p: Array, log_q: Array) -> Array:
 
 
 def rate_excess(rate: Array, log_score: Array, ratio: Array) -> Array:
-    """sum_y rate_y (s_y - r_y), s = exp(log_score), r = ratio: each [..., S] -> [...]."""
+    """Computes sum_y rate_y (s_y - r_y), s = exp(log_score), r = ratio: each [..., S] -> [...]."""
     return jnp.sum(rate * _excess(log_score, ratio)[0], axis=-1)
 
 
 def rate_divergence(rate: Array, log_score: Array, ratio: Array) -> Array:
-    """sum_y rate_y (s_y - r_y - r_y log(s_y / r_y)) >= 0: each [..., S] -> [...].
+    """Computes sum_y rate_y (s_y - r_y - r_y log(s_y / r_y)) >= 0: each [..., S] -> [...].
 
-    The rate at which two jump processes with the rates `rate s` and `rate r` part, in
-    nats; r may be 0, where the term is s.
+    It is the divergence, in nats per time, of jump processes with the rates rate r and rate s. r
+    may be 0, where the term is s.
     """
     excess, d = _excess(log_score, ratio)
     return jnp.sum(rate * (excess - ratio * d), axis=-1)
 
 
 def _excess(log_score: Array, ratio: Array) -> tuple[Array, Array]:
-    """(s - r, log(s / r)) by entry, with digits where the two are close; (s, 0) where r is 0."""
+    """Computes (s - r, log(s / r)) without cancellation if s is near r; (s, 0) where r is 0."""
     log_score, possible = widened(log_score), ratio > 0
     d = jnp.where(possible, log_score - jnp.log(jnp.where(possible, ratio, 1.0)), 0.0)
     close = possible & (jnp.abs(d) < 1.0)
@@ -111,16 +107,16 @@ def _excess(log_score: Array, ratio: Array) -> tuple[Array, Array]:
 
 
 def uniform_score_nats(log_score: Array, z: Array, x: Array, log_rho: Array) -> Array:
-    """(1/V) sum_{y != z} r_y g(log s_y - log r_y), g(d) = exp(d) - 1 - d: the score entropy of
-    a token on uniform noise, r_y = q(y | x) / q(z | x).
+    """Computes the score entropy of tokens on uniform noise: log_score [..., V] -> [...].
 
-    r_y is rho where z = x, else 1 and, at y = x, 1 / rho. log_score [..., V], the others
-    [...] -> [...]. The terms are not negative and nothing large is subtracted.
+    It is (1/V) sum_{y != z} r_y g(log s_y - log r_y) with g(d) = exp(d) - 1 - d and
+    r_y = q(y | x) / q(z | x), which is rho if z = x, and else 1 / rho at y = x and 1 elsewhere. No
+    term is negative, and no large numbers are subtracted.
     """
     log_score = widened(log_score)
     kept, log_r = z == x, jnp.where(z == x, log_rho, 0.0)
     d, r = log_score - log_r[..., None], jnp.exp(log_r)[..., None]
-    # s - r, by whichever of two ways neither cancels nor overflows.
+    # s - r in a form that neither cancels nor overflows.
     excess = jnp.where(d < 1.0, r * jnp.expm1(jnp.minimum(d, 1.0)), jnp.exp(log_score) - r)
     apart = jnp.where(_other(z, x, d.shape[-1]), excess - r * d, 0.0)
     jump = jnp.take_along_axis(log_score, x[..., None], axis=-1)[..., 0] + log_rho
@@ -130,7 +126,7 @@ def uniform_score_nats(log_score: Array, z: Array, x: Array, log_rho: Array) -> 
 
 
 def two_and_others(logits: Array, z: Array, x: Array) -> tuple[Array, Array, Array]:
-    """softmax(logits) at z, at x and summed over all other symbols: [..., V], [...] -> [...]."""
+    """Returns softmax(logits) at z, at x and summed over all others: [..., V], [...] -> [...]."""
     logits = widened(logits)
     total = jax.nn.logsumexp(logits, axis=-1)
 
@@ -142,9 +138,9 @@ def two_and_others(logits: Array, z: Array, x: Array) -> tuple[Array, Array, Arr
 
 
 def others_log1p(logits: Array, scale: Array, z: Array, x: Array) -> Array:
-    """sum over y other than z and x of log(1 + scale mu_y), mu the softmax: [..., V] -> [...]."""
+    """Sums log(1 + scale mu_y) over y other than z and x, mu the softmax: [..., V] -> [...]."""
     logits = widened(logits)
-    # Kept from zero, where its logarithm would have no gradient.
+    # Above zero, where the logarithm has a gradient.
     scale = jnp.maximum(scale, float(jnp.finfo(jnp.float32).tiny))
     shift = jax.nn.logsumexp(logits, axis=-1) - jnp.log(scale)
     logs = jnp.where(

@@ -26,7 +26,7 @@ from md4_jax.training.step import make_train_step
 
 
 class Chip(NamedTuple):
-    """Published numbers of one chip: bytes, bf16 FLOP/s, bytes/s of memory and of all links."""
+    """Published numbers of a chip: bytes, bf16 FLOP/s, bytes/s of memory and of all links."""
 
     memory: float
     flops: float
@@ -43,13 +43,14 @@ CHIPS = {
 
 
 class Plan(NamedTuple):
-    """One compiled program on one chip.
+    """Compiled program on one chip.
 
-    arguments, outputs, temporaries  bytes; outputs without what is written over arguments
-    moved                            bytes read and written in its memory, by `hlo.traffic`
-    collectives                      {kind: (how many, bytes that it receives)}, by the same
+    arguments, outputs, temporaries  bytes; outputs without donated arguments
+    moved                            bytes read and written in memory, by `hlo.traffic`
+    collectives                      {kind: (count, bytes received)}, by `hlo.traffic`
     flops                            by the formula of `bench`
-    counted, accessed                FLOPs and bytes by the compiler's count, bodies of loops once
+    counted, accessed                FLOPs and bytes by the compiler, which counts a loop's body
+                                     once
     compile                          seconds
     """
 
@@ -69,7 +70,7 @@ class Plan(NamedTuple):
 
 
 def devices_of(topology: str) -> list:
-    """The devices of 'v5e:16x16' (needs libtpu) or 'cpu:8'; UserError for one that is none."""
+    """Returns the devices of 'v5e:16x16' (needs libtpu) or 'cpu:8'; UserError for others."""
     kind, _, shape = topology.partition(":")
     if kind == "cpu":
         here = jax.devices("cpu")
@@ -79,7 +80,7 @@ def devices_of(topology: str) -> list:
                 f"{len(here)}: XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
             )
         return here[: int(shape)]
-    # There is no TPU to ask, and what is computed while tracing is computed here.
+    # There is no TPU to query, and constants are computed on this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     jax.config.update("jax_platforms", "cpu")
     from jax.experimental import topologies
@@ -106,7 +107,7 @@ def sizes(experiment: Experiment) -> dict[str, int]:
 
 
 def plan(experiment: Experiment) -> dict[str, Plan]:
-    """The training step, the evaluation step and the sampler of an experiment."""
+    """Compiles the chosen of training step, evaluation step and sampler."""
     shapes = abstract_state(experiment)
     programs = {"train": _train, "eval": _eval, "sample": _sample}
     return {name: programs[name](experiment, shapes) for name in experiment.plan.chosen}
@@ -167,9 +168,9 @@ def _batch(experiment: Experiment, rows: int, length: int) -> Batch:
 def _compiled(
     experiment: Experiment, fn: Callable, flops: float, *arguments: Any, rounds: int = 1
 ) -> Plan:
-    """rounds: how often loops run whose length depends on the data."""
+    """Compiles a program; rounds: iterations of loops whose length depends on the data."""
     began = time.perf_counter()
-    # Not jax.set_mesh: constants are computed while tracing, and these devices compute nothing.
+    # Not jax.set_mesh, which would compute constants on these devices.
     with jax.sharding.use_abstract_mesh(experiment.mesh.abstract_mesh):
         lowered = fn.lower(*arguments)
     try:
@@ -205,7 +206,7 @@ def _compiled(
 
 
 def table(plans: Mapping[str, Plan], chip: Chip | None) -> str:
-    """The plans as a markdown table; with a chip the time that each resource would take."""
+    """Formats plans as a Markdown table, with the time of each resource if a chip is given."""
     lines = [
         "| program | arguments | outputs | temporaries | GFLOP a chip | moved | collectives "
         "| least seconds: compute, memory, links | utilisation at most | compile s |",
@@ -234,7 +235,7 @@ def _mib(size: float) -> str:
 
 
 def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) -> None:
-    """UserError, with the numbers, for a program that needs more than the chip has."""
+    """Raises UserError, with the numbers, if a program needs more memory than the chip has."""
     name, worst = max(plans.items(), key=lambda item: item[1].memory)
     if worst.memory > chip.memory:
         raise UserError(

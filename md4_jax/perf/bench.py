@@ -25,13 +25,13 @@ from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import fresh_state
 from md4_jax.training.step import make_train_step
 
-MATRIX = {"cpu": 2048}  # the side of the square product that gives the machine's rate
+MATRIX = {"cpu": 2048}  # size of the square product that gives the machine's rate
 OTHER_MATRIX = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomTokens:
-    """A domain that stands for any of its size, where only speed is asked for."""
+    """Domain of random tokens, for timing."""
 
     vocab_size: int
     eot_id: int = 0
@@ -41,16 +41,16 @@ class RandomTokens:
 class Part(NamedTuple):
     """One timed program.
 
-    call     runs it once and returns arrays to wait for
-    tokens   that it processes in a call
-    flops    of the compiled program: on CPUs its matrix products (`hlo.traffic`), elsewhere the
-             compiler's count, in which the body of a loop counts once; 0 for a sampler, whose
-             loops the data decide, and where nothing is compiled
-    model    by the network's own count, three times that of a forward pass for a training step;
-             of a sampler for whole evaluations, of which it may need only a part
-    compile  seconds
+    call       runs it once and returns arrays to wait for
+    tokens     processed in a call
+    flops      of the compiled program: on CPUs its matrix products (`hlo.traffic`), elsewhere the
+               compiler's count, in which a loop's body counts once; 0 for a sampler, whose loops
+               depend on the data, and for the input
+    model      FLOPs by the network's formula: for a training step three forward passes, for a
+               sampler whole evaluations, of which it may need only a part
+    compile    seconds
     temporary, arguments  bytes of one device
-    evaluations  of the network that a sequence takes in a call, of a sampler
+    evaluations  network evaluations of a sequence in a call of a sampler
     """
 
     call: Callable[[], Any]
@@ -64,7 +64,7 @@ class Part(NamedTuple):
 
 
 def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
-    """Times the chosen parts; {part: {...}} of numbers for a JSON line and for `table`."""
+    """Times the chosen parts; returns {part: numbers} for a JSON line and for `table`."""
     options = experiment.bench
     out: dict[str, Any] = {"device": jax.devices()[0].device_kind, "devices": experiment.mesh.size}
     for name in options.chosen:
@@ -80,7 +80,7 @@ def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
 
 
 def window(call: Callable[[], Any], seconds: float) -> float:
-    """Seconds a call, over as many calls as fill that time."""
+    """Returns seconds per call, over as many calls as fill the given time."""
     count, began = 0, time.perf_counter()
     while True:
         done = call()
@@ -122,7 +122,7 @@ def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, flo
 
 
 def matrix_product(experiment: Experiment) -> Part:
-    """The square product in the network's dtype whose rate the utilisation is a share of."""
+    """Makes the square product in the network's dtype, whose rate is 100% utilisation."""
     side = MATRIX.get(jax.default_backend(), OTHER_MATRIX)
     dtype = jnp.dtype(experiment.config["network"].get("dtype", "float32"))
     a = jax.random.normal(jax.random.key(0), (side, side), dtype)
@@ -153,7 +153,7 @@ def _batch(experiment: Experiment, size: int) -> Batch:
 
 
 def forward_flops(experiment: Experiment, params: Any, objective: Objective | None = None) -> float:
-    """FLOPs of one token through the network once, by its own count; nan if it has none."""
+    """Returns the FLOPs of a forward pass per token by the network's formula, nan without one."""
     count = experiment.network.flops
     if count is None:
         return math.nan
@@ -205,7 +205,7 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
         compiled, facts = _compiled(sampler.program, *arguments)
     facts["flops"] = 0.0
     used = float(np.mean(compiled(*arguments)[0].evaluations))
-    # By blocks an evaluation is of one block; what is added to the memory is left out.
+    # With blocks an evaluation is of one block. Appending to the cache is not counted.
     size = sample_block(experiment) or length
     model = used * rows * size * forward_flops(experiment, params["network"])
     return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
@@ -221,7 +221,7 @@ MAKERS = {"train": _train, "eval": _eval, "sample": _sample, "data": _data}
 
 
 def table(result: dict[str, Any]) -> str:
-    """The numbers as a markdown table."""
+    """Formats the numbers as a Markdown table."""
     head = (
         "| part | s (min-max) | tokens/s | GFLOP (formula; compiler) | "
         "of the matrix rate (formula; compiler) | compile s | peak RSS GiB |"

@@ -1,7 +1,7 @@
-"""Reading a compiled program's text: what it computes, and moves in memory and over links.
+"""Reads a compiled program's text: its work, and its traffic in memory and over links.
 
-Bodies of loops count as often as they run, unlike in the compiler's own count. Of the branches of
-a conditional the cheapest counts: conditionals stand where something may overflow and hardly does.
+A loop's body counts as often as it runs, unlike in the compiler's own count. Of a conditional only
+the cheapest branch counts, since the others are for rare cases that exceed a capacity.
 """
 
 import collections
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
-# Instructions that read and write nothing by themselves.
+# Instructions that move no bytes themselves.
 FREE = (
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "while",
     "conditional", "call", "async-start", "async-update", "partition-id", "replica-id",
@@ -21,7 +21,7 @@ FREE = (
 
 
 class Instruction(NamedTuple):
-    """name = shape op(operands), more."""
+    """Instruction `name = shape op(operands), more`."""
 
     name: str
     shape: str
@@ -79,7 +79,7 @@ def _received(part: Traffic) -> float:
 
 
 def computations(text: str) -> dict[str, dict[str, Instruction]]:
-    """{name: {instruction's name: instruction}}; the entry is called ENTRY."""
+    """Parses {name: {instruction's name: instruction}}; the entry is called ENTRY."""
     bodies: dict[str, dict[str, Instruction]] = {}
     body: dict[str, Instruction] = {}
     for line in text.splitlines():
@@ -99,7 +99,7 @@ def computations(text: str) -> dict[str, dict[str, Instruction]]:
 
 
 def size_of(shape: str) -> float:
-    """Bytes of a shape or a tuple of them in the main memory, S(1) being a TPU's vector memory."""
+    """Bytes of a shape or a tuple in main memory; S(1) marks a TPU's vector memory."""
     size = 0.0
     for kind, sides, layout in re.findall(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", shape):
         if "S(1)" not in layout:
@@ -110,7 +110,7 @@ def size_of(shape: str) -> float:
 
 
 def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
-    """FLOPs of a `dot`: two for each number of the result and each that it sums over."""
+    """FLOPs of a `dot`: two for each entry of the result and each summed index."""
     if line.op != "dot" or line.operands[0] not in body:
         return 0.0
     summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.more)
@@ -125,7 +125,7 @@ def _sides(shape: str) -> list[int]:
 
 
 def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int, list[str]]]:
-    """[(how often, computations of which one runs)] of an instruction."""
+    """Lists (times, computations of which one runs) of an instruction."""
     if line.op == "while":
         body = re.search(r"body=%?([\w.\-]+)", line.more)
         return [(_trips(line, bodies) or unknown, [body[1]])]
@@ -150,7 +150,7 @@ def _trips(line: Instruction, bodies: Mapping) -> int:
 
 
 def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
-    """Bytes that an instruction reads and writes; slices, not what they are slices of."""
+    """Bytes that an instruction reads and writes; of a slice only the slice."""
     if line.op in FREE or line.op.endswith("-done"):
         return 0.0
     if line.op == "slice-start":  # ((operand), result, ...)
@@ -175,7 +175,7 @@ def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
 
 
 def _inside(line: Instruction, bodies: Mapping) -> Mapping[str, Instruction]:
-    """The instructions of a fusion."""
+    """Returns the instructions of a fusion."""
     called = re.search(r"calls=%?([\w.\-]+)", line.more)
     return bodies.get(called[1], {}) if called else {}
 
@@ -187,7 +187,7 @@ def _parameter(number: int, inside: Mapping[str, Instruction]) -> str:
 
 
 def _read(name: str, inside: Mapping[str, Instruction], bodies: Mapping) -> float:
-    """Bytes that a fusion reads of an array: slices only, where it does not use it otherwise."""
+    """Bytes that a fusion reads of an array: only slices if it uses nothing else of it."""
     read = 0.0
     for user in [i for i in inside.values() if name in i.operands]:
         first = user.operands[0] == name
@@ -204,7 +204,7 @@ def _read(name: str, inside: Mapping[str, Instruction], bodies: Mapping) -> floa
 
 
 def _written(inside: Mapping[str, Instruction]) -> float:
-    """Bytes that a fusion writes: the update, where it puts one into an array in place."""
+    """Bytes that a fusion writes: only the update if it updates an array in place."""
     root = next((i for i in inside.values() if i.more.startswith("ROOT ")), None)
     if root is None:
         return math.inf
@@ -221,7 +221,7 @@ def _written(inside: Mapping[str, Instruction]) -> float:
 
 
 def _collective(line: Instruction, computation: str) -> tuple[str, float]:
-    """(kind, bytes received by a device) of an instruction; ('', 0) of another."""
+    """Returns (kind, bytes received by a device) of a collective, ('', 0) of another."""
     kind = line.op.removesuffix("-start")
     if kind not in COLLECTIVES:
         return "", 0.0
@@ -239,7 +239,7 @@ def _collective(line: Instruction, computation: str) -> tuple[str, float]:
 
 
 def _group(more: str) -> int:
-    """Devices of one group of a collective."""
+    """Number of devices in a group of a collective."""
     tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]", more)
     if tiled:
         return int(tiled[2])

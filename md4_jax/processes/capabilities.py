@@ -11,7 +11,7 @@ from md4_jax.protocols import Array, Process, Schedule
 
 @runtime_checkable
 class RevealsMasks(Process, Protocol):
-    """Masking with one schedule: a mask is revealed with one probability, whatever it hides."""
+    """Masking with one schedule: masks of all symbols are revealed with equal probability."""
 
     schedule: Schedule
 
@@ -20,11 +20,11 @@ class RevealsMasks(Process, Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether t in [0, 1] spans the noise from none to all, so that no term is left out."""
+        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
         ...
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
-        """P(z_s is clean | z_t is the mask), s < t."""
+        """Returns P(z_s is clean | z_t is the mask), s < t."""
         ...
 
     def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
@@ -32,7 +32,7 @@ class RevealsMasks(Process, Protocol):
         ...
 
     def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
-        """Masks count[b] of the tokens that `among` marks; returns (z, 1 - alpha [B])."""
+        """Masks count[b] of the tokens that `among` marks: (z, 1 - alpha [B])."""
         ...
 
 
@@ -44,41 +44,41 @@ class RevealsBySymbol(Process, Protocol):
     def mask_id(self) -> int: ...
 
     def reveal_probabilities(self, s: Array, t: Array) -> Array:
-        """P(z_s is clean | z_t is the mask, x = k) for each symbol k: [V]."""
+        """Returns P(z_s is clean | z_t is the mask, x = k) for each symbol k: [V]."""
         ...
 
     def log_probability(self, z: Array, x: Array, t: Array) -> Array:
-        """log q(z_n | x_n, t) of each token [B, L], differentiable in w."""
+        """Returns log q(z_n | x_n, t) of each token [B, L], differentiable in w."""
         ...
 
 
 @runtime_checkable
 class HasReverse(Process, Protocol):
-    """A reverse step p(z_s | z_t) made of the network's outputs [B, L, V]."""
+    """Reverse step p(z_s | z_t), computed from the network's outputs [B, L, V]."""
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
-        """log p(z_s | z_t = z) [B, L, S] up to a constant, s < t, each [B]."""
+        """Returns log p(z_s | z_t = z) [B, L, S] up to a constant, s < t, each [B]."""
         ...
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
+        """Returns log p(x | z_t = z) [B, L, V], the step to clean data."""
         ...
 
 
 @runtime_checkable
 class HasPosterior(HasReverse, Protocol):
-    """Steps whose law given the clean token is known, as the bound of T steps needs it (D3PM)."""
+    """Reverse steps with a known posterior given the clean token, for the bound of D3PM."""
 
     def pinned(self) -> "HasPosterior":
-        """The process with alpha pinned to 1 at t = 0, so that the last step leaves no noise."""
+        """Returns the process with alpha = 1 at t = 0, so that the last step leaves no noise."""
         ...
 
     def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
-        """log q(z_s | z_t = z, x) [B, L, S] up to a constant."""
+        """Returns log q(z_s | z_t = z, x) [B, L, S] up to a constant."""
         ...
 
     def prior_nats(self, x: Array) -> Array:
-        """KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
         ...
 
 
@@ -87,70 +87,70 @@ class HasRates(Process, Protocol):
     """Reverse rates of a continuous-time chain."""
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
-        """Rates of z_n -> y at t, 0 at y = z_n: [B, L, S]."""
+        """Returns the rates of z_n -> y at t, 0 at y = z_n: [B, L, S]."""
         ...
 
 
 @runtime_checkable
 class HasForwardRates(HasRates, Protocol):
-    """Forward rates beside the reverse ones, for correctors."""
+    """Forward and reverse rates, for correctors."""
 
     def beta(self, t: Array) -> Array:
-        """-alpha'_t / alpha_t, the speed of time; large, not infinite, where alpha is 0."""
+        """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""
         ...
 
     def forward_rates(self, z: Array) -> Array:
-        """Rates of z_n -> y without beta, 0 at y = z_n: [B, L, S]."""
+        """Returns the rates of z_n -> y without beta, 0 at y = z_n: [B, L, S]."""
         ...
 
 
 @runtime_checkable
 class HasScore(Process, Protocol):
-    """The concrete score s_y = p_t(z with y at n) / p_t(z), made of the network's outputs."""
+    """Concrete score s_y = p_t(z with y at n) / p_t(z), computed from the network's outputs."""
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log s [B, L, S], at least float32; 0 at z itself."""
+        """Returns log s [B, L, S], at least float32; 0 at z itself."""
         ...
 
 
 @runtime_checkable
 class RedrawsUniformly(HasScore, HasReverse, Protocol):
-    """Uniform noise: rho = q(a given other symbol | x) / q(x | x) says all of q(z_t | x)."""
+    """Uniform noise: rho = q(a given other symbol | x) / q(x | x) determines q(z_t | x)."""
 
     schedule: Schedule
     parametrisation: str
 
     def ratio(self, t: Array) -> Array:
-        """rho, like t."""
+        """Returns rho, like t."""
         ...
 
     def odds(self, t: Array) -> Array:
-        """1 / rho - 1, like t."""
+        """Returns 1 / rho - 1, like t."""
         ...
 
     def prior_nats(self, x: Array) -> Array:
-        """KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
         ...
 
     def reconstruction_nats(self, x: Array) -> Array:
-        """-E log p(x | z_0) of each token with a decoder without network, in nats, like x."""
+        """Returns -E log p(x | z_0) per token, in nats, for a decoder without network: like x."""
         ...
 
 
 @runtime_checkable
 class HasGenerator(HasScore, HasForwardRates, Protocol):
-    """A generator R of the forward chain, with all that tauLDR's bound is made of."""
+    """Generator R of the forward chain and the other terms of tauLDR's bound."""
 
     def backward_rates(self, z: Array) -> Array:
-        """R[y, z_n] without beta, 0 at y = z_n: [B, L, S]."""
+        """Returns R[y, z_n] without beta, 0 at y = z_n: [B, L, S]."""
         ...
 
     def exit_rate(self, z: Array) -> Array:
-        """Sum of R[z, y] over y other than z, without beta, like z."""
+        """Returns the sum of R[z, y] over y other than z, without beta, like z."""
         ...
 
     def score_given(self, z: Array, x: Array, t: Array) -> Array:
-        """q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
+        """Returns q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
         ...
 
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
@@ -158,9 +158,9 @@ class HasGenerator(HasScore, HasForwardRates, Protocol):
         ...
 
     def prior_nats(self, x: Array) -> Array:
-        """KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
         ...
 
     def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
-        """-E log p(x | z_t) of each token with a decoder without network, in nats, like x."""
+        """Returns -E log p(x | z_t) per token, in nats, for a decoder without network: like x."""
         ...

@@ -9,19 +9,18 @@ import numpy as np
 
 from md4_jax.protocols import Array
 
-# Sums over a spectrum leave about this many units of rounding in an entry of exp(s R).
+# Rounding error of an entry of exp(s R), in units of the float's epsilon.
 NOISE_UNITS = 4.0
 
 
 class Kernel(NamedTuple):
-    """A generator R with spectral gap 1 and what its exponential is made of.
+    """Generator R with spectral gap 1, and its spectrum.
 
     generator   [S, S], R[x, y] = rate from x to y, rows sum to 0
-    stationary  pi [S], the law that noise ends in
-    rates       lambda [K] > 0, the eigenvalues of -R besides 0, smallest first; [1.0] alone
-                where R = 1 pi^T - I, which has one rate for everything
-    right, left U [S, K] and W [K, S]: exp(s R) = 1 pi^T + U exp(-lambda s) W; None where R =
-                1 pi^T - I, whose exponential needs no sum
+    stationary  pi [S], the stationary distribution
+    rates       lambda [K] > 0, the eigenvalues of -R besides 0, ascending; [1.0] if R = 1 pi^T - I
+    right, left U [S, K] and W [K, S] in exp(s R) = 1 pi^T + U exp(-lambda s) W; None if
+                R = 1 pi^T - I, whose exponential has a closed form
     """
 
     generator: np.ndarray
@@ -31,7 +30,7 @@ class Kernel(NamedTuple):
     left: np.ndarray | None
 
     def exponential(self, time: float) -> np.ndarray:
-        """exp(time R) [S, S] in float64; time may be inf."""
+        """Computes exp(time R) [S, S] in float64; time may be inf."""
         size = len(self.stationary)
         if self.right is None:
             return np.exp(-time) * np.eye(size) - np.expm1(-time) * self.stationary
@@ -39,7 +38,7 @@ class Kernel(NamedTuple):
         return np.maximum(np.eye(size) + change, 0.0)
 
     def exponentials(self, time: Array) -> tuple[Array, Array]:
-        """(exp(time R) [B, S, S], the size of its rounding errors [B, 1, 1]) in time's dtype."""
+        """Computes (exp(time R) [B, S, S], its rounding error [B, 1, 1]) in time's dtype."""
         time = time[:, None, None]
         eye = jnp.eye(len(self.stationary), dtype=time.dtype)
         stationary = jnp.asarray(self.stationary, time.dtype)
@@ -48,7 +47,7 @@ class Kernel(NamedTuple):
         rates, right, left = (
             jnp.asarray(part, time.dtype) for part in (self.rates, self.right, self.left)
         )
-        # From the nearer end, so that what is small has digits: I at first, 1 pi^T at last.
+        # As a change from I early and from 1 pi^T late, so that small entries keep their digits.
         early = time < 1.0
         decay = jnp.where(early, jnp.expm1(-rates * time), jnp.exp(-rates * time))
         change = jnp.matmul(right * decay, left, precision=jax.lax.Precision.HIGHEST)
@@ -58,26 +57,26 @@ class Kernel(NamedTuple):
 
 
 def _redraw(stationary: np.ndarray) -> Kernel:
-    """R = 1 pi^T - I: a symbol is redrawn from pi at rate 1."""
+    """Makes R = 1 pi^T - I: a symbol is redrawn from pi at rate 1."""
     generator = stationary[None, :] - np.eye(len(stationary))
     return Kernel(generator, stationary, np.ones(1), None, None)
 
 
 @functools.lru_cache
 def uniform(vocab_size: int) -> Kernel:
-    """R = 1 1^T / V - I: SEDD-uniform, D3PM-uniform in continuous time."""
+    """Makes R = 1 1^T / V - I: SEDD-uniform, D3PM-uniform in continuous time."""
     return _redraw(np.full(vocab_size, 1.0 / vocab_size))
 
 
 @functools.lru_cache
 def absorbing(vocab_size: int) -> Kernel:
-    """Every symbol becomes the mask V at rate 1; the mask stays."""
+    """Makes R by which every symbol becomes the mask V at rate 1, and the mask stays."""
     return _redraw(np.eye(vocab_size + 1)[vocab_size])
 
 
 @functools.lru_cache
 def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Symbols on a line move mostly towards the middle and end in a discretised Gaussian.
+    """Makes R by which symbols on a line mostly move inward and end in a discretised Gaussian.
 
     tauLDR's rates for images (arXiv:2205.14987, appendix; GaussianTargetRate in its code),
     there with rate_width = 6 and stationary_width V = 512 of V = 256 symbols:
@@ -99,13 +98,12 @@ def gaussian_target(vocab_size: int, rate_width: float, stationary_width: float)
 
 @functools.lru_cache
 def gaussian_symmetric(vocab_size: int, rate_width: float, stationary_width: float) -> Kernel:
-    """Symbols on a line move to near ones, as often inward as outward, and end in a Gaussian.
+    """Makes R by which symbols on a line move to near ones and end in a discretised Gaussian.
 
         R[x, y] = c exp(-(x - y)^2 / (2 rate_width^2)) sqrt(pi_y / pi_x),   x != y,
         pi_x prop exp(-(x - centre)^2 / (2 (stationary_width V)^2)).
 
-    With the same pi it is not tauLDR's matrix, which is `gaussian_target`. c makes the
-    smallest rate 1.
+    tauLDR's matrix with the same pi is `gaussian_target`. c makes the smallest rate 1.
     """
     symbol = np.arange(vocab_size)
     stationary = _discretised(symbol - symbol.mean(), stationary_width * vocab_size)
@@ -114,21 +112,21 @@ def gaussian_symmetric(vocab_size: int, rate_width: float, stationary_width: flo
 
 
 def _discretised(away: np.ndarray, width: float) -> np.ndarray:
-    """A Gaussian's density at those distances from its centre, made a law [S]."""
+    """Normalises a Gaussian's density at these distances from its centre: [S]."""
     density = np.exp(-0.5 * (away / width) ** 2)
     return density / density.sum()
 
 
 def _reversible(symmetric: np.ndarray, stationary: np.ndarray) -> Kernel:
-    """R with sqrt(pi_x) R[x, y] / sqrt(pi_y) prop symmetric[x, y] for x != y, its gap 1.
+    """Makes R with sqrt(pi_x) R[x, y] / sqrt(pi_y) prop symmetric[x, y] for x != y, and gap 1.
 
-    That matrix with R's diagonal is symmetric and has R's eigenvalues, which are real.
+    The symmetric matrix with R's diagonal has R's eigenvalues, so that they are real.
     """
     root = np.sqrt(stationary)
     symmetric = np.where(np.eye(len(root), dtype=bool), 0.0, symmetric)
     symmetric = symmetric - np.diag(symmetric @ root / root)
     values, vectors = np.linalg.eigh(symmetric)
-    # The last is 0, of the vector root; the one before it is the gap.
+    # The last eigenvalue is 0, with the eigenvector root; the one before it is the gap.
     rates, vectors = -values[-2::-1], vectors[:, -2::-1]
     generator = symmetric * root / root[:, None] / rates[0]
     right, left = vectors / root[:, None], (vectors * root[:, None]).T

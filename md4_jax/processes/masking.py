@@ -1,4 +1,4 @@
-"""The masked (absorbing) forward process: docs/families/md4.md."""
+"""Masked (absorbing) forward process: docs/families/md4.md."""
 
 import dataclasses
 import functools
@@ -8,12 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.scheduled import Scheduled, uniforms
-from md4_jax.processes.schedules import (
-    Linear,
-    check_conditioning,
-    covers_unit_interval,
-    paired_noise,
-)
+from md4_jax.processes.schedules import Linear, check_conditioning, covers_unit_interval
 from md4_jax.protocols import Array, Schedule
 
 
@@ -24,11 +19,11 @@ from md4_jax.protocols import Array, Schedule
 )
 @dataclasses.dataclass(frozen=True)
 class Masking(Scheduled):
-    """Each token is replaced by the mask, independently, with probability 1 - alpha_t.
+    """Masking: each token becomes the mask V independently with probability 1 - alpha_t.
 
-    MD4 (arXiv:2406.04329, eq. 1); D3PM-absorbing, SEDD-absorb, MDLM and RADD use
-    the same process. The mask is the symbol V. No array leaves: nothing to learn.
-    conditioning: the network is told `time` t, `alpha` alpha_t or `sigma` -log alpha_t.
+    MD4 (arXiv:2406.04329, eq. 1), D3PM-absorbing, SEDD-absorb, MDLM and RADD use this process.
+    Nothing is learned. conditioning: the time input of the network, `time` t, `alpha` alpha_t or
+    `sigma` -log alpha_t.
     """
 
     shows_clean: ClassVar[bool] = True
@@ -46,12 +41,12 @@ class Masking(Scheduled):
 
     @property
     def is_complete(self) -> bool:
-        """Whether t in [0, 1] spans the noise from none to all, so that no term is left out."""
+        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
         with jax.ensure_compile_time_eval():
             return covers_unit_interval(self.schedule)
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
         return self.mask_each(keys, x, self.schedule.one_minus_alpha(t))
 
     def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
@@ -62,11 +57,11 @@ class Masking(Scheduled):
     def mask_exactly(
         self, keys: Array, x: Array, count: Array, among: Array
     ) -> tuple[Array, Array]:
-        """Masks a uniformly drawn set of count[b] of the n positions `among`: (z, 1 - alpha).
+        """Masks a random set of count[b] of the n positions `among`: (z, 1 - alpha [B]).
 
-        The k-th smallest of n uniforms is independent of which positions hold the smallest
-        ones and has the law Beta(k, n - k + 1), which is that of 1 - alpha given that exactly
-        k = count[b] tokens are masked (docs/families/notation.md).
+        The k-th smallest of n uniforms has the distribution Beta(k, n - k + 1), that of 1 - alpha
+        given that exactly k = count[b] tokens are masked. It is independent of which positions are
+        masked (docs/families/notation.md).
         """
         draws_BxL = jnp.where(among, uniforms(keys, x.shape[1]), jnp.inf)
         order_BxL = jnp.argsort(draws_BxL, axis=1)
@@ -76,21 +71,17 @@ class Masking(Scheduled):
         return z, jnp.take_along_axis(draws_BxL, last, axis=1)[:, 0]
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
-        """P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t.
+        """Returns P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t.
 
-        1 where 1 - alpha_t is too small for a float: no mask is left.
+        It is 1 where 1 - alpha_t underflows to 0.
         """
         at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
         return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
 
     def is_noise(self, z: Array) -> Array:
-        """Whether a symbol is the mask: bool like z."""
+        """Marks the mask: bool like z."""
         return z == self.mask_id
 
-    def expected_noise(self) -> float:
-        """Returns the largest mean share of masks at t and 1 - t."""
-        return paired_noise(self.schedule.one_minus_alpha)
-
     def prior(self, keys: Array, length: int) -> Array:
-        """All mask, int32 [B, length]: exact when alpha_1 = 0."""
+        """Returns all masks, int32 [B, length]: exact if alpha_1 = 0."""
         return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)

@@ -1,4 +1,4 @@
-"""Sequences that differ in one token, as a graph: docs/families/concrete_score.md."""
+"""Graph of sequences that differ in one token: docs/families/concrete_score.md."""
 
 import jax
 import jax.numpy as jnp
@@ -6,26 +6,25 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import HasScore
 from md4_jax.protocols import Array
 
-# The smallest time at which ratios are asked for: one float32 cell from clean data, where the
-# noise that a softmax is mixed with changes a ratio by 2^-24 of it and its logarithm is finite.
+# The smallest time for ratios. At 0 a logarithm may be infinite; here noise changes a ratio by
+# no more than a float32 rounding, 2^-24.
 SMALLEST_TIME = 2.0**-24
 
 
 def degree(positions: int | Array, vocab_size: int) -> int | Array:
-    """|N(z)| = n (V - 1), with n positions at which neighbours may differ."""
+    """Returns |N(z)| = n (V - 1), where n positions may change."""
     return positions * (vocab_size - 1)
 
 
 def log_ratios(process: HasScore, outputs: Array, z: Array, t: Array) -> Array:
-    """log p_t(z with y at n) / p_t(z) [B, L, V] of the network's outputs, also at t = 0."""
+    """Computes log p_t(z with y at n) / p_t(z) [B, L, V] from the network's outputs, t >= 0."""
     return process.log_score(outputs, z, jnp.maximum(t, SMALLEST_TIME))
 
 
 def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple[Array, Array]:
-    """Draws a neighbour of each row of z [B, L]: (position, symbol), each int32 [B].
+    """Draws a uniform neighbour of each row of z [B, L]: (position, symbol), each int32 [B].
 
-    It differs from z at one of the positions that movable, bool [B, L], marks, all as likely;
-    where none is marked it is z itself.
+    It differs from z at a position that movable, bool [B, L], marks. If none is marked, it is z.
     """
 
     def one(key: Array, row: Array, movable: Array) -> tuple[Array, Array]:
@@ -40,5 +39,5 @@ def random_move(keys: Array, z: Array, vocab_size: int, movable: Array) -> tuple
 
 
 def moved(z: Array, where: Array, symbol: Array) -> Array:
-    """z [B, L] with symbol[b] at position where[b]."""
+    """Puts symbol[b] at position where[b] of z [B, L]."""
     return jnp.where(jnp.arange(z.shape[1]) == where[:, None], symbol[:, None], z)

@@ -1,4 +1,4 @@
-"""Noise as a continuous-time Markov chain with any generator: docs/families/tauldr.md."""
+"""Continuous-time Markov chains as forward processes: docs/families/tauldr.md."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from md4_jax.processes.schedules import (
 from md4_jax.protocols import Array, Schedule, UserError
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
-# Of symbols on a line, each with the stationary_width that it has if none is given.
+# Kernels of symbols on a line, with the default of stationary_width.
 ORDERED = {
     "gaussian_target": (kernels.gaussian_target, 2.0),
     "gaussian_symmetric": (kernels.gaussian_symmetric, 0.5),
@@ -38,22 +38,22 @@ MOST_SYMBOLS = 2048
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Rates(Scheduled):
-    """Each token jumps from x to y at the rate beta(t) R[x, y], beta = -alpha' / alpha.
+    """Markov chain in which tokens jump from x to y at the rate beta(t) R[x, y].
 
-    tauLDR (arXiv:2205.14987): q(z_n | x_n) is row x_n of P_{0,t} = exp(R sigma_bar_t), with
-    sigma_bar = -log alpha. R is scaled so that its slowest mode decays as exp(-sigma_bar), so
-    alpha_t means what it means for masks, and alpha_1 = 0 is the stationary law exactly.
+    tauLDR (arXiv:2205.14987): beta = -alpha' / alpha, and q(z_n | x_n) is row x_n of
+    P_{0,t} = exp(R sigma_bar_t) with sigma_bar = -log alpha. R is scaled so that its slowest mode
+    decays as exp(-sigma_bar), like masks. alpha_1 = 0 gives exactly the stationary distribution.
 
-    kernel: uniform, R = 1 1^T / V - I; absorbing, into the mask V; gaussian_target, tauLDR's
-    for images, and gaussian_symmetric, both between near symbols of ordinal data (`kernels`;
-    rate_width in symbols, stationary_width in units of V, None for 2 and 0.5), an O(V^2) matrix
-    in memory and O(V^3) work a sequence. States: S = V, or V + 1 with the mask.
-    parametrisation says what the network's outputs [..., V] at z are, as in `Uniform`, with
-    w = mu for joint and w(x) = mu(x) / q(z_n | x) for mixture (tauLDR):
+    kernel: uniform, R = 1 1^T / V - I; absorbing, into the mask V; gaussian_target, tauLDR's for
+    images, or gaussian_symmetric, both between near symbols of ordinal data (see `kernels`).
+    rate_width is in symbols, stationary_width in units of V (None: 2 and 0.5). There are S = V
+    states, or V + 1 with the mask. Matrices take O(V^2) memory and O(V^3) work for a sequence.
+    parametrisation: meaning of the network's outputs [..., V] at z, as in `Uniform`, with w = mu
+    for joint and w(x) = mu(x) / q(z_n | x) for mixture (tauLDR):
 
         s_y = sum_x w(x) q(y | x) / sum_x w(x) q(z_n | x),   rate of z_n -> y: beta R[y, z_n] s_y.
 
-    No array leaves. UserError for more than 2048 symbols, whose matrices do not fit.
+    Nothing is learned. UserError for more than 2048 symbols, whose matrices do not fit.
     """
 
     vocab_size: int
@@ -101,21 +101,21 @@ class Rates(Scheduled):
 
     @property
     def shows_clean(self) -> bool:
-        """Whether what is not the mask is clean."""
+        """Whether every symbol but the mask is clean."""
         return self.kernel == "absorbing"
 
     def is_noise(self, z: Array) -> Array:
-        """Whether a symbol is the mask: bool like z; False everywhere where there is none."""
+        """Marks the mask: bool like z; nothing if there is no mask."""
         return z == self.vocab_size
 
     @property
     def is_ordered(self) -> bool:
-        """Whether symbols lie on a line, so that a difference of two is a distance."""
+        """Whether symbols lie on a line, so that near symbols are similar."""
         return self.kernel in ORDERED
 
     @property
     def parts(self) -> kernels.Kernel:
-        """R and its spectrum, float64, made once."""
+        """R and its spectrum, float64, cached."""
         if not self.is_ordered:
             return PLAIN[self.kernel](self.vocab_size)
         make, width = ORDERED[self.kernel]
@@ -124,43 +124,43 @@ class Rates(Scheduled):
 
     @property
     def mask_id(self) -> int | None:
-        """V with the absorbing kernel, else there is no mask."""
+        """V with the absorbing kernel, otherwise None."""
         return self.vocab_size if self.kernel == "absorbing" else None
 
     def sigma_bar(self, t: Array) -> Array:
-        """-log alpha_t, with digits at both ends; at alpha = 0 the log of the smallest float."""
+        """Computes -log alpha_t without cancellation; alpha is at least the smallest float."""
         alpha, noise = self.schedule.alpha(t), self.schedule.one_minus_alpha(t)
         early = -jnp.log1p(-jnp.minimum(noise, 0.5))
         late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
         return jnp.where(noise < 0.5, early, late)
 
     def beta(self, t: Array) -> Array:
-        """-alpha'_t / alpha_t, the rate of time; large, not infinite, where alpha is 0."""
+        """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""
         return time_rate(self.schedule, t)
 
     def transition(self, s: Array, t: Array) -> Array:
-        """P_{s,t}[x, y] = q(z_t = y | z_s = x) for s <= t [B]: [B, S, S], 0 below its rounding."""
+        """Computes P_{s,t}[x, y] = q(z_t = y | z_s = x): [B, S, S], 0 below the rounding error."""
         law, noise = self.parts.exponentials(
             jnp.maximum(self.sigma_bar(t) - self.sigma_bar(s), 0.0)
         )
         return jnp.where(law > noise, law, 0.0)
 
     def marginal(self, t: Array) -> Array:
-        """q(z_t = y | x) for the clean x: [B, V, S], 0 below its rounding."""
+        """Computes q(z_t = y | x), x clean: [B, V, S], 0 below the rounding error."""
         law, noise = self.parts.exponentials(self.sigma_bar(t))
         return jnp.where(law > noise, law, 0.0)[:, : self.vocab_size]
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
         return _draw(keys, jnp.log(_rows(self.marginal(t), x)))
 
     def prior(self, keys: Array, length: int) -> Array:
-        """Draws from the stationary law, int32 [B, length]."""
+        """Draws from the stationary distribution, int32 [B, length]."""
         log_law = jnp.log(jnp.asarray(self.parts.stationary, jnp.float32))
         return _draw(keys, jnp.broadcast_to(log_law, (len(keys), length, len(log_law))))
 
     def _law_at(self, t: float) -> np.ndarray:
-        """q(z_t | x) for a t that is known when the program is compiled, float64 [V, S]."""
+        """Computes q(z_t | x) for a t known at compile time, float64 [V, S]."""
         with jax.ensure_compile_time_eval():
             alpha = float(self.schedule.alpha(jnp.asarray(t, float)))
             noise = float(self.schedule.one_minus_alpha(jnp.asarray(t, float)))
@@ -168,35 +168,35 @@ class Rates(Scheduled):
         return self.parts.exponential(time)[: self.vocab_size]
 
     def prior_nats(self, x: Array) -> Array:
-        """KL(q(z_1 | x) || pi) of each token, in nats, like x; 0 when alpha_1 = 0."""
+        """Returns KL(q(z_1 | x) || pi) of each token, in nats, like x; 0 if alpha_1 = 0."""
         if reaches_one(self.schedule):
             return jnp.zeros(x.shape)
         law = self._law_at(1.0)
         return jnp.asarray(np.sum(_times_log(law, law / self.parts.stationary), axis=1))[x]
 
     def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
-        """-E log p(x | z_t) of each token, p prop q(z_t | x) without network, in nats, like x."""
+        """Returns -E log p(x | z_t) of each token, p prop q(z_t | x), in nats, like x."""
         law = self._law_at(t)
         total = law.sum(axis=0)
         decoder = law / np.where(total > 0, total, 1.0)
         return jnp.asarray(-np.sum(_times_log(law, decoder), axis=1))[x]
 
     def exit_rate(self, z: Array) -> Array:
-        """Z(z) = sum_{y != z} R[z, y] of each token, without beta: like z."""
+        """Returns Z(z) = sum_{y != z} R[z, y] of each token, without beta: like z."""
         return jnp.asarray(-np.diagonal(self.parts.generator), _default())[z]
 
     def forward_rates(self, z: Array) -> Array:
-        """R[z_n, y], without beta, 0 at y = z_n: [B, L, S]."""
+        """Returns R[z_n, y], without beta, 0 at y = z_n: [B, L, S]."""
         return jnp.asarray(self._off_diagonal(), _default())[z]
 
     def backward_rates(self, z: Array) -> Array:
-        """R[y, z_n], without beta, 0 at y = z_n: [B, L, S]."""
+        """Returns R[y, z_n], without beta, 0 at y = z_n: [B, L, S]."""
         return jnp.asarray(self._off_diagonal().T, _default())[z]
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
-        """beta R[y, z_n] s_y, the model's rates of z_n -> y, 0 at y = z_n: [B, L, S].
+        """Returns beta R[y, z_n] s_y, the model's rates of z_n -> y, 0 at y = z_n: [B, L, S].
 
-        At t = 1 those of LATEST: where alpha is 0, beta is not finite and a mask's score is 0.
+        t is at most LATEST: where alpha is 0, beta is infinite and a mask's score is 0.
         """
         t = jnp.minimum(t, LATEST)
         score = jnp.exp(self.log_score(outputs, z, t))
@@ -207,9 +207,9 @@ class Rates(Scheduled):
         return np.where(np.eye(len(generator), dtype=bool), 0.0, generator)
 
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
-        """z after one jump of the forward chain among the positions `movable`, bool [B, L].
+        """Draws one jump of the forward chain from z at the positions `movable`, bool [B, L].
 
-        z itself where no jump is possible.
+        Rows without a possible jump stay as they are.
         """
         where, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         rates = jnp.where(movable[..., None], self.forward_rates(z), 0.0)
@@ -220,59 +220,59 @@ class Rates(Scheduled):
         return jnp.where(jnp.any(rates > 0, axis=(1, 2))[:, None], moved, z)
 
     def score_given(self, z: Array, x: Array, t: Array) -> Array:
-        """r_y = q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
+        """Returns r_y = q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
         law = _rows(self._floored(t), x)
         return law / _picked(law, z)
 
     def _floored(self, t: Array) -> Array:
-        """`marginal` for quotients: never below its rounding, 0 only where it is 0 for all t."""
+        """Computes `marginal` for quotients: at least its rounding error, 0 only if 0 for all t."""
         law, noise = self.parts.exponentials(self.sigma_bar(t))
         return jnp.maximum(law, noise)[:, : self.vocab_size]
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log s [B, L, S] of the network's outputs, at least float32; 0 at z itself."""
+        """Computes log s [B, L, S] from the network's outputs, at least float32; 0 at z itself."""
         law = self._floored(t)
         total = _mixed(self._log_weight(outputs, z, law), law)
         log_total = jnp.log(jnp.maximum(total, jnp.finfo(total.dtype).tiny))
         return log_total - _picked(log_total, z)
 
     def _log_weight(self, outputs: Array, z: Array, law: Array) -> Array:
-        """log w [B, L, V], up to a constant of each position; finite where outputs are -inf."""
+        """Computes log w [B, L, V] up to a constant per position; finite where outputs are -inf."""
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         tiny = jnp.finfo(outputs.dtype).tiny
         log_weight = jnp.maximum(jax.nn.log_softmax(outputs, axis=-1), jnp.log(tiny))
         if self.parametrisation == "mixture":
             at_z = _rows(law.swapaxes(1, 2), z)
-            # A symbol that cannot have become z has no say: tauLDR, eq. 7 leaves it out.
+            # Symbols that cannot become z have no weight (tauLDR, eq. 7).
             log_weight = jnp.where(at_z > 0, log_weight, jnp.log(tiny))
             log_weight -= jnp.log(jnp.where(at_z > 0, at_z, 1.0))
         return log_weight
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
-        """log of P_{s,t}[z_s, z] sum_x w(x) q(z_s | x) [B, L, S] for s < t, each [B]."""
+        """Computes log(P_{s,t}[z_s, z] sum_x w(x) q(z_s | x)) [B, L, S], s < t, each [B]."""
         law = self.marginal(s)
         total = _mixed(self._log_weight(outputs, z, self._floored(t)), law)
         tiny = jnp.finfo(total.dtype).tiny
         reachable = jnp.any(law > 0, axis=1)[:, None]
         log_total = jnp.where(reachable, jnp.log(jnp.maximum(total, tiny)), -jnp.inf)
         step = _rows(self.transition(s, t).swapaxes(1, 2), z)
-        # To stay is always possible, also for a prompt's symbol where alpha = 0.
+        # Staying is always possible, also for a prompt's symbol at alpha = 0.
         here = jnp.arange(step.shape[-1]) == z[..., None]
         return log_total + jnp.log(jnp.where(here, jnp.maximum(step, tiny), step))
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
+        """Returns log p(x | z_t = z) [B, L, V], the step to clean data."""
         log_weight = self._log_weight(outputs, z, self._floored(t))
         return log_weight + jnp.log(_rows(self.marginal(t).swapaxes(1, 2), z))
 
 
 def _default() -> np.dtype:
-    """The float of this program, float32 unless x64 is on."""
+    """Returns the default float type, float32 unless x64 is on."""
     return jax.dtypes.canonicalize_dtype(float)
 
 
 def _rows(matrix: Array, index: Array) -> Array:
-    """Row index[b, n] of matrix[b]: [B, I, J], [B, L] -> [B, L, J]."""
+    """Returns row index[b, n] of matrix[b]: [B, I, J], [B, L] -> [B, L, J]."""
     return jnp.take_along_axis(matrix, index[..., None], axis=1)
 
 
@@ -281,13 +281,13 @@ def _picked(values: Array, z: Array) -> Array:
 
 
 def _mixed(log_weight: Array, law: Array) -> Array:
-    """sum_x w(x) law[x, y], w scaled to a largest entry of 1: [B, L, V], [B, V, S] -> [B, L, S]."""
+    """Sums w(x) law[x, y] over x, with max w = 1: [B, L, V], [B, V, S] -> [B, L, S]."""
     log_weight -= jax.lax.stop_gradient(jnp.max(log_weight, axis=-1, keepdims=True))
     return jnp.matmul(jnp.exp(log_weight), law, precision=jax.lax.Precision.HIGHEST)
 
 
 def _draw(keys: Array, logits: Array) -> Array:
-    """One symbol a position, int32 [B, L], one key a sequence, with all bits of the noise."""
+    """Draws a symbol for each position, int32 [B, L], with keys [B] and noise of full precision."""
 
     def one(key: Array, row: Array) -> Array:
         return jax.random.categorical(key, row, axis=-1, mode="high")
@@ -296,5 +296,5 @@ def _draw(keys: Array, logits: Array) -> Array:
 
 
 def _times_log(weight: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """weight log value, 0 where weight is 0."""
+    """Computes weight log value, 0 where weight is 0."""
     return np.where(weight > 0, weight * np.log(np.where(weight > 0, value, 1.0)), 0.0)

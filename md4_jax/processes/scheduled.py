@@ -1,4 +1,4 @@
-"""Methods that processes share which one schedule drives, and in which nothing is learned."""
+"""Methods shared by processes with one schedule and nothing learned."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from md4_jax.protocols import Array, Schedule
 class Scheduled:
     """Defaults of a process in continuous time with a schedule and no mask; see `Process`.
 
-    conditioning: the network is told `time` t, `alpha` alpha_t or `sigma` -log alpha_t.
+    conditioning: time input of the network, `time` t, `alpha` alpha_t or `sigma` -log alpha_t.
     """
 
     timesteps: int | None = None
@@ -27,19 +27,15 @@ class Scheduled:
         """Returns nothing: nothing is learned."""
         return {}
 
-    def expected_noise(self) -> float:
-        """Returns 0: no objective computes the head only where `is_noise` marks a position."""
-        return 0.0
-
     def noise_left(self, t: Array) -> Array:
-        """Whether z_t may hold noise: bool []."""
+        """Returns whether z_t may hold noise: bool []."""
         return self.schedule.one_minus_alpha(t) > 0.0
 
     def signal(self, t: Array) -> Array:
-        """Tells the network the time in the form that `conditioning` names."""
+        """Returns the time input of the network, like t."""
         return signal(self.conditioning, self.schedule, t)
 
 
 def uniforms(keys: Array, length: int) -> Array:
-    """Draws one uniform a position, float32 [B, length], with one key a row."""
+    """Draws a uniform for each position, float32 [B, length], with keys [B]."""
     return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)

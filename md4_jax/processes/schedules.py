@@ -1,27 +1,25 @@
 """Signal levels alpha_t of the forward process (docs/families/notation.md).
 
-All functions are elementwise in t [B] or scalar and keep the dtype of t. The
-bounds need the schedule only through 1 - alpha, so that is what is computed
-without cancellation; in continuous time a bound is the same for every schedule
-that runs from alpha_0 = 1 to alpha_1 = 0 (MD4, arXiv:2406.04329, section 3).
+All functions are elementwise in t [B] or scalar and keep the dtype of t. 1 - alpha is computed
+without cancellation, since bounds need only that. In continuous time a bound is equal for all
+schedules from alpha_0 = 1 to alpha_1 = 0 (MD4, arXiv:2406.04329, section 3).
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Schedule, UserError
 
-# One float32 cell before t = 1, where alpha may be 0 and no rate is finite.
+# One float32 step before t = 1, where alpha may be 0 and rates infinite.
 LATEST = 1.0 - 2.0**-24
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """alpha_t = 1 - t."""
+    """Schedule alpha_t = 1 - t."""
 
     def alpha(self, t: Array) -> Array:
         return 1.0 - t
@@ -38,7 +36,7 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """alpha_t = 1 - t^power."""
+    """Schedule alpha_t = 1 - t^power."""
 
     power: float = 2.0
 
@@ -61,7 +59,7 @@ class Polynomial:
 
 @dataclasses.dataclass(frozen=True)
 class Cosine:
-    """alpha_t = 1 - cos(pi/2 (1 - t)), so that 1 - alpha_t = sin(pi t / 2)."""
+    """Schedule alpha_t = 1 - cos(pi/2 (1 - t)), so that 1 - alpha_t = sin(pi t / 2)."""
 
     def alpha(self, t: Array) -> Array:
         return 2.0 * jnp.sin(0.25 * math.pi * (1.0 - t)) ** 2
@@ -78,10 +76,10 @@ class Cosine:
 
 @dataclasses.dataclass(frozen=True)
 class Geometric:
-    """alpha_t = exp(-sigma_bar_t), sigma_bar_t = minimum^(1-t) maximum^t (SEDD, arXiv:2310.16834).
+    """Schedule alpha_t = exp(-sigma_bar_t), sigma_bar_t = minimum^(1-t) maximum^t.
 
-    It starts at alpha_0 = exp(-minimum) < 1 and stops at alpha_1 = exp(-maximum)
-    > 0: the integral over t in [0, 1] is a part of the bound, not the bound.
+    SEDD (arXiv:2310.16834). It starts at alpha_0 = exp(-minimum) < 1 and stops at
+    alpha_1 = exp(-maximum) > 0, so that the integral over t in [0, 1] is only a part of the bound.
     """
 
     minimum: float = 1e-3
@@ -114,9 +112,10 @@ class Geometric:
 
 @dataclasses.dataclass(frozen=True)
 class LogLinear:
-    """alpha_t = 1 - (1 - eps) t: sigma_bar_t = -log1p(-(1 - eps) t) (SEDD, RADD, MDLM).
+    """Schedule alpha_t = 1 - (1 - eps) t of SEDD, RADD and MDLM.
 
-    It stops at alpha_1 = eps, so that sigma = -alpha' / alpha stays finite.
+    sigma_bar_t = -log1p(-(1 - eps) t). It stops at alpha_1 = eps, so that sigma = -alpha' / alpha
+    stays finite.
     """
 
     eps: float = 1e-3
@@ -140,10 +139,10 @@ class LogLinear:
 
 @dataclasses.dataclass(frozen=True)
 class Clipped:
-    """alpha = (1 - 2 eps) base.alpha + eps: the range [eps, 1 - eps] of MD4's reference code.
+    """Schedule alpha = (1 - 2 eps) base.alpha + eps, in [eps, 1 - eps] as in MD4's code.
 
-    The loss over t in [0, 1] is then the part of the bound with 1 - alpha in
-    that range (identity M17), good for training and not a bound by itself.
+    The loss over t in [0, 1] is the part of the bound with 1 - alpha in this range (identity M17),
+    so that it is for training only.
     """
 
     base: Schedule = Linear()
@@ -177,7 +176,7 @@ SCHEDULES = {
 
 
 def time_rate(schedule: Schedule, t: Array) -> Array:
-    """-alpha'_t / alpha_t at min(t, LATEST), like t; 0 where alpha is too small for a float."""
+    """Returns -alpha'_t / alpha_t at min(t, LATEST), like t, with alpha at least tiny."""
     t = jnp.minimum(t, LATEST)
     alpha = schedule.alpha(t)
     return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
@@ -187,7 +186,7 @@ CONDITIONINGS = ("time", "alpha", "sigma")
 
 
 def check_conditioning(conditioning: str) -> None:
-    """UserError for a way to tell the network the time that there is not."""
+    """Raises UserError for an unknown conditioning."""
     if conditioning not in CONDITIONINGS:
         raise UserError(
             f"process.conditioning must be one of {', '.join(CONDITIONINGS)}, not {conditioning!r}"
@@ -195,9 +194,9 @@ def check_conditioning(conditioning: str) -> None:
 
 
 def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
-    """Returns what the network is told at t: t, alpha_t or sigma_t = -log alpha_t, like t.
+    """Returns the time input of the network, t, alpha_t or sigma_t = -log alpha_t, like t.
 
-    MD4 tells t, SEDD and MDLM sigma. sigma stays finite where alpha is 0.
+    MD4 uses t, SEDD and MDLM sigma. sigma stays finite where alpha is 0.
     """
     if conditioning == "time":
         return t
@@ -210,21 +209,14 @@ def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
     return jnp.where(noise < 0.5, early, late)
 
 
-def paired_noise(noise: Callable[[Array], Array]) -> float:
-    """Returns the largest mean of noise(t) and noise(1 - t) over t in [0, 1]."""
-    with jax.ensure_compile_time_eval():
-        masked = noise(jnp.linspace(0.0, 1.0, 1025))
-        return float(jnp.max(0.5 * (masked + masked[::-1])))
-
-
 def reaches_one(schedule: Schedule) -> bool:
-    """Whether nothing is left of x at t = 1, also while a program is traced."""
+    """Returns whether alpha_1 = 0, also while a program is traced."""
     with jax.ensure_compile_time_eval():
         return bool(schedule.alpha(jnp.float32(1.0)) <= jnp.finfo(jnp.float32).tiny)
 
 
 def covers_unit_interval(schedule: Schedule) -> bool:
-    """Whether alpha runs exactly from 1 at t = 0 to 0 at t = 1."""
+    """Returns whether alpha runs exactly from 1 at t = 0 to 0 at t = 1."""
     return bool(
         abs(schedule.one_minus_alpha(jnp.float32(0.0))) == 0.0
         and abs(schedule.alpha(jnp.float32(1.0))) <= jnp.finfo(jnp.float32).tiny

@@ -1,4 +1,4 @@
-"""Masking whose schedule depends on the symbol: docs/families/genmd4.md."""
+"""Masking with a schedule for each symbol: docs/families/genmd4.md."""
 
 import dataclasses
 import functools
@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.scheduled import uniforms
-from md4_jax.processes.schedules import paired_noise
 from md4_jax.protocols import Array, UserError
 
 
@@ -20,11 +19,10 @@ from md4_jax.protocols import Array, UserError
 )
 @dataclasses.dataclass(frozen=True)
 class StateDependent:
-    """Symbol k is masked by time t with probability t^{w_k}, w = softplus(raw_power) learned.
+    """Masking of symbol k with probability t^{w_k} at time t, w = softplus(raw_power) learned.
 
-    GenMD4 (arXiv:2406.04329, section 6): alpha_{t,k} = 1 - t^{w_k}. A larger w_k keeps
-    the symbol longer, so that it is revealed earlier in generation. raw_power [V]
-    is the one array leaf, made by `init`; initial_power is what every w starts from.
+    GenMD4 (arXiv:2406.04329, section 6): alpha_{t,k} = 1 - t^{w_k}. A symbol with a larger w_k is
+    masked later and revealed earlier. `init` makes raw_power [V], with every w = initial_power.
     """
 
     timesteps: ClassVar[None] = None
@@ -39,7 +37,7 @@ class StateDependent:
             raise UserError(f"process.initial_power must be positive, not {self.initial_power}")
 
     def init(self) -> "StateDependent":
-        """The same with its leaf: every w at initial_power."""
+        """Returns the process with raw_power, every w = initial_power."""
         raw = math.log(math.expm1(self.initial_power))
         return dataclasses.replace(self, raw_power=jnp.full((self.vocab_size,), raw, jnp.float32))
 
@@ -49,58 +47,54 @@ class StateDependent:
 
     @property
     def power(self) -> Array:
-        """w [V] > 0."""
+        """w > 0: [V]."""
         return jax.nn.softplus(self.raw_power)
 
     def log_masked(self, x: Array, t: Array) -> Array:
-        """log P(z_n = m | x_n) = w[x_n] log t: x [B, L], t [B] -> [B, L]."""
+        """Computes log P(z_n = m | x_n) = w[x_n] log t: x [B, L], t [B] -> [B, L]."""
         return self.power[x] * jnp.log(t)[:, None]
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
         return jnp.where(
             uniforms(keys, x.shape[1]) < jnp.exp(self.log_masked(x, t)), self.mask_id, x
         )
 
     def is_noise(self, z: Array) -> Array:
-        """Whether a symbol is the mask: bool like z."""
+        """Marks the mask: bool like z."""
         return z == self.mask_id
 
-    def expected_noise(self) -> float:
-        """Returns the largest mean share of masks at t and 1 - t, at the w of the start."""
-        return paired_noise(lambda t: t**self.initial_power)
-
     def noise_left(self, t: Array) -> Array:
-        """Whether masks may be left at t: bool []."""
+        """Returns whether z_t may hold masks: bool []."""
         return t > 0.0
 
     def signal(self, t: Array) -> Array:
-        """Tells the network t itself: alpha depends on the symbol."""
+        """Returns t, since alpha depends on the symbol."""
         return t
 
     def log_probability(self, z: Array, x: Array, t: Array) -> Array:
-        """log q(z_n | x_n, t) of each token [B, L], differentiable in w (for REINFORCE)."""
+        """Returns log q(z_n | x_n, t) of each token [B, L], differentiable in w (REINFORCE)."""
         log_masked = self.log_masked(x, t)
         log_clean = jnp.log(-jnp.expm1(jnp.minimum(log_masked, -1e-37)))
         return jnp.where(z == self.mask_id, log_masked, log_clean)
 
     def reveal_probabilities(self, s: Array, t: Array) -> Array:
-        """P(z_s is clean | z_t is the mask, x_0 = k) = 1 - (s/t)^{w_k}, s < t: [V]."""
+        """Returns P(z_s is clean | z_t is the mask, x_0 = k) = 1 - (s/t)^{w_k}, s < t: [V]."""
         return -jnp.expm1(self.power * jnp.log(s / t))
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
-        """Rates mu_k (-alpha'_k) / (1 - alpha_k) = mu_k w_k / t of m -> k, 0 elsewhere: [B, L, V].
+        """Returns the rates mu_k (-alpha'_k) / (1 - alpha_k) = mu_k w_k / t of m -> k: [B, L, V].
 
-        outputs [B, L, V] are logits of mu at z, t [B].
+        outputs [B, L, V] are logits of mu at z and t [B]. Rates are 0 where z is no mask.
         """
         mu = jax.nn.softmax(outputs.astype(jnp.float32), axis=-1)
         rates = mu * self.power / t[:, None, None]
         return jnp.where((z == self.mask_id)[..., None], rates, 0.0)
 
     def learned(self) -> dict[str, Array]:
-        """{'power': w [V]}: a symbol with a larger w is revealed earlier."""
+        """Returns {'power': w [V]}; a symbol with a larger w is revealed earlier."""
         return {"power": self.power}
 
     def prior(self, keys: Array, length: int) -> Array:
-        """All mask, int32 [B, length]: alpha_1 = 0 for every symbol."""
+        """Returns all masks, int32 [B, length], since alpha_1 = 0 for every symbol."""
         return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)

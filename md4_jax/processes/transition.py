@@ -1,4 +1,4 @@
-"""Discrete time with a matrix for each step: docs/families/d3pm.md."""
+"""Discrete-time process with a transition matrix for each step: docs/families/d3pm.md."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from md4_jax.processes.schedules import Linear, check_conditioning
 from md4_jax.protocols import Array, Schedule, UserError
 
 PARAMETRISATIONS = ("joint", "mixture")
-# Of the table of products: it is a constant of every compiled program.
+# Largest size of the table of products, in bytes. It is a constant of every compiled program.
 LARGEST_TABLE = 2**30
 
 
@@ -43,20 +43,20 @@ class _Tables(NamedTuple):
 )  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class Transition(Scheduled):
-    """T steps z_i ~ Cat(row z_{i-1} of Q_i), independent tokens (D3PM, arXiv:2107.03006).
+    """Markov chain of T steps z_i ~ Cat(row z_{i-1} of Q_i) per token (D3PM, arXiv:2107.03006).
 
     q(z_i = b | x = a) = (Q_1 ... Q_i)[a, b], at t = i / T. kernel names the matrices:
 
-    gaussian   Q_i[a, b] prop exp(-4 |a - b|^2 / ((V-1)^2 beta_i)) over distances -(V-1)..V-1, the
-               diagonal takes the rest; beta_i runs linearly from beta_start to beta_end. For
-               ordinal symbols (grey values); D3PM's 1e-4 to 0.02 are for V = 256 and T = 1000,
-               with a smaller V or T they leave much of x at the end, and the prior's term says so
-    uniform    (1 - beta_i) I + beta_i / V, alpha_i = prod (1 - beta) from the schedule at i / T
-    absorbing  (1 - beta_i) I + beta_i on the mask V, likewise, alpha_T pinned to 0
+    gaussian   Q_i[a, b] prop exp(-4 |a - b|^2 / ((V-1)^2 beta_i)) over distances -(V-1)..V-1, and
+               the diagonal takes the rest. beta_i runs linearly from beta_start to beta_end. For
+               ordinal symbols (grey values). D3PM's 1e-4 to 0.02 are for V = 256 and T = 1000; a
+               smaller V or T leaves much of x at the end, which adds to the prior's term
+    uniform    (1 - beta_i) I + beta_i / V, with alpha_i = prod (1 - beta) the schedule at i / T
+    absorbing  (1 - beta_i) I + beta_i on the mask V, likewise, with alpha_T pinned to 0
 
-    alpha_0 is pinned to 1. beta_start and beta_end are of gaussian alone, the schedule of the
-    others. The denoiser has logits of V clean symbols; parametrisation as in `Uniform`.
-    The products are float32 and take 4 (T + 1) S^2 bytes: UserError above 1 GiB.
+    alpha_0 is pinned to 1. beta_start and beta_end are used by gaussian only, the schedule by the
+    others. The denoiser has logits of V clean symbols; parametrisation is as in `Uniform`. The
+    products are float32 and take 4 (T + 1) S^2 bytes: UserError above 1 GiB.
     """
 
     vocab_size: int
@@ -100,28 +100,28 @@ class Transition(Scheduled):
 
     @property
     def shows_clean(self) -> bool:
-        """Whether what is not the mask is clean."""
+        """Whether every symbol but the mask is clean."""
         return self.mask_id is not None
 
     def is_noise(self, z: Array) -> Array:
-        """Whether a symbol is the mask: bool like z; False everywhere where there is none."""
+        """Marks the mask: bool like z; nothing if there is no mask."""
         return z == self.vocab_size
 
     def noise_left(self, t: Array) -> Array:
-        """Whether z_t may hold noise: bool []; step 0 has none."""
+        """Returns whether z_t may hold noise, which step 0 does not: bool []."""
         return self.step(t) > 0
 
     def pinned(self) -> "Transition":
-        """Returns itself: alpha_0 is pinned to 1."""
+        """Returns itself, since alpha_0 is pinned to 1."""
         return self
 
     @property
     def states(self) -> int:
-        """S: V, and one more where there is a mask."""
+        """S: V, or V + 1 with a mask."""
         return self.vocab_size + (self.mask_id is not None)
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """z ~ q(. | x) at step t T: one key, one row of x [B, L] and one t [B] a sequence."""
+        """Draws z ~ q(. | x) at step t T, [B, L], from x [B, L], t [B] and keys [B]."""
         rows = jnp.asarray(self._tables.products)[self.step(t)[:, None], x]
         draw = functools.partial(jax.random.categorical, axis=-1, mode="high")
         return jax.vmap(lambda key, logits: draw(key, logits))(keys, jnp.log(rows)).astype(
@@ -129,11 +129,11 @@ class Transition(Scheduled):
         )
 
     def step(self, t: Array) -> Array:
-        """The step i nearest to t T, int32 like t."""
+        """Returns the step i nearest to t T, int32 like t."""
         return jnp.clip(jnp.round(t * self.timesteps), 0, self.timesteps).astype(jnp.int32)
 
     def prior(self, keys: Array, length: int) -> Array:
-        """z_T of the model, int32 [B, length]: uniform symbols, or all mask."""
+        """Draws z_T of the model, int32 [B, length]: uniform symbols, or all masks."""
         if self.mask_id is not None:
             return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
         draw = functools.partial(
@@ -142,11 +142,11 @@ class Transition(Scheduled):
         return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
 
     def prior_nats(self, x: Array) -> Array:
-        """KL(q(z_T | x) || prior) in nats, like x."""
+        """Returns KL(q(z_T | x) || prior) of each token, in nats, like x."""
         return jnp.asarray(self._tables.prior)[x]
 
     def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
-        """log q(z_{i-1} | z_i = z, x) [B, L, S] up to a constant, i = t T; s must be t - 1/T.
+        """Returns log q(z_{i-1} | z_i = z, x) [B, L, S] up to a constant, i = t T, s = t - 1/T.
 
         Q_i[y, z] (Q_1 ... Q_{i-1})[x, y] (arXiv:2107.03006, eq. 3); z must have q(z | x) > 0.
         """
@@ -155,25 +155,25 @@ class Transition(Scheduled):
         return jnp.log(before) + jnp.log(self._column(z, t))
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
-        """log p(z_{i-1} | z_i = z) [B, L, S], i = t T; normalised by whoever draws.
+        """Returns log p(z_{i-1} | z_i = z) [B, L, S] up to a constant, i = t T.
 
-        s must be t - 1/T: there is a matrix for no other step. outputs [B, L, V].
+        s must be t - 1/T, since other steps have no matrix. outputs [B, L, V].
         """
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         return self.step_back(jax.nn.log_softmax(outputs, axis=-1), z, t)
 
     def step_back(self, log_mu: Array, z: Array, t: Array) -> Array:
-        """The same from log mu [B, L, V], or [B, L, S] where mu has mass on the mask.
+        """Computes `reverse_logits` from log mu [B, L, V], or [B, L, S] with mass on the mask.
 
         joint    Q_i[y, z] sum_x mu(x) (Q_1 ... Q_{i-1})[x, y]
         mixture  Q_i[y, z] sum_x mu(x) (Q_1 ... Q_{i-1})[x, y] / (Q_1 ... Q_i)[x, z]
 
-        An x from which z cannot come has no weight in the second.
+        In the mixture, an x that cannot become z has no weight.
         """
         products, step = jnp.asarray(self._tables.products), self.step(t)
         size = log_mu.shape[-1]
         if self.parametrisation == "mixture":
-            # An x that can have become z keeps some weight, whatever mu says.
+            # Every x that can become z keeps some weight.
             log_mu = jnp.maximum(log_mu, jnp.log(jnp.finfo(log_mu.dtype).tiny))
             log_mu = log_mu - self._log_reach(z, step, size)
         largest = jax.lax.stop_gradient(jnp.max(log_mu, axis=-1, keepdims=True))
@@ -182,17 +182,17 @@ class Transition(Scheduled):
         mean = jnp.einsum(
             "blx,bxy->bly", jnp.exp(log_mu - largest), before, precision=jax.lax.Precision.HIGHEST
         )
-        # No symbol has probability zero because of rounding alone: its cost stays finite.
+        # Rounding must not make a probability zero and its cost infinite.
         tiny = jnp.finfo(mean.dtype).tiny
         return jnp.log(jnp.maximum(mean, tiny)) + jnp.log(self._column(z, t))
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log p(x | z_i = z) [B, L, V], i = t T: the step to no noise at all."""
+        """Returns log p(x | z_i = z) [B, L, V], i = t T, the step to clean data."""
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         if self.parametrisation == "mixture":
             return outputs
         reach = jnp.asarray(self._tables.products)[self.step(t)[:, None], : self.vocab_size, z]
-        # An x that can have become z keeps some weight, whatever the outputs say.
+        # Every x that can become z keeps some weight.
         least = jnp.max(outputs, axis=-1, keepdims=True) + jnp.log(jnp.finfo(outputs.dtype).tiny)
         return jnp.maximum(outputs, least) + jnp.log(reach)
 
@@ -201,26 +201,26 @@ class Transition(Scheduled):
         return _made(self, np.dtype(jnp.zeros(()).dtype).name)
 
     def _log_reach(self, z: Array, step: Array, size: int) -> Array:
-        """log q(z | x) [B, L, size]; +inf where it is impossible, so that x gets no weight."""
+        """Returns log q(z | x) [B, L, size]; +inf where it is 0, so that x gets no weight."""
         reach = jnp.asarray(self._tables.products)[step[:, None], :size, z]
         return jnp.where(reach > 0, jnp.log(jnp.where(reach > 0, reach, 1.0)), jnp.inf)
 
     def _column(self, z: Array, t: Array) -> Array:
-        """Q_i[y, z] over y, [B, L, S]; of a clean z beside a mask up to a constant."""
+        """Returns Q_i[y, z] over y, [B, L, S]; with a mask, for a clean z up to a constant."""
         index = self.step(t) - 1
         distance = jnp.abs(jnp.arange(self.states) - z[..., None])
         stay = jnp.asarray(self._tables.stay)[index][:, None]
         move = jax.vmap(lambda row, d: row[d])(jnp.asarray(self._tables.move)[index], distance)
         if self.mask_id is not None:
             move = jnp.where((z == self.mask_id)[..., None], move, 0.0)
-            # A clean symbol was itself before, also where alpha = 0 and a prompt alone is clean.
+            # A clean symbol was itself before, also a prompt's symbol at alpha = 0.
             stay = jnp.where(jnp.arange(self.states) == self.mask_id, stay, 1.0)
         return jnp.where(distance == 0, stay, move)
 
 
 @functools.lru_cache(maxsize=4)
 def _made(process: Transition, dtype: str) -> _Tables:
-    """Worked out once in float64."""
+    """Computes the tables in float64, once."""
     stay, move = _KERNELS[process.kernel](process)
     last, size = process.timesteps, process.states
     distance = np.abs(np.arange(size)[:, None] - np.arange(size))
@@ -242,12 +242,12 @@ def _made(process: Transition, dtype: str) -> _Tables:
 
 
 def _gaussian(process: Transition) -> tuple[np.ndarray, np.ndarray]:
-    """(stay, move) of the discretised Gaussian (arXiv:2107.03006, appendix A.2)."""
+    """Returns (stay, move) of the discretised Gaussian (arXiv:2107.03006, appendix A.2)."""
     size = process.states
     beta = np.linspace(process.beta_start, process.beta_end, process.timesteps)[:, None]
     weight = np.exp(-4.0 * np.arange(size) ** 2 / (max(1, size - 1) ** 2 * beta))
     move = weight / (weight[:, :1] + 2.0 * weight[:, 1:].sum(axis=1, keepdims=True))
-    # What leaves a: the distances 1..a to one side and 1..S-1-a to the other.
+    # Probability of leaving a: distances 1..a to one side and 1..S-1-a to the other.
     beyond = np.cumsum(move, axis=1) - move[:, :1]
     return 1.0 - beyond - beyond[:, ::-1], move
 
@@ -267,14 +267,14 @@ def _absorbing(process: Transition) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _betas(process: Transition, *, end: float | None) -> np.ndarray:
-    """1 - alpha_i / alpha_{i-1} [T], alpha pinned to 1 at the start and to `end` if given."""
+    """Returns 1 - alpha_i / alpha_{i-1} [T], alpha pinned to 1 at the start and to `end`."""
     t = np.arange(process.timesteps + 1) / process.timesteps
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         alpha = np.array(process.schedule.alpha(jnp.asarray(t)), np.float64)
     alpha[0] = 1.0
     if end is not None:
         alpha[-1] = end
-    # Once nothing is left of x, each step redraws all.
+    # Where alpha = 0, each step redraws every token.
     left = alpha[:-1] > 0
     return np.where(left, 1.0 - alpha[1:] / np.where(left, alpha[:-1], 1.0), 1.0)
 

@@ -1,4 +1,4 @@
-"""Uniform noise: a token becomes any symbol: docs/families/uniform.md."""
+"""Uniform noise, by which a token becomes any symbol: docs/families/uniform.md."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ from md4_jax.protocols import Array, Schedule, UserError
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
 
-# alpha_t and 1 - alpha_t are not taken below this, so that t = 1 and t = 0 have the limits of
-# scores and steps there: at the ends themselves these are 0 / 0.
+# Lower bound of alpha_t and 1 - alpha_t, so that scores and steps at t = 0 and t = 1 are their
+# limits instead of 0 / 0.
 LEAST = 1e-30
 
 
@@ -31,15 +31,15 @@ LEAST = 1e-30
 )
 @dataclasses.dataclass(frozen=True)
 class Uniform(Scheduled):
-    """Each token is redrawn uniformly over the V symbols with probability 1 - alpha_t.
+    """Uniform noise: each token is redrawn over the V symbols with probability 1 - alpha_t.
 
-    q(z_n = j | x_n) = alpha_t [j = x_n] + (1 - alpha_t) / V: D3PM-uniform
-    (arXiv:2107.03006), SEDD-uniform (arXiv:2310.16834), UDLM (arXiv:2412.10193),
-    Duo. There is no mask and no array leaf. parametrisation names what the
-    network's outputs [..., V] at z are, for bounds and samplers alike:
+    q(z_n = j | x_n) = alpha_t [j = x_n] + (1 - alpha_t) / V, as in D3PM-uniform
+    (arXiv:2107.03006), SEDD-uniform (arXiv:2310.16834), UDLM (arXiv:2412.10193) and Duo. There is
+    no mask, and nothing is learned. parametrisation is the meaning of the network's outputs
+    [..., V] at z, for bounds and samplers:
 
-    joint    logits of mu, plugged into p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x); the
-             best mu is then the law of x_n given all other tokens but not z_n itself
+    joint    logits of mu in p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x); the best mu is the
+             distribution of x_n given the other tokens, without z_n itself
     mixture  logits of mu in sum_x q(z_s | z_t, x) mu(x); the best mu is the posterior of x_n
     score    log of the concrete score s_y ~ p_t(z with y at n) / p_t(z); its entry at z_n is 0
     """
@@ -66,37 +66,37 @@ class Uniform(Scheduled):
             )
 
     def is_noise(self, z: Array) -> Array:
-        """Returns False everywhere: any symbol may be the clean one."""
+        """Returns False everywhere, since any symbol may be the clean one."""
         return jnp.zeros(z.shape, bool)
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """z_t ~ q(. | x): one key, one row of x [B, L] and one t [B] a sequence."""
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
         when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         redrawn = uniforms(when, x.shape[1]) < self.schedule.one_minus_alpha(t)[:, None]
         return jnp.where(redrawn, self.prior(what, x.shape[1]), x)
 
     def ratio(self, t: Array) -> Array:
-        """rho = q(a given other symbol | x) / q(x | x), without cancellation, like t."""
+        """Returns rho = q(a given other symbol | x) / q(x | x), like t."""
         noise = self.schedule.one_minus_alpha(t)
         return noise / (noise + self.vocab_size * self.schedule.alpha(t))
 
     def odds(self, t: Array) -> Array:
-        """1 / rho - 1 = V alpha / (1 - alpha), like t: -log1p of it is an exact log rho."""
+        """Returns 1 / rho - 1 = V alpha / (1 - alpha), like t; log rho is -log1p of it."""
         noise = jnp.maximum(self.schedule.one_minus_alpha(t), LEAST)
         return self.vocab_size * self.schedule.alpha(t) / noise
 
     def prior(self, keys: Array, length: int) -> Array:
-        """Uniform symbols, int32 [B, length]."""
+        """Draws uniform symbols, int32 [B, length]."""
         draw = functools.partial(
             jax.random.randint, shape=(length,), minval=0, maxval=self.vocab_size
         )
         return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
 
     def prior_nats(self, x: Array) -> Array:
-        """KL(q(z_1 | x) || uniform) of each token, in nats, like x; 0 when alpha_1 = 0.
+        """Returns KL(q(z_1 | x) || uniform) of each token, in nats, like x; 0 if alpha_1 = 0.
 
-        (1/V) sum_j h(V q_j) with h(1 + d) = (1 + d) log(1 + d) - d, which is d^2 / 2 for a
-        small alpha_1: the plain sum of q log q would lose it.
+        It is (1/V) sum_j h(V q_j) with h(1 + d) = (1 + d) log(1 + d) - d, about d^2 / 2 for small
+        alpha_1, which the plain sum of q log q would lose to rounding.
         """
         alpha = self.schedule.alpha(jnp.ones(()))
         others = self.vocab_size - 1
@@ -104,9 +104,9 @@ class Uniform(Scheduled):
         return jnp.full(x.shape, nats)
 
     def reconstruction_nats(self, x: Array) -> Array:
-        """-E log p(x | z_0) of each token, p prop q(z_0 | x) without network, in nats, like x.
+        """Returns -E log p(x | z_0) of each token, p prop q(z_0 | x), in nats, like x.
 
-        0 when alpha_0 = 1. It is the entropy of q(z_0 | x).
+        It is the entropy of q(z_0 | x), 0 if alpha_0 = 1.
         """
         each = self.schedule.one_minus_alpha(jnp.zeros(())) / self.vocab_size
         moved = (self.vocab_size - 1) * each
@@ -114,15 +114,15 @@ class Uniform(Scheduled):
         return jnp.full(x.shape, nats)
 
     def pinned(self) -> "Uniform":
-        """The process with alpha pinned to 1 at t = 0, so that the last step leaves no noise."""
+        """Returns the process with alpha = 1 at t = 0, so that the last step leaves no noise."""
         return dataclasses.replace(self, schedule=_FromClean(self.schedule))
 
     def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
-        """log q(z_s | z_t = z, x) [B, L, V] up to a constant: values at z, at x and elsewhere."""
+        """Returns log q(z_s | z_t = z, x) [B, L, V] up to a constant."""
         alpha_s, alpha_t = (jnp.maximum(self.schedule.alpha(time), LEAST) for time in (s, t))
         noise_s, noise_t = (self.schedule.one_minus_alpha(time) for time in (s, t))
         kept = alpha_t / alpha_s
-        # 1 - kept, as a difference of small numbers.
+        # 1 - kept without cancellation.
         lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
         moved, each = lost / self.vocab_size, noise_s / self.vocab_size
 
@@ -133,9 +133,9 @@ class Uniform(Scheduled):
         return logs(z, kept + moved, moved) + logs(x, alpha_s + each, each)
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log s [B, L, V] of the network's outputs, at least float32; 0 at z itself.
+        """Computes log s [B, L, V] from the network's outputs, at least float32; 0 at z itself.
 
-        At t = 0 and t = 1 its limit, or a large number where that is infinite (mixture, t = 0).
+        At t = 0 and t = 1 it is the limit, or a large number if that is infinite (mixture, t = 0).
 
         joint    s_y = xbar_y / xbar_z, xbar = V alpha mu + 1 - alpha
         mixture  s_y = 1 - mu_z + rho mu_z + V alpha / (1 - alpha) mu_y
@@ -150,26 +150,26 @@ class Uniform(Scheduled):
         return jnp.where(jnp.arange(self.vocab_size) == z[..., None], 0.0, log_score)
 
     def _of_mean(self, log_mu: Array, z: Array, t: Array) -> Array:
-        """log s of the mixture; of the joint form, up to what makes it 0 at z."""
+        """Computes log s of the mixture, or log xbar of the joint form up to a constant."""
         alpha, noise = (level[:, None, None] for level in self._levels(t))
         log_signal = jnp.log(self.vocab_size * alpha) - jnp.log(noise)
         if self.parametrisation == "joint":
             return jnp.logaddexp(log_signal + log_mu, 0.0)
-        # 1 - mu_z from the others: where mu_z is nearly 1 the subtraction has no digits left.
+        # 1 - mu_z as a sum over the others, without cancellation.
         others = jnp.where(jnp.arange(self.vocab_size) == z[..., None], -jnp.inf, log_mu)
         moved = jax.nn.logsumexp(others, axis=-1, keepdims=True)
         stayed = _picked(log_mu, z) - jnp.log1p(self.odds(t))[:, None, None]
         return jnp.logaddexp(log_signal + log_mu, jnp.logaddexp(moved, stayed))
 
     def _levels(self, t: Array) -> tuple[Array, Array]:
-        """(alpha_t, 1 - alpha_t), neither of them 0."""
+        """Returns (alpha_t, 1 - alpha_t), each at least LEAST."""
         return tuple(
             jnp.maximum(level(t), LEAST)
             for level in (self.schedule.alpha, self.schedule.one_minus_alpha)
         )
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
-        """log p(z_s | z_t = z) [B, L, V] for s < t, each [B]; normalised by whoever draws.
+        """Returns log p(z_s | z_t = z) [B, L, V] up to a constant, s < t, each [B].
 
         With Q the step from s to t,
 
@@ -178,38 +178,38 @@ class Uniform(Scheduled):
         score    Q(z_s -> z) (s_y - (1 - k) mean(s)) with k = alpha_t / alpha_s, SEDD's analytic
                  (Tweedie) step, negative entries cut off
 
-        Where alpha_t = 0 it is the limit: of joint and mixture alpha_s mu + (1 - alpha_s) / V.
+        At alpha_t = 0 it is the limit, for joint and mixture alpha_s mu + (1 - alpha_s) / V.
         """
         noise_s = self.schedule.one_minus_alpha(s)
         return self._reverse(outputs, z, t, jnp.maximum(self.schedule.alpha(s), LEAST), noise_s)
 
     def beta(self, t: Array) -> Array:
-        """-alpha'_t / alpha_t, the rate of time; large, not infinite, where alpha is 0."""
+        """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""
         return time_rate(self.schedule, t)
 
     def forward_rates(self, z: Array) -> Array:
-        """Rates 1 / V of z_n -> y, without beta, 0 at y = z_n: [B, L, V]."""
+        """Returns the rates 1 / V of z_n -> y, without beta, 0 at y = z_n: [B, L, V]."""
         here = jnp.arange(self.vocab_size) == z[..., None]
         return jnp.where(here, 0.0, 1.0 / self.vocab_size)
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
-        """beta s_y / V, the model's rates of z_n -> y, 0 at y = z_n: [B, L, V].
+        """Returns beta s_y / V, the model's rates of z_n -> y, 0 at y = z_n: [B, L, V].
 
-        At t = 1 those of LATEST, where they are finite.
+        t is at most LATEST, where they are finite.
         """
         t = jnp.minimum(t, LATEST)
         score = jnp.exp(self.log_score(outputs, z, t))
         return self.beta(t)[:, None, None] * self.forward_rates(z) * score
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
-        """log p(x | z_t = z) [B, L, V]: the step to no noise at all."""
+        """Returns log p(x | z_t = z) [B, L, V], the step to clean data."""
         return self._reverse(outputs, z, t, jnp.ones_like(t), jnp.zeros_like(t))
 
     def _reverse(self, outputs, z, t, alpha_s, noise_s) -> Array:
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         alpha_t, noise_t = (level[:, None, None] for level in self._levels(t))
         alpha_s, noise_s = alpha_s[:, None, None], noise_s[:, None, None]
-        # alpha of the step from s to t, and what it is short of 1: a difference of small numbers.
+        # alpha of the step from s to t, and 1 minus it without cancellation.
         kept = alpha_t / alpha_s
         lost = jnp.where(noise_t < 0.5, noise_t - noise_s, alpha_s - alpha_t) / alpha_s
         here = jnp.arange(self.vocab_size) == z[..., None]
@@ -228,7 +228,7 @@ class Uniform(Scheduled):
 
 @dataclasses.dataclass(frozen=True)
 class _FromClean:
-    """A schedule with alpha pinned to 1 at t = 0: the last step of the model leaves no noise."""
+    """Schedule with alpha pinned to 1 at t = 0."""
 
     base: Schedule
 
@@ -246,10 +246,10 @@ class _FromClean:
 
 
 def _before(log_score: Array, kept: Array, lost: Array) -> Array:
-    """log max(0, s_y - lost mean(s)) up to a constant, lost = 1 - kept: the score before a step.
+    """Computes log max(0, s_y - lost mean(s)) up to a constant, lost = 1 - kept.
 
-    Near alpha = 0 all s are nearly 1 and lost is too, so that s_y / mean(s) - 1 + kept is taken
-    there, of which the largest s has a positive entry whatever is rounded.
+    Near alpha = 0 all s and lost are nearly 1. There s_y / mean(s) - 1 + kept is computed without
+    cancellation, so that the entry of the largest s is positive.
     """
     below = log_score - jnp.max(log_score, axis=-1, keepdims=True)
     near = jnp.mean(jnp.expm1(below), axis=-1, keepdims=True)
@@ -264,11 +264,11 @@ def _picked(values: Array, z: Array) -> Array:
 
 
 def _excess(d: Array) -> Array:
-    """(1 + d) log(1 + d) - d for d >= -1."""
+    """Computes (1 + d) log(1 + d) - d for d >= -1."""
     inside = d > -1.0
     return jnp.where(inside, (1.0 + d) * jnp.log1p(jnp.where(inside, d, 0.0)), 0.0) - d
 
 
 def _times_log(weight: Array, value: Array) -> Array:
-    """weight log value, 0 where weight is 0."""
+    """Computes weight log value, 0 where weight is 0."""
     return jnp.where(weight > 0, weight * jnp.log(jnp.where(weight > 0, value, 1.0)), 0.0)

@@ -1,4 +1,4 @@
-"""Commit that the program runs from."""
+"""Commit of the code that runs."""
 
 import functools
 import subprocess

@@ -1,4 +1,4 @@
-"""Whether JAX runs on the devices that this machine has and the user asked for."""
+"""Checks that JAX runs on the devices that the machine has and the user asked for."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import jax
 
 from md4_jax.protocols import UserError
 
-# What the drivers leave in the file system -> the device, and how JAX comes to see it.
+# File of a driver -> the device, and the command that installs JAX for it.
 DRIVERS = {
     "/proc/driver/nvidia/version": ("an NVIDIA GPU", "pip install -e '.[cuda]'"),
     "/dev/nvidia0": ("an NVIDIA GPU", "pip install -e '.[cuda]'"),

@@ -56,12 +56,12 @@ def check_name(directory: Place) -> None:
 
 
 def is_remote(path: Any) -> bool:
-    """Whether it is an address in object storage, where no file can be appended to."""
+    """Returns whether the path is in object storage, where files cannot be appended to."""
     return "://" in str(path)
 
 
 def exists(path: Place) -> bool:
-    """Whether the file exists; UserError if its object store does not answer."""
+    """Returns whether the file exists; UserError if its object store does not answer."""
     try:
         return path.exists()
     except Exception as error:  # each object store has errors of its own

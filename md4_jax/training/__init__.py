@@ -1,1 +1,1 @@
-"""The training loop, its step, optimizers, checkpoints and log."""
+"""Training loop, training step, optimizers, checkpoints and log."""

@@ -1,4 +1,4 @@
-"""Checkpoints through Orbax: parameters, optimizer, moving average, step and data iterator."""
+"""Checkpoints by Orbax of the state of a run, its data iterator and its log."""
 
 import json
 import math
@@ -16,18 +16,18 @@ from md4_jax.runtime.checksums import checksums
 from md4_jax.runtime.paths import Place, move
 from md4_jax.runtime.sharding import max_over_processes
 
-# Bytes on a device that reading back takes at once, beside the state that is there.
+# Extra bytes on a device while a checkpoint is read back, part by part.
 PART_BYTES = 2**28
 
 
 class Checkpoints:
-    """The numbered checkpoints of one run: saved in the background, committed whole or not at all.
+    """Numbered checkpoints of one run, saved in the background, each whole or not at all.
 
-    The first one that a process saves is read back before any other is deleted.
+    The first checkpoint that a process saves is read back before any older one is deleted.
 
-    A checkpoint has three items: `ema` (what evaluation and sampling need),
-    `train` (everything else of the state) and `host` (JSON: the data iterator's
-    position, the log's open window, and a checksum of every array and of itself).
+    A checkpoint has three items: `ema` (for evaluation and sampling), `train` (the rest of the
+    state) and `host` (JSON: position of the data iterator, open window of the log, and checksums of
+    every array and of the JSON itself).
     """
 
     def __init__(self, directory: Place, options: CheckpointOptions, *, read_only: bool = False):
@@ -46,13 +46,13 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """The steps that have a committed checkpoint, oldest first."""
+        """Returns the steps of the committed checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, host: dict) -> None:
-        """Starts saving; UserError if this or the previous save failed (disk full, say).
+        """Starts saving; UserError if this or the previous save failed, say with a full disk.
 
-        The first time it waits until what is saved has been read back; UserError if it differs.
+        The first call waits until the checkpoint has been read back; UserError if it differs.
         """
         ema, train = _leaves(state.ema), _leaves(state._replace(ema=()))
         record = {"state": host, "checksums": {"ema": checksums(ema), "train": checksums(train)}}
@@ -67,9 +67,9 @@ class Checkpoints:
             self._prove(step, record, {"ema": ema, "train": train})
 
     def _prove(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> None:
-        """Reads a checkpoint back, then deletes those that are too many; UserError if it differs.
+        """Reads a checkpoint back, then deletes old ones; UserError if it differs.
 
-        Once is enough to learn whether this directory can be read from here.
+        Doing so once shows that this process can read the directory.
         """
         wrong = self._difference(step, record, saved)
         if wrong:
@@ -99,11 +99,11 @@ class Checkpoints:
         return wrong
 
     def check(self) -> None:
-        """UserError if a save in the background has failed meanwhile."""
+        """Raises UserError if a save in the background has failed."""
         self._guard(lambda: None)
 
     def wait(self) -> None:
-        """Blocks until what was started is on disk; UserError if it failed."""
+        """Waits until all saves are on disk; UserError if one failed."""
         self._guard(self._manager.wait_until_finished)
 
     def _guard(self, action) -> None:
@@ -121,11 +121,11 @@ class Checkpoints:
         return sorted(int(p.name) for p in self.directory.iterdir() if p.name.isdigit())
 
     def restore(self, template: Any, say=print) -> tuple[Any, dict] | None:
-        """The newest readable (state, host state) laid out as the template; None if none was saved.
+        """Returns the newest readable (state, host state), or None if there is no checkpoint.
 
-        template: the state with ShapeDtypeStruct leaves that carry shardings. One
-        that cannot be read is named through `say`, moved aside and not deleted,
-        and the one before it is taken. UserError when none of them can be read.
+        template: the state with ShapeDtypeStruct leaves and shardings. Unreadable checkpoints are
+        reported by `say` and moved aside, and the one before is taken. UserError if none can be
+        read.
         """
         ema, rest = template.ema, template._replace(ema=())
         for step in reversed(self.steps()):
@@ -137,7 +137,7 @@ class Checkpoints:
         return None
 
     def restore_ema(self, template: Params, say=print) -> tuple[int, Params] | None:
-        """(step, moving average) of the newest readable checkpoint; None if none was saved."""
+        """Returns (step, moving average) of the newest readable checkpoint, or None."""
         for step in reversed(self.steps()):
             found = self._read(step, {"ema": template}, say)
             if found is not None:
@@ -145,7 +145,7 @@ class Checkpoints:
         return None
 
     def host(self, say=print) -> dict | None:
-        """The host state of the newest readable checkpoint; None if none was saved."""
+        """Returns the host state of the newest readable checkpoint, or None."""
         for step in reversed(self.steps()):
             found = self._read(step, {}, say)
             if found is not None:
@@ -170,7 +170,7 @@ class Checkpoints:
         return None
 
     def _move_aside_after(self, step: int, say) -> None:
-        """Unreadable newer checkpoints would stand in the way of saving those steps again."""
+        """Moves unreadable newer checkpoints aside, since their steps will be saved again."""
         newer = [s for s in self.steps() if s > step]
         if newer and jax.process_index() == 0:
             aside = self.directory.parent / "unreadable_checkpoints"
@@ -180,7 +180,7 @@ class Checkpoints:
                 move(self.directory / str(bad), target)
                 say(f"moved the unreadable checkpoint {bad} to {target}")
         if newer:
-            # All processes wait for the move: one that still saw a step would not save it again.
+            # All processes wait for the move, so that none takes these steps for saved.
             max_over_processes(len(newer))
             self._manager.reload()
 
@@ -189,15 +189,15 @@ class Checkpoints:
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
-    """A flat dict path -> array: what is on disk then depends on names and on no Python class."""
+    """Returns {path: array}, so that files depend on names and not on Python classes."""
     flat = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
 
 
 def _attempt(read: Callable[[], Any]) -> tuple[Any, str]:
-    """(what is read, ''), or (None, why it cannot be), the same kind on all processes.
+    """Returns (result, ''), or (None, reason) on all processes if reading failed on any.
 
-    Checksums are sums over all processes, so that all of them must have read something.
+    Checksums are sums over all processes, so all of them must have read the arrays.
     """
     found, wrong = None, ""
     try:
@@ -210,7 +210,7 @@ def _attempt(read: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Arrays in parts of at most PART_BYTES on a device, or of one array."""
+    """Splits arrays into parts of at most PART_BYTES on a device, or of one array."""
     parts, size = [{}], 0
     for name, x in arrays.items():
         own = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -222,7 +222,7 @@ def _parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Some arrays of an item, placed as those given, by the code that also restores all."""
+    """Reads some arrays of an item, with the shapes and shardings of those given."""
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
         for name, x in arrays.items()
@@ -251,14 +251,14 @@ def _crc32(record: Any) -> int:
 
 
 def _graft(template: Any, leaves: dict[str, Any]) -> Any:
-    """The template's structure with the restored arrays in it."""
+    """Puts restored arrays into the template's structure."""
     return jax.tree_util.tree_map_with_path(
         lambda p, _: leaves[jax.tree_util.keystr(p, simple=True, separator="/")], template
     )
 
 
 def _reason(error: Exception) -> str:
-    """The first line of the innermost cause, which names the file or the errno."""
+    """Returns the first line of the innermost cause, which names the file or the errno."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).strip()

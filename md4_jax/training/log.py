@@ -16,12 +16,12 @@ COUNTERS = ("skipped", "skipped_in_a_row")
 
 
 class TrainLog:
-    """Means of the metrics over each window of `every` steps, read one step late.
+    """Log of the metrics' means over windows of `every` steps.
 
-    Reading step n - 1 while step n runs keeps the device busy. `state()` is part
-    of a checkpoint: a window that a restart interrupts comes out the same.
-    The loss has the standard error of a mean of that many steps, which their drift widens; of
-    one step there is none, and it is not a number.
+    Metrics of step n - 1 are read while step n runs, so that the device stays busy. `state()` is
+    part of a checkpoint, so that a restart does not change a window's means. The standard error of
+    the loss is that of a mean over steps, so it includes the progress within a window; with one
+    step it is not a number.
     """
 
     def __init__(
@@ -46,24 +46,24 @@ class TrainLog:
         self._clock: tuple[float, int] | None = None
 
     def state(self) -> dict:
-        """The window so far, as JSON: call `flush` first."""
+        """Returns the open window as JSON; call `flush` first."""
         # A copy: it is saved while the run goes on.
         return {"sums": dict(self._sums), "squares": self._squares, "count": self._count}
 
     def set_state(self, state: dict) -> None:
-        """Goes on with that window; without the squares, as once saved, it has no error."""
+        """Continues a window; old checkpoints lack the squares, so that its error is unknown."""
         self._sums, self._count = dict(state["sums"]), state["count"]
         self._squares = state.get("squares", math.nan if self._count else 0.0)
 
     def add(self, step: int, metrics: dict[str, Array]) -> None:
-        """Takes a step's metrics, still on the device, and reads those of the step before."""
+        """Takes a step's metrics on the device and reads those of the step before."""
         self.flush()
         if self._clock is None:
             self._clock = (time.monotonic(), step - 1)
         self._pending = (step, metrics)
 
     def flush(self) -> None:
-        """Reads what is pending; UserError after too many non-finite steps in a row."""
+        """Reads pending metrics; UserError after too many non-finite steps in a row."""
         if self._pending is None:
             return
         step, metrics = self._pending
@@ -98,7 +98,7 @@ class TrainLog:
         now = time.monotonic()
         rate = (step - self._clock[1]) / max(now - self._clock[0], 1e-9)
         self._clock = (now, step)
-        # A loss that is no bound gets a name of its own, here and in the picture.
+        # A loss that is no bound has another name, here and in the picture.
         name = "train_bits_per_token" if self._is_bound else "train_loss_bits"
         numbers = {
             name: loss,
@@ -117,7 +117,7 @@ class TrainLog:
         self._progress.show(step, text, rate)
 
     def _error(self, mean: float) -> float:
-        """The standard error of the mean nats of the window's steps."""
+        """Returns the standard error of the mean nats of the window's steps."""
         if self._count < 2:
             return math.nan
         spread = self._squares - self._count * mean**2
@@ -126,10 +126,10 @@ class TrainLog:
     def evaluation(
         self, step: int, name: str, result: Mapping[str, Any], *, is_held_out: bool = False
     ) -> None:
-        """Writes the numbers that an evaluator found, every one with 'NAME/' before it.
+        """Writes the numbers of an evaluator, each as 'NAME/key'.
 
-        is_held_out: it is the bound on held-out text that may stand beside a bound of training.
-        A training-only loss never has it beside it: the two are different quantities.
+        is_held_out: later lines show this bound beside the training bound, but not beside a
+        training-only loss, which is another quantity.
         """
         numbers = numbers_of(result)
         self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
@@ -140,5 +140,5 @@ class TrainLog:
 
 
 def _plus_minus(error: float) -> str:
-    """' +- 0.123', or nothing for an error that is not known."""
+    """Formats ' +- 0.123', or nothing for an unknown error."""
     return f" +- {error:.3f}" if math.isfinite(error) else ""

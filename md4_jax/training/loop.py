@@ -1,4 +1,4 @@
-"""THE training loop: restore, step, log, save, evaluate. There is one."""
+"""Training loop: restore, step, log, save, evaluate."""
 
 import signal
 import sys
@@ -22,12 +22,12 @@ from md4_jax.training.log import TrainLog
 from md4_jax.training.step import TrainState, init_state, make_train_step
 from md4_jax.training.writers import NullWriter, Progress, Writer
 
-# Why a run stops besides signals, whose numbers are larger than it.
+# Reason to stop when the time budget is spent; the other reasons are signal numbers above 1.
 BUDGET = 1
 
 
 class Stop:
-    """Turns SIGTERM and Ctrl-C into a wish that the loop grants after the step it is in."""
+    """Records SIGTERM and Ctrl-C, so that the loop stops after the current step."""
 
     def __init__(self):
         self.signal: int | None = None
@@ -35,7 +35,7 @@ class Stop:
 
     def _note(self, number: int, frame: object) -> None:
         del frame
-        if self.signal is not None:  # asked twice: go at once
+        if self.signal is not None:  # second signal: stop at once
             self.release()
             signal.raise_signal(number)
         self.signal = number
@@ -52,12 +52,11 @@ def train(
     suite: Suite,
     begin: Callable[[Params], Params] | None = None,
 ) -> tuple[int, int | None]:
-    """Runs until num_steps, the budget or a signal; returns (step saved, signal or None).
+    """Trains until num_steps, the budget or a signal; returns (step saved, signal or None).
 
-    suite: the evaluators, of which those that are due run after a step.
-    begin: fresh parameters -> those of the first step; not called where there is a checkpoint.
-    UserError when too many non-finite steps follow one another or a checkpoint
-    cannot be saved; the earlier checkpoints stay as they are.
+    suite: evaluators, which run after the steps at which they are due. begin: maps fresh parameters
+    to those of the first step; not called if there is a checkpoint. UserError after too many
+    non-finite steps in a row, or if a checkpoint cannot be saved; earlier checkpoints stay.
     """
     primary = jax.process_index() == 0
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
@@ -82,7 +81,7 @@ def train(
     stop, began = Stop(), time.monotonic()
 
     def evaluate_if_due() -> None:
-        # Only the process that writes knows what is written.
+        # Only the process that writes knows which evaluations are done.
         names = [
             name
             for name in suite.due(step)
@@ -95,7 +94,7 @@ def train(
             log.evaluation(step, name, result, is_held_out=name == held_out)
 
     def why_stop() -> int:
-        """0, BUDGET or the number of a signal that any process was sent."""
+        """Returns 0, BUDGET or the number of a signal that any process received."""
         over = 0 < experiment.train.seconds <= time.monotonic() - began
         return max_over_processes(
             stop.signal or BUDGET * over, now=step % experiment.log.every == 0
@@ -103,7 +102,7 @@ def train(
 
     try:
         last = step >= experiment.train.num_steps
-        evaluate_if_due()  # a kill after the save may have come before it
+        evaluate_if_due()  # if the run was killed between a save and its evaluation
         while not last:
             batch = to_global(next(data), experiment.mesh)
             with jax.set_mesh(experiment.mesh):
@@ -136,7 +135,7 @@ def train(
         stop.release()
         writer.close()
         data.close()
-        # To close is to wait for the other processes, which may be gone.
+        # Closing waits for the other processes, which may have ended after an error.
         if jax.process_count() == 1 or sys.exc_info()[0] is None:
             checkpoints.close()
     return step, why or None
@@ -155,7 +154,7 @@ def _train_log(experiment: Experiment, writer: Writer, progress: Progress) -> Tr
 
 
 def _held_out(experiment: Experiment) -> str:
-    """The name of the evaluator whose bound is shown beside that of training, "" for none."""
+    """Returns the name of the evaluator shown beside the training bound, "" for none."""
     bounds = (
         name
         for name, e in experiment.evals.items()
@@ -165,7 +164,7 @@ def _held_out(experiment: Experiment) -> str:
 
 
 def abstract_state(experiment: Experiment) -> TrainState:
-    """The shapes of a state with their shardings, and nothing allocated."""
+    """Returns the shapes and shardings of a state, without allocating it."""
     shapes = jax.eval_shape(lambda: _init(experiment))
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
@@ -177,7 +176,7 @@ def abstract_state(experiment: Experiment) -> TrainState:
 def first_state(
     experiment: Experiment, checkpoints: Checkpoints, begin: Callable[[Params], Params] | None
 ) -> tuple[TrainState, dict | None]:
-    """The newest checkpoint's (state, host state), or a fresh state made in place on the mesh."""
+    """Returns (state, host state) of the newest checkpoint, or (fresh state, None)."""
     template = abstract_state(experiment)
     found = checkpoints.restore(template)
     if found is not None:
@@ -185,13 +184,13 @@ def first_state(
     state = fresh_state(experiment)
     if begin is not None:
         params = begin(state.params)
-        # Buffers of its own for each, since both are given away to be written over.
+        # Separate buffers, since the training step donates and overwrites both.
         state = state._replace(params=params, ema=jax.tree.map(jnp.copy, params))
     return state, None
 
 
 def fresh_state(experiment: Experiment) -> TrainState:
-    """The state before the first step, made in place on the mesh."""
+    """Makes the state before the first step, in place on the mesh."""
     shardings = jax.tree.map(lambda s: s.sharding, abstract_state(experiment))
     with jax.set_mesh(experiment.mesh):
         return jax.jit(lambda: _init(experiment), out_shardings=shardings)()

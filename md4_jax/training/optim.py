@@ -1,11 +1,10 @@
-"""Optimizers by their name in a config: learning rate, decay mask, clip, one optax chain."""
+"""Optimizers by their name in a config, each an optax chain with clip and learning rate."""
 
 import dataclasses
 import re
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -13,8 +12,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.sharding import path_name
 
 DECAYED = re.compile(r"kernel$")
-# Muon orthogonalises the matrices between hidden layers; embedding, head and
-# everything one-dimensional keep Adam.
+# Muon orthogonalises matrices of blocks. Embedding, head and vectors use Adam.
 HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
 SHAPES = ("cosine", "linear", "constant")
 PRECONDITIONING = ("frobenius", "aol")
@@ -24,7 +22,7 @@ PRECONDITIONING = ("frobenius", "aol")
 class LearningRate:
     """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates.
 
-    What a forward process learns has a rate and a weight decay of its own.
+    Parameters of the forward process have their own learning rate and weight decay.
     """
 
     decay: str = "cosine"
@@ -34,7 +32,7 @@ class LearningRate:
     process_weight_decay: float = 0.0
 
     def schedule(self, peak: float, num_steps: int) -> optax.Schedule:
-        """The learning rate as a function of the number of updates done."""
+        """Returns the learning rate as a function of the number of updates done."""
         if self.decay not in SHAPES:
             raise UserError(f"optim.decay must be one of {', '.join(SHAPES)}, not {self.decay!r}")
         if not 0 <= self.warmup_steps <= num_steps:
@@ -50,7 +48,7 @@ class LearningRate:
             "linear": optax.linear_schedule(peak, final, rest),
             "constant": optax.constant_schedule(peak),
         }[self.decay]
-        # Counted from one, so that the first update is not spent at rate zero.
+        # Counts from one, since a first update at rate zero would be wasted.
         warmup = optax.linear_schedule(
             peak / max(1, self.warmup_steps), peak, max(1, self.warmup_steps - 1)
         )
@@ -59,7 +57,7 @@ class LearningRate:
     def chain(
         self, network: optax.GradientTransformation, clip: float, num_steps: int
     ) -> optax.GradientTransformation:
-        """The clip over everything, `network` for its parameters, Adam for those of the process."""
+        """Chains the clip, then `network` for its parameters and Adam for the process's."""
         process = optax.adamw(
             self.schedule(self.process_learning_rate, num_steps),
             weight_decay=self.process_weight_decay,
@@ -70,7 +68,7 @@ class LearningRate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW(LearningRate):
-    """AdamW (arXiv:1711.05101) with a global-norm clip; weight decay on matrices alone."""
+    """AdamW (arXiv:1711.05101) with a global-norm clip and weight decay on matrices only."""
 
     learning_rate: float = 3e-4
     b1: float = 0.9
@@ -96,10 +94,10 @@ class AdamW(LearningRate):
 class Muon(LearningRate):
     """Muon (Jordan et al. 2024, optax.contrib) on the blocks' matrices, Adam on the rest.
 
-    learning_rate is Muon's, adam_learning_rate that of embedding, head and gains;
-    both follow the same warm-up and decay, and both have Nesterov momentum. ns_steps Newton-Schulz
-    iterations make an update nearly orthogonal, from a start that preconditioning says: of norm 1
-    (frobenius), or with its columns scaled so that fewer do (aol, arXiv:2512.04632).
+    learning_rate is Muon's, adam_learning_rate that of embedding, head and gains. Both have the
+    same warm-up and decay, and Nesterov momentum. ns_steps Newton-Schulz iterations make an update
+    nearly orthogonal. preconditioning scales the update before them: to norm 1 (frobenius), or by
+    columns, so that fewer iterations suffice (aol, arXiv:2512.04632).
     """
 
     learning_rate: float = 0.02
@@ -144,34 +142,22 @@ OPTIMIZERS = {
 
 
 def clipping(norm: float) -> optax.GradientTransformation:
-    """Gradients times min(1, norm / their global norm); norm 0 means none.
-
-    As optax.clip_by_global_norm, but for its division, which XLA does not repeat in each reader
-    of a gradient and so writes a second copy of all of them.
-    """
-
-    def update(grads: Params, state: optax.OptState, params: Params | None = None):
-        del params
-        factor = jnp.minimum(1.0, norm / optax.tree.norm(grads))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), state
-
-    if norm <= 0:
-        return optax.identity()
-    return optax.GradientTransformation(optax.init_empty_state, update)
+    """Scales gradients so that their global norm is at most `norm`; 0 leaves them as they are."""
+    return optax.clip_by_global_norm(norm) if norm > 0 else optax.identity()
 
 
 def by_part(params: Params) -> Params:
-    """'process' for what the forward process learns, 'network' for the rest."""
+    """Labels parameters of the forward process 'process' and the others 'network'."""
     return _by_path(params, lambda name: "process" if name.startswith("process") else "network")
 
 
 def decay_mask(params: Params) -> Params:
-    """True for the matrices of linear layers; embeddings, biases, gains and processes are not."""
+    """Marks the matrices of linear layers, not embeddings, biases, gains or processes."""
     return _by_path(params, lambda name: bool(DECAYED.search(name)))
 
 
 def hidden_matrices(params: Params) -> Params:
-    """Which axes Muon orthogonalises; None where Adam applies. Layer axes are batched over."""
+    """Returns the axes that Muon orthogonalises, None for Adam. Layer axes are batch axes."""
     numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
     return _by_path(params, lambda name: numbers if HIDDEN_MATRIX.search(name) else None)
 

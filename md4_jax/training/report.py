@@ -1,4 +1,4 @@
-"""The words and pictures around a run: what is about to be trained, results, where things are."""
+"""Text and picture around a run: what is about to be trained, and its results."""
 
 import json
 import math
@@ -18,7 +18,7 @@ EVALUATIONS = "evaluations.jsonl"
 
 
 def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
-    """Parameter count, mesh, batch and directory, before the first step."""
+    """Describes parameter count, mesh, batch, memory and directory before the first step."""
     params, leaves = state.params, jax.tree.leaves(state)
     held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
     network = sum(math.prod(x.shape) for x in jax.tree.leaves(params["network"]))
@@ -45,7 +45,7 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
 
 
 def picture(workdir: Place, levels: list[float]) -> str:
-    """Draws figures/loss.png anew from metrics.jsonl; its path, or why there is none."""
+    """Draws figures/loss.png from metrics.jsonl; returns its path, or why there is none."""
     path, log = workdir / "figures" / "loss.png", workdir / METRICS
     if not log.exists():
         return "none: nothing was logged, since there were fewer steps than log.every"
@@ -59,7 +59,7 @@ def keep(workdir: Place, result: dict[str, Any]) -> None:
 
 
 def as_json(numbers: dict[str, Any]) -> str:
-    """One line of JSON; what is not finite becomes null."""
+    """Writes one line of JSON; numbers that are not finite become null."""
     plain = {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()
     }

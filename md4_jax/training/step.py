@@ -1,4 +1,4 @@
-"""The training and the evaluation step: pure functions of state and batch, no I/O."""
+"""Training step, a pure function of state and batch without I/O."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 
 class TrainState(NamedTuple):
-    """All that a run carries from step to step.
+    """State that a run carries from step to step.
 
-    params and ema are {'network': ..., 'process': process}: the array leaves of
-    the process are learned like any parameter, and a fixed process has none.
+    params and ema are {'network': ..., 'process': process}. Array leaves of the process are learned
+    like other parameters; most processes have none.
     """
 
     step: Array
@@ -37,7 +37,7 @@ class TrainState(NamedTuple):
 def init_state(
     key: Array, network: Network, process: Any, optimizer: optax.GradientTransformation
 ) -> TrainState:
-    """The state before the first step; the moving average starts at the parameters."""
+    """Makes the state before the first step; the moving average starts at the parameters."""
     params = {"network": network.init(key), "process": process.init()}
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params)
@@ -50,13 +50,12 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     options: TrainOptions,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
-    """The update (state, global batch) -> (state, metrics), for one jit over a mesh.
+    """Makes the update (state, global batch) -> (state, metrics), for one jit over a mesh.
 
-    The gradient is that of the mean nats per counted token; microbatches are averaged in
-    one scan. A non-finite loss or gradient leaves parameters, optimizer and
-    moving average as they were and is counted. Metrics: nats (of L counted tokens, the mean
-    over sequences where all count), grad_norm, skipped, skipped_in_a_row and, as means over
-    sequences, the objective's own.
+    The gradient is that of the mean nats per counted token. If loss or gradient is not finite,
+    parameters, optimizer and moving average stay as they are, and the step is counted as skipped.
+    Metrics: nats (mean nats per counted token, times L), grad_norm, skipped, skipped_in_a_row, and
+    the objective's own as means over sequences.
     """
 
     def loss(params: Params, batch: Batch, u: Array, keys: Array):
@@ -70,10 +69,10 @@ def make_train_step(
         grads, metrics = accumulate(
             jax.grad(loss, has_aux=True), options.microbatches, state.params, (batch, u, keys)
         )
-        # Exactly 1 where all tokens count.
-        share = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
-        grads = jax.tree.map(lambda g: (g * share).astype(g.dtype), grads)
-        metrics["nats"] *= share
+        # Exactly 1 if all tokens count.
+        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
+        grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
+        metrics["nats"] *= scale
         norm = optax.tree.norm(grads)
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
         kept = _apply(optimizer, state, grads, good, options.ema)
@@ -94,13 +93,13 @@ def make_train_step(
 
 
 def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
-    """The mean of grad(params, *rows) over microbatches, in one scan."""
+    """Averages grad(params, *rows) over microbatches, in one scan."""
     if microbatches == 1:
         return grad(params, *rows)
 
     def split(x: Array) -> Array:
-        # Every m-th pair of rows, so that each device's rows stay with it, the strata stay
-        # spread and mirror images together.
+        # Every m-th pair of rows, so that rows stay on their device, times stay spread and
+        # antithetic pairs together.
         rows = x.shape[0] // microbatches
         pair = 2 if rows % 2 == 0 else 1
         parts = x.reshape(rows // pair, microbatches, pair, *x.shape[1:])
@@ -125,31 +124,23 @@ def _apply(
     good: Array,
     decay: float,
 ) -> TrainState:
-    """The update, or the state as it is where it is not good."""
+    """Applies the update, or keeps the state if the step is not good."""
 
     def chosen(new: Params, old: Params) -> Params:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = cpu_barrier(chosen(optax.apply_updates(state.params, updates), state.params))
+    params = chosen(optax.apply_updates(state.params, updates), state.params)
     ema = chosen(ema_update(state.ema, params, state.step, decay), state.ema)
     opt_state = chosen(opt_state, state.opt_state)
     return state._replace(params=params, ema=ema, opt_state=opt_state)
 
 
-def cpu_barrier(params: Params) -> Params:
-    """The same, on CPUs as they are in memory once all of their update is done.
-
-    XLA would compute the update again in each reader there and keep the old arrays for it;
-    elsewhere it makes one pass of update and readers, which must not be split.
-    """
-    return jax.lax.platform_dependent(
-        params, cpu=jax.lax.optimization_barrier, default=lambda params: params
-    )
-
-
 def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
-    """Moving average with decay min(decay, (1 + step) / (10 + step)): short runs can use it."""
+    """Updates the moving average with decay min(decay, (1 + step) / (10 + step)).
+
+    The smaller decay of early steps makes the average useful in short runs.
+    """
     step = step.astype(jnp.float32)
     rate = 1.0 - jnp.minimum(decay, (1.0 + step) / (10.0 + step))
     return jax.tree.map(lambda old, new: old + rate * (new - old), ema, params)

@@ -1,4 +1,4 @@
-"""Units, accumulators, writers and the progress line. The one place where nats are converted."""
+"""Writers of the metrics of a run, and its progress bar."""
 
 import json
 import math
@@ -13,15 +13,14 @@ from tqdm import tqdm
 
 from md4_jax.runtime.paths import Place, append, is_remote, replace
 
-# Seconds between two writes of a log in object storage, where each writes the whole file.
+# Seconds between writes of a log in object storage, since each write copies the whole file.
 OBJECT_PAUSE = 60.0
 
 
 class Writer:
-    """metrics.jsonl (a JSON object a line) and TensorBoard events of a run.
+    """Writer of metrics.jsonl, with a JSON object per line, and TensorBoard events.
 
-    Rows after `resume_step` are dropped at the start: they belong to steps that
-    are about to be run again from the checkpoint and will come out the same.
+    Rows after `resume_step` are dropped at the start, since these steps are about to run again.
     """
 
     def __init__(self, workdir: Place, *, resume_step: int):
@@ -41,7 +40,7 @@ class Writer:
         )
 
     def has(self, step: int, prefix: str) -> bool:
-        """Whether a number of that step is written whose name begins so."""
+        """Returns whether a number with this prefix has been written for the step."""
         return any(name.startswith(prefix) for name in self._names.get(step, ()))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -55,7 +54,7 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what waits; before a checkpoint, whose rows a resumed run does not make again."""
+        """Writes pending rows. Call it before a save: a resumed run does not make them again."""
         if self._pending:
             append(self._path, "".join(self._pending))
             self._events.flush()
@@ -86,9 +85,9 @@ class NullWriter:
 
 
 def read_rows(path: Place) -> list[dict]:
-    """The rows of a metrics.jsonl; a last line that a crash cut short is left out.
+    """Reads the rows of a metrics.jsonl, without a last line that a crash cut short.
 
-    Numbers that were written as eval_NAME, when there was one evaluator, are validation/NAME.
+    Numbers of old runs named eval_NAME become validation/NAME.
     """
     rows = []
     for line in path.read_text().splitlines():
@@ -101,14 +100,14 @@ def read_rows(path: Place) -> list[dict]:
 
 
 def _plain(value):
-    """A JSON value; float32 keeps its shortest exact decimal, non-finite becomes a string."""
+    """Converts to a JSON value; numbers that are not finite become strings."""
     if isinstance(value, (np.floating, float)) and not math.isfinite(value):
         return str(float(value))
     return value.item() if isinstance(value, np.generic) else value
 
 
 class Progress:
-    """A live line on a terminal, plain lines when piped, silence on other processes."""
+    """Progress bar on a terminal, plain lines when piped, nothing on other processes."""
 
     def __init__(self, total: int, done: int, *, enabled: bool, stream=None):
         self._stream = stream or sys.stderr
@@ -130,7 +129,7 @@ class Progress:
         self._bar.update(1)
 
     def show(self, step: int, text: str, steps_per_second: float) -> None:
-        """`text` beside the bar, or as a line with the time left."""
+        """Shows `text` beside the bar, or as a line with the remaining time."""
         if self._plain:
             seconds = int((self._total - step) / max(steps_per_second, 1e-9))
             left = f"{seconds // 60}:{seconds % 60:02d} left"
@@ -138,7 +137,7 @@ class Progress:
         self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, text: str) -> None:
-        """A line of its own that does not break the bar."""
+        """Prints a separate line without breaking the bar."""
         if self._live:
             self._bar.write(text, file=self._stream)
         elif self._plain:

@@ -15,7 +15,6 @@ from md4_jax.networks.blocks import block_diffusion_attention, tile
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion
-from md4_jax.objectives.head import capacity
 from md4_jax.objectives.md4 import MD4
 from md4_jax.perf.hlo import traffic
 from md4_jax.processes.masking import Masking
@@ -332,30 +331,6 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
     keys = exact.keys_for(0, 200)
     exactly, _ = BlockDiffusion(1)(*arguments, jnp.asarray(share, jnp.float32), keys)
     assert np.asarray(exactly).std() < 1e-6
-
-
-@pytest.mark.slow
-def test_the_room_for_the_head_is_hardly_ever_exceeded():
-    for block, draws in itertools.product((1, 4, 16), ("exact", "times")):
-        objective, process = BlockDiffusion(block, draws), Masking(5)
-        batch, most = exact.batch_of(np.zeros((8, 64))), 0
-        for seed in range(100):
-            half = np.random.default_rng(seed).random(4)
-            u = jnp.asarray(np.stack([half, 1 - half], axis=1).ravel(), jnp.float32)
-            spread = objective._spread(u, exact.keys_for(seed, 8), 64 // block)
-            z, _ = objective._masked(process, batch, spread, exact.keys_for(seed + 1, 8))
-            most = max(most, int(np.sum(z == 5)))
-        parts, is_exact = 64 // block, draws == "exact"
-        room = capacity(objective._expected, 8, 64, parts=parts, exact=is_exact)
-        assert most <= room and (room < 8 * 64 or block == 1)
-
-
-def test_an_odd_number_of_rows_has_room_for_its_blocks():
-    """One row of 4 blocks of 16 at its largest u: 40 masks of 64, and no partner with fewer."""
-    objective, u = BlockDiffusion(16), jnp.full((1, 4), 0.2499) + jnp.arange(4) / 4
-    z, _ = objective._masked(Masking(5), exact.batch_of(np.zeros((1, 64))), u, exact.keys_for(0, 1))
-    assert int(np.sum(z == 5)) == 4 + 8 + 12 + 16
-    assert 40 <= capacity(objective._expected, 1, 64, parts=4, exact=True) < 48
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def test_noise_is_what_says_nothing_of_x(name):
     if process.shows_clean:
         z = process.corrupt(exact.keys_for(0, 2), jnp.zeros((2, 8), jnp.int32), jnp.ones(2))
         assert process.is_noise(z).all()
-    assert 0.0 <= process.expected_noise() <= 1.0
     assert not bool(process.noise_left(jnp.float32(0.0)))
     assert bool(process.noise_left(jnp.float32(1.0)))
 
@@ -77,7 +76,7 @@ class Blackout:
 
     def __getattr__(self, name):
         allowed = {
-            *("corrupt", "prior", "is_noise", "expected_noise", "noise_left", "signal", "learned"),
+            *("corrupt", "prior", "is_noise", "noise_left", "signal", "learned"),
             *("init", "reveal_probability", "mask_each", "mask_exactly"),
         }
         if name not in allowed:

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax.objectives import head
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.radd import TDCE, LambdaDCE, constant, offset
 from md4_jax.objectives.score_entropy import ScoreEntropy
@@ -167,27 +166,3 @@ def test_the_ends_are_finite_in_float32_for_every_schedule(schedule, u):
             value, slope = jax.value_and_grad(loss)(jnp.asarray([0.3, -0.2, 0.1], dtype))
             assert value.dtype == jnp.float32 and jnp.isfinite(value)
             assert jnp.isfinite(slope.astype(jnp.float32)).all()
-
-
-def test_the_head_has_room_for_nearly_all_draws(monkeypatch):
-    """2,000 batches of mirrored lambdas: none has more masks than the head has rows."""
-    rows, length, seen = 8, 64, []
-    process, x = Masking(5), np.zeros((rows, length), np.int32)
-
-    def unembed(h):
-        seen.append(h.shape[:-1])
-        return h
-
-    monkeypatch.setattr(head, "LEAST_VOCABULARY", 1)
-    denoiser = exact.Denoiser(lambda z, t: jnp.zeros((*z.shape, 5)), unembed)
-    keys, u = exact.keys_for(0, rows), jnp.full(rows, 0.5)
-    jax.eval_shape(lambda: LambdaDCE()(denoiser, process, exact.batch_of(x), u, keys))
-    room = min(shape[1] for shape in seen if len(shape) == 2)
-    assert room < 0.7 * rows * length
-
-    def one(key):
-        half = jax.random.uniform(key, (rows // 2,))
-        share = jnp.stack([half, 1.0 - half], axis=1).reshape(rows)
-        return jnp.sum(process.mask_each(jax.random.split(key, rows), x, share) == 5)
-
-    assert jax.lax.map(one, jax.random.split(jax.random.key(0), 2000)).max() <= room
