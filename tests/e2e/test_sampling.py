@@ -203,7 +203,7 @@ def test_a_trace_is_drawn_beside_the_samples(sample):
     data = page_data(drawn.file)
     assert data["title"] == f"Sample 0 of {drawn.file.stem}: ancestral, md4"
     assert final_text(drawn.file) == drawn.texts[0].replace("\n", "↵")
-    assert data["given"] == list(range(6)) and max(data["steps"]) <= 8
+    assert data["prompt"] == list(range(6)) and max(data["steps"]) <= 8
     assert data["labels"][0] == "step 0: 0 of 10 tokens drawn"
     assert data["labels"][-1].endswith(": 10 of 10 tokens drawn")
     assert len(data["steps"]) == drawn.rows[0]["network_evaluations"] + 1
