@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from pixels import Pixels
 
 from md4_jax.config import inputs
 from md4_jax.data import domains
@@ -19,7 +20,6 @@ from md4_jax.data.domains import (
     same_symbols,
     stored_domain,
 )
-from md4_jax.data.names import name_of
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols, Tokenizer
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
@@ -46,27 +46,6 @@ class Upper(Tokenizer):
 
     def join(self, ids):
         return "".join(chr(ord("A") + i) for i in ids)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pixels:
-    """A domain of one's own that is not text."""
-
-    shape: tuple[int, ...]
-
-    vocab_size = 256
-    unit = "dimension"
-    labels = (0, 1, 2)
-
-    def to_json(self):
-        return json.dumps({"domain": name_of(Pixels), "shape": self.shape})
-
-    @classmethod
-    def from_json(cls, fields, load):
-        return cls(tuple(fields["shape"]))
-
-    def decode(self, row):
-        return np.asarray(row, np.uint8).reshape(self.shape)
 
 
 def load(name):
@@ -110,8 +89,8 @@ def test_a_domain_and_a_tokenizer_of_ones_own():
 
 def test_a_class_that_is_gone_is_named(workdir):
     """It is not the file that is damaged then."""
-    for domain in (TextDomain(Upper(), 5), Pixels((2, 2))):
-        text = domain.to_json().replace(__name__ + ":", "gone.module:")
+    for domain, module in ((TextDomain(Upper(), 5), __name__), (Pixels((2, 2)), Pixels.__module__)):
+        text = domain.to_json().replace(f"{module}:", "gone.module:")
         (workdir / DOMAIN_FILE).write_text(text)
         for how, reason in ((load, "there is no gone.module:"), (None, "only built-in names")):
             with pytest.raises(UserError, match="'gone.module:.*is not found") as caught:

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from pixels import Pixels
 
 from md4_jax.config import inputs, schema
 from md4_jax.data.corpus import Corpus
-from md4_jax.data.names import name_of
 from md4_jax.data.sequences import Rows
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
@@ -17,27 +17,6 @@ from md4_jax.runtime.paths import place
 
 SHAPE = (2, 2, 3)
 OPTIONS = DataOptions(length=math.prod(SHAPE))
-
-
-@dataclasses.dataclass(frozen=True)
-class Pixels:
-    """Images of 8 bits."""
-
-    shape: tuple[int, ...] = SHAPE
-
-    vocab_size = 256
-    unit = "dimension"
-    labels = (0, 1, 2)
-
-    def to_json(self):
-        return json.dumps({"domain": name_of(Pixels), "shape": self.shape})
-
-    @classmethod
-    def from_json(cls, fields, load):
-        return cls(tuple(fields["shape"]))
-
-    def decode(self, row):
-        return np.asarray(row, np.uint8).reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
