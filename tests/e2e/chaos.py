@@ -29,9 +29,8 @@ import runs  # noqa: E402
 
 from md4_jax.runtime.commit import commit  # noqa: E402
 
-EVAL_EVERY, STEPS, FARTHEST = 10, 120, 30
+EVAL_EVERY, FARTHEST = 10, 30
 SETTINGS = {
-    "train.num_steps": STEPS,
     "log.every": 1,
     "evals.validation.every": EVAL_EVERY,
     "evals.validation.limit": 512,
@@ -47,15 +46,16 @@ MESSAGES = ("error: ", "another task died")
 class Campaign:
     """What was done and what came of it, by (kind of run, what)."""
 
-    def __init__(self, directory: Path, seed: int, patience: float):
-        self.directory, self.patience = directory, patience
+    def __init__(self, directory: Path, steps: int, seed: int, patience: float):
+        self.directory, self.steps, self.patience = directory, steps, patience
         self.random = random.Random(seed)
         self.count: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         self.wrong: list[str] = []
         self.longest = 0.0
 
     def start(self, workdir: Path, processes: int = 1) -> list["Process"]:
-        words = [f"--config.{key}={value}" for key, value in SETTINGS.items()]
+        settings = {"train.num_steps": self.steps, **SETTINGS}
+        words = [f"--config.{key}={value}" for key, value in settings.items()]
         words = ["--config", ROOT / "tests/e2e/tiny.py", "--workdir", workdir, *words]
         port = runs.free_port()
         together = [
@@ -226,6 +226,7 @@ class Process:
 def environment(directory: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return kept | {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
         "JAX_PLATFORMS": "cpu",
         "MD4_JAX_CACHE": str(directory / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -274,6 +275,7 @@ def main() -> int:
     )
     parser.add_argument("--directory", type=Path, required=True, help="an empty or new one")
     parser.add_argument("--kills", type=int, default=60, help="a quarter of them of two processes")
+    parser.add_argument("--steps", type=int, default=120, help="of each run")
     parser.add_argument("--disks", type=int, default=4, help="how often the disk fills up")
     parser.add_argument("--damage", type=float, default=0.4, help="probability of a broken file")
     parser.add_argument("--patience", type=float, default=110.0, help="seconds")
@@ -284,7 +286,7 @@ def main() -> int:
     if any(directory.iterdir()):
         parser.error(f"{directory} is not empty")
     logging.getLogger("absl").setLevel(logging.ERROR)
-    campaign = Campaign(directory, flags.seed, flags.patience)
+    campaign = Campaign(directory, flags.steps, flags.seed, flags.patience)
     pairs = -(-flags.kills // 4)
     campaign.kills("one process", 1, flags.kills - pairs, flags.damage)
     campaign.kills("two processes", 2, pairs, flags.damage)

@@ -10,11 +10,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "kills, of_pairs, disks",
-    [(2, 1, 1), pytest.param(56, 14, 4, marks=pytest.mark.campaign)],
+    "kills, of_pairs, disks, steps",
+    [(2, 1, 1, 45), pytest.param(56, 14, 4, 120, marks=pytest.mark.campaign)],
 )
-def test_a_campaign(kills, of_pairs, disks, tiny, tmp_path):
-    words = ["--directory", tmp_path / "runs", "--kills", kills, "--disks", disks, "--seed", 1]
+def test_a_campaign(kills, of_pairs, disks, steps, tiny, tmp_path):
+    words = ["--directory", tmp_path / "runs", "--kills", kills, "--disks", disks]
+    words += ["--steps", steps, "--seed", 1]
     done = subprocess.run(
         [sys.executable, tiny.with_name("chaos.py"), *map(str, words)],
         capture_output=True, text=True, timeout=150 + 300 * kills,

@@ -1,4 +1,8 @@
-"""A run that is killed, and started again with the same command, ends as if nothing had been."""
+"""A run that is killed, and started again with the same command, ends as if nothing had been.
+
+Kills in the evaluation of step 20 are tried with object storage (test_object_storage.py), kills
+in the save of a step that is not the first by chaos.py.
+"""
 
 import re
 import shlex
@@ -109,7 +113,7 @@ def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, ref
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("step", [20, 30])
+@pytest.mark.parametrize("step", [pytest.param(20, marks=pytest.mark.campaign), 30])
 def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference, same_run):
     driver = tiny.with_name("driver.py")
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
@@ -120,7 +124,7 @@ def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("step", [7, 30])
+@pytest.mark.parametrize("step", [7, pytest.param(30, marks=pytest.mark.campaign)])
 def test_killed_in_a_save(step, tiny, tmp_path, start, program, reference, same_run):
     driver = tiny.with_name("driver.py")
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
