@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasForwardRates, RevealsMasks
-from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral, evaluated
@@ -83,18 +82,9 @@ class PredictorCorrector:
         return evaluated(chain, z, jnp.where(z == chain.z, chain.confidence, confidence))
 
     def _masks(self, denoiser, process: RevealsMasks, chain: Chain, s, h, keys) -> Chain:
-        take_keys, reveal_keys, token_keys = jnp.moveaxis(
-            jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
-        )
-        schedule, length = process.schedule, chain.z.shape[1]
-        alpha, noise = schedule.alpha(s), schedule.one_minus_alpha(s)
-        rate = -schedule.dalpha(s) / jnp.maximum(alpha * noise, jnp.finfo(jnp.float32).tiny)
+        alpha, noise = process.schedule.alpha(s), process.schedule.one_minus_alpha(s)
+        tiny = jnp.finfo(jnp.float32).tiny
+        rate = -process.schedule.dalpha(s) / jnp.maximum(alpha * noise, tiny)
         changed = -jnp.expm1(-h * rate)
-        masks = process.is_noise(chain.z)
-        taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < noise * changed)
-        chosen = masks & (uniforms(reveal_keys, length) < alpha * changed)
-        out = reveal.draw_where(denoiser, self.transform, chain, chosen, t=s, keys=token_keys)
-        return out._replace(
-            z=jnp.where(taken, process.mask_id, out.z),
-            confidence=jnp.where(taken, 0.0, out.confidence),
-        )
+        both = noise * changed, alpha * changed
+        return reveal.exchange(denoiser, self.transform, process, chain, both, t=s, keys=keys)

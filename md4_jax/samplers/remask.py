@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import Chain
@@ -76,20 +75,11 @@ class Remask:
         t: Array,
         keys: Array,
     ) -> Chain:
-        take_keys, reveal_keys, token_keys = jnp.moveaxis(
-            jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
-        )
         active = (t > self.until) & (t <= self.since)
         s, t = self.time(process, s), self.time(process, t)
-        masks, length = process.is_noise(chain.z), chain.z.shape[1]
         sigma = jnp.where(active, self.sigma(process, chain, s, t), 0.0)
-        taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < sigma)
-        chosen = masks & (uniforms(reveal_keys, length) < self._reveal(process, chain, sigma, s, t))
-        out = reveal.draw_where(denoiser, self.transform, chain, chosen, t=t, keys=token_keys)
-        return out._replace(
-            z=jnp.where(taken, process.mask_id, out.z),
-            confidence=jnp.where(taken, 0.0, out.confidence),
-        )
+        both = sigma, self._reveal(process, chain, sigma, s, t)
+        return reveal.exchange(denoiser, self.transform, process, chain, both, t=t, keys=keys)
 
     def time(self, process: RevealsMasks, t: Array) -> Array:
         """Maps a time t of the grid to the time of the process; t itself without the loop."""

@@ -1,5 +1,6 @@
 """Sampling by a reveal schedule, drawn before the network is called: docs/samplers.md."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Process
 from md4_jax.samplers.chain import (
     NEVER,
@@ -143,6 +145,35 @@ def draw_where(
         return with_capacity(length)()
     fits = jnp.max(jnp.sum(chosen, axis=1)) <= few
     return jax.lax.cond(fits, with_capacity(few), with_capacity(length))
+
+
+def exchange(
+    denoiser: Denoiser,
+    transform: Transform,
+    process: RevealsMasks,
+    chain: Chain,
+    probabilities: tuple[Array, Array],
+    *,
+    t: Array,
+    keys: Array,
+) -> Chain:
+    """Remasks tokens and reveals masks independently, with these two probabilities.
+
+    Each is [], [B, 1] or [B, L]. The network draws the revealed tokens at time t, and still sees
+    the remasked ones. Prompts stay.
+    """
+    remasked, revealed = probabilities
+    take_keys, reveal_keys, token_keys = jnp.moveaxis(
+        jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
+    )
+    masks, length = process.is_noise(chain.z), chain.z.shape[1]
+    taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < remasked)
+    chosen = masks & (uniforms(reveal_keys, length) < revealed)
+    out = draw_where(denoiser, transform, chain, chosen, t=t, keys=token_keys)
+    return out._replace(
+        z=jnp.where(taken, process.mask_id, out.z),
+        confidence=jnp.where(taken, 0.0, out.confidence),
+    )
 
 
 def independent_schedule(

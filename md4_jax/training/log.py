@@ -2,17 +2,33 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from md4_jax.evals.context import numbers_of
 from md4_jax.evals.metrics import bits
 from md4_jax.protocols import Array, UserError
+from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.training.writers import Progress, Writer
 
 COUNTERS = ("skipped", "skipped_in_a_row")
+
+
+class LogSettings(NamedTuple):
+    """Settings of a log.
+
+    every: steps of a window. batch_shape: (sequences, tokens). is_bound: whether the training loss
+    is a bound. learning_rate: step -> rate. held_out: the evaluator whose bound is shown beside it.
+    """
+
+    every: int
+    batch_shape: tuple[int, int]
+    is_bound: bool
+    learning_rate: Callable[[int], Array]
+    max_skipped_in_a_row: int
+    held_out: str = ""
 
 
 class TrainLog:
@@ -24,23 +40,10 @@ class TrainLog:
     step it is not a number.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        progress: Progress,
-        *,
-        every: int,
-        batch_shape: tuple[int, int],
-        is_bound: bool,
-        learning_rate: Callable[[int], Array],
-        max_skipped_in_a_row: int,
-    ):
-        self._writer, self._progress = writer, progress
-        self._every, self._batch_shape = every, batch_shape
-        self._is_bound, self._learning_rate = is_bound, learning_rate
-        self._max_skipped_in_a_row = max_skipped_in_a_row
+    def __init__(self, writer: Writer, progress: Progress, settings: LogSettings):
+        self._writer, self._progress, self._settings = writer, progress, settings
+        self._held_out_text = ""
         self._pending: tuple[int, dict] | None = None
-        self._held_out = ""
         self._sums: dict[str, float] = {}
         self._squares, self._count = 0.0, 0
         self._clock: tuple[float, int] | None = None
@@ -75,23 +78,23 @@ class TrainLog:
                 self._sums[name] = self._sums.get(name, 0.0) + float(host[name])
             self._squares += float(host["nats"]) ** 2
             self._count += 1
-        if step % self._every == 0:
+        if step % self._settings.every == 0:
             self._line(step, int(host["skipped"]))
             self._sums, self._squares, self._count = {}, 0.0, 0
 
     def _check_finite(self, step: int, streak: int) -> None:
         if streak == 1:
             self._progress.say(f"step {step} skipped: non-finite loss or gradient")
-        if streak >= self._max_skipped_in_a_row:
+        if streak >= self._settings.max_skipped_in_a_row:
             raise UserError(
                 f"{streak} steps in a row had a non-finite loss or gradient "
-                f"(train.max_skipped_in_a_row={self._max_skipped_in_a_row}). They updated no "
-                "parameters and the last checkpoint is intact; try a lower "
+                f"(train.max_skipped_in_a_row={self._settings.max_skipped_in_a_row}). They updated "
+                "no parameters and the last checkpoint is intact; try a lower "
                 "optim.learning_rate or a longer optim.warmup_steps"
             )
 
     def _line(self, step: int, skipped: int) -> None:
-        size, length = self._batch_shape
+        size, length = self._settings.batch_shape
         means = {name: total / max(1, self._count) for name, total in self._sums.items()}
         nats = means.pop("nats", math.nan)
         loss, error = bits(nats) / length, bits(self._error(nats)) / length
@@ -99,19 +102,19 @@ class TrainLog:
         rate = (step - self._clock[1]) / max(now - self._clock[0], 1e-9)
         self._clock = (now, step)
         # A loss that is no bound has another name, here and in the picture.
-        name = "train_bits_per_token" if self._is_bound else "train_loss_bits"
+        name = "train_bits_per_token" if self._settings.is_bound else "train_loss_bits"
         numbers = {
             name: loss,
             f"{name}_se": error,
             **means,
-            "learning_rate": float(self._learning_rate(step - 1)),
+            "learning_rate": float(self._settings.learning_rate(step - 1)),
             "skipped": skipped,
             "tokens_per_second": rate * size * length,
         }
         self._writer.write(step, numbers)
-        kind = "bound" if self._is_bound else "training loss"
+        kind = "bound" if self._settings.is_bound else "training loss"
         text = (
-            f"{kind} {loss:.3f}{_plus_minus(error)} bits/token{self._held_out}, "
+            f"{kind} {loss:.3f}{_plus_minus(error)} bits/token{self._held_out_text}, "
             f"{rate * size * length:,.0f} tokens/s" + (f", {skipped} skipped" if skipped else "")
         )
         self._progress.show(step, text, rate)
@@ -123,19 +126,26 @@ class TrainLog:
         spread = self._squares - self._count * mean**2
         return math.sqrt(max(spread, 0.0) / (self._count - 1) / self._count)
 
-    def evaluation(
-        self, step: int, name: str, result: Mapping[str, Any], *, is_held_out: bool = False
-    ) -> None:
+    def missing(self, step: int, names: Iterable[str]) -> list[str]:
+        """Returns the evaluators of `names` that no process has logged at this step."""
+        # Only the process that writes knows.
+        return [n for n in names if not max_over_processes(int(self._writer.has(step, f"{n}/")))]
+
+    def say(self, text: str) -> None:
+        """Prints a line above the progress line."""
+        self._progress.say(text)
+
+    def evaluation(self, step: int, name: str, result: Mapping[str, Any]) -> None:
         """Writes the numbers of an evaluator, each as 'NAME/key'.
 
-        is_held_out: later lines show this bound beside the training bound, but not beside a
-        training-only loss, which is another quantity.
+        Later lines show the bound of the evaluator `held_out` beside the training bound, but not
+        beside a training-only loss, which is another quantity.
         """
         numbers = numbers_of(result)
         self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
-        if is_held_out and self._is_bound:
+        if name == self._settings.held_out and self._settings.is_bound:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
-            self._held_out = f" (held out {value:.3f}{_plus_minus(error)})"
+            self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"
         self._clock = (time.monotonic(), step)
 
 

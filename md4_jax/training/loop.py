@@ -18,7 +18,7 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
 from md4_jax.training import report
 from md4_jax.training.checkpoint import Checkpoints
-from md4_jax.training.log import TrainLog
+from md4_jax.training.log import LogSettings, TrainLog
 from md4_jax.training.step import TrainState, init_state, make_train_step
 from md4_jax.training.writers import NullWriter, Progress, Writer
 
@@ -70,7 +70,7 @@ def train(
         print(report.start(experiment, state, workdir, step), flush=True)
     writer = Writer(workdir, resume_step=step) if primary else NullWriter()
     progress = Progress(experiment.train.num_steps, step, enabled=primary)
-    log, held_out = _train_log(experiment, writer, progress), _held_out(experiment)
+    log = TrainLog(writer, progress, _log_settings(experiment))
     if host is not None:
         data.set_state(host["data"])
         log.set_state(host["log"])
@@ -80,29 +80,10 @@ def train(
     step_fn = jit(step_fn, experiment.mesh, donate_argnums=0)
     stop, began = Stop(), time.monotonic()
 
-    def evaluate_if_due() -> None:
-        # Only the process that writes knows which evaluations are done.
-        names = [
-            name
-            for name in suite.due(step)
-            if not max_over_processes(int(writer.has(step, f"{name}/")))
-        ]
-        if names:
-            log.flush()
-        say = lambda text: progress.say(f"step {step}  {text}")  # noqa: E731
-        for name, result in suite.run(names, state.ema, step, say):
-            log.evaluation(step, name, result, is_held_out=name == held_out)
-
-    def why_stop() -> int:
-        """Returns 0, BUDGET or the number of a signal that any process received."""
-        over = 0 < experiment.train.seconds <= time.monotonic() - began
-        return max_over_processes(
-            stop.signal or BUDGET * over, now=step % experiment.log.every == 0
-        )
-
     try:
         last = step >= experiment.train.num_steps
-        evaluate_if_due()  # if the run was killed between a save and its evaluation
+        # If the run was killed between a save and its evaluation.
+        _evaluate_if_due(suite, log, state, step)
         while not last:
             batch = to_global(next(data), experiment.mesh)
             with jax.set_mesh(experiment.mesh):
@@ -112,7 +93,7 @@ def train(
             progress.advance()
             if step % experiment.log.every == 0:
                 checkpoints.check()
-            why = why_stop()
+            why = _why_stop(experiment, stop, began, step)
             last = step >= experiment.train.num_steps or why > 0
             if last or step % experiment.checkpoint.every == 0:
                 log.flush()
@@ -120,7 +101,7 @@ def train(
                 position = {"data": data.get_state(), "log": log.state(), "text": text}
                 checkpoints.save(step, state, position)
             if max(why, max_over_processes(stop.signal or 0, now=False)) <= BUDGET:
-                evaluate_if_due()
+                _evaluate_if_due(suite, log, state, step)
         checkpoints.wait()
         why = max_over_processes(stop.signal or 0)
         if step < experiment.train.num_steps and not why:
@@ -141,15 +122,29 @@ def train(
     return step, why or None
 
 
-def _train_log(experiment: Experiment, writer: Writer, progress: Progress) -> TrainLog:
-    return TrainLog(
-        writer,
-        progress,
+def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) -> None:
+    """Runs the evaluators that are due at this step and not in the log yet."""
+    names = log.missing(step, suite.due(step))
+    if names:
+        log.flush()
+    for name, result in suite.run(names, state.ema, step, lambda t: log.say(f"step {step}  {t}")):
+        log.evaluation(step, name, result)
+
+
+def _why_stop(experiment: Experiment, stop: Stop, began: float, step: int) -> int:
+    """Returns 0, BUDGET or the number of a signal that any process received."""
+    over = 0 < experiment.train.seconds <= time.monotonic() - began
+    return max_over_processes(stop.signal or BUDGET * over, now=step % experiment.log.every == 0)
+
+
+def _log_settings(experiment: Experiment) -> LogSettings:
+    return LogSettings(
         every=experiment.log.every,
         batch_shape=(experiment.train.batch_size, experiment.data.length),
         is_bound=experiment.objective.is_bound(experiment.process),
         learning_rate=experiment.learning_rate,
         max_skipped_in_a_row=experiment.train.max_skipped_in_a_row,
+        held_out=_held_out(experiment),
     )
 
 

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from md4_jax.training.log import TrainLog
+from md4_jax.training.log import LogSettings, TrainLog
 from md4_jax.training.writers import NullWriter, Progress
 
 pytestmark = pytest.mark.slow
@@ -166,15 +166,14 @@ def test_what_decides_how_often_may_change(copy, run, tiny, rows):
 
 def test_what_a_checkpoint_keeps_of_the_log_is_of_its_step():
     """Saving goes on while the next steps run; they must not reach what is being saved."""
-    log = TrainLog(
-        NullWriter(),
-        Progress(10, 0, enabled=False),
+    settings = LogSettings(
         every=10,
         batch_shape=(1, 1),
         is_bound=True,
         learning_rate=lambda step: 0.0,
         max_skipped_in_a_row=3,
     )
+    log = TrainLog(NullWriter(), Progress(10, 0, enabled=False), settings)
     metrics = {"nats": 1.0, "grad_norm": 1.0, "skipped": 0, "skipped_in_a_row": 0}
     log.add(1, metrics)
     log.flush()

@@ -15,7 +15,7 @@ from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import Cosine, Geometric, Linear, Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
-from md4_jax.samplers import jumps, orders, predictor_corrector
+from md4_jax.samplers import jumps, orders, predictor_corrector, reveal
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.chain import NEVER
 from md4_jax.samplers.jumps import Euler, TauLeaping
@@ -218,7 +218,7 @@ def test_t03_the_corrector_of_masks(monkeypatch, x64):
     z, mu = exact.sequences(4, 2), np.exp(exact.perfect_logits(exact.P_V3L2))
     alpha, process, chances = np.exp(-0.6), Masking(3, NoiseIsTime()), {}
     for h in (1e-7, 0.5):
-        monkeypatch.setattr(predictor_corrector, "uniforms", compared := Compared())
+        monkeypatch.setattr(reveal, "uniforms", compared := Compared())
         arguments = exact.chain_of(z), *scalars(0.6, h), exact.keys_for(0, 16)
         PredictorCorrector().correct(PERFECT, process, *arguments)
         chances[h] = compared.chances

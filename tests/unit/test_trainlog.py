@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from md4_jax.protocols import UserError
-from md4_jax.training.log import TrainLog
+from md4_jax.training.log import LogSettings, TrainLog
 
 
 class Paper:
@@ -25,16 +25,16 @@ class Paper:
         self.lines.append(text)
 
 
-def new_log(paper, *, is_bound=True, every=4):
-    return TrainLog(
-        paper,
-        paper,
+def new_log(paper, *, is_bound=True, every=4, held_out="validation"):
+    settings = LogSettings(
         every=every,
         batch_shape=(8, 16),
         is_bound=is_bound,
         learning_rate=lambda step: 0.1 * (step + 1),
         max_skipped_in_a_row=3,
+        held_out=held_out,
     )
+    return TrainLog(paper, paper, settings)
 
 
 def metrics(step, streak=0, skipped=0):
@@ -173,19 +173,21 @@ def test_what_an_evaluator_finds_is_written_under_its_name():
     paper = Paper()
     log = new_log(paper)
     log.add(1, metrics(1))
-    log.evaluation(4, "validation", HELD_OUT, is_held_out=True)
+    log.evaluation(4, "validation", HELD_OUT)
     numbers = [name for name in HELD_OUT if name != "split"]
     assert paper.rows == [{"step": 4} | {f"validation/{name}": HELD_OUT[name] for name in numbers}]
     run(log, range(2, 5))
     assert "(held out 2.250 +- 0.012)" in paper.lines[-1]
 
 
-@pytest.mark.parametrize("is_bound, is_held_out", [(False, True), (True, False), (False, False)])
-def test_two_numbers_of_different_kinds_do_not_stand_side_by_side(is_bound, is_held_out):
+@pytest.mark.parametrize(
+    "is_bound, held_out", [(False, "validation"), (True, "other"), (False, "")]
+)
+def test_two_numbers_of_different_kinds_do_not_stand_side_by_side(is_bound, held_out):
     """A training-only loss beside a bound, say, would be read as a gap between the two."""
     paper = Paper()
-    log = new_log(paper, is_bound=is_bound)
-    log.evaluation(0, "validation", HELD_OUT, is_held_out=is_held_out)
+    log = new_log(paper, is_bound=is_bound, held_out=held_out)
+    log.evaluation(0, "validation", HELD_OUT)
     run(log, range(1, 5))
     assert "held out" not in paper.lines[-1]
 
@@ -193,6 +195,6 @@ def test_two_numbers_of_different_kinds_do_not_stand_side_by_side(is_bound, is_h
 def test_a_held_out_bound_of_one_sequence_has_no_error():
     paper = Paper()
     log = new_log(paper)
-    log.evaluation(0, "validation", HELD_OUT | {"bits_per_token_se": math.nan}, is_held_out=True)
+    log.evaluation(0, "validation", HELD_OUT | {"bits_per_token_se": math.nan})
     run(log, range(1, 5))
     assert "(held out 2.250)" in paper.lines[-1]
