@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import radd_owt, sedd_owt
 from configs.families import FAMILIES
 from md4_jax.config import build, schema
 from md4_jax.config.load import flatten, load
@@ -19,9 +20,10 @@ from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
 CONFIGS = PACKAGE_ROOT / "configs"
-NO_CONFIG = ("__init__.py", "families.py", "networks.py")  # one has many, the others none
+NO_CONFIG = ("__init__.py", "networks.py", "families.py", "sedd_owt.py", "radd_owt.py")
 FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in NO_CONFIG)
-ALL = [*map(str, FILES), *(f"{CONFIGS / 'families.py'}:{name}" for name in FAMILIES)]
+MANY = {"families.py": FAMILIES, "sedd_owt.py": sedd_owt.FAMILIES, "radd_owt.py": radd_owt.FAMILIES}
+ALL = [*map(str, FILES), *(f"{CONFIGS / file}:{name}" for file in MANY for name in MANY[file])]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
 TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
 

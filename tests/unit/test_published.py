@@ -11,8 +11,12 @@ import pytest
 from configs import networks
 from md4_jax.networks import published
 from md4_jax.networks.transformer import Transformer
-from md4_jax.processes.schedules import LogLinear
+from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.score_entropy import ScoreEntropy
+from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Geometric, Linear, LogLinear
 from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Denoiser, batch_of
 
 safetensors = pytest.importorskip("safetensors.numpy")
 PEERS = Path(__file__).parents[3] / "shared" / "peers"
@@ -20,11 +24,11 @@ pytestmark = pytest.mark.skipif(not PEERS.exists(), reason="needs the instances 
 CLOSE = 1e-5
 SIZES = dict(vocab_size=11, size=32, depth=2, heads=2)
 DIT = SIZES | networks.DIT | dict(condition=16)
-MD4 = SIZES | networks.MD4 | dict(condition=16, hidden=96)
+REFERENCE = SIZES | networks.MD4 | dict(condition=16, hidden=96)
 # name: (options, converter)
 NETWORKS = {
-    "md4_text": (MD4, published.from_md4),
-    "md4_text_outside_embed": (dict(MD4, embedding=16), published.from_md4),
+    "md4_text": (REFERENCE, published.from_md4),
+    "md4_text_outside_embed": (dict(REFERENCE, embedding=16), published.from_md4),
     "md4_text_time_free": (
         dict(SIZES, hidden=96, **networks.MD4_TIME_FREE), published.from_md4,
     ),
@@ -114,3 +118,88 @@ def test_sedd_with_uniform_noise_gives_log_scores():
 
 def test_llada():
     close(ours("llada", None), np.asarray(peer("llada")[0]["outputs"])[..., :125])
+
+
+def denoiser_of(logits) -> Denoiser:
+    """Returns the denoiser that gives these logits at whatever it is asked."""
+    return Denoiser(lambda z, t: jnp.asarray(logits, jnp.float32), lambda h: h)
+
+
+def cross_entropies(logits: np.ndarray, z: np.ndarray, x: np.ndarray, mask: int) -> np.ndarray:
+    """Sum over masked positions of -log mu(x), in float64: [B]."""
+    top = logits.max(axis=-1, keepdims=True)
+    log_mu = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    each = -np.take_along_axis(log_mu, x[..., None], axis=-1)[..., 0]
+    return np.where(z == mask, each, 0.0).sum(axis=1)
+
+
+def clean_of(answers: dict, mask: int) -> np.ndarray:
+    """Returns the clean tokens; where the instance has none, symbols in turn under the masks."""
+    z = np.asarray(answers["z"])
+    symbols = np.broadcast_to(np.arange(z.shape[1]) % mask, z.shape)
+    return np.asarray(answers.get("clean", np.where(z == mask, symbols, z)))
+
+
+@pytest.mark.parametrize(
+    "name", ["md4_text", "md4_text_outside_embed", "md4_text_time_free", "radd", "mdlm", "llada"]
+)
+def test_the_loss_of_their_logits_is_that_of_md4(name):
+    """-alpha' / (1 - alpha) times the cross-entropy at masks (A4), which is 1 / t of each."""
+    answers, _ = peer(name)
+    symbols = NETWORKS[name][0]["vocab_size"]
+    key = "logits" if name == "radd" else "outputs"
+    logits = np.asarray(answers[key], np.float64)[..., :symbols]
+    z, x = np.asarray(answers["z"]), clean_of(answers, symbols)
+    t = np.asarray(answers.get("t") or [0.2, 0.5, 0.9])
+    for schedule in (Linear(), LogLinear(1e-3)):
+        process = Masking(symbols, schedule)
+        found = MD4().loss_at(
+            denoiser_of(logits), process, batch_of(x), jnp.asarray(z), jnp.float32(t)
+        )
+        expected = cross_entropies(logits, z, x, symbols) / t
+        assert (expected > 1).sum() > 1
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_the_loss_of_sedds_scores_with_masks():
+    """A10: sigma times the sum over masks of sum_j s_j - k log s_x + k (log k - 1)."""
+    answers, _ = peer("sedd_absorb")
+    z, x = np.asarray(answers["z"]), np.asarray(answers["clean"])
+    sigma = np.asarray(answers["sigma"], np.float64)
+    log_score = np.asarray(answers["outputs"], np.float64)[..., :11]
+    k = 1.0 / np.expm1(sigma)[:, None]
+    of_x = np.take_along_axis(log_score, x[..., None], axis=-1)[..., 0]
+    each = np.exp(log_score).sum(axis=-1) - k * of_x + k * (np.log(k) - 1.0)
+    process = Masking(11, LogLinear(1e-3), "sigma")
+    t = -np.expm1(-sigma) / (1.0 - 1e-3)
+    rate = (1.0 - 1e-3) / (1.0 - (1.0 - 1e-3) * t)
+    expected = rate * np.where(z == 11, each, 0.0).sum(axis=1)
+    # What the network gives before its outputs are scaled.
+    outputs = log_score + np.log(np.expm1(sigma) * 11)[:, None, None]
+    found = ScoreEntropy().loss_at(
+        denoiser_of(outputs), process, batch_of(x), jnp.asarray(z), jnp.float32(t)
+    )
+    assert (expected > 1).all()
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+def test_the_loss_of_sedds_scores_with_uniform_noise():
+    """A10 and S04, with the probabilities of the noise written out: r_y = q(y | x) / q(z | x)."""
+    answers, _ = peer("sedd_uniform")
+    z, x = np.asarray(answers["z"]), np.asarray(answers["clean"])
+    sigma = np.asarray(answers["sigma"], np.float64)
+    log_score = np.asarray(answers["outputs"], np.float64)
+    other = -np.expm1(-sigma)[:, None, None] / 11
+    law = np.where(np.arange(11) == x[..., None], np.exp(-sigma)[:, None, None] + other, other)
+    ratio = law / np.take_along_axis(law, z[..., None], axis=-1)
+    each = np.exp(log_score) - ratio * log_score + ratio * (np.log(ratio) - 1.0)
+    each = np.where(np.arange(11) == z[..., None], 0.0, each).sum(axis=(1, 2)) / 11
+    schedule = Geometric(1e-2, 20.0)
+    process = Uniform(11, schedule, "score", "sigma")
+    t = np.log(sigma / 1e-2) / np.log(20.0 / 1e-2)
+    expected = sigma * np.log(20.0 / 1e-2) * each
+    found = ScoreEntropy().loss_at(
+        denoiser_of(log_score), process, batch_of(x), jnp.asarray(z), jnp.float32(t)
+    )
+    assert (expected > 1).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
