@@ -46,7 +46,7 @@ CAGES = {
     "grain": {"data"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
-    "huggingface_hub": {"data"},
+    "pyarrow": {"data"},
     "ml_collections": {"config"},
     "tensorboardX": {"training"},
     "tqdm": {"training", "data"},
