@@ -22,7 +22,7 @@ def alone(path: pathlib.Path, work: str) -> Iterator[None]:
     ends, in whatever way, so that a lock of a dead process is never waited for.
     """
     check_made(path.parent)
-    with path.open("a+") as file:
+    with open(path, "a+") as file:
         is_told = False
         while not _taken(file):
             file.seek(0)

@@ -53,6 +53,7 @@ CAGES = {
     "matplotlib": {"generate"},
     "PIL": {"generate"},
     "etils": {"runtime"},
+    "fsspec": {"runtime"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
 }

@@ -5,17 +5,19 @@ import functools
 import glob
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from md4_jax.data import contents
 from md4_jax.data.labelled import Labelled
 from md4_jax.data.sources import formats
-from md4_jax.data.sources.formats import Document
+from md4_jax.data.sources.formats import Document, Part
 from md4_jax.data.sources.splits import bounds, check_split, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
 MIN_DOCUMENTS = 20
+LARGE_BYTES = 1 << 26  # from this on, tokens are kept in shards
+MOST_FACTS = 1000  # files whose hashes the manifest lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +48,42 @@ class TextFiles:
     validation: float = 0.05
     test: float = 0.05
 
+    title = "text"
+
     @property
     def warnings(self) -> tuple[str, ...]:
         return ()
+
+    @functools.cached_property
+    def is_large(self) -> bool:
+        """Returns whether it is worth to tokenise the text in parallel, by documents."""
+        return self._size >= LARGE_BYTES and self.has_documents
+
+    @functools.cached_property
+    def has_documents(self) -> bool:
+        """Returns whether there are enough documents, so that splits consist of whole ones."""
+        return len(list(itertools.islice(self._all(), MIN_DOCUMENTS))) == MIN_DOCUMENTS
+
+    def content(self) -> str:
+        """Returns a hash of the documents, however they are split."""
+        return digest("text", contents.of_texts(self._files), self.text_key)
+
+    def facts(self) -> list[list[str | int]]:
+        """Returns [name, SHA-256] of each file, as the manifest of shards lists them."""
+        return contents.facts_of(self._files) if len(self._files) <= MOST_FACTS else []
+
+    def sections(self) -> dict[str, list[Part]]:
+        """Returns the files of each section of the corpus, in order; here there is one."""
+        read = lambda path: lambda: formats.read(path, self.text_key)  # noqa: E731
+        return {"text": [Part(path.stat().length, read(path)) for path in self._files]}
+
+    def ranges(self, split: str, documents: Mapping[str, int]) -> list[tuple[str, int, int]]:
+        """Returns the documents of a split, as ranges (section, first, last plus one).
+
+        documents: their number in each section
+        """
+        amounts = {"validation": self.validation, "test": self.test}
+        return [("text", *bounds(documents.get("text", 0), split, unit="documents", **amounts))]
 
     def fingerprint(self) -> str:
         """Returns a hash of the files' names and contents, and of the arguments."""
@@ -82,6 +117,10 @@ class TextFiles:
     def _all(self) -> Iterator[Document]:
         for path in self._files:
             yield from formats.read(path, self.text_key, self.label_key)
+
+    @property
+    def _size(self) -> int:
+        return sum(path.stat().length for path in self._files)
 
     @functools.cached_property
     def _files(self) -> list[Place]:

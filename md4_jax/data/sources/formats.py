@@ -8,7 +8,7 @@ import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from md4_jax.protocols import UserError
@@ -47,6 +47,13 @@ class Document(NamedTuple):
         line = f", line {self.line}" if self.line else ""
         start = f", from character {self.start} on" if self.start else ""
         return f"{self.path}{member}{line}{start}"
+
+
+class Part(NamedTuple):
+    """File of a corpus: its bytes, and a function that yields its documents."""
+
+    size: int
+    read: Callable[[], Iterator[Document]]
 
 
 def is_table(path: Place) -> bool:
