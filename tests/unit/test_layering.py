@@ -34,7 +34,9 @@ ALLOWED = {
     "perf": {
         "data", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
-    "modes": {"config", "data", "evals", "experiment", "perf", "runtime", "training"},
+    "modes": {
+        "config", "data", "evals", "experiment", "options", "perf", "runtime", "training",
+    },
     "main": {"config", "modes", "runtime"},
 }  # fmt: skip
 

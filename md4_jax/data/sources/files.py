@@ -124,10 +124,7 @@ class TextFiles:
 
     @functools.cached_property
     def _files(self) -> list[Place]:
-        patterns = (self.path,) if isinstance(self.path, str) else tuple(self.path)
-        found = sorted({path for pattern in patterns for path in _match(pattern)})
-        if not found:
-            raise UserError(f"data.path: no file matches {' or '.join(map(repr, patterns))}")
+        found = matching(self.path)
         for path in found:
             if self.label_key and not formats.is_table(path):
                 raise UserError(
@@ -135,6 +132,15 @@ class TextFiles:
                     f".jsonl.gz, or .parquet, and data.path has {path}"
                 )
         return found
+
+
+def matching(path: str | tuple[str, ...]) -> list[Place]:
+    """Returns the files that data.path means, sorted; UserError if there are none."""
+    patterns = (path,) if isinstance(path, str) else tuple(path)
+    found = sorted({file for pattern in patterns for file in _match(pattern)})
+    if not found:
+        raise UserError(f"data.path: no file matches {' or '.join(map(repr, patterns))}")
+    return found
 
 
 def _match(pattern: str) -> list[Place]:

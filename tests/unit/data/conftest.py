@@ -51,6 +51,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     files    {path: content}
     codes    {path: status of the refusal}
+    links    {path: Link header}
     cut      bytes of an answer after which the connection ends; 0: never
     asked    (path, Range header) of each request
     headers  of the last request
@@ -58,7 +59,8 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.codes, self.asked, self.cut, self.headers = {}, {}, [], 0, {}
+        self.files, self.codes, self.links = {}, {}, {}
+        self.asked, self.cut, self.headers = [], 0, {}
         self.tag = '"one"'
 
     @property
@@ -81,6 +83,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if goes_on else 200)
         self.send_header("Content-Length", str(len(content) - first))
         self.send_header("ETag", server.tag)
+        self.send_header("Link", server.links.get(self.path, ""))
         self.end_headers()
         self.wfile.write(content[first : first + server.cut] if server.cut else content[first:])
 

@@ -33,7 +33,7 @@ def write_lines(path, texts, key="text"):
 
 
 def test_the_registry():
-    assert set(SOURCES) == {"text8", "text", "tfds", "shakespeare"}
+    assert set(SOURCES) == {"text8", "text", "public", "tfds", "shakespeare"}
     for source in SOURCES.values():
         assert all(callable(getattr(source, name)) for name in ("documents", "fingerprint"))
 
