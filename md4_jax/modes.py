@@ -164,8 +164,10 @@ def prepare_mode(call: Call) -> int:
             sizes[label] = corpus_of(changes).sizes([split])[split]
     for name, size in sizes.items():
         _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
+    if corpus.shards():
+        _say(f"shards      {corpus.shards()}")
     facts = {name: size._asdict() for name, size in sizes.items()}
-    _say(report.as_json({**facts, "text": corpus.fingerprint()}))
+    _say(report.as_json({"sizes": facts, **corpus.fingerprint()}))
     return 0
 
 

@@ -54,6 +54,13 @@ class Corpus:
             return prepare.stream(self.source, self.domain.tokenizer, split, self.options.store)
         return packing.token_stream(self.source, self.domain.tokenizer, split)
 
+    def shards(self) -> str:
+        """Returns the directory of shards that hold the tokens; '' if there are none."""
+        if self._has_rows or not prepare.is_sharded(self.source, self.options.store):
+            return ""
+        store, tokenizer = self.options.store, self.domain.tokenizer
+        return str(prepare.prepared(self.source, tokenizer, store).folder)
+
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32} of the training split; UserError if processes have other data."""
         if self._has_rows:

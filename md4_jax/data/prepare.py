@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -194,7 +193,7 @@ class _Maker:
         texts = lambda batch: [document.text for document in batch.documents]  # noqa: E731
         bar = tqdm.tqdm(
             desc="tokenising", total=total, initial=before, unit="B", unit_scale=True,
-            file=sys.stdout, mininterval=1.0,
+            mininterval=1.0,
         )  # fmt: skip
         tokens, since = 0, time.monotonic()
         with bar:
