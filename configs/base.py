@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
                 # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
                 # log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
-                conditioning="time",  # time input of the network: time | alpha | sigma
+                conditioning="time",  # time input of the network: time | alpha | sigma | zero
             ),
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
@@ -51,8 +51,24 @@ def get_config() -> ConfigDict:
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
                 heads=12,
-                hidden=0,  # width of the gated feed-forward layer; 0: 8/3 of size
+                hidden=0,  # width of the feed-forward layer; 0: 8/3 of size, or 4 size with gelu
+                feed_forward="swiglu",  # swiglu | glu, gated by a sigmoid | gelu, not gated
+                kv_heads=0,  # heads of keys and values; 0: as many as of queries
+                embedding=0,  # width of the token vectors, before a linear layer; 0: size
                 time_conditioning=True,  # feed t by adaLN-zero; False: time-free
+                condition=0,  # width of the condition made of time and class; 0: size
+                time_embedding="plain",  # plain | md4 | dit
+                norm="rms",  # rms | layer
+                norm_parameters="auto",  # auto | scale | affine
+                norm_eps=1e-6,
+                rotary_base=10_000.0,
+                head_bias=True,
+                tied=False,  # the head uses the embedding's matrix
+                initial="lecun",  # initial values: lecun | depth_scaled | torch
+                dropout=0.0,  # share of the entries of both branches that training drops
+                dropout_shared=False,  # drop the same features at all positions
+                attention_dropout=0.0,
+                embedding_dropout=0.0,
                 qk_norm=False,  # normalise queries and keys
                 local_width=0,  # neighbours of a depthwise convolution before attention; 0: none
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
@@ -74,7 +90,8 @@ def get_config() -> ConfigDict:
                 b1=0.9,
                 b2=0.999,
                 eps=1e-8,  # added to the root of the second moment
-                weight_decay=0.0,  # on the matrices of linear layers only
+                weight_decay=0.0,
+                decayed="matrices",  # what it decays: matrices, of linear layers only | all
                 process_learning_rate=1e-2,  # for parameters of the forward process (GenMD4's w)
                 process_weight_decay=0.0,
                 clip=1.0,  # global norm of the gradient of nats per token; 0: none

@@ -1,15 +1,15 @@
-"""MD4-S on OpenWebText: 1024 GPT-2 tokens, 12 x 768, batch 512, 1M steps.
+"""MD4-S on OpenWebText (arXiv:2406.04329), as google-deepmind/md4: 165,857,344 parameters.
 
 The corpus is downloaded and tokenised once; `--mode prepare` does no more than that. Its last
 100,000 documents are the test split, as in the literature. For other text give data.path, files of
 any format that docs/data.md names, and data.test=0.05 if it is small.
 """
 
-from configs import base
+from configs import text8
 
 
 def get_config():
-    config = base.get_config()
+    config = text8.get_config()
     config.data = dict(
         name="public",
         dataset="openwebtext",
@@ -21,7 +21,7 @@ def get_config():
     )
     # path: a folder with GPT-2's encoder.json and vocab.bpe; None: download from the hub.
     config.tokenizer = dict(name="bpe", path=None, hub="gpt2")
-    config.network.dtype = "bfloat16"
-    config.optim.weight_decay = 0.03
-    config.sample.steps = 1000
+    config.network.update(embedding=0, dropout=0.02, attention_dropout=0.02, embedding_dropout=0.02)
+    config.optim.learning_rate = 3e-4
+    config.evals.validation.every = 10_000
     return config

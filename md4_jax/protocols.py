@@ -5,6 +5,7 @@ with a mask), D features. Losses are in nats per sequence, unreduced; `evals/met
 converts units. Any object with the attributes of a protocol satisfies it; none is a base class.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -215,6 +216,7 @@ class Network(NamedTuple):
     blockwise  its denoisers have `blocks`
     flops      (parameters, length, block) -> floating-point operations per token of one forward
                pass; block 0 outside of block diffusion. None: unknown
+    padding    number of entries of its parameters that stand for no symbol and are never used
     """
 
     init: Callable[[Array], Params]
@@ -223,6 +225,11 @@ class Network(NamedTuple):
     causal: bool = False
     blockwise: bool = False
     flops: Callable[[Params, int, int], float] | None = None
+    padding: int = 0
+
+    def size(self, params: Params) -> int:
+        """Returns the number of parameters (arrays or their shapes), without padding."""
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(params)) - self.padding
 
     def denoiser(
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None

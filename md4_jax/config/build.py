@@ -42,6 +42,8 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
     transform = options_from(Transform, config["sample"])
     check_transform(transform.temperature, transform.top_k, transform.top_p)
     process = build_section("process", config["process"], vocab_size=domain.vocab_size)
+    if getattr(process, "conditioning", "time") == "zero":
+        network = network._replace(time_free=True)
     objective = build_section("objective", config["objective"])
     experiment = Experiment(
         config=config,

@@ -31,8 +31,25 @@ OF_EVALUATORS = ("data", "objective")
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
     "data.windows": "grid",
+    "network.attention_dropout": 0.0,
     "network.classes": 0,
+    "network.condition": 0,
+    "network.dropout": 0.0,
+    "network.dropout_shared": False,
+    "network.embedding": 0,
+    "network.embedding_dropout": 0.0,
+    "network.feed_forward": "swiglu",
+    "network.head_bias": True,
+    "network.initial": "lecun",
+    "network.kv_heads": 0,
     "network.label_dropout": 0.0,
+    "network.norm": "rms",
+    "network.norm_eps": 1e-6,
+    "network.norm_parameters": "auto",
+    "network.rotary_base": 10_000.0,
+    "network.tied": False,
+    "network.time_embedding": "plain",
+    "optim.decayed": "matrices",
     "process.conditioning": "time",
 }
 # (section, its name, key, value) in older runs -> the value today.

@@ -15,6 +15,8 @@ from md4_jax.protocols import Array, UserError
 KERNELS = ("auto", "plain", "splash", "cudnn")
 # The cuDNN kernel needs head sizes that are multiples of 8 up to 128, and half precision.
 CUDNN_MULTIPLE, CUDNN_LARGEST = 8, 128
+# Of rotary positions: position p turns by p / BASE^(2 i / Dh).
+BASE = 10_000.0
 
 
 def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
@@ -48,25 +50,74 @@ def attend(
 ) -> Array:
     """Computes softmax(q k^T / sqrt(Dh)) v, [B, L, H, Dh], with the softmax in float32.
 
+    Keys and values may have fewer heads than queries; each then serves several (GQA).
+
     segments  int32 [B, L]: a token attends only to tokens of its own segment
     causal    a token attends only to itself and to tokens on its left
     index     int32 [B, P]: positions of the queries, if these are not all positions
     kernel    plain, the formula; splash, the TPU kernel, used for all queries and a length of
               whole tiles; cudnn, the kernel for NVIDIA GPUs
     """
+    heads = query_BxLxHxDh.shape[2]
+    key_BxLxHxDh, value_BxLxHxDh = shared(key_BxLxHxDh, heads), shared(value_BxLxHxDh, heads)
     if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):
         return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
     if kernel == "cudnn" and causal and segments is None and index is None:
         return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, None, causal=True)
+    mask = _visible(key_BxLxHxDh.shape[1], segments, index, causal=causal)
+    return attend_masked(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask, kernel)
+
+
+def _visible(
+    length: int, segments: Array | None, index: Array | None, *, causal: bool
+) -> Array | None:
+    """Marks the keys that each query sees, bool [B or 1, 1, Q, L]; None: all of them."""
     mask = None
     if segments is not None:
         asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)
         mask = (asking[:, :, None] == segments[:, None, :])[:, None]
     if causal:
-        asked = jnp.arange(key_BxLxHxDh.shape[1])[None] if index is None else index
-        left = (asked[:, :, None] >= jnp.arange(key_BxLxHxDh.shape[1]))[:, None]
+        asked = jnp.arange(length)[None] if index is None else index
+        left = (asked[:, :, None] >= jnp.arange(length))[:, None]
         mask = left if mask is None else mask & left
-    return attend_masked(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask, kernel)
+    return mask
+
+
+def shared(x_BxLxHxDh: Array, heads: int) -> Array:
+    """Repeats heads of keys or values, so that there are as many as queries have."""
+    own = x_BxLxHxDh.shape[2]
+    return x_BxLxHxDh if own == heads else jnp.repeat(x_BxLxHxDh, heads // own, axis=2)
+
+
+def attend_dropping(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    dropout: tuple[Array, float],
+    segments: Array | None = None,
+    causal: bool = False,
+    index: Array | None = None,
+) -> Array:
+    """Computes `attend` with dropout (keys [B], rate) of the softmax's weights, by the formula.
+
+    The draws of a query depend on its position and not on the positions that are asked for.
+    """
+    keys, rate = dropout
+    batch, asks, heads, _ = query.shape
+    key, value = shared(key, heads), shared(value, heads)
+    length = key.shape[1]
+    places = jnp.broadcast_to(jnp.arange(asks), (batch, asks)) if index is None else index
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, places)
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, (heads, length))))
+    factor = jnp.swapaxes(draw(keys), 1, 2) / (1.0 - rate)
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    scores = _product("bqhd,bkhd->bhqk", query, key)
+    mask = _visible(length, segments, index, causal=causal)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    weights = (jax.nn.softmax(scores, axis=-1) * factor).astype(value.dtype)
+    return _product("bhqk,bkhd->bqhd", weights, value).astype(value.dtype)
 
 
 def attend_masked(
@@ -146,7 +197,7 @@ def _angles(length: int, size: int, base: float) -> np.ndarray:
 
 
 def rotate(
-    x_BxLxHxDh: Array, index: Array | None = None, *, length: int = 0, base: float = 10_000.0
+    x_BxLxHxDh: Array, index: Array | None = None, *, length: int = 0, base: float = BASE
 ) -> Array:
     """Applies rotary position embeddings (arXiv:2104.09864) to the two halves, in float32.
 

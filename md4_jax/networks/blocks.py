@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.networks.attention import attend_masked, attend_where, rotate
+from md4_jax.networks.attention import BASE, attend_masked, attend_where, rotate, shared
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
 
@@ -38,7 +38,9 @@ class KVCache(NamedTuple):
         )
 
 
-def attend_cached(query: Array, own: tuple[Array, Array], cache: KVCache) -> Array:
+def attend_cached(
+    query: Array, own: tuple[Array, Array], cache: KVCache, *, base: float = BASE
+) -> Array:
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
 
     Position 0 is that of the oldest token of a full cache, so that positions stay below W + P.
@@ -52,8 +54,9 @@ def attend_cached(query: Array, own: tuple[Array, Array], cache: KVCache) -> Arr
     age = 1 + (cache.count - 1 - slot) % window
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
     seen = jnp.concatenate([age <= cache.count, jnp.ones(length, bool)])
-    query = rotate(query, places[:, window:], length=window + length)
-    keys = rotate(keys, places, length=window + length)
+    query = rotate(query, places[:, window:], length=window + length, base=base)
+    keys = rotate(keys, places, length=window + length, base=base)
+    keys, values = (shared(x, query.shape[2]) for x in (keys, values))
     return attend_where(query, keys, values, seen[None, None, None])
 
 
@@ -112,6 +115,7 @@ def block_diffusion_attention(
     block: int,
     segments: Array | None = None,
     kernel: str = "plain",
+    base: float = BASE,
 ) -> Array:
     """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves with the positions 0..L-1.
 
@@ -120,7 +124,8 @@ def block_diffusion_attention(
     takes both halves at once, the others take tiles.
     """
     length = key.shape[1] // 2
-    query, key = (_rotated_halves(x, length) for x in (query, key))
+    query, key = (_rotated_halves(x, length, base) for x in (query, key))
+    key, value = (shared(x, query.shape[2]) for x in (key, value))
     if kernel == "splash" and fits(length):
         both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
         return splash(query, key, value, both, block=block)
@@ -135,9 +140,9 @@ def block_diffusion_attention(
     return jnp.concatenate([out, attention(query[:, length:], clean, None)], axis=1)
 
 
-def _rotated_halves(x: Array, length: int) -> Array:
+def _rotated_halves(x: Array, length: int, base: float) -> Array:
     parts = jnp.split(x, x.shape[1] // length, axis=1)
-    return jnp.concatenate([rotate(part) for part in parts], axis=1)
+    return jnp.concatenate([rotate(part, base=base) for part in parts], axis=1)
 
 
 def tile(length: int, block: int) -> int:

@@ -8,19 +8,41 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import KERNELS, kernel_for
+from md4_jax.networks.attention import BASE, KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
-from md4_jax.networks.trunk import REMAT, TransformerModule
+from md4_jax.networks.condition import TIME_EMBEDDINGS
+from md4_jax.networks.dropout import DROPOUT, LABEL, folded, kept
+from md4_jax.networks.linear import INITIAL
+from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
+
+CHOICES = {
+    "attention": KERNELS,
+    "dtype": ("float32", "bfloat16"),
+    "feed_forward": ("swiglu", "glu", "gelu"),
+    "initial": INITIAL,
+    "norm": ("rms", "layer"),
+    "norm_parameters": ("auto", "scale", "affine"),
+    "output": ("categorical", "truncated_logistic"),
+    "remat": tuple(REMAT),
+    "time_embedding": tuple(TIME_EMBEDDINGS),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
     """Options of the transformer; `build()` makes the network.
 
-    hidden             width of the gated feed-forward layer; 0: 8/3 of size, rounded up to a
-                       multiple of 64
+    hidden             width of the feed-forward layer; 0: 8/3 of size, rounded up to a multiple of
+                       64, or 4 size with gelu
+    feed_forward       swiglu, gated by silu; glu, gated by a sigmoid, which is then the activation
+                       of the condition too; gelu, two layers with biases
+    kv_heads           heads of keys and values, each for several heads of queries; 0: as many
+    embedding          width of the token vectors, before a linear layer to size; 0: size
+    condition          width of the condition made of time and class; 0: size
+    time_embedding     plain; md4, with a first layer of four times the width; dit, with 256
+                       sinusoids of the time itself
     time_conditioning  feeds t by adaLN-zero; without it the network is time-free
     scan_blocks        compiles one block for all depths, so that compile time does not grow;
                        unrolled blocks are faster on CPUs
@@ -31,6 +53,14 @@ class Transformer:
                        truncated_logistic, a location and a scale
     attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
     classes            number of class labels, fed by adaLN like the time
+    norm               rms, or layer, which also subtracts the mean
+    norm_parameters    auto, a gain if there is no condition; scale, a gain; affine, gain and bias
+    head_bias, tied    bias of the head; whether its matrix is that of the embedding
+    initial            initial values: lecun; depth_scaled, with a variance of 2 / (depth in) in
+                       feed-forward layers; torch, PyTorch's uniform ones
+    dropout            share of entries of both branches of a block that training drops
+    dropout_shared     drops the same features at all positions of a sequence
+    attention_dropout, embedding_dropout  the same for softmax weights and embedded tokens
     label_dropout      probability of hiding a training sequence's label, so that the network
                        also learns without it
     """
@@ -40,7 +70,23 @@ class Transformer:
     depth: int = 12
     heads: int = 12
     hidden: int = 0
+    feed_forward: str = "swiglu"
+    kv_heads: int = 0
+    embedding: int = 0
+    condition: int = 0
     time_conditioning: bool = True
+    time_embedding: str = "plain"
+    norm: str = "rms"
+    norm_parameters: str = "auto"
+    norm_eps: float = 1e-6
+    rotary_base: float = BASE
+    head_bias: bool = True
+    tied: bool = False
+    initial: str = "lecun"
+    dropout: float = 0.0
+    dropout_shared: bool = False
+    attention_dropout: float = 0.0
+    embedding_dropout: float = 0.0
     qk_norm: bool = False
     local_width: int = 0
     scan_blocks: bool = True
@@ -58,22 +104,25 @@ class Transformer:
                 f"network.size={self.size} must be a multiple of twice network.heads={self.heads} "
                 "(rotary positions need an even head size)"
             )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise UserError(f"network.dtype must be float32 or bfloat16, not {self.dtype!r}")
-        if self.attention not in KERNELS:
+        for key, known in CHOICES.items():
+            if getattr(self, key) not in known:
+                names = f"{', '.join(known[:-1])} or {known[-1]}"
+                raise UserError(f"network.{key} must be {names}, not {getattr(self, key)!r}")
+        for key in ("dropout", "attention_dropout", "embedding_dropout", "label_dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError(f"network.{key} must lie in [0, 1), not {getattr(self, key)}")
+        for key in ("kv_heads", "embedding", "condition", "classes"):
+            if getattr(self, key) < 0:
+                raise UserError(f"network.{key} must not be negative, not {getattr(self, key)}")
+        if self.kv_heads and self.heads % self.kv_heads:
             raise UserError(
-                f"network.attention must be one of {', '.join(KERNELS)}, not {self.attention!r}"
+                f"network.kv_heads={self.kv_heads} must divide network.heads={self.heads}"
             )
-        if self.remat not in REMAT:
-            raise UserError(f"network.remat must be one of {', '.join(REMAT)}, not {self.remat!r}")
-        if self.output not in ("categorical", "truncated_logistic"):
+        if self.tied and (self.embedding or self.is_ordinal):
             raise UserError(
-                f"network.output must be categorical or truncated_logistic, not {self.output!r}"
+                "network.tied=True needs network.output=categorical and network.embedding=0, so "
+                "that the head can use the embedding's matrix"
             )
-        if self.classes < 0:
-            raise UserError(f"network.classes must not be negative, not {self.classes}")
-        if not 0 <= self.label_dropout < 1:
-            raise UserError(f"network.label_dropout must lie in [0, 1), not {self.label_dropout}")
         if self.is_ordinal and self.vocab_size < 2:
             raise UserError(
                 "network.output=truncated_logistic needs two symbols at least, "
@@ -88,8 +137,10 @@ class Transformer:
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
-        hidden = self.hidden or -(-8 * self.size // (3 * 64)) * 64
-        options = dataclasses.replace(self, attention=kernel, hidden=hidden)
+        gated = -(-8 * self.size // (3 * 64)) * 64
+        hidden = self.hidden or (4 * self.size if self.feed_forward == "gelu" else gated)
+        kv_heads = self.kv_heads or self.heads
+        options = dataclasses.replace(self, attention=kernel, hidden=hidden, kv_heads=kv_heads)
         module = TransformerModule(options)
         tokens = jnp.zeros((1, 2), jnp.int32)
 
@@ -100,7 +151,19 @@ class Transformer:
         blockwise = not self.causal and not self.local_width
         bind = Binding(options, module, blockwise)
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
-        return Network(init, bind, not self.time_conditioning, self.causal, blockwise, counted)
+        return Network(
+            init, bind, not self.time_conditioning, self.causal, blockwise, counted, self._padding()
+        )
+
+    def _padding(self) -> int:
+        """Returns the number of entries of embedding and head that stand for no symbol."""
+        symbols = self.vocab_size
+        of_embedding = rounded(symbols + 1) - symbols - 1
+        entries = of_embedding * (self.embedding or self.size)
+        if self.tied:
+            return entries + (of_embedding + 1) * self.head_bias
+        columns = 0 if self.is_ordinal else rounded(symbols) - symbols
+        return entries + columns * (self.size + self.head_bias)
 
 
 class Binding(NamedTuple):
@@ -114,7 +177,11 @@ class Binding(NamedTuple):
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
         """Returns the denoiser; UserError for a context that the network cannot use."""
-        told = self._context(dict(context or {}), keys)
+        # The keys also draw the noise of the forward process.
+        keys = None if keys is None else folded(keys, DROPOUT)
+        return self._bound(params, self._context(dict(context or {}), keys))
+
+    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
         module, variables = self.module, {"params": params}
 
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
@@ -125,7 +192,7 @@ class Binding(NamedTuple):
 
         def rebind(count: int) -> Denoiser:
             several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self(params, several)
+            return self._bound(params, several)
 
         blocks = self._blocks(variables, told) if self.blockwise else None
         return Denoiser(features, unembed, Accelerator(batch_groups(), features), blocks, rebind)
@@ -141,14 +208,20 @@ class Binding(NamedTuple):
                 "classes to train on them"
             )
         if "label" in context and keys is not None and o.label_dropout:
-            draws = jax.vmap(jax.random.uniform)(keys)
-            context["label"] = jnp.where(draws < o.label_dropout, o.classes, context["label"])
+            hidden = ~kept(folded(keys, LABEL), o.label_dropout, ())
+            context["label"] = jnp.where(hidden, o.classes, context["label"])
+        if keys is not None and (o.dropout or o.attention_dropout or o.embedding_dropout):
+            context["keys"] = keys
         return context
 
     def _blocks(self, variables: dict, told: dict[str, Array]) -> Blockwise:
-        o, label = self.options, told.get("label")
+        o, label, keys = self.options, told.get("label"), told.get("keys")
 
         def features(z: Array, t: Array, clean: Array, block: int, clean_t: Array | float = 0.0):
+            if keys is not None and o.attention_dropout:
+                raise UserError(
+                    f"network.attention_dropout={o.attention_dropout} must be 0 in block diffusion"
+                )
             length, more = z.shape[1], -z.shape[1] % block
             segments = told.get("segments")
             if more:
@@ -158,12 +231,12 @@ class Binding(NamedTuple):
                 z, clean = (jnp.pad(x, ((0, 0), (0, more))) for x in (z, clean))
             module = self.module.clone(block=block)
             h = module.apply(
-                variables, z, t, clean, clean_t, segments, label, method="block_features"
+                variables, z, t, clean, clean_t, segments, label, keys, method="block_features"
             )
             return h[:, :length]
 
         def empty_cache(rows: int, window: int) -> KVCache:
-            shape = (o.depth, rows, window, o.heads, o.size // o.heads)
+            shape = (o.depth, rows, window, o.kv_heads, o.size // o.heads)
             empty = jnp.zeros(shape, o.dtype)
             return KVCache(empty, empty, jnp.int32(0))
 

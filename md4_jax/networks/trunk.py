@@ -9,13 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.blocks import KVCache
-from md4_jax.networks.layers import (
-    Block,
-    Normalize,
-    TimeEmbedding,
-    modulation,
-    noisy_half,
-)
+from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding, modulation
+from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
+from md4_jax.networks.layers import Block, noisy_half, norm
+from md4_jax.networks.linear import Linear, embedding_init
 from md4_jax.networks.ordinal import TruncatedLogistic
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
@@ -41,6 +38,7 @@ class TransformerModule(nn.Module):
     options   those of `Transformer`
     segments  int32 [B, L]: a token sees only tokens of its own segment
     label     int32 [B]: a class in 0..classes-1, any other number for none
+    keys      [B]: for dropout; None: nothing is dropped
     """
 
     options: Any
@@ -49,45 +47,44 @@ class TransformerModule(nn.Module):
     def setup(self):
         o = self.options
         self.compute_dtype = jnp.dtype(o.dtype)
+        width, condition = o.embedding or o.size, o.condition or o.size
         self.embedding = self.param(
-            "embedding", nn.initializers.normal(1.0), (rounded(o.vocab_size + 1), o.size)
+            "embedding", embedding_init(o.initial, width), (rounded(o.vocab_size + 1), width)
         )
+        if o.embedding:
+            self.embedding_in = Linear(o.size, self.compute_dtype, bias=True, initial=o.initial)
         if o.time_conditioning:
-            self.time = TimeEmbedding(o.size, self.compute_dtype)
+            form = TIME_EMBEDDINGS[o.time_embedding]
+            self.time = TimeEmbedding(condition, form, self.compute_dtype, o.initial)
         if o.classes:
             table = nn.initializers.normal(1.0)
-            self.label_table = self.param("label_table", table, (o.classes + 1, o.size))
+            self.label_table = self.param("label_table", table, (o.classes + 1, condition))
         if self.is_conditioned:
-            self.final_modulation = FinalModulation(self.compute_dtype)
-        self.final_norm = Normalize(gain=not self.is_conditioned)
+            self.final_modulation = FinalModulation(self.compute_dtype, o.feed_forward == "glu")
+        self.final_norm = norm(o, conditioned=self.is_conditioned)
         if o.is_ordinal:
             self.head = TruncatedLogistic(o.vocab_size)
-        else:
+        elif not o.tied:
+            zeros, bias = nn.initializers.zeros, o.head_bias
             self.head = nn.Dense(
-                rounded(o.vocab_size),
-                kernel_init=nn.initializers.zeros,
-                dtype=self.compute_dtype,
-                use_bias=True,
+                rounded(o.vocab_size), kernel_init=zeros, dtype=self.compute_dtype, use_bias=bias
             )
+        elif o.head_bias:
+            rows = (rounded(o.vocab_size + 1),)
+            self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
         block = Block
         if o.remat != "none":
             block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
-        arguments = (
-            o.heads, o.hidden, o.qk_norm, o.local_width, o.causal, self.compute_dtype,
-            o.attention, self.block,
-        )  # fmt: skip
-        self.block_arguments = arguments
         if o.scan_blocks:
             self.blocks = nn.scan(
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
-                in_axes=nn.broadcast,
+                in_axes=(nn.broadcast, nn.broadcast, 0),
                 length=o.depth,
-            )(*arguments)
+            )(o, self.block)
         else:
-            lasts = [False] * (o.depth - 1) + [True]
-            self.blocks = [block(*arguments, last) for last in lasts]
+            self.blocks = [block(o, self.block, n == o.depth - 1) for n in range(o.depth)]
 
     @property
     def is_conditioned(self) -> bool:
@@ -103,13 +100,15 @@ class TransformerModule(nn.Module):
         t_B: Array,
         segments: Array | None = None,
         label: Array | None = None,
+        keys: Array | None = None,
         index: Array | None = None,
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
         The last block computes only keys and values for the other positions.
         """
-        return self._trunk(z_BxL, self._condition(t_B[:, None], label), segments, index)
+        condition = self._condition(t_B[:, None], label)
+        return self._trunk(self._embedded(z_BxL, keys), condition, segments, keys, index)
 
     def block_features(
         self,
@@ -119,15 +118,18 @@ class TransformerModule(nn.Module):
         clean_t: Array,
         segments: Array | None = None,
         label: Array | None = None,
+        keys: Array | None = None,
     ) -> Array:
         """Returns h [B, L, D] of z, where a block sees itself and the earlier blocks of clean.
 
-        t holds a time for each of the G = L / block blocks, and clean_t is the time of clean. One
-        pass of length 2 L reads both. Its last layer computes only keys and values for clean.
+        t holds a time for each of the G = L / block blocks, and clean_t is the time of clean, for
+        all or [B, 1]. One pass of length 2 L reads both. Its last layer computes only keys and
+        values for clean.
         """
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.full_like(t_BxG, clean_t)], axis=1)
-        return self._trunk(both_Bx2L, self._condition(times, label), segments, None)
+        x_Bx2LxD = self._embedded(both_Bx2L, keys)
+        return self._trunk(x_Bx2LxD, self._condition(times, label), segments, keys, None)
 
     def _condition(self, t_BxG: Array, label_B: Array | None) -> Array | None:
         """Embeds the time of each group, plus the class: [B, G, D]."""
@@ -141,34 +143,43 @@ class TransformerModule(nn.Module):
             row_BxD = self.label_table[jnp.where(known_B, label_B, o.classes)]
             row_Bx1xD = row_BxD.astype(self.compute_dtype)[:, None]
             if condition_BxGxD is None:
-                return jnp.broadcast_to(row_Bx1xD, (*t_BxG.shape, o.size))
+                return jnp.broadcast_to(row_Bx1xD, (*t_BxG.shape, row_Bx1xD.shape[-1]))
             condition_BxGxD = condition_BxGxD + row_Bx1xD
         return condition_BxGxD
 
     def _trunk(
         self,
-        z_BxL: Array,
+        x_BxLxD: Array,
         condition_BxGxD: Array | None,
         segments: Array | None,
+        keys: Array | None,
         index: Array | None,
     ) -> Array:
-        x_BxLxD = self._embedded(z_BxL)
+        each_DxB = layer_keys(keys, self.options.depth)
         if self.options.scan_blocks and (index is not None or self.block):
-            x_BxLxD = self._gathered(x_BxLxD, condition_BxGxD, segments, index)
+            x_BxLxD = self._gathered(x_BxLxD, (condition_BxGxD, segments), each_DxB, index)
         elif self.options.scan_blocks:
-            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments)
+            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments, each_DxB)
         else:
-            for block in self.blocks[:-1]:
-                x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments)
-            x_BxLxD, _ = self.blocks[-1](x_BxLxD, condition_BxGxD, segments, index)
+            for number, block in enumerate(self.blocks):
+                own = None if each_DxB is None else each_DxB[number]
+                asked = (index,) if number == self.options.depth - 1 else ()
+                x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments, own, *asked)
         if self.block and condition_BxGxD is not None:
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
 
-    def _embedded(self, z_BxL: Array) -> Array:
+    def _embedded(self, z_BxL: Array, keys: Array | None = None) -> Array:
+        o = self.options
         # Rows stay whole: otherwise devices would look up parts of rows and exchange them.
         table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
-        return constrain(table[z_BxL], BATCH_AXES, None, None)
+        x_BxLxD = constrain(table[z_BxL], BATCH_AXES, None, None)
+        if o.embedding:
+            x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, None, None)
+        if keys is not None and o.embedding_dropout:
+            keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxLxD.shape[1:])
+            x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)
+        return x_BxLxD
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)
@@ -186,7 +197,7 @@ class TransformerModule(nn.Module):
         if self.options.scan_blocks:
             x_BxPxD, appended = jax.lax.scan(
                 lambda x, layer: self._block(layer[0])(
-                    x, condition, None, None, KVCache(*layer[1], cache.count)
+                    x, condition, None, cache=KVCache(*layer[1], cache.count)
                 ),
                 x_BxPxD, (self.variables["params"]["blocks"], layers),
             )  # fmt: skip
@@ -194,35 +205,46 @@ class TransformerModule(nn.Module):
             found = []
             for number, block in enumerate(self.blocks):
                 own = KVCache(*(x[number] for x in layers), cache.count)
-                x_BxPxD, appended = block(x_BxPxD, condition, None, None, own)
+                x_BxPxD, appended = block(x_BxPxD, condition, None, cache=own)
                 found.append(appended)
             appended = jax.tree.map(lambda *x: jnp.stack(x), *found)
         return self._headed(x_BxPxD, condition), cache.append(*appended)
 
     def _gathered(
-        self, x_BxLxD: Array, condition: Array | None, segments: Array | None, index: Array | None
+        self, x_BxLxD: Array, around: tuple, keys_DxB: Array | None, index: Array | None
     ) -> Array:
-        """Scans all blocks but the last, which returns fewer positions than it is given."""
-        stacked = self.variables["params"]["blocks"]
+        """Scans all blocks but the last, which returns fewer positions than it is given.
+
+        around: the condition and the segments.
+        """
+        stacked = self.variables["params"]["blocks"], keys_DxB
         rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
 
-        def apply(x_BxLxD: Array, params) -> tuple[Array, None]:
-            return self._block(params)(x_BxLxD, condition, segments)
+        def apply(x_BxLxD: Array, layer) -> tuple[Array, None]:
+            params, keys = layer
+            return self._block(params)(x_BxLxD, *around, keys)
 
         if self.options.remat != "none":
             policy = REMAT[self.options.remat]
             apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
         x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest)
-        return self._block(last, last=True)(x_BxLxD, condition, segments, index)[0]
+        params, keys = last
+        return self._block(params, last=True)(x_BxLxD, *around, keys, index)[0]
 
     def _block(self, params, *, last: bool = False) -> Callable:
         """Returns a block with these parameters, outside of the scan."""
-        block = Block(*self.block_arguments, last, parent=None)
+        block = Block(self.options, self.block, last, parent=None)
         return functools.partial(block.apply, {"params": params})
 
     def unembed(self, h: Array) -> Array:
-        rows = h.reshape(-1, h.shape[-1])  # as in layers.Linear
-        logits = self.head(rows).astype(jnp.float32).reshape(*h.shape[:-1], -1)
+        rows = h.reshape(-1, h.shape[-1])  # as in linear.Linear
+        if self.options.tied:
+            logits = rows.astype(self.compute_dtype) @ self.embedding.astype(self.compute_dtype).T
+            if self.options.head_bias:
+                logits = logits + self.head_bias.astype(self.compute_dtype)
+        else:
+            logits = self.head(rows)
+        logits = logits.astype(jnp.float32).reshape(*h.shape[:-1], -1)
         return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
 
 
@@ -230,7 +252,8 @@ class FinalModulation(nn.Module):
     """Shift and scale before the head, initially zero."""
 
     dtype: jnp.dtype
+    sigmoid: bool
 
     @nn.compact
-    def __call__(self, condition_BxGxD: Array, shape: tuple[int, ...]) -> list[Array]:
-        return modulation(2, shape, condition_BxGxD, self.dtype)
+    def __call__(self, condition_BxGxC: Array, shape: tuple[int, ...]) -> list[Array]:
+        return modulation(2, shape, condition_BxGxC, self.dtype, self.sigmoid)

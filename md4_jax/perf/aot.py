@@ -97,10 +97,10 @@ def devices_of(topology: str) -> list:
 
 def sizes(experiment: Experiment) -> dict[str, int]:
     """Returns the network's parameters, depth and width, and the length of a sequence."""
-    leaves = jax.tree.leaves(abstract_state(experiment).params["network"])
+    params = abstract_state(experiment).params["network"]
     network = experiment.config["network"]
     return {
-        "parameters": sum(math.prod(leaf.shape) for leaf in leaves),
+        "parameters": experiment.network.size(params),
         "length": experiment.data.length,
         **{name: network[name] for name in ("depth", "size") if name in network},
     }

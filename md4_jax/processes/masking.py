@@ -22,8 +22,8 @@ class Masking(Scheduled):
     """Masking: each token becomes the mask V independently with probability 1 - alpha_t.
 
     MD4 (arXiv:2406.04329, eq. 1), D3PM-absorbing, SEDD-absorb, MDLM and RADD use this process.
-    Nothing is learned. conditioning: the time input of the network, `time` t, `alpha` alpha_t or
-    `sigma` -log alpha_t.
+    Nothing is learned. conditioning: the time input of the network, `time` t, `alpha` alpha_t,
+    `sigma` -log alpha_t or `zero` 0.
     """
 
     shows_clean: ClassVar[bool] = True

@@ -11,7 +11,8 @@ from md4_jax.protocols import Array, Schedule
 class Scheduled:
     """Defaults of a process in continuous time with a schedule and no mask; see `Process`.
 
-    conditioning: time input of the network, `time` t, `alpha` alpha_t or `sigma` -log alpha_t.
+    conditioning: time input of the network, `time` t, `alpha` alpha_t, `sigma` -log alpha_t or
+    `zero` 0.
     """
 
     timesteps: int | None = None

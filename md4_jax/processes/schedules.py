@@ -182,7 +182,7 @@ def time_rate(schedule: Schedule, t: Array) -> Array:
     return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
 
 
-CONDITIONINGS = ("time", "alpha", "sigma")
+CONDITIONINGS = ("time", "alpha", "sigma", "zero")
 
 
 def check_conditioning(conditioning: str) -> None:
@@ -194,12 +194,14 @@ def check_conditioning(conditioning: str) -> None:
 
 
 def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
-    """Returns the time input of the network, t, alpha_t or sigma_t = -log alpha_t, like t.
+    """Returns the time input of the network, t, alpha_t, sigma_t = -log alpha_t or 0, like t.
 
-    MD4 uses t, SEDD and MDLM sigma. sigma stays finite where alpha is 0.
+    MD4 uses t, SEDD and Duo sigma, MDLM 0. sigma stays finite where alpha is 0.
     """
     if conditioning == "time":
         return t
+    if conditioning == "zero":
+        return jnp.zeros_like(t)
     alpha = schedule.alpha(t)
     if conditioning == "alpha":
         return alpha

@@ -68,14 +68,22 @@ class LearningRate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW(LearningRate):
-    """AdamW (arXiv:1711.05101) with a global-norm clip and weight decay on matrices only."""
+    """AdamW (arXiv:1711.05101) with a global-norm clip.
+
+    decayed: weight decay is for `matrices` of linear layers, or for `all` parameters.
+    """
 
     learning_rate: float = 3e-4
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decayed: str = "matrices"
     clip: float = 1.0
+
+    def __post_init__(self):
+        if self.decayed not in ("matrices", "all"):
+            raise UserError(f"optim.decayed must be matrices or all, not {self.decayed!r}")
 
     def build(self, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
         rate = self.schedule(self.learning_rate, num_steps)
@@ -85,7 +93,7 @@ class AdamW(LearningRate):
             b2=self.b2,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            mask=decay_mask,
+            mask=decay_mask if self.decayed == "matrices" else None,
         )
         return self.chain(adamw, self.clip, num_steps), rate
 

@@ -21,7 +21,7 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
     """Describes parameter count, mesh, batch, memory and directory before the first step."""
     params, leaves = state.params, jax.tree.leaves(state)
     held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
-    network = sum(math.prod(x.shape) for x in jax.tree.leaves(params["network"]))
+    network = experiment.network.size(params["network"])
     learned = sum(math.prod(x.shape) for x in jax.tree.leaves(params["process"]))
     devices = experiment.mesh.devices
     axes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items())

@@ -14,6 +14,9 @@ WIDE = (
     "network.size=64",
     "network.heads=8",
     "network.hidden=64",
+    "network.dropout=0.1",
+    "network.attention_dropout=0.1",
+    "network.embedding_dropout=0.1",
     "train.num_steps=6",
 )
 OFTEN = (

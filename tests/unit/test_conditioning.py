@@ -1,4 +1,4 @@
-"""What a network is told of the time: process.conditioning = time, alpha or sigma."""
+"""What a network is told of the time: process.conditioning = time, alpha, sigma or zero."""
 
 import exact
 import jax
@@ -20,6 +20,7 @@ from md4_jax.protocols import Accelerator, Blockwise, Denoiser, Network, UserErr
 PROCESSES = [Masking, Uniform, Transition, Rates]
 # Of the linear schedule at t = 0, 0.3 and 0.8.
 TOLD = {"time": [0.0, 0.3, 0.8], "alpha": [1.0, 0.7, 0.2], "sigma": [0.0, 0.35667494, 1.6094379]}
+TOLD["zero"] = [0.0, 0.0, 0.0]
 T = jnp.asarray([0.0, 0.3, 0.8])
 
 
@@ -52,7 +53,7 @@ def test_sigma_is_the_exponent_of_the_geometric_schedule():
 
 @pytest.mark.parametrize("make", PROCESSES)
 def test_another_value_is_refused(make):
-    words = "process.conditioning must be one of time, alpha, sigma, not 'noise'"
+    words = "process.conditioning must be one of time, alpha, sigma, zero, not 'noise'"
     with pytest.raises(UserError, match=words):
         make(4, conditioning="noise")
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from md4_jax.config import command, schema
 from md4_jax.config import load as config
-from md4_jax.config import schema
 from md4_jax.config.schema import accepts
 from md4_jax.protocols import UserError
 from md4_jax.runtime import commit as commits
+from md4_jax.runtime import paths
 
 
 def sample_config():
@@ -280,6 +281,28 @@ def test_sections_that_a_run_does_not_have_yet(tmp_path):
     config.store(tmp_path, {k: v for k, v in asked.items() if k not in ("bench", "plan")})
     found = schema.load_config(None, {"plan.topology": "cpu:8"}, tmp_path)
     assert found == {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}}
+
+
+def test_what_a_run_has_stored_goes_before_defaults(tmp_path):
+    base = str(commits.PACKAGE_ROOT / "configs" / "base.py")
+    asked = schema.load_config(base, {"plan.topology": "cpu:8", "bench.windows": "9"})
+    config.store(tmp_path, asked)
+    assert schema.load_config(None, {}, tmp_path) == asked
+
+
+def test_another_source_keeps_the_keys_of_all_sources_alone():
+    data = {"name": "text", "path": "FILE", "test": 0.1, "length": 7}
+    assert schema.merged(data, {"path": "OTHER"}) == data | {"path": "OTHER"}
+    assert schema.merged(data, {"name": "shakespeare"}) == {"name": "shakespeare", "length": 7}
+
+
+@pytest.mark.parametrize("flags, is_said", [([], True), (["--config=c.py"], False)])
+def test_the_command_that_evaluates_again_names_what_holds_the_config(flags, is_said):
+    """Without --config that is the workdir of the run; training names its workdir in any case."""
+    for mode, expected in (("bench", is_said), ("train", True)):
+        parsed, _ = command.parse([*flags, f"--mode={mode}", "--workdir=/RUN"])
+        line = command.again(parsed, paths.place("/RUN"), {})
+        assert ("--workdir=/RUN" in line) is expected, line
 
 
 def test_neither_a_config_nor_a_run(tmp_path):

@@ -13,11 +13,11 @@ from md4_jax.data.domains import TextDomain
 from md4_jax.data.tokenizers import Characters
 from md4_jax.evals import likelihood
 from md4_jax.evals import report as eval_report
-from md4_jax.evals.likelihood import Estimator, LikelihoodBound
+from md4_jax.evals.likelihood import Estimator, LikelihoodBound, make_eval_step
 from md4_jax.generate.writers import write_samples
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Network, Prompt, UserError, batch_of
+from md4_jax.protocols import Denoiser, Network, Prompt, UserError, batch_of
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
@@ -55,16 +55,31 @@ def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):
     domain = types.SimpleNamespace(unit="token")
     experiment = types.SimpleNamespace(network=NETWORK, mesh=MESH, domain=domain)
     programs = {}
-    for options in (
-        dict(split="validation", limit=2),
-        dict(split="test", data={"path": "FILE"}, every=7),
-        dict(draws=2),
-        dict(seed=1),
+    for objective, options in (
+        ("md4", dict(split="validation", limit=2)),
+        ("md4", dict(split="test", data={"path": "FILE"}, every=7)),
+        ("md4", dict(draws=2)),
+        ("md4", dict(seed=1)),
+        ("any_order", dict(split="validation")),
     ):
-        bound = LikelihoodBound("md4", **options)
+        bound = LikelihoodBound(objective, **options)
         found = bound.of_batches(experiment, None, [batch([1, 3], [1, 1])] * 2, programs)
         assert found["sequences"] == (2 if "limit" in options else 4)
-    assert made == [("md4", 1, 0), ("md4", 2, 0), ("md4", 1, 1)]
+    assert made == [("md4", 1, 0), ("md4", 2, 0), ("md4", 1, 1), ("any_order", 1, 0)]
+
+
+def test_the_network_is_told_the_labels():
+    """Nats of a sequence that are its label."""
+    network = Network(
+        lambda key: {},
+        lambda params, context, keys: Denoiser(lambda z, t: context["label"], lambda h: h),
+        time_free=True,
+    )
+    objective = lambda denoiser, process, batch, u, keys: (denoiser(batch.tokens, u), {})  # noqa: E731
+    step = make_eval_step(network, objective, 2, seed=0)
+    labelled = batch([1, 3], [1, 1])._replace(context={"label": jnp.asarray([2.0, 5.0])})
+    nats = step({"network": {}, "process": Masking(9)}, labelled, jnp.int32(0))["nats"]
+    np.testing.assert_array_equal(nats, [[2.0, 5.0]] * 2)
 
 
 def test_all_batches_are_pooled_without_padding():

@@ -191,3 +191,10 @@ def test_progress_is_plain_when_piped_and_silent_elsewhere():
 def test_log_options():
     with pytest.raises(UserError, match="log.every must be at least 1, not 0"):
         LogOptions(every=0)
+
+
+def test_numbers_of_an_older_run_have_their_name_of_today(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "eval_nats": 1.5, "train_eval_x": 2}\n')
+    assert read_rows(tmp_path / "metrics.jsonl") == [
+        {"step": 3, "validation/nats": 1.5, "train_eval_x": 2}
+    ]

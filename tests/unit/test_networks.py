@@ -1,45 +1,24 @@
 """The networks: one function however it is compiled, time, segments, dtypes, positions."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from tiny_networks import SIZES, T, Z, built, logits, perturbed
 
+from configs import owt, owt_medium, text8
 from md4_jax.networks import NETWORKS
 from md4_jax.networks.attention import attend, rotate
-from md4_jax.networks.layers import LocalMixing, TimeEmbedding
+from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
+from md4_jax.networks.layers import LocalMixing
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import make_mesh, shardings_of
 
-SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
-Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])
-T = jnp.asarray([0.1, 0.6, 1.0])
 every_network = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
-
-
-def perturbed(params, scale=0.3):
-    """Noise on every leaf: at initialisation zeros hide most of the network."""
-    leaves, structure = jax.tree.flatten(params)
-    rng = np.random.default_rng(0)
-    noisy = [np.asarray(x + scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
-    return jax.tree.unflatten(structure, noisy)
-
-
-@functools.cache
-def built(make=Transformer, **options):
-    """(network, perturbed parameters)."""
-    network = make(**(SIZES | options)).build()
-    return network, perturbed(jax.jit(network.init)(jax.random.key(0)))
-
-
-def logits(network, params, z=Z, t=T, **context):
-    return jax.jit(lambda p, z, t, context: network.bind(p, context)(z, t))(params, z, t, context)
 
 
 def unrolled(params, depth=2):
@@ -109,7 +88,7 @@ def test_the_waves_of_time_are_those_of_thousandths():
     """The fastest of them is back after 2 pi thousandths, and its opposite after half of that;
     the slowest is 10,000 times slower."""
     t = jnp.asarray([0.1, 0.1 + 2e-3 * np.pi, 0.1 + 1e-3 * np.pi, 0.9])[:, None]
-    embedding, one = TimeEmbedding(8, jnp.float32), np.eye(8)
+    embedding, one = TimeEmbedding(8, TIME_EMBEDDINGS["plain"], jnp.float32, "lecun"), np.eye(8)
     shapes = embedding.init(jax.random.key(0), t)["params"]
     zero = jax.tree.map(jnp.zeros_like, shapes)
 
@@ -421,3 +400,52 @@ def test_output_and_gradients_of_attention_are_those_of_jax(case, dtype, rtol):
     for a, b in zip((got, *pull(slope)), (wanted, *other(slope)), strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         np.testing.assert_allclose(a, b, atol=rtol * np.abs(b).max())
+
+
+def test_grouped_heads_are_whole_heads_whose_keys_and_values_are_equal():
+    """4 query heads and 2 of keys and values: heads 0 and 1 share the first, 2 and 3 the second."""
+    grouped, params = built(heads=4, kv_heads=2)
+    whole, _ = built(heads=4)
+
+    def repeated(path, x):
+        if not {"key", "value"} & {part.key for part in path}:
+            return x
+        heads = x.reshape(*x.shape[:-1], 2, 4)
+        return jnp.repeat(heads, 2, axis=-2).reshape(*x.shape[:-1], 16)
+
+    copied = jax.tree_util.tree_map_with_path(repeated, params)
+    np.testing.assert_allclose(logits(grouped, params), logits(whole, copied), atol=1e-5)
+
+
+def test_a_tied_head_multiplies_by_the_embedding():
+    tied, params = built(tied=True)
+    free, other = built()
+    copied = {name: value for name, value in params.items() if name != "head_bias"}
+    rows = params["embedding"].shape[0]
+    copied["head"] = dict(kernel=params["embedding"].T, bias=params["head_bias"])
+    assert other["head"]["kernel"].shape == (16, rows)
+    np.testing.assert_allclose(logits(tied, params), logits(free, copied), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "module, symbols, count",
+    [(text8, 27, 88_734_272), (owt, 50257, 165_857_344), (owt_medium, 50257, 416_240_960)],
+    ids=["text8", "owt", "owt_medium"],
+)
+def test_the_reference_has_as_many_parameters(module, symbols, count):
+    options = module.get_config().network.to_dict()
+    del options["name"]
+    network = Transformer(vocab_size=symbols, **options).build()
+    assert network.size(jax.eval_shape(network.init, jax.random.key(0))) == count
+
+
+def test_padding_is_not_counted():
+    """5 symbols and the mask are 128 rows of width 16; all parameters of the table are 6 rows."""
+    for options in (dict(), dict(tied=True), dict(tied=True, head_bias=False), dict(embedding=8)):
+        network, params = built(**options)
+        table = params["embedding"]
+        of_head = params.get("head", {"bias": params.get("head_bias", np.zeros(0))})
+        others = sum(x.size for x in jax.tree.leaves(params)) - table.size
+        others -= sum(x.size for x in jax.tree.leaves(of_head))
+        used = 6 * table.shape[1] + sum(x[..., :5].size for x in jax.tree.leaves(of_head))
+        assert network.size(params) == others + used

@@ -104,6 +104,12 @@ def test_decay_is_on_the_matrices_of_linear_layers_alone():
     updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(ones), ones)
     np.testing.assert_allclose(updates["network"]["head"]["kernel"], -0.05, rtol=1e-6)
     assert (updates["network"]["embedding"] == 0).all()
+    every = AdamW(weight_decay=0.1, learning_rate=0.5, warmup_steps=0, decayed="all").build(10)[0]
+    updates, _ = jax.jit(every.update)(zero, every.init(ones), ones)
+    for leaf in jax.tree.leaves(updates["network"]):
+        np.testing.assert_allclose(leaf, -0.05, rtol=1e-6)
+    with pytest.raises(UserError, match="optim.decayed must be matrices or all, not 'some'"):
+        AdamW(decayed="some")
 
 
 @pytest.mark.parametrize(

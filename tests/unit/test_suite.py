@@ -112,6 +112,17 @@ def test_n_gram_models_stand_beside_a_bound_of_the_same_text_alone():
     assert ngrams.levels(result) == []
 
 
+def test_n_gram_models_are_fitted_to_the_training_split():
+    """Both symbols are equally frequent there: one bit each, whatever the test split has."""
+    corpus = Text(train=[0, 1] * 500, test=[1, 1, 1, 0] * 9)
+    experiment = types.SimpleNamespace(evals={}, domain=types.SimpleNamespace(vocab_size=2))
+    context = types.SimpleNamespace(
+        corpus=lambda changes: corpus, earlier={}, say=lambda text: None
+    )
+    found = NGramModels(order=1).run(experiment, None, context)
+    assert ngrams.levels(found)[0] == pytest.approx(1.0, abs=1e-3)
+
+
 def test_numbers_are_what_a_curve_can_be_drawn_of():
     assert numbers_of({"a": 1, "b": 2.5, "c": True, "d": "text", "e": None}) == {
         "a": 1, "b": 2.5, "c": True

@@ -1,11 +1,14 @@
 """Windows of steps: means, restarts, skipped steps and names."""
 
 import math
+import types
 
 import numpy as np
 import pytest
 
+from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.protocols import UserError
+from md4_jax.training import loop
 from md4_jax.training.log import LogSettings, TrainLog
 
 
@@ -198,3 +201,14 @@ def test_a_held_out_bound_of_one_sequence_has_no_error():
     log.evaluation(0, "validation", HELD_OUT | {"bits_per_token_se": math.nan})
     run(log, range(1, 5))
     assert "(held out 2.250)" in paper.lines[-1]
+
+
+def test_what_is_held_out_is_of_the_runs_own_data_and_measured_while_it_trains():
+    bounds = {
+        "last": LikelihoodBound(None),
+        "other": LikelihoodBound(None, every=2, data={"path": "FILE"}),
+        "mine": LikelihoodBound(None, every=2),
+    }
+    assert loop._held_out(types.SimpleNamespace(evals=bounds)) == "mine"
+    del bounds["mine"]
+    assert loop._held_out(types.SimpleNamespace(evals=bounds)) == ""

@@ -91,6 +91,34 @@ def test_a_window_sees_what_those_before_it_have_drawn(length, stride):
     assert not out.prompt_mask.any()
 
 
+def test_each_window_has_its_own_draws():
+    """Of equally likely symbols 64 texts have the same two in the next window by chance alone."""
+    equal = lambda z, t, **context: jnp.zeros((*z.shape, VOCABULARY))  # noqa: E731
+    tokens = drawn(free(8), features=equal, num=64, batch_size=64).tokens
+    pairs = [tokens[:, start : start + 2] for start in (2, 4, 6)]
+    for first, second in itertools.combinations(pairs, 2):
+        assert (first == second).all(axis=1).mean() < 0.3
+
+
+def test_each_sample_has_its_own_label_in_every_batch():
+    """The network is certain of the label: 5 samples in batches of 2."""
+    told = Network(
+        lambda key: {},
+        lambda params, context, keys: Denoiser(
+            lambda z, t: 50.0 * jnp.repeat(
+                jax.nn.one_hot(context["label"], VOCABULARY)[:, None], z.shape[1], axis=1
+            ),
+            lambda h: h,
+        ),
+        time_free=True,
+    )  # fmt: skip
+    sampler = make_sampler(told, sample, cosine(4), MESH)
+    labels = np.asarray([3, 0, 4, 1, 2], np.int32)
+    asked, step = SampleOptions(num=5, batch_size=2), AnyOrder("left_to_right")
+    out = draw_samples(sampler, PARAMS, step, asked, [free(3)], window=3, context={"label": labels})
+    np.testing.assert_array_equal(out.tokens, np.repeat(labels[:, None], 3, axis=1))
+
+
 def test_what_a_user_gives_stands_and_is_seen():
     tokens, given = np.zeros(9, np.int32), np.zeros(9, bool)
     tokens[[2, 7]], given[[2, 7]] = 4, True

@@ -100,6 +100,12 @@ def test_a_window_that_slides_counts_its_new_tokens():
     assert counted == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], []]
 
 
+def test_a_word_that_two_windows_share_counts_once():
+    data = Corpus(Letters("abc de fgh"), TextDomain(Bytes(), 4), DataOptions(4))
+    batches = data.eval_batches("test", batch_size=3, rows=[0, 1, 2])
+    assert sum(batch.text for batch in batches).sum(axis=0).tolist() == [10, 3]
+
+
 def test_documents_are_apart_only_where_asked():
     domain = TextDomain(Bytes(), 4)
     for apart, expected in ((True, {"segments": [[0, 0, 0, 1]]}), (False, {})):

@@ -75,6 +75,12 @@ def test_training_takes_rows_and_labels(source):
     assert seen == {(text[:LENGTH], label) for text, label in TEXTS}
 
 
+def test_a_row_may_be_longer_than_the_vocabulary(source):
+    """How many of its tokens count is kept beside them, as a number of the same type."""
+    data = corpus(source([("a" * 69_000, "pos"), ("b", "neg")], test=0), length=70_000)
+    assert evaluated(data, size=2).loss_mask.sum(axis=1).tolist() == [69_001, 2]
+
+
 def test_rows_are_tokenised_once(source, cache):
     data = corpus(source())
     first = data.fingerprint()

@@ -1,0 +1,36 @@
+"""Options of published networks, but for their sizes: config.network.update(networks.MD4)."""
+
+# google-deepmind/md4 on text. Its condition has 64 features, made of the time.
+MD4 = dict(
+    feed_forward="glu",
+    norm="layer",
+    norm_eps=1e-5,
+    time_embedding="md4",
+    condition=64,
+    head_bias=False,
+    initial="depth_scaled",
+    dropout_shared=True,
+)
+# Without the time it takes RMSNorm.
+MD4_TIME_FREE = dict(MD4, norm="rms", time_conditioning=False)
+# The DiT of SEDD, MDLM, Duo and BD3-LM.
+DIT = dict(
+    feed_forward="gelu",
+    norm="layer",
+    norm_eps=1e-5,
+    norm_parameters="scale",
+    time_embedding="dit",
+    condition=128,
+    initial="torch",
+)
+# RADD's has no time.
+RADD = dict(DIT, norm_parameters="affine", time_conditioning=False)
+# LLaDA (arXiv:2502.09992), a LLaMA that is not causal.
+LLADA = dict(
+    norm_eps=1e-5,
+    norm_parameters="scale",
+    head_bias=False,
+    rotary_base=500_000.0,
+    time_conditioning=False,
+    initial="torch",
+)

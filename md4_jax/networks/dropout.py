@@ -1,0 +1,31 @@
+"""Dropout with a key for each sequence, so that no mesh and no microbatch changes the draws."""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array
+
+# Folded into the keys of a training step, which also draw the noise of the forward process.
+DROPOUT, LABEL, EMBEDDING, LAYERS = 0x64726F70, 0, 1, 2
+
+
+def folded(keys: Array, number: Array | int) -> Array:
+    """Folds a number into each of the keys [B]."""
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+
+def layer_keys(keys: Array | None, depth: int) -> Array | None:
+    """Returns the keys of each layer, [depth, B]."""
+    if keys is None:
+        return None
+    return jax.vmap(lambda layer: folded(keys, LAYERS + layer))(jnp.arange(depth))
+
+
+def kept(keys: Array, rate: float, shape: tuple[int, ...]) -> Array:
+    """Draws which entries stay, for each sequence: bool [B, *shape]."""
+    return jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
+
+
+def scaled(x: Array, keep: Array, rate: float) -> Array:
+    """Sets dropped entries to 0 and divides the others by 1 - rate, which keeps the mean."""
+    return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)

@@ -1,0 +1,84 @@
+"""Linear layers, normalisation and their initial values."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array
+
+# How parameters start; `Transformer` says what each is for.
+INITIAL = ("lecun", "depth_scaled", "torch")
+
+
+def kernel_init(initial: str, scale: float = 1.0) -> nn.initializers.Initializer:
+    """Returns the initializer of a matrix [in, out]: truncated normal, or uniform as in PyTorch.
+
+    The variance is scale / in, or 1 / (3 in) in PyTorch.
+    """
+    if initial == "torch":
+        return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+    return nn.initializers.variance_scaling(scale, "fan_in", "truncated_normal")
+
+
+def embedding_init(initial: str, size: int) -> nn.initializers.Initializer:
+    """Returns the initializer of a table of vectors of this size."""
+    if initial == "torch":
+        return lambda key, shape: jax.random.uniform(
+            key, shape, minval=-(size**-0.5), maxval=size**-0.5
+        )
+    return nn.initializers.normal(size**-0.5 if initial == "depth_scaled" else 1.0)
+
+
+class Linear(nn.Module):
+    """Linear layer x W + b with float32 parameters, computed in dtype.
+
+    zeros: W and b start at zero; else as `initial` says, W with this scale.
+    """
+
+    size: int
+    dtype: jnp.dtype
+    zeros: bool = False
+    bias: bool = False
+    initial: str = "lecun"
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        fan_in = x.shape[-1]
+        init = nn.initializers.zeros if self.zeros else kernel_init(self.initial, self.scale)
+        kernel = self.param("kernel", init, (fan_in, self.size)).astype(self.dtype)
+        # One axis of all tokens: XLA transposes both factors for the gradient of a sum over two.
+        # 1.3 times the speed of a training step of size (a), 1.15 at width 768, on 2 CPU cores.
+        y = x.astype(self.dtype).reshape(-1, fan_in) @ kernel
+        if self.bias:
+            init = nn.initializers.zeros
+            if self.initial == "torch" and not self.zeros:
+                init = embedding_init("torch", fan_in)
+            y = y + self.param("bias", init, (self.size,)).astype(self.dtype)
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class Normalize(nn.Module):
+    """Normalisation by the root mean square, or by mean and variance; statistics are float32.
+
+    centred  subtracts the mean (LayerNorm); else RMSNorm
+    gain     multiplies by a parameter
+    bias     adds a parameter
+    """
+
+    gain: bool
+    centred: bool = False
+    bias: bool = False
+    eps: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        if self.centred:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        y = wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + self.eps)
+        if self.gain:
+            y = y * self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        if self.bias:
+            y = y + self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        return y.astype(x.dtype)

@@ -1,0 +1,32 @@
+"""Small transformers whose parameters are all far from zero."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.networks.transformer import Transformer
+
+SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
+Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])
+T = jnp.asarray([0.1, 0.6, 1.0])
+
+
+def perturbed(params, scale=0.3):
+    """Noise on every leaf: at initialisation zeros hide most of the network."""
+    leaves, structure = jax.tree.flatten(params)
+    rng = np.random.default_rng(0)
+    noisy = [np.asarray(x + scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
+    return jax.tree.unflatten(structure, noisy)
+
+
+@functools.cache
+def built(make=Transformer, **options):
+    """(network, perturbed parameters)."""
+    network = make(**(SIZES | options)).build()
+    return network, perturbed(jax.jit(network.init)(jax.random.key(0)))
+
+
+def logits(network, params, z=Z, t=T, **context):
+    return jax.jit(lambda p, z, t, context: network.bind(p, context)(z, t))(params, z, t, context)
