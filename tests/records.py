@@ -9,9 +9,9 @@ array_record = pytest.importorskip("array_record.python.array_record_module")
 NAMES = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
-def prepare(root, splits: dict[str, int], name="tiny"):
+def prepare(root, splits: dict[str, int], name="tiny", version="1.0.0"):
     """Writes a data set with that many examples in each split."""
-    folder = root / name / "1.0.0"
+    folder = root / name / version
     folder.mkdir(parents=True)
     features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": np.int64})
     infos = []

@@ -2,7 +2,6 @@
 
 import builtins
 import importlib.util
-import pathlib
 import sys
 
 import pytest
@@ -80,8 +79,8 @@ def test_with_tensorflow_it_is_prepared(tmp_path, monkeypatch):
         asked.append(file_format)
         if len(asked) == 1:
             raise OSError("no route to the files\nand more")
-        folder = pathlib.Path(prepare(tmp_path / "other", {"train": 60, "test": 2}, "lm1b"))
-        builder.info.read_from_directory(str(folder / "lm1b" / "1.0.0"))
+        prepare(tmp_path, {"train": 60, "test": 2}, "lm1b", str(builder.version))
+        builder.info.read_from_directory(builder.data_dir)
 
     find = importlib.util.find_spec
     there = lambda name, *rest: name == "tensorflow" or find(name, *rest)  # noqa: E731
