@@ -57,7 +57,7 @@ def test_an_archive_in_the_cache_is_prepared_and_trained_on(archive, run, tiny, 
 
 
 def test_a_prepared_set_of_tfds_is_trained_on(run, tiny, tmp_path):
-    root = prepare(tmp_path / "tfds", {"train": 300, "validation": 40, "test": 40}, "lm1b")
+    root = prepare(tmp_path / "tfds", {"train": 300, "validation": 40, "test": 40}, "lm1b", "1.1.0")
     words = ("--config", tiny, *BYTES, *data(name="tfds", dataset="lm1b", data_dir=root))
     ended = run(*words, "--mode", "prepare")
     assert ended.code == 0, ended
