@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
                 windows="grid",  # training sequences: grid, adjacent | every, at every offset
+                store="",  # directory of the tokens of large texts, gs:// too; '': the cache
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe

@@ -1,7 +1,8 @@
 """MD4-S on OpenWebText (arXiv:2406.04329), as google-deepmind/md4: 165,857,344 parameters.
 
-data.path is a glob of .jsonl files with lines {"text": ...}. The last 100,000 documents of the full
-set are the test split, as in the literature. For a small set give data.test=0.05.
+The corpus is downloaded and tokenised once; `--mode prepare` does no more than that. Its last
+100,000 documents are the test split, as in the literature. For other text give data.path, files of
+any format that docs/data.md names, and data.test=0.05 if it is small.
 """
 
 from configs import text8
@@ -10,8 +11,9 @@ from configs import text8
 def get_config():
     config = text8.get_config()
     config.data = dict(
-        name="text",
-        path="data/openwebtext/*.jsonl",
+        name="public",
+        dataset="openwebtext",
+        path=None,  # where the archive lies; None: in the cache directory, or download it
         length=1024,
         separate_documents=False,
         validation=0.001,

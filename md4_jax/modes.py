@@ -1,4 +1,4 @@
-"""Modes of the command line: train, eval, sample, plan and bench."""
+"""Modes of the command line: train, eval, sample, plan, bench and prepare."""
 
 import errno
 import logging
@@ -11,6 +11,7 @@ import jax
 from md4_jax.config import build, foreign, inputs, runs
 from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
+from md4_jax.config.schema import options_from
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.evals import report as eval_report
@@ -18,6 +19,7 @@ from md4_jax.evals.ngrams import levels
 from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment
+from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
 from md4_jax.perf.bench import RandomTokens, bench, table
 from md4_jax.protocols import UserError
@@ -146,12 +148,36 @@ def bench_mode(call: Call) -> int:
     return 0
 
 
+def prepare_mode(call: Call) -> int:
+    """Downloads and tokenises the data of a config; prints sizes, then the same as JSON."""
+    asked = call.config
+    domain, source = inputs.domain_and_source(asked, call.run)
+    corpus = Corpus(source, domain, options_from(DataOptions, asked["data"]))
+    for warning in source.warnings:
+        _say(f"warning: {warning}")
+    sizes, corpus_of = {}, inputs.corpora(asked, domain, corpus)
+    sizes["train"] = corpus.sizes(["train"])["train"]
+    for name, section in asked["evals"].items():
+        if split := section.get("split"):
+            changes = section.get("data", {})
+            label = f"{split} of evals.{name}" if changes else split
+            sizes[label] = corpus_of(changes).sizes([split])[split]
+    for name, size in sizes.items():
+        _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
+    if corpus.shards():
+        _say(f"shards      {corpus.shards()}")
+    facts = {name: size._asdict() for name, size in sizes.items()}
+    _say(report.as_json({"sizes": facts, **corpus.fingerprint()}))
+    return 0
+
+
 MODES = {
     "train": train_mode,
     "eval": eval_mode,
     "sample": sample_mode,
     "bench": bench_mode,
     "plan": plan_mode,
+    "prepare": prepare_mode,
 }
 
 
@@ -159,7 +185,7 @@ def run(mode: str, call: Call) -> int:
     """Runs a mode and returns the exit code; UserError if the disk is full."""
     if mode in ("train", *OF_A_RUN):  # plan and bench measure compilation
         keep_programs()
-    idle = "" if mode == "plan" else devices.warning()  # a plan needs no device
+    idle = "" if mode in ("plan", "prepare") else devices.warning()  # these need no device
     if idle:
         _say(f"warning: {idle}")
     try:

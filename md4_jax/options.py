@@ -13,11 +13,14 @@ class DataOptions:
     separate_documents  attention stays within a document
     windows             training sequences: "grid" cuts the token stream into adjacent sequences,
                         "every" takes one at every offset
+    store               directory of the tokens of large texts, gs:// too: all machines of a pod
+                        then use what one of them makes. "": the cache directory
     """
 
     length: int = 256
     separate_documents: bool = False
     windows: str = "grid"
+    store: str = ""
 
     def __post_init__(self):
         if self.windows not in ("grid", "every"):

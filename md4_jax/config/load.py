@@ -22,6 +22,7 @@ FILE = "config.json"
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
+FREE += ("data.store", "data.keep_files")
 FREE += PLACES
 
 # Sections of an evaluator that the command line may add.

@@ -1,6 +1,7 @@
 """Data: sources, tokenizers and batches. A new source or tokenizer is a file and a line here."""
 
 from md4_jax.data.sources.files import TextFiles
+from md4_jax.data.sources.public import PublicText
 from md4_jax.data.sources.shakespeare import Shakespeare
 from md4_jax.data.sources.text8 import Text8
 from md4_jax.data.sources.tfds import TfdsText
@@ -9,6 +10,7 @@ from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
 SOURCES = {
     "text8": Text8,
     "text": TextFiles,
+    "public": PublicText,
     "tfds": TfdsText,
     "shakespeare": Shakespeare,
 }

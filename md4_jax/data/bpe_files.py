@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place, is_remote, place
+from md4_jax.runtime.paths import Place, cache_root, is_remote, place
 
 PIECE_CHARACTERS = 1 << 20
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -85,7 +85,13 @@ def from_definition(definition: str, origin: str = "the stored tokenizer"):
 
 
 def from_hub(name: str):
-    """Fetches a `tokenizers.Tokenizer` from the Hugging Face hub or its local cache."""
+    """Fetches a `tokenizers.Tokenizer` from the Hugging Face hub or its local cache.
+
+    Files that lie below `tokenizers` in the cache directory are taken instead.
+    """
+    own = cache_root() / "tokenizers" / name
+    if own.is_dir():
+        return from_path(str(own))
     try:
         return _library().Tokenizer.from_pretrained(name)
     except UserError:
@@ -93,8 +99,8 @@ def from_hub(name: str):
     except Exception as error:
         raise UserError(
             f"tokenizer {name!r} could not be fetched from the Hugging Face hub ({error}). Without "
-            "a network put its tokenizer.json, or encoder.json and vocab.bpe, into a directory "
-            "and set tokenizer.path to it instead of tokenizer.hub."
+            f"a network put its tokenizer.json, or encoder.json and vocab.bpe, into {own}, or into "
+            "another directory and set tokenizer.path to it instead of tokenizer.hub."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Atomic writes of cache files: downloads and tokens."""
+"""Atomic writes of files that can be made again: downloads and tokens."""
 
 import contextlib
 import errno
@@ -20,22 +20,38 @@ def new_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises UserError, naming the directory, when the disk is full or the
     directory cannot be written.
     """
+    check_made(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
     except OSError as error:
         raise _unwritable(path.parent, error) from error
     os.close(handle)
     temporary = pathlib.Path(name)
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with full_disk_named(path.parent):
+            yield temporary
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def full_disk_named(directory: pathlib.Path) -> Iterator[None]:
+    """Raises UserError, naming the directory, if writing fails because it cannot be written."""
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        raise _unwritable(path.parent, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise _unwritable(directory, error) from error
+
+
+def check_made(directory: pathlib.Path) -> None:
+    """Makes the directory if need be; UserError if it cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
 
 
 def _unwritable(directory: pathlib.Path, error: OSError) -> UserError:

@@ -20,19 +20,24 @@ CHUNK_BYTES = 1 << 20
 
 
 def of_texts(paths: Iterable[Place]) -> str:
-    """Returns a hash of the names and contents of files, in their order.
+    """Returns a hash of the names and contents of files, in their order; see `facts_of`."""
+    return digest(*facts_of(paths))
 
-    A local file is read again only if its size or one of its times has changed. For an object in
-    a store, size and time are taken instead of the content. UserError if a file cannot be read.
+
+def facts_of(paths: Iterable[Place]) -> list[list[str | int]]:
+    """Returns [name, SHA-256] of each file.
+
+    A local file is read again only if its size or one of its times has changed. Of an object in a
+    store it is [address, size, time] instead. UserError if a file cannot be read.
     """
     paths = list(paths)
     kept = cache_root() / "texts" / digest(*map(version, paths))
-    if kept.exists() and len(known := kept.read_text()) == len(kept.name):
-        return known
-    found = digest(*map(_content, paths))
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(kept.read_text())
+    found = [list(_content(path)) for path in paths]
     # Kept only to save time: without a cache to write to, it is computed each time.
     with contextlib.suppress(UserError), new_file(kept) as temporary:
-        temporary.write_text(found)
+        temporary.write_text(json.dumps(found))
     return found
 
 
@@ -63,7 +68,7 @@ def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
         return "there is no record of what it holds"
     if not isinstance(written, dict):
         return "its record is damaged"
-    size, crc, largest = _read(version(path), facts["dtype"])
+    size, crc, largest = measured(version(path), facts["dtype"])
     item = np.dtype(facts["dtype"]).itemsize
     tokens = size / item if size % item else size // item
     for name, value in {**facts, "tokens": tokens, "crc32": crc}.items():
@@ -74,8 +79,8 @@ def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=64)
-def _read(of: tuple, dtype: str) -> tuple[int, int, int]:
+@functools.lru_cache(maxsize=4096)
+def measured(of: tuple, dtype: str) -> tuple[int, int, int]:
     """Returns (bytes, CRC-32, largest id or -1) of one version of a file."""
     size, crc, largest = 0, 0, -1
     with open(of[0], "rb") as file:

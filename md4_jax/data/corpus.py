@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.data import labelled, loader, packing, text_size
+from md4_jax.data import labelled, loader, packing, prepare, text_size
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
 from md4_jax.data.sequences import Rows, SplitSize, Windows
+from md4_jax.data.shards import TokenShards
 from md4_jax.options import DataOptions
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.paths import Place
@@ -45,16 +46,28 @@ class Corpus:
                 "into sequences; this data is single examples"
             )
 
-    def stream(self, split: str) -> np.ndarray:
+    def stream(self, split: str) -> np.ndarray | TokenShards:
         """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
         if self._has_rows:
             return self._rows(split).stream()
+        if prepare.is_sharded(self.source, self.options.store):
+            return prepare.stream(self.source, self.domain.tokenizer, split, self.options.store)
         return packing.token_stream(self.source, self.domain.tokenizer, split)
+
+    def shards(self) -> str:
+        """Returns the directory of shards that hold the tokens; '' if there are none."""
+        if self._has_rows or not prepare.is_sharded(self.source, self.options.store):
+            return ""
+        store, tokenizer = self.options.store, self.domain.tokenizer
+        return str(prepare.prepared(self.source, tokenizer, store).folder)
 
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32} of the training split; UserError if processes have other data."""
         if self._has_rows:
             found = self._rows("train").fingerprint()
+        elif prepare.is_sharded(self.source, self.options.store):
+            store = self.options.store
+            found = prepare.fingerprint(self.source, self.domain.tokenizer, "train", store)
         else:
             found = packing.fingerprint(self.source, self.domain.tokenizer, "train")
         number = found["crc32"] >> 1  # 31 bits, so that its negative is an int32 too

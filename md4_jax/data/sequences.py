@@ -24,7 +24,7 @@ class SplitSize(NamedTuple):
 class Windows:
     """Windows of a token stream: sequence i is tokens[i * step : i * step + length].
 
-    tokens       ids [N], an array or a memory map
+    tokens       ids [N]: an array, a memory map, or shards
     length       L
     step         tokens from the start of a window to that of the next: L for adjacent windows, 1
                  for a window at every offset

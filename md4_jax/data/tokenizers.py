@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from md4_jax.data import bpe_files
+from md4_jax.data import bpe_files, words
 from md4_jax.data.names import Load, class_of, name_of
 from md4_jax.protocols import UserError
 
@@ -257,18 +257,14 @@ class BytePairs(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """Returns ids [number of tokens]."""
-        pieces = [
-            np.asarray(self._tokenizer.encode(piece, add_special_tokens=False).ids)
-            for piece in bpe_files.pieces(text)
-        ]
-        return np.concatenate([np.empty(0, int), *pieces]).astype(id_dtype(self.vocab_size))
+        pieces = [self._encode([piece])[0] for piece in bpe_files.pieces(text)]
+        return np.concatenate(pieces)
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Encodes each text, on all cores."""
+        """Encodes each text."""
         if max(map(len, texts), default=0) > bpe_files.PIECE_CHARACTERS:
             return [self.encode(text) for text in texts]
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.asarray(one.ids, id_dtype(self.vocab_size)) for one in encoded]
+        return self._encode(texts)
 
     def spellings(self) -> list[bytes] | None:
         """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
@@ -281,6 +277,10 @@ class BytePairs(Tokenizer):
         """Returns a JSON object that holds the vocabulary; about 1.5 MB for GPT-2."""
         definition = self._tokenizer.to_str()
         return json.dumps({"name": self.name, "definition": definition, "eot": self.eot})
+
+    @functools.cached_property
+    def _encode(self) -> words.Encode:
+        return words.encoder(self._tokenizer, id_dtype(self.vocab_size))
 
     @functools.cached_property
     def _tokenizer(self):

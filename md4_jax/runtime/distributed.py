@@ -37,6 +37,11 @@ def start(how: str) -> None:
         raise UserError(f"--distributed={how}: the processes did not meet: {first}") from error
 
 
+def is_first() -> bool:
+    """Returns whether this is the only process or the first of several."""
+    return jax.process_index() == 0
+
+
 def fault(error: Exception) -> int:
     """Prints why this process, one of several, ends, and returns the exit code 1.
 

@@ -84,6 +84,18 @@ def version(path: Any) -> tuple[str | int, ...]:
     return real, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def read_range(path: Place, start: int, stop: int) -> bytes:
+    """Reads the bytes [start, stop) of a file; of an object in a store no others are fetched."""
+    if is_remote(path):
+        import fsspec
+
+        store, name = fsspec.core.url_to_fs(str(path))
+        return store.cat_file(name, start=start, end=stop)
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
+
+
 def append(path: Place, text: str) -> None:
     """Appends to a file, which need not exist."""
     if is_remote(path):

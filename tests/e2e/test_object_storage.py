@@ -1,5 +1,6 @@
 """Runs whose directory or data lie in object storage, which a process of this machine plays."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_data_and_sampling(store, killed, program, tiny):
     ended = program(*words, **store.variables)
     assert ended.code == 0, ended
     assert "gs://runs/of_objects/samples/step_00000008-2.txt" in ended.out
+
+
+def test_shards_in_a_bucket(store, program, tiny, tmp_path):
+    """Made by one command; training reads their bytes from the bucket."""
+    text = "".join(f'{{"text": "line {n} of some text"}}\n' for n in range(900))
+    (tmp_path / "a.jsonl").write_text(text)
+    words = ("--config", tiny, "--config.tokenizer.name=bytes", "--config.data.name=text")
+    words += (f"--config.data.path={tmp_path}/*.jsonl", "--config.data.store=gs://runs/tokens")
+    ended = program(*words, "--mode", "prepare", **store.variables)
+    assert ended.code == 0 and "tokenising text into gs://runs/tokens/text-" in ended.out, ended
+    (manifest,) = (store.objects / "tokens").glob("text-*/manifest.json")
+    assert json.loads(manifest.read_text())["is_complete"]
+    words += ("--workdir", tmp_path / "run", "--config.train.num_steps=8")
+    ended = program(*words, **store.variables)
+    assert ended.code == 0 and "tokenising" not in ended.out, ended
 
 
 def test_what_is_not_there_is_named(store, program, tiny):

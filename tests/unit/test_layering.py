@@ -34,7 +34,9 @@ ALLOWED = {
     "perf": {
         "data", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
-    "modes": {"config", "data", "evals", "experiment", "perf", "runtime", "training"},
+    "modes": {
+        "config", "data", "evals", "experiment", "options", "perf", "runtime", "training",
+    },
     "main": {"config", "modes", "runtime"},
 }  # fmt: skip
 
@@ -46,13 +48,14 @@ CAGES = {
     "grain": {"data"},
     "tensorflow_datasets": {"data"},
     "tokenizers": {"data"},
-    "huggingface_hub": {"data"},
+    "pyarrow": {"data"},
     "ml_collections": {"config"},
     "tensorboardX": {"training"},
     "tqdm": {"training", "data"},
     "matplotlib": {"generate"},
     "PIL": {"generate"},
     "etils": {"runtime"},
+    "fsspec": {"runtime"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
 }

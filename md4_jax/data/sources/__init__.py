@@ -8,6 +8,13 @@ and optionally
     origin(split, number)  the place of a document, for messages
     label_key          not "" if texts have labels
     labelled(split)    the texts with their labels (Labelled of data/labelled.py)
+A source of large text, whose tokens are kept in shards (data/prepare.py), has besides
+    title              name of the directory of shards
+    is_large, has_documents  whether shards are worth it, and whether splits are of whole documents
+    content()          a text that changes with the documents, not with the splits
+    facts()            [name, SHA-256] of each file
+    sections()         the files of each section of the corpus (Part of data/sources/formats.py)
+    ranges(split, documents)  documents of a split: (section, first, last plus one)
 A source of examples that are not text has, in place of documents:
     domain()           the meaning of their symbols (data/domains.py)
     rows(split)        the examples (Rows of data/sequences.py)

@@ -1,19 +1,13 @@
 """text8: the first 100 million characters of a 2006 Wikipedia, in 27 symbols."""
 
 import dataclasses
-import http.client
-import pathlib
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
-import tqdm
 
-from md4_jax.data import contents
-from md4_jax.data.cache import new_file
+from md4_jax.data import contents, download
 from md4_jax.data.sources.splits import bounds, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, exists, place, version
@@ -23,7 +17,6 @@ ZIP_BYTES = 31_344_016
 TEXT_BYTES = 100_000_000
 TEXT_CRC = 0x7D6BE66F
 MIN_BYTES = 100
-TIMEOUT_SECONDS = 60
 
 _ALLOWED = np.zeros(256, bool)
 _ALLOWED[list(b" abcdefghijklmnopqrstuvwxyz")] = True
@@ -77,34 +70,9 @@ class Text8:
         for name in ("text8", "text8.zip"):
             if (cache_root() / name).is_file():
                 return cache_root() / name
-        return _download(cache_root() / "text8.zip")
-
-
-def _download(path: pathlib.Path) -> pathlib.Path:
-    """Fetches the official zip to `path`; it appears there only when it is whole."""
-    try:
-        with new_file(path) as temporary:
-            with urllib.request.urlopen(URL, timeout=TIMEOUT_SECONDS) as response:
-                _save(response, temporary)
-            size = temporary.stat().st_size
-            if size != ZIP_BYTES:
-                raise OSError(f"{size:,} bytes came instead of {ZIP_BYTES:,}")
-    except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
-        raise UserError(
-            f"text8 could not be downloaded from {URL} ({error}). Fetch text8.zip elsewhere, then "
-            f"either put it at {path} or set data.path to it."
-        ) from error
-    return path
-
-
-def _save(response, path: pathlib.Path) -> None:
-    with (
-        path.open("wb") as file,
-        tqdm.tqdm(desc="text8.zip", total=ZIP_BYTES, unit="B", unit_scale=True) as progress,
-    ):
-        while block := response.read(1 << 18):
-            file.write(block)
-            progress.update(len(block))
+        path = cache_root() / "text8.zip"
+        advice = f"Fetch text8.zip elsewhere, then either put it at {path} or set data.path to it."
+        return download.fetch(URL, path, size=ZIP_BYTES, instead=advice)
 
 
 def _member(path: Place, archive: zipfile.ZipFile) -> zipfile.ZipInfo:

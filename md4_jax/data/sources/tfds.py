@@ -1,13 +1,17 @@
-"""Text from TensorFlow Datasets, read without TensorFlow."""
+"""Text from TensorFlow Datasets; only to prepare it takes TensorFlow."""
 
 import dataclasses
 import functools
+import importlib.util
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from md4_jax.data.lock import alone
+from md4_jax.data.sources.corpora import CORPORA
 from md4_jax.data.sources.splits import ALL, SPLITS, bounds, check_split, digest
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import cache_root
 
 RECORDS_AT_ONCE = 512
 
@@ -25,11 +29,10 @@ class TfdsText:
     validation, test  size of a split that is cut from the train split: a fraction of the examples
                       if below 1, otherwise their number
 
-    The data set must have been prepared in the array_record format, which needs
-    no TensorFlow to read.
+    The format of the files must be array_record, which needs no TensorFlow to read. A data set
+    that is not prepared is downloaded and prepared, if TensorFlow is installed.
 
-    Raises UserError when it is unknown, not prepared, or has no such split or
-    text feature.
+    Raises UserError when it is unknown, cannot be prepared, or has no such split or text feature.
     """
 
     dataset: str
@@ -123,6 +126,8 @@ class TfdsText:
             import tensorflow_datasets as tfds
 
             builder = tfds.builder(self.dataset, data_dir=self.data_dir)
+            if not builder.info.splits and importlib.util.find_spec("tensorflow"):
+                _prepare(builder)
             if builder.info.splits:
                 return builder
         except ImportError as error:
@@ -141,8 +146,25 @@ class TfdsText:
         return (
             f"data set {self.dataset!r} {state} in {place}. Where TensorFlow is installed run: "
             f"tfds build {self.dataset} --file_format=array_record{flag}, or call "
-            "download_and_prepare(file_format='array_record') of its builder."
+            f"download_and_prepare(file_format='array_record') of its builder.{self._instead}"
         )
+
+    @property
+    def _instead(self) -> str:
+        name = self.dataset.partition("/")[0]
+        words = f" Without TensorFlow set data.name=public and data.dataset={name}."
+        return words if name in CORPORA else ""
+
+
+def _prepare(builder) -> None:
+    """Downloads and prepares a data set with TensorFlow; other processes wait."""
+    with alone(cache_root() / f"tfds-{builder.name}.lock", f"preparing {builder.name}"):
+        try:
+            builder.download_and_prepare(file_format="array_record")
+        except Exception as error:  # TFDS and TensorFlow have many
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            where = f"{builder.name} could not be prepared in {builder.data_dir}"
+            raise UserError(f"{where}: {reason}") from error
 
 
 def _missing(error: ImportError) -> str:

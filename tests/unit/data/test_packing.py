@@ -72,7 +72,7 @@ def again(cache, capsys):
         token_stream(source, Bytes(), "train")
         (path,) = (cache / "tokens").glob("train-*.uint16")
         damage(path)
-        contents._read.cache_clear()  # as in another process, whatever the clock's resolution
+        contents.measured.cache_clear()  # as in another process, whatever the clock's resolution
         found = token_stream(source, Bytes(), "train").tolist()
         return found, source.reads, capsys.readouterr().out, path
 
@@ -166,7 +166,7 @@ def test_the_checksum_is_of_the_whole_file(size, monkeypatch):
 
 
 def test_a_disk_that_gives_back_something_else(monkeypatch):
-    monkeypatch.setattr(contents, "_read", lambda version, dtype: (20, 1, 0))
+    monkeypatch.setattr(contents, "measured", lambda version, dtype: (20, 1, 0))
     with pytest.raises(UserError, match="just written, and something else is read.*MD4_JAX_CACHE"):
         token_stream(Source(), Bytes(), "train")
 

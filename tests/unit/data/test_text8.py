@@ -1,8 +1,6 @@
 """The text8 source: small files of its kind, what it refuses, its download without a network."""
 
 import io
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 
@@ -96,41 +94,28 @@ def test_the_fingerprint_follows_the_file(small):
     assert Text8(str(small)).fingerprint() != before
 
 
-class Server:
-    """Stands for urlopen; counts its calls."""
-
-    def __init__(self, content=None, error=None):
-        self.content, self.error, self.calls = content, error, 0
-
-    def __call__(self, url, timeout):
-        assert url == text8.URL and timeout > 0
-        self.calls += 1
-        if self.error:
-            raise self.error
-        return io.BytesIO(self.content)
-
-
-def test_a_failing_download_says_what_to_put_where(cache, monkeypatch):
-    monkeypatch.setattr(urllib.request, "urlopen", Server(error=urllib.error.URLError("no way")))
-    with pytest.raises(UserError, match=rf"no way.*put it at {cache}/text8\.zip.*data\.path"):
+def test_a_failing_download_says_what_to_put_where(cache, server, monkeypatch):
+    monkeypatch.setattr(text8, "URL", f"{server.url}/text8.zip")
+    with pytest.raises(UserError, match=rf"404.*put it at {cache}/text8\.zip.*data\.path"):
         read(Text8())
-    assert list(cache.iterdir()) == []
+    assert not list(cache.glob("*.zip"))
 
 
-def test_a_short_download_is_not_kept(cache, monkeypatch):
-    monkeypatch.setattr(urllib.request, "urlopen", Server(zipped(CONTENT)[:300]))
+def test_a_short_download_is_not_kept(cache, server, monkeypatch):
+    server.files["/text8.zip"] = zipped(CONTENT)[:300]
+    monkeypatch.setattr(text8, "URL", f"{server.url}/text8.zip")
     with pytest.raises(UserError, match=r"300 bytes came instead of 31,344,016.*data\.path"):
         read(Text8())
-    assert list(cache.iterdir()) == []
+    assert not list(cache.glob("*.zip")) and not list(cache.glob("*.partial"))
 
 
-def test_a_download_happens_once(cache, monkeypatch):
-    server = Server(zipped(CONTENT))
-    monkeypatch.setattr(urllib.request, "urlopen", server)
-    monkeypatch.setattr(text8, "ZIP_BYTES", len(server.content))
+def test_a_download_happens_once(cache, server, monkeypatch):
+    server.files["/text8.zip"] = zipped(CONTENT)
+    monkeypatch.setattr(text8, "URL", f"{server.url}/text8.zip")
+    monkeypatch.setattr(text8, "ZIP_BYTES", len(zipped(CONTENT)))
     assert "".join(read(Text8())).encode() == CONTENT
-    assert read(Text8()) and server.calls == 1
-    assert [file.name for file in cache.iterdir()] == ["text8.zip"]
+    assert read(Text8()) and len(server.asked) == 1
+    assert (cache / "text8.zip").exists()
 
 
 def test_a_file_in_the_cache_is_found(cache):

@@ -1,11 +1,16 @@
 """Text files, JSON lines and the corpus that ships with the package."""
 
 import gzip
+import io
 import json
 import os
+import tarfile
 import time
+import zipfile
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from md4_jax.data import SOURCES, contents
 from md4_jax.data.packing import token_stream
@@ -28,7 +33,7 @@ def write_lines(path, texts, key="text"):
 
 
 def test_the_registry():
-    assert set(SOURCES) == {"text8", "text", "tfds", "shakespeare"}
+    assert set(SOURCES) == {"text8", "text", "public", "tfds", "shakespeare"}
     for source in SOURCES.values():
         assert all(callable(getattr(source, name)) for name in ("documents", "fingerprint"))
 
@@ -129,15 +134,72 @@ def test_undecodable_bytes_are_named(tmp_path):
         read(TextFiles(str(lines)))
 
 
-def test_a_parquet_file_is_named_with_what_to_do(tmp_path):
-    """By its suffix before it is read, else by its first and last bytes."""
-    for name in ("a.parquet", "table.bin"):
-        path = tmp_path / name
-        path.write_bytes(b"PAR1 text and no more PAR1")
-        for use in (read, TextFiles.fingerprint) if name == "a.parquet" else (read,):
-            with pytest.raises(UserError, match="is a Parquet file.*pandas.read_parquet") as caught:
-                use(TextFiles(str(path)))
-            assert str(path) in str(caught.value)
+def archive(path, texts):
+    """Writes texts as files of a zip, a tar, or of OpenWebText's archive of archives."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as made:
+            for name, text in texts.items():
+                made.writestr(name, text)
+        return str(path)
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:xz") as made:
+        for name, text in texts.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            made.addfile(member, io.BytesIO(text.encode()))
+    path.write_bytes(raw.getvalue())
+    return str(path)
+
+
+TEXTS = {f"{n:03}-döc.txt": f"text {n} é\n" for n in range(30)}
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "urlsf_subset00-1_data.xz"])
+def test_the_files_of_an_archive_are_documents(name, tmp_path):
+    path = archive(tmp_path / name, TEXTS)
+    assert list(TextFiles(path).documents("all")) == list(TEXTS.values())
+    assert TextFiles(path, test=3).origin("test", 1) == f"{path}, 028-döc.txt"
+
+
+def test_the_archives_in_an_archive_are_read_in_the_order_of_names(tmp_path):
+    inner = tmp_path / "openwebtext" / "urlsf_subset00-1_data.xz"
+    inner.parent.mkdir()
+    archive(inner, dict(reversed(TEXTS.items())))
+    with tarfile.open(tmp_path / "outer.tar.xz", "w:xz") as made:
+        made.add(inner, "openwebtext/urlsf_subset00-1_data.xz")
+    found = TextFiles(str(tmp_path / "outer.tar.xz")).documents("all")
+    assert list(found) == list(TEXTS.values())
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "a_data.xz", "a.parquet"])
+def test_an_archive_that_is_cut_short(name, tmp_path):
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table({"text": list(TEXTS.values())}), path)
+    else:
+        archive(path, TEXTS)
+    path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(UserError, match=f"{name} cannot be read"):
+        list(TextFiles(str(path)).documents("all"))
+
+
+def test_the_rows_of_a_parquet_file_are_documents(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": list(TEXTS.values()), "n": list(range(30))}), path)
+    source = TextFiles(str(path), test=2)
+    assert list(source.documents("all")) == list(TEXTS.values())
+    assert list(source.documents("test")) == list(TEXTS.values())[-2:]
+    with pytest.raises(UserError, match=r"no key 'body' \(data.text_key\); it has n, text"):
+        list(TextFiles(str(path), text_key="body").documents("all"))
+    with pytest.raises(UserError, match="row 1: 'n' holds no text but a int"):
+        list(TextFiles(str(path), text_key="n").documents("all"))
+
+
+def test_a_parquet_file_of_another_name_is_told_from_text(tmp_path):
+    path = tmp_path / "table.bin"
+    path.write_bytes(b"PAR1 text and no more PAR1")
+    with pytest.raises(UserError, match="table.bin is a Parquet file: call it table.bin.parquet"):
+        read(TextFiles(str(path)))
 
 
 def test_a_text_that_cannot_be_encoded_is_named(tmp_path):

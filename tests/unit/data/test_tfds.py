@@ -1,52 +1,17 @@
-"""A real TFDS data set, written here in array_record without TensorFlow."""
+"""Data sets of TFDS: their splits, and what is said when one is not there."""
 
 import builtins
+import importlib.util
 import sys
 
-import numpy as np
 import pytest
+from records import prepare
 
 from md4_jax.data import TfdsText
 from md4_jax.data.sources.splits import SPLITS
 from md4_jax.protocols import UserError
 
 tfds = pytest.importorskip("tensorflow_datasets")
-array_record = pytest.importorskip("array_record.python.array_record_module")
-
-NAMES = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-
-
-def prepare(root, splits: dict[str, int], name="tiny"):
-    """Writes a data set with that many examples in each split."""
-    folder = root / name / "1.0.0"
-    folder.mkdir(parents=True)
-    features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": np.int64})
-    infos = []
-    for split, count in splits.items():
-        path = folder / f"{name}-{split}.array_record-00000-of-00001"
-        records = [
-            features.serialize_example({"text": f"{split} ö {i}", "title": i}) for i in range(count)
-        ]
-        writer = array_record.ArrayRecordWriter(str(path), "group_size:1")
-        for record in records:
-            writer.write(record)
-        writer.close()
-        infos.append(
-            tfds.core.SplitInfo(
-                name=split,
-                shard_lengths=[count],
-                num_bytes=sum(map(len, records)),
-                filename_template=None,
-            )
-        )
-    tfds.folder_dataset.write_metadata(
-        data_dir=str(folder),
-        features=features,
-        split_infos=infos,
-        filename_template=NAMES,
-        check_data=False,
-    )
-    return str(root)
 
 
 def read(source):
@@ -103,6 +68,29 @@ def test_what_to_do_about_a_data_set_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match="download_and_prepare.*array_record") as caught:
         read(TfdsText("lm1b", data_dir=str(tmp_path)))
     assert "not prepared" in str(caught.value) and str(tmp_path) in str(caught.value)
+    assert "Without TensorFlow set data.name=public and data.dataset=lm1b." in str(caught.value)
+
+
+def test_with_tensorflow_it_is_prepared(tmp_path, monkeypatch):
+    """TensorFlow and its download are played; what is prepared is read as ever."""
+    asked = []
+
+    def download_and_prepare(builder, file_format):
+        asked.append(file_format)
+        if len(asked) == 1:
+            raise OSError("no route to the files\nand more")
+        prepare(tmp_path, {"train": 60, "test": 2}, "lm1b", str(builder.version))
+        builder.info.read_from_directory(builder.data_dir)
+
+    find = importlib.util.find_spec
+    there = lambda name, *rest: name == "tensorflow" or find(name, *rest)  # noqa: E731
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", download_and_prepare)
+    monkeypatch.setattr(importlib.util, "find_spec", there)
+    source = TfdsText("lm1b", data_dir=str(tmp_path))
+    with pytest.raises(UserError, match="lm1b could not be prepared in .*: no route to the files$"):
+        read(source)
+    assert source._builder.info.splits["train"].num_examples == 60
+    assert asked == ["array_record"] * 2
 
 
 def test_wrong_features(tmp_path):

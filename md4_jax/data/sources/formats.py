@@ -1,0 +1,245 @@
+"""Documents of one file: text, JSON lines, Parquet, and archives of text files."""
+
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+PARQUET = b"PAR1"  # the first and the last bytes of such a file
+ROWS_AT_ONCE = 1024
+COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
+INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
+ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+
+
+class Document(NamedTuple):
+    """A text and its origin.
+
+    line      number of the line or row in its file, from 1 on; 0: another kind of file
+    start     number of characters of the file before the text
+    label     value of data.label_key; '' without labels
+    member    name in an archive; '' outside of archives
+    position  bytes of the file that were read so far, for a display of progress
+    """
+
+    text: str
+    path: Place
+    line: int = 0
+    start: int = 0
+    label: str | int = ""
+    member: str = ""
+    position: int = 0
+
+    @property
+    def where(self) -> str:
+        """Names the file and the place in it."""
+        member = f", {self.member}" if self.member else ""
+        line = f", line {self.line}" if self.line else ""
+        start = f", from character {self.start} on" if self.start else ""
+        return f"{self.path}{member}{line}{start}"
+
+
+class Part(NamedTuple):
+    """File of a corpus: its bytes, and a function that yields its documents."""
+
+    size: int
+    read: Callable[[], Iterator[Document]]
+
+
+def is_table(path: Place) -> bool:
+    """Returns whether the file has a document in each line or row."""
+    return path.suffix == ".parquet" or _is_lines(path)
+
+
+def is_archive(path: Place) -> bool:
+    """Returns whether the file is an archive of text files."""
+    return path.name.endswith(ARCHIVES)
+
+
+def count(path: Place) -> int:
+    """Counts the documents of a file; blank lines are none."""
+    if _is_lines(path):
+        return sum(1 for line in _raw_lines(path) if line.strip())
+    if path.suffix == ".parquet":
+        with _parquet(path) as table:
+            return table.metadata.num_rows
+    return sum(1 for _ in _members(path)) if is_archive(path) else 1
+
+
+def read(path: Place, text_key: str, label_key: str = "") -> Iterator[Document]:
+    """Yields the documents of a file; UserError for one that cannot be read.
+
+    text_key   key of the text in a JSON line, or column of a Parquet file
+    label_key  likewise of the label; '': no labels
+    """
+    if _is_lines(path):
+        return _lines(path, text_key, label_key)
+    if path.suffix == ".parquet":
+        return _rows(path, text_key, label_key)
+    return _members(path) if is_archive(path) else iter([_whole(path)])
+
+
+def _is_lines(path: Place) -> bool:
+    return path.name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
+
+
+@contextlib.contextmanager
+def _opened(path: Place) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Yields (file, its decompressed content); UserError when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield file, COMPRESSED[path.suffix](file) if path.suffix in COMPRESSED else file
+    except ERRORS as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _raw_lines(path: Place) -> Iterator[bytes]:
+    with _opened(path) as (_, content):
+        yield from content
+
+
+def _whole(path: Place) -> Document:
+    with _opened(path) as (_, content):
+        raw = content.read()
+    if raw.startswith(PARQUET) and raw.endswith(PARQUET):
+        raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
+    return Document(_decode(str(path), raw, 0), path, position=path.stat().length)
+
+
+def _lines(path: Place, text_key: str, label_key: str) -> Iterator[Document]:
+    offset = 0
+    with _opened(path) as (file, content):
+        for number, line in enumerate(content, 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                record = _record(where, _decode(str(path), line, offset))
+                label = _label(where, record, label_key) if label_key else ""
+                text = _text(where, record, text_key)
+                yield Document(text, path, number, 0, label, position=file.tell())
+            offset += len(line)
+
+
+def _rows(path: Place, text_key: str, label_key: str) -> Iterator[Document]:
+    keys = [key for key in (text_key, label_key) if key]
+    with _parquet(path) as table:
+        for key, option in zip(keys, ("text_key", "label_key"), strict=False):
+            _check_key(str(path), table.schema_arrow.names, option, key)
+        size, number = path.stat().length, 0
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=keys):
+            for record in batch.to_pylist():
+                number += 1
+                where = f"{path}, row {number}"
+                label = _label(where, record, label_key) if label_key else ""
+                position = size * number // table.metadata.num_rows
+                text = _text(where, record, text_key)
+                yield Document(text, path, number, 0, label, position=position)
+
+
+@contextlib.contextmanager
+def _parquet(path: Place) -> Iterator[Any]:
+    """Yields a `pyarrow.parquet.ParquetFile`; UserError when it cannot be read."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(f"{path} needs a package: pip install pyarrow") from error
+    try:
+        with path.open("rb") as file:
+            yield pyarrow.parquet.ParquetFile(file)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def _members(path: Place) -> Iterator[Document]:
+    """Yields the text files of an archive, those of an archive in it in the order of names."""
+    with _opened(path) as (file, _):
+        if path.suffix == ".zip":
+            found = _of_zip(file)
+        elif path.name.endswith(INNER):
+            found = _in_order(file)
+        else:
+            found = _of_tar(file)
+        for name, raw in found:
+            text = _decode(f"{path}, {name}", raw, 0)
+            yield Document(text, path, member=name, position=file.tell())
+
+
+def _of_zip(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                yield member.filename, archive.read(member)
+
+
+def _of_tar(content: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(fileobj=content, mode="r|*") as archive:
+        for member in archive:
+            if member.isfile():
+                raw = archive.extractfile(member).read()
+                is_inner = member.name.endswith(INNER)
+                yield from _in_order(io.BytesIO(raw)) if is_inner else [(member.name, raw)]
+
+
+def _in_order(content: BinaryIO) -> list[tuple[str, bytes]]:
+    return sorted(_of_tar(content))
+
+
+def _decode(where: str, raw: bytes, offset: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where} is not UTF-8 text: byte {raw[error.start : error.start + 1]!r} at offset "
+            f"{offset + error.start}. Convert it to UTF-8, or take it out of data.path."
+        ) from error
+
+
+def _record(where: str, line: str) -> dict[str, Any]:
+    """Parses the object of one JSON line."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: not a JSON object but a {type(record).__name__}")
+    return record
+
+
+def _check_key(where: str, keys: Any, option: str, key: str) -> None:
+    if key not in keys:
+        has = ", ".join(sorted(keys))
+        raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}")
+
+
+def _text(where: str, record: dict[str, Any], key: str) -> str:
+    _check_key(where, record, "text_key", key)
+    text = record[key]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
+    return _without_surrogates(text)
+
+
+def _label(where: str, record: dict[str, Any], key: str) -> str | int:
+    _check_key(where, record, "label_key", key)
+    label = record[key]
+    if not isinstance(label, str | int) or isinstance(label, bool):
+        kind = type(label).__name__
+        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but a {kind}")
+    return label
+
+
+def _without_surrogates(text: str) -> str:
+    """Replaces half a surrogate pair, which JSON can hold and UTF-8 cannot, by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

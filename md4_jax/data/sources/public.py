@@ -1,0 +1,230 @@
+"""Public corpora by name, and data sets of the Hugging Face hub: downloaded if they are missing."""
+
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+
+from md4_jax.data import contents, download, hub
+from md4_jax.data.cache import full_disk_named
+from md4_jax.data.lock import alone
+from md4_jax.data.sources import formats
+from md4_jax.data.sources.corpora import ALL_THREE, CORPORA, File, Recipe, section_of
+from md4_jax.data.sources.files import matching
+from md4_jax.data.sources.formats import Document, Part
+from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, cache_root
+
+Published = File | hub.HubFile
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicText:
+    """Documents of a public corpus, split as the field does.
+
+    dataset     openwebtext, lm1b, ptb, wikitext2, wikitext103, fineweb_edu, or OWNER/NAME of a
+                data set on the Hugging Face hub
+    path        the files, where they lie elsewhere than in the cache directory: a file, a
+                directory or a pattern. None: look in the cache, then download
+    folder      folder of a data set on the hub whose files are taken; "": the corpus's own, or all
+    text_key    key of the text in a JSON line, or column of a Parquet file
+    validation  size of a split that the corpus has not itself: a fraction of the training
+                documents if below 1, else their number. None: the field's
+    test        likewise; the last documents are test, those before validation
+    keep_files  whether downloaded files of the hub stay after they are tokenised
+
+    Raises UserError when it is unknown, or cannot be downloaded or read.
+    """
+
+    dataset: str
+    path: str | None = None
+    folder: str = ""
+    text_key: str = "text"
+    validation: float | None = None
+    test: float | None = None
+    keep_files: bool = True
+
+    is_large = has_documents = True
+
+    def __post_init__(self):
+        if self.dataset not in CORPORA and self.dataset.count("/") != 1:
+            raise UserError(
+                f"data.dataset={self.dataset!r} is not known. Known are {', '.join(CORPORA)}, and "
+                "OWNER/NAME of any data set on the Hugging Face hub"
+            )
+
+    @property
+    def title(self) -> str:
+        return self.dataset.replace("/", "_")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Returns a warning if the files are not the published ones."""
+        published = {file.sha256 for file in self._recipe.files} - {""}
+        found = [(name, sha) for name, sha in self.facts() if published and sha not in published]
+        return tuple(
+            f"{name} (SHA-256 {sha[:8]}...) is not the published file: figures on it are not "
+            f"figures of {self.dataset}"
+            for name, sha in found[:1]
+        )
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the files and of the arguments."""
+        return digest(self.content(), self.validation, self.test)
+
+    def content(self) -> str:
+        """Returns a hash of the documents, however they are split."""
+        return digest("public", self.dataset, self.facts(), self.text_key)
+
+    def facts(self) -> list[list[str | int]]:
+        """Returns [name, SHA-256] of each file; published ones need not be there."""
+        return self._facts
+
+    @functools.cached_property
+    def _facts(self) -> list[list[str | int]]:
+        if self.path is not None:
+            return contents.facts_of(self._given)
+        found = []
+        for file in self._published:
+            path = self._local(file)
+            if not path.exists() and file.sha256:
+                found.append([path.name, file.sha256])
+            else:
+                found += contents.facts_of([Place(self._fetched(file))])
+        return found
+
+    def sections(self) -> dict[str, list[Part]]:
+        """Returns the files of each section, in order; missing ones are downloaded when read."""
+        found: dict[str, list[Part]] = {name: [] for name in self._sections}
+        if self.path is None and self._recipe.hub:
+            for file in self._published:
+                read = functools.partial(self._read_published, file)
+                found[self._section(file.name)].append(Part(file.size, read))
+            return found
+        paths = self._given or [Place(self._fetched(file)) for file in self._published]
+        for path in itertools.chain.from_iterable(map(_unpacked, paths)):
+            is_whole = formats.is_archive(path) and len(found) > 1
+            for section in found if is_whole else [self._section(path.name)]:
+                read = functools.partial(self._read, path, section if is_whole else "")
+                found[section].append(Part(path.stat().length, read))
+        return found
+
+    def ranges(self, split: str, documents: Mapping[str, int]) -> list[tuple[str, int, int]]:
+        """Returns the documents of a split, as ranges (section, first, last plus one)."""
+        check_split(split)
+        if split == ALL:
+            return [(name, 0, count) for name, count in documents.items()]
+        if split != "train" and split in self._sections:
+            return [(split, 0, documents.get(split, 0))]
+        amounts = {name: 0.0 if name in self._sections else self._amount(name)
+                   for name in ALL_THREE[1:]}  # fmt: skip
+        return [("train", *bounds(documents.get("train", 0), split, unit="documents", **amounts))]
+
+    def documents(self, split: str) -> Iterator[str]:
+        """Yields the documents of the split, one at a time."""
+        for section, start, stop in self.ranges(split, self._counts):
+            texts = itertools.islice(self._documents(section), start, stop)
+            yield from (document.text for document in texts)
+
+    def _documents(self, section: str) -> Iterator[Document]:
+        return itertools.chain.from_iterable(part.read() for part in self.sections()[section])
+
+    @functools.cached_property
+    def _counts(self) -> dict[str, int]:
+        return {name: sum(1 for _ in self._documents(name)) for name in self._sections}
+
+    def _amount(self, name: str) -> float:
+        asked = getattr(self, name)
+        return getattr(self._recipe, name) if asked is None else asked
+
+    @functools.cached_property
+    def _recipe(self) -> Recipe:
+        found = CORPORA.get(self.dataset) or Recipe(hub=self.dataset)
+        return found._replace(folder=self.folder or found.folder)
+
+    @functools.cached_property
+    def _sections(self) -> tuple[str, ...]:
+        """Returns the sections that the corpus has itself."""
+        if self.dataset in CORPORA:
+            return self._recipe.sections
+        names = [path.name for path in self._given] or [file.name for file in self._published]
+        found = set(map(section_of, names)) | {"train"}
+        return tuple(name for name in ALL_THREE if name in found)
+
+    def _section(self, name: str) -> str:
+        found = section_of(name)
+        return found if found in self._sections else "train"
+
+    @functools.cached_property
+    def _given(self) -> list[Place]:
+        return [] if self.path is None else matching(self.path)
+
+    @functools.cached_property
+    def _published(self) -> tuple[Published, ...] | list[Published]:
+        recipe = self._recipe
+        return hub.files(recipe.hub, recipe.folder) if recipe.hub else recipe.files
+
+    def _local(self, file: Published) -> pathlib.Path:
+        is_file = isinstance(file, File)
+        return cache_root() / file.name if is_file else file.local(self._recipe.hub)
+
+    def _fetched(self, file: Published) -> pathlib.Path:
+        if isinstance(file, hub.HubFile):
+            return file.fetched(self._recipe.hub)
+        path = self._local(file)
+        advice = f"Fetch it elsewhere, then either put it at {path} or set data.path to it"
+        return download.fetch(file.url, path, sha256=file.sha256, instead=advice)
+
+    def _read_published(self, file: hub.HubFile) -> Iterator[Document]:
+        path = self._fetched(file)
+        yield from self._read(Place(path), "")
+        if not self.keep_files:
+            path.unlink(missing_ok=True)
+
+    def _read(self, path: Place, section: str) -> Iterator[Document]:
+        """Yields the documents of a file, of an archive those of one section if it is given."""
+        found = formats.read(path, self.text_key)
+        if section:
+            found = (one for one in found if self._section(one.member) == section)
+        return self._recipe.shape(found)
+
+
+def _unpacked(path: Place) -> list[Place]:
+    """Returns the archives in OpenWebText's archive, in the order of names; else the file itself.
+
+    Their order in it is not that of the field's splits, so that they are unpacked first.
+    """
+    if not path.name.startswith("openwebtext.tar"):
+        return [path]
+    sha = contents.facts_of([path])[0][1]
+    folder = cache_root() / f"openwebtext-{str(sha)[:16]}"
+    with alone(folder.with_suffix(".lock"), "unpacking OpenWebText"), full_disk_named(folder):
+        if not folder.exists():
+            print(f"unpacking {path} into {folder}", flush=True)
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            _unpack(path, partial)
+            os.replace(partial, folder)
+    return sorted(map(Place, folder.iterdir()))
+
+
+def _unpack(path: Place, folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True)
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+            for member in archive:
+                if member.isfile() and member.name.endswith(formats.INNER):
+                    target = folder / pathlib.PurePosixPath(member.name).name
+                    with target.open("wb") as own:
+                        shutil.copyfileobj(archive.extractfile(member), own)
+    except formats.ERRORS as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise UserError(f"{path} cannot be read: {error}. Fetch it again") from error
+    if not any(folder.iterdir()):
+        raise UserError(f"{path} holds no *{formats.INNER}: it is not OpenWebText's archive")

@@ -1,0 +1,251 @@
+"""Shards of large texts: the same tokens as without them, also after kills and damage."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from md4_jax.data import cache, contents, packing, prepare, shards
+from md4_jax.data.prepare import fingerprint, prepared, stream
+from md4_jax.data.sources.files import TextFiles
+from md4_jax.data.sources.splits import SPLITS
+from md4_jax.data.tokenizers import BytePairs, Bytes, Characters
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+TEXTS = [f"document {n} " + "abc é " * (n % 7) for n in range(200)]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Many shards and batches of a small text."""
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 400)
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 7)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Two files of lines, whose documents are the 200."""
+    for name, texts in (("a.jsonl", TEXTS[:80]), ("b.jsonl", TEXTS[80:])):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / name).write_text(lines)
+    return TextFiles(str(tmp_path / "*.jsonl"), validation=11, test=0.1)
+
+
+@pytest.fixture
+def made(source):
+    return prepared(source, Bytes(), "")
+
+
+def folder(cache) -> Path:
+    (found,) = (path for path in (cache / "prepared").iterdir() if path.is_dir())
+    return found
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [Bytes(), Characters(), Characters("".join({*"".join(TEXTS)}))]
+)
+def test_splits_are_those_of_files_of_tokens(tokenizer, source):
+    """With an end of text, with separators, and without either: tokens and checksums."""
+    tokenizer = tokenizer.fit(source.documents("all"))
+    for split in (*SPLITS, "all"):
+        expected = packing.token_stream(source, tokenizer, split)
+        found = stream(source, tokenizer, split, "")
+        assert len(found) == len(expected) and found[:].tolist() == expected.tolist()
+        assert found.dtype == expected.dtype
+        assert fingerprint(source, tokenizer, split, "") == packing.fingerprint(
+            source, tokenizer, split
+        )
+
+
+def test_slices_are_those_of_the_whole(source):
+    found = stream(source, Bytes(), "train", "")
+    whole = found[:]
+    for first in range(0, len(found), 97):
+        for size in (0, 1, 399, 400, 1300):
+            assert found[first : first + size].tolist() == whole[first : first + size].tolist()
+    assert found[-5:].tolist() == whole[-5:].tolist()
+
+
+def test_the_manifest_has_the_hashes_of_text_and_tokens(made, tmp_path):
+    kept = json.loads((made.folder / "manifest.json").read_text())
+    assert [name for name, _ in kept["facts"]["files"]] == ["a.jsonl", "b.jsonl"]
+    assert kept["facts"]["files"] == contents.facts_of(sorted(map(Place, tmp_path.glob("*.jsonl"))))
+    assert len(kept["shards"]) > 5 and kept["is_complete"]
+    for shard in kept["shards"]:
+        raw = (made.folder / shard["name"]).read_bytes()
+        assert zlib.crc32(raw) == shard["crc32"] and len(raw) == 2 * shard["tokens"]
+
+
+def test_what_is_prepared_is_found_again_wherever_the_text_lies(made, source, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in tmp_path.glob("*.jsonl"):
+        file.rename(other / file.name)
+    capsys.readouterr()
+    moved = TextFiles(str(other / "*.jsonl"), validation=3, test=5)
+    assert prepared(moved, Bytes(), "") == made
+    assert capsys.readouterr().out == ""
+    assert prepared(moved, Characters().fit(TEXTS), "").folder != made.folder
+
+
+def test_processes_give_the_same_shards(made, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "PARALLEL_BYTES", 0)
+    monkeypatch.setattr(prepare, "cores", lambda: 2)
+    found = prepared(source, Bytes(), str(tmp_path / "store"))
+    assert found.shards == made.shards and found.folder.parent == Place(tmp_path / "store")
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_it_goes_on_after_the_last_whole_shard(count, made, source, tmp_path, monkeypatch):
+    written = []
+
+    def dying(path, raw):
+        if path.suffix == ".uint16":
+            if len(written) == count:
+                raise KeyboardInterrupt
+            written.append(path.name)
+        shards.write(path, raw)
+
+    monkeypatch.setattr(prepare, "write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(source, Bytes(), str(tmp_path / "store"))
+    monkeypatch.setattr(
+        prepare, "write", lambda path, raw: (written.append(path.name), shards.write(path, raw))
+    )
+    found = prepared(source, Bytes(), str(tmp_path / "store"))
+    assert found.shards == made.shards and len(written) == len(set(written))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[7] ^= 4
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize(
+    "damage, said",
+    [(Path.unlink, "it is not there"), (cut, "tokens is"), (flip, "crc32 is")],
+)
+def test_a_damaged_shard_is_made_again(damage, said, number, made, source, capsys):
+    expected = [(made.folder / shard.name).read_bytes() for shard in made.shards]
+    path = Path(made.folder / made.shards[number].name)
+    damage(path)
+    contents.measured.cache_clear()
+    assert prepared(source, Bytes(), "") == made
+    assert f"{path} is not what was kept of the text: {said}" in capsys.readouterr().out
+    assert [(made.folder / shard.name).read_bytes() for shard in made.shards] == expected
+
+
+def test_lengths_that_are_gone_are_made_again(made, source):
+    path = Path(made.folder / made.shards[1].name).with_suffix(".lengths")
+    raw = path.read_bytes()
+    path.unlink()
+    assert prepared(source, Bytes(), "") == made and path.read_bytes() == raw
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"shards": 3}'])
+def test_a_damaged_manifest_is_made_again(text, made, source):
+    (made.folder / "manifest.json").write_text(text)
+    assert prepared(source, Bytes(), "") == made
+
+
+def test_a_full_disk_is_told_and_work_goes_on(made, source, tmp_path, monkeypatch):
+    replace, left = os.replace, [5]
+
+    def full(*arguments):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(*arguments)
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    with pytest.raises(UserError, match="No space left on device. Free some space"):
+        prepared(source, Bytes(), str(tmp_path / "store"))
+    monkeypatch.undo()
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 400)
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 7)
+    assert not list((tmp_path / "store").rglob("*.part"))
+    assert prepared(source, Bytes(), str(tmp_path / "store")).shards == made.shards
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_text_that_cannot_be_encoded_is_named(count, source, monkeypatch):
+    monkeypatch.setattr(prepare, "PARALLEL_BYTES", 0 if count else 1 << 30)
+    monkeypatch.setattr(prepare, "cores", lambda: count)
+    with pytest.raises(UserError, match=r"a.jsonl, line 2: .*character 'é' at offset 15"):
+        prepared(source, Characters("".join({*"".join(TEXTS)} - {"é"})), "")
+
+
+def test_a_text_that_changed_under_the_same_name_is_another(made, source, tmp_path):
+    path = tmp_path / "b.jsonl"
+    path.write_text(path.read_text().replace("abc", "cba"))
+    assert prepared(TextFiles(source.path), Bytes(), "").folder != made.folder
+
+
+def test_a_process_that_is_killed_and_one_that_waits(source, tmp_path, monkeypatch, made):
+    """One is killed while it tokenises; of two that then start at once, one makes the rest."""
+    store = tmp_path / "store"
+    words = (
+        "import sys, time\n"
+        "from md4_jax.data import prepare, shards\n"
+        "from md4_jax.data.sources.files import TextFiles\n"
+        "from md4_jax.data.tokenizers import Bytes\n"
+        "prepare.SHARD_TOKENS, prepare.BATCH_DOCUMENTS = 400, 7\n"
+        "prepare.write = lambda *a: (time.sleep(0.1), shards.write(*a))\n"
+        "source = TextFiles(sys.argv[1], validation=11, test=0.1)\n"
+        "prepare.prepared(source, Bytes(), sys.argv[2])\n"
+    )
+    command = [sys.executable, "-c", words, source.path, str(store)]
+    killed = subprocess.Popen(command)
+    until = time.monotonic() + 30
+    while len(list(store.rglob("*.uint16"))) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    left = len(list(store.rglob("*.uint16")))
+    assert 3 <= left < len(made.shards)
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("tokenising text into" in out for out in said) == 1
+    assert sum("waiting: tokenising text is under way in process" in out for out in said) == 1
+    assert prepared(source, Bytes(), str(store)).shards == made.shards
+
+
+def test_small_texts_keep_one_file_for_each_split(source, tmp_path):
+    assert not prepare.is_sharded(source, "") and prepare.is_sharded(source, "somewhere")
+    (tmp_path / "few.txt").write_text("one document")
+    assert not prepare.is_sharded(TextFiles(str(tmp_path / "few.txt")), "somewhere")
+
+
+def test_joined_checksums():
+    draw = np.random.default_rng(0)
+    for first, second in ((0, 5), (5, 0), (1, 1), (1000, 37), (3, 70_000)):
+        a, b = draw.bytes(first), draw.bytes(second)
+        assert shards.joined_crc(zlib.crc32(a), zlib.crc32(b), second) == zlib.crc32(a + b)
+
+
+def test_gpt2_tokens_of_real_text(shared):
+    path = shared("openwebtext/openwebtext-900.jsonl")
+    tokenizer = BytePairs(path=str(shared("gpt2_bpe")))
+    source = TextFiles(str(path), validation=50, test=100)
+    for split in SPLITS:
+        found = stream(source, tokenizer, split, "")
+        assert fingerprint(source, tokenizer, split, "") == packing.fingerprint(
+            source, tokenizer, split
+        )
+        assert found[-1:].tolist() == [tokenizer.eot_id]

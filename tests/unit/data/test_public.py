@@ -1,0 +1,248 @@
+"""Public corpora and the hub, played by small stand-ins and a server of this machine."""
+
+import hashlib
+import io
+import itertools
+import json
+import shutil
+import tarfile
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from md4_jax.data import prepare
+from md4_jax.data.prepare import prepared, stream
+from md4_jax.data.sources import corpora
+from md4_jax.data.sources.corpora import CORPORA, section_of
+from md4_jax.data.sources.public import PublicText
+from md4_jax.data.sources.splits import SPLITS
+from md4_jax.data.tokenizers import Bytes
+from md4_jax.protocols import UserError
+
+
+def read(source) -> list[list[str]]:
+    """The documents of each split, from the shards; those of `documents` are the same."""
+    found = []
+    for split in SPLITS:
+        text = Bytes().decode(stream(source, Bytes(), split, "")[:])
+        found.append(text.split("<|endoftext|>")[:-1])
+        assert list(source.documents(split)) == found[-1]
+    return found
+
+
+def add(archive, name, raw):
+    member = tarfile.TarInfo(name)
+    member.size = len(raw)
+    archive.addfile(member, io.BytesIO(raw))
+
+
+def openwebtext(path, count=60):
+    """OpenWebText's layout: archives of texts in an archive, neither in the order of names."""
+    texts = {f"{n:07}-{n:032x}.txt": f"page {n}\n\n\n\nand more\n" for n in range(count)}
+    with tarfile.open(path, "w:xz") as outer:
+        for first in reversed(range(0, count, 20)):
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w:xz") as archive:
+                for name in reversed(list(texts)[first : first + 20]):
+                    add(archive, name, texts[name].encode())
+            add(outer, f"openwebtext/urlsf_subset{first:02}-1_data.xz", inner.getvalue())
+    return [f"page {n}\n\nand more" for n in range(count)]
+
+
+def table(texts) -> bytes:
+    made = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": texts, "id": list(range(len(texts)))}), made)
+    return made.getvalue()
+
+
+def test_openwebtext_in_the_cache_is_split_as_the_field_does(cache):
+    cache.mkdir()
+    expected = openwebtext(cache / "openwebtext.tar.xz")
+    source = PublicText("openwebtext", test=7, validation=0.1)
+    train, validation, test = read(source)
+    assert train + validation + test == expected
+    assert (len(validation), test) == (6, expected[-7:])
+    with pytest.raises(UserError, match="test 100000 of 60 documents"):
+        read(PublicText("openwebtext"))
+    (warning,) = source.warnings
+    assert "openwebtext.tar.xz (SHA-256" in warning and "is not the published file" in warning
+
+
+def test_the_published_file_is_known_without_being_there(cache, monkeypatch):
+    """Prepared once, it is found again when the archive is gone, and nothing is asked."""
+    cache.mkdir()
+    openwebtext(cache / "openwebtext.tar.xz")
+    sha = hashlib.sha256((cache / "openwebtext.tar.xz").read_bytes()).hexdigest()
+    file = CORPORA["openwebtext"].files[0]._replace(sha256=sha)
+    recipe = CORPORA["openwebtext"]._replace(files=(file,), test=7)
+    monkeypatch.setitem(corpora.CORPORA, "openwebtext", recipe)
+    assert PublicText("openwebtext").warnings == ()
+    made = prepared(PublicText("openwebtext"), Bytes(), "")
+    (cache / "openwebtext.tar.xz").unlink()
+    (folder,) = (path for path in cache.glob("openwebtext-*") if path.is_dir())
+    shutil.rmtree(folder)
+    assert prepared(PublicText("openwebtext"), Bytes(), "") == made
+
+
+def test_an_archive_that_is_cut_is_not_taken_for_whole(cache):
+    cache.mkdir()
+    path = cache / "openwebtext.tar.xz"
+    expected = openwebtext(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="openwebtext.tar.xz cannot be read.*Fetch it again"):
+        prepared(PublicText("openwebtext", test=7), Bytes(), "")
+    path.write_bytes(whole)
+    found = read(PublicText("openwebtext", test=7))
+    assert list(itertools.chain(*found)) == expected
+
+
+def test_another_archive_of_the_same_name(cache):
+    cache.mkdir()
+    with tarfile.open(cache / "openwebtext.tar.xz", "w:xz") as archive:
+        add(archive, "a.txt", b"text")
+    with pytest.raises(UserError, match=r"holds no \*_data.xz: it is not OpenWebText's archive"):
+        prepared(PublicText("openwebtext"), Bytes(), "")
+
+
+def test_lm1b(tmp_path):
+    path = tmp_path / "lm1b.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for folder, files in (("training-monolingual", 3), ("heldout-monolingual", 2)):
+            for n in range(files):
+                texts = "".join(f"{folder} {n} {k} .\n" for k in range(10))
+                add(archive, f"r13output/{folder}.tokenized.shuffled/news-{n}", texts.encode())
+    train, validation, test = read(PublicText("lm1b", path=str(path), validation=4))
+    assert (len(train), len(validation), len(test)) == (26, 4, 20)
+    assert train[0] == "training-monolingual 0 0 ." and test[-1] == "heldout-monolingual 1 9 ."
+    assert validation[0] == "training-monolingual 2 6 ."
+
+
+def test_ptb_is_downloaded(cache, server, monkeypatch):
+    files = []
+    for name in ("train", "valid", "test"):
+        server.files[f"/ptb.{name}.txt"] = f" words of {name} \n <unk> n \n".encode()
+        files.append(corpora.File(f"{server.url}/ptb.{name}.txt"))
+    monkeypatch.setitem(corpora.CORPORA, "ptb", CORPORA["ptb"]._replace(files=tuple(files)))
+    found = read(PublicText("ptb"))
+    assert found == [[f" words of {n} \n <unk> n \n"] for n in ("train", "valid", "test")]
+    assert len(server.asked) == 3
+    server.shutdown()
+    assert read(PublicText("ptb")) == found
+
+
+@pytest.fixture
+def on_hub(server, monkeypatch):
+    """Puts files of a data set on the hub that the server plays, two on a page."""
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+    def on_hub(dataset, folder, files, branch="main"):
+        server.files[f"/api/datasets/{dataset}/revision/{branch}"] = b'{"sha": "abc123"}'
+        entries = []
+        for name, raw in files.items():
+            server.files[f"/datasets/{dataset}/resolve/abc123/{name}"] = raw
+            lfs = {"oid": hashlib.sha256(raw).hexdigest(), "size": len(raw)}
+            entry = {"type": "file", "path": name, "size": len(raw)}
+            entries.append(entry | ({"lfs": lfs} if name.endswith("parquet") else {}))
+        tree = f"/api/datasets/{dataset}/tree/abc123/{folder}?recursive=true"
+        server.files[tree] = json.dumps(entries[:2]).encode()
+        server.links[tree] = f'<{server.url}{tree}&cursor=x>; rel="next"'
+        server.files[f"{tree}&cursor=x"] = json.dumps(entries[2:]).encode()
+
+    return on_hub
+
+
+def test_wikitext_has_articles(on_hub, server):
+    rows = ["", " = One = \n", "", " text of one \n", " = = Part = = \n", " more \n", " = Two = \n"]
+    folder = "wikitext-2-raw-v1"
+    names = [f"{folder}/{name}-00000-of-00001.parquet" for name in ("test", "train", "validation")]
+    on_hub("Salesforce/wikitext", folder, {name: table([*rows, name]) for name in names})
+    train, validation, test = read(PublicText("wikitext2"))
+    one = " = One = \n text of one \n = = Part = = \n more \n"
+    assert train == ["", one, f" = Two = \n{names[1]}"]
+    assert validation[-1].endswith(names[2]) and test[-1].endswith(names[0])
+    asked = len(server.asked)
+    assert read(PublicText("wikitext2"))[0] == train and len(server.asked) == asked
+
+
+def test_fineweb_edu_comes_file_by_file_and_need_not_stay(on_hub, server, cache, monkeypatch):
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 100)
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 7)
+    names = [f"sample/10BT/{n:03}_00000.parquet" for n in range(3)]
+    texts = [f"page {n} of the web" for n in range(90)]
+    files = {name: table(texts[30 * n : 30 * n + 30]) for n, name in enumerate(names)}
+    on_hub("HuggingFaceFW/fineweb-edu", "sample/10BT", {**files, "sample/10BT/README.md": b"no"})
+    source = PublicText("fineweb_edu", validation=5, test=5, keep_files=False)
+    made = prepared(source, Bytes(), "")
+    assert [name for name, _ in source.facts()] == [
+        "000_00000.parquet",
+        "001_00000.parquet",
+        "002_00000.parquet",
+    ]
+    assert not list(cache.rglob("*.parquet"))
+    asked = len(server.asked)
+    again = PublicText("fineweb_edu", validation=5, test=5)
+    assert prepared(again, Bytes(), "") == made and len(server.asked) == asked
+    assert list(itertools.chain(*read(again))) == texts
+
+
+def test_any_data_set_of_the_hub(on_hub, server, monkeypatch):
+    """With a split of its own, a folder, a login, and files that the hub has converted."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    lines = "".join(json.dumps({"body": f"line {n}"}) + "\n" for n in range(40)).encode()
+    files = {"data/a/test.jsonl": lines[:170], "data/a/train.jsonl": lines}
+    on_hub("some/set", "", {"script.py": b"no"})
+    on_hub("some/set", "", files, branch="refs%2Fconvert%2Fparquet")
+    found = read(PublicText("some/set", text_key="body", validation=0.1))
+    assert [len(texts) for texts in found] == [36, 4, 9]
+    assert server.headers["Authorization"] == "Bearer secret"
+
+
+def test_what_the_hub_refuses(on_hub, server):
+    for code, words in ((401, "needs a login"), (403, "needs a login"), (404, "no such data set")):
+        server.codes["/api/datasets/some/set/revision/main"] = code
+        with pytest.raises(UserError, match=rf"some/set: .*{words}.*HTTP {code}.*HF_TOKEN"):
+            prepared(PublicText("some/set"), Bytes(), "")
+    server.files["/api/datasets/some/set/revision/main"] = b'{"sha": "abc123"}'
+    with pytest.raises(UserError, match=r"no folder 'nowhere' \(data.folder\)"):
+        prepared(PublicText("some/set", folder="nowhere"), Bytes(), "")
+    on_hub("some/set", "", {"script.py": b"no"})
+    with pytest.raises(UserError, match="some/set has no files of text"):
+        prepared(PublicText("some/set"), Bytes(), "")
+    on_hub("some/set", "", {"a.parquet": table(["text"])})
+    with pytest.raises(UserError, match=r"a.parquet: no key 'body' \(data.text_key\); it has id"):
+        prepared(PublicText("some/set", text_key="body"), Bytes(), "")
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(UserError, match="other/set: .* does not answer .*refused.*set data.path"):
+        prepared(PublicText("other/set"), Bytes(), "")
+
+
+def test_a_file_of_the_hub_with_a_wrong_checksum(on_hub, server):
+    on_hub("some/set", "", {"a.parquet": table(["text"])})
+    server.files["/datasets/some/set/resolve/abc123/a.parquet"] = table(["other"])
+    with pytest.raises(UserError, match="a.parquet: the SHA-256 of what came is .*start again"):
+        prepared(PublicText("some/set"), Bytes(), "")
+
+
+def test_an_unknown_corpus():
+    with pytest.raises(UserError, match="'openwebtex' is not known. Known are openwebtext, lm1b"):
+        PublicText("openwebtex")
+
+
+@pytest.mark.parametrize(
+    "name, section",
+    [
+        ("wikitext-2-raw-v1/validation-00000-of-00001.parquet", "validation"),
+        ("ptb.valid.txt", "validation"),
+        ("dev.jsonl", "validation"),
+        ("x/heldout-monolingual/news", "test"),
+        ("x/training-monolingual/news", "train"),
+        ("data/test-0.parquet", "test"),
+        ("latest/contest.txt", "train"),
+    ],
+)
+def test_sections_by_name(name, section):
+    assert section_of(name) == section
