@@ -96,11 +96,11 @@ def devices_of(topology: str) -> list:
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
-    """Returns the network's parameters, depth and width, and the length of a sequence."""
+    """Returns the numbers in the network's arrays, its depth and width, and a sequence's length."""
     params = abstract_state(experiment).params["network"]
     network = experiment.config["network"]
     return {
-        "parameters": experiment.network.size(params),
+        "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
         "length": experiment.data.length,
         **{name: network[name] for name in ("depth", "size") if name in network},
     }

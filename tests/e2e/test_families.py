@@ -58,7 +58,10 @@ def evaluations(workdir) -> int:
 
 # Their code is that of another family here, or of one that learns a known source
 # (test_entropy.py); they run in the campaign.
-ALIKE = ("md4", "radd_t_dce", "sedd_absorb", "d3pm_uniform", "d3pm_gauss", "udlm", "tauldr_uniform")
+ALIKE = (
+    "md4", "radd_t_dce", "sedd_absorb", "d3pm_absorb", "d3pm_uniform", "d3pm_gauss", "udlm",
+    "tauldr_uniform",
+)  # fmt: skip
 EVERY = [
     pytest.param(family, marks=pytest.mark.campaign if family in ALIKE else [])
     for family in FAMILIES

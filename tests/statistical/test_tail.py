@@ -53,6 +53,7 @@ def test_a_tail_of_gpt2_size(each, rows):
     assert right(tails(draw.categorical, logits, rows, 9000), rows, tail)
 
 
+@pytest.mark.campaign
 def test_noise_of_few_bits_has_no_such_tail():
     """The test above has power: JAX's default noise is refused, n = 11,264, 28 expected."""
     logits, tail = with_tail(GPT2, 5e-8)

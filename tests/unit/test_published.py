@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from configs import networks
 from md4_jax.networks import published
@@ -18,9 +19,7 @@ from md4_jax.processes.schedules import Geometric, Linear, LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, batch_of
 
-safetensors = pytest.importorskip("safetensors.numpy")
-PEERS = Path(__file__).parents[3] / "shared" / "peers"
-pytestmark = pytest.mark.skipif(not PEERS.exists(), reason="needs the instances in ../shared/peers")
+INSTANCES = Path(__file__).parents[1] / "published"
 CLOSE = 1e-5
 SIZES = dict(vocab_size=11, size=32, depth=2, heads=2)
 DIT = SIZES | networks.DIT | dict(condition=16)
@@ -46,9 +45,8 @@ NETWORKS = {
 
 def peer(name: str) -> tuple[dict, dict]:
     """Returns the answers and the arrays of one instance."""
-    return json.loads((PEERS / f"{name}.json").read_text()), safetensors.load_file(
-        PEERS / f"{name}.safetensors"
-    )
+    answers = json.loads((INSTANCES / f"{name}.json").read_text())
+    return answers, load_file(INSTANCES / f"{name}.safetensors")
 
 
 def ours(name: str, t, *, scan: bool = True, clean=None) -> np.ndarray:
