@@ -51,7 +51,7 @@ def folder(cache) -> Path:
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [Bytes(), Characters(), Characters("".join({*"".join(TEXTS)}))]
+    "tokenizer", [Bytes(), Characters(), Characters("".join({*"".join(TEXTS), "\n"}))]
 )
 def test_splits_are_those_of_files_of_tokens(tokenizer, source):
     """With an end of text, with separators, and without either: tokens and checksums."""
