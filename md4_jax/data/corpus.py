@@ -109,14 +109,18 @@ class Corpus:
         stride  tokens from the start of a window to that of the next; the tokens that two windows
                 share are only conditioned on in the second. 0: adjacent windows
         """
-        if stride and self._has_rows:
-            raise UserError(f"stride={stride} slides over text; this data is single examples")
+        self.check_stride(stride)
         return loader.eval_batches(
             self._sequences(split, step=stride, conditional=bool(stride)),
             batch_size=batch_size,
             rows=rows,
             text_size=self._text_size(are_texts=self._has_rows),
         )
+
+    def check_stride(self, stride: int) -> None:
+        """Raises UserError for windows that slide over single examples."""
+        if stride and self._has_rows:
+            raise UserError(f"stride={stride} slides over text; this data is single examples")
 
     def batches_of(
         self, tokens: np.ndarray, *, batch_size: int, rows: np.ndarray
