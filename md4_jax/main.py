@@ -1,13 +1,19 @@
 """Entry point: parses the command line, loads the config and runs a mode."""
 
+import argparse
 import datetime
 import sys
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema
+from md4_jax.config.load import PLACES, flatten
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed
+from md4_jax.runtime.commit import code_checksum
 from md4_jax.runtime.paths import place
 
 
@@ -26,7 +32,16 @@ def run(arguments: list[str]) -> int:
         workdir = place(f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}")
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
+    distributed.check_alike(_facts(flags, config))
     return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run))
+
+
+def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns all that the processes of one program must have in common."""
+    places = (*PLACES, "data.store")  # machines may keep the same data in different places
+    keys = {key: value for key, value in flatten(config) if key not in places}
+    code = {"md4_jax": code_checksum(), "jax": jax.__version__}
+    return {**keys, "--mode": flags.mode, "--evals": flags.evals, **code}
 
 
 def main() -> None:

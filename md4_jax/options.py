@@ -5,6 +5,12 @@ import dataclasses
 from md4_jax.protocols import UserError
 
 
+def check_seed(key: str, seed: int) -> None:
+    """Raises UserError for a seed that is not a 32-bit number."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"{key} must lie between 0 and {2**32 - 1}, not {seed}")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """Keys of the `data` section for every source.
@@ -59,6 +65,7 @@ class TrainOptions:
         for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        check_seed("train.seed", self.seed)
         if self.seconds < 0:
             raise UserError(f"train.seconds must not be negative, not {self.seconds}")
         if not 0 <= self.ema < 1:
@@ -107,6 +114,7 @@ class SampleOptions:
     judge: str = ""
 
     def __post_init__(self):
+        check_seed("sample.seed", self.seed)
         for name in ("num", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")

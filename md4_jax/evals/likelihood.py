@@ -15,6 +15,7 @@ from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.draws import antithetic_times, draws
+from md4_jax.options import check_seed
 from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
@@ -51,6 +52,7 @@ class LikelihoodBound:
 
     def __post_init__(self):
         check_data(self)
+        check_seed("seed", self.seed)
         if self.draws < 1:
             raise UserError(f"draws must be at least 1, not {self.draws}")
         for name in ("every", "batch_size", "stride", "limit"):

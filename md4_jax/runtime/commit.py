@@ -2,6 +2,7 @@
 
 import functools
 import subprocess
+import zlib
 from pathlib import Path
 
 import md4_jax
@@ -22,3 +23,11 @@ def commit() -> str:
         return run("rev-parse", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def code_checksum() -> int:
+    """Returns the CRC-32 of the package's source files."""
+    found = 0
+    for path in sorted(Path(md4_jax.__file__).parent.rglob("*.py")):
+        found = zlib.crc32(path.read_bytes(), found)
+    return found
