@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema
 from md4_jax.config.load import PLACES, flatten
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed
-from md4_jax.runtime.commit import code_checksum
+from md4_jax.runtime.commit import code
 from md4_jax.runtime.paths import place
 
 
@@ -40,8 +38,7 @@ def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
     """Returns all that the processes of one program must have in common."""
     places = (*PLACES, "data.store")  # machines may keep the same data in different places
     keys = {key: value for key, value in flatten(config) if key not in places}
-    code = {"md4_jax": code_checksum(), "jax": jax.__version__}
-    return {**keys, "--mode": flags.mode, "--evals": flags.evals, **code}
+    return {**keys, "--mode": flags.mode, "--evals": flags.evals, **code()}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ ALLOWED = {
     "samplers": {"options", "processes", "runtime"},
     "generate": {"options", "runtime"},
     "experiment": {"options", "runtime"},
-    "evals": {"data", "experiment", "generate", "objectives", "runtime", "samplers"},
+    "evals": {"data", "experiment", "generate", "objectives", "options", "runtime", "samplers"},
     "training": {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
