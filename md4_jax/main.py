@@ -10,7 +10,7 @@ from md4_jax import modes
 from md4_jax.config import command, foreign, schema
 from md4_jax.config.load import PLACES, flatten
 from md4_jax.protocols import UserError
-from md4_jax.runtime import distributed
+from md4_jax.runtime import distributed, streams
 from md4_jax.runtime.commit import code
 from md4_jax.runtime.paths import place
 
@@ -43,6 +43,7 @@ def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     modes.silence_libraries()
+    streams.outlive()
     try:
         code = run(sys.argv[1:])
     except UserError as error:
