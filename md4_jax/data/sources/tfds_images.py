@@ -21,6 +21,7 @@ class TfdsImages(ImageSource):
     dataset, data_dir, validation_split, test_split, validation, test  as in `TfdsText`
     image_key  name of the image feature
     label_key  name of the class feature; "": the images have no classes
+    image_shape  (H, W, C); (): that of the image feature, or of the first image if it has none
     levels     levels of each channel; 256 keeps the values as they are
     labels     whether the classes are used
     flip       whether training mirrors each image, left to right, with probability 1/2
@@ -31,6 +32,7 @@ class TfdsImages(ImageSource):
     dataset: str
     image_key: str = "image"
     label_key: str = "label"
+    image_shape: tuple[int, ...] = ()
     data_dir: str | None = None
     validation_split: str | None = None
     test_split: str | None = None
@@ -42,10 +44,10 @@ class TfdsImages(ImageSource):
 
     @functools.cached_property
     def shape(self) -> tuple[int, int, int]:
-        """Returns the shape of the image feature, or of the first image if it has none."""
-        stated = tuple(self._feature("image_key").shape)
+        """Returns the shape of all images."""
+        stated = self.image_shape or tuple(self._feature("image_key").shape)
         if None not in stated:
-            return stated
+            return tuple(stated)
         record, _ = next(self._reader.records("train"))
         return np.shape(record[self.image_key])
 

@@ -34,6 +34,9 @@ def test_images_and_classes_of_tfds(prepared):
         assert images[:, 3, 2].tolist() == [[number, 102, number] for number in numbers]
         assert rows.context["label"].tolist() == [number % 2 for number in numbers]
     assert TfdsImages("tiny", data_dir=prepared, label_key="").domain().labels == ()
+    wrong = TfdsImages("tiny", data_dir=prepared, image_shape=(5, 4, 3))
+    with pytest.raises(UserError, match=r"tiny, test, example 0: the image is uint8 of shape .4, "):
+        wrong.rows("test")
 
 
 def test_features_that_are_not_there(prepared):
