@@ -137,6 +137,10 @@ class PromptOptions:
     templates  file with a template in each line, sampled `num` times each; a line break within a
                template is written \\n
     blank      the visible character of a token to be filled
+    inpaint    picture of the size of the data, of which a part is filled
+    image_from examples of the data instead, by split and number: test:3, or test:0,3,7
+    mask       picture of the same size: white is to be filled
+    box        rectangle to be filled instead: top, left, height, width
     """
 
     prompt: str = ""
@@ -144,6 +148,10 @@ class PromptOptions:
     template: str = ""
     templates: str = ""
     blank: str = "_"
+    inpaint: str = ""
+    image_from: str = ""
+    mask: str = ""
+    box: tuple[int, ...] = ()
 
     def __post_init__(self):
         if len(self.blank) != 1:

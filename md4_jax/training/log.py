@@ -143,6 +143,8 @@ class TrainLog:
         """
         numbers = numbers_of(result)
         self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
+        if "picture" in result:
+            self._writer.picture(step, name, result["picture"])
         if name == self._settings.held_out and self._settings.is_bound:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
             self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"

@@ -53,7 +53,7 @@ CAGES = {
     "tensorboardX": {"training"},
     "tqdm": {"training", "data"},
     "matplotlib": {"generate"},
-    "PIL": {"generate"},
+    "PIL": {"data", "generate"},
     "etils": {"runtime"},
     "fsspec": {"runtime"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
