@@ -82,9 +82,8 @@ def test_a_config_builds(path: str):
     is_told = config["network"]["time_conditioning"]
     is_told &= config["process"].get("conditioning") != "zero"
     assert built.network.time_free == (not is_told)
-    assert built.process.vocab_size == domain.vocab_size and built.grid.shape == (
-        built.sample.steps + 1,
-    )
+    assert built.process.vocab_size == domain.vocab_size
+    assert built.grid.shape == (built.sample.steps + 1,)
     assert reported(built).objective.is_bound(built.process)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(params)) > 1e5
