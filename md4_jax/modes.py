@@ -75,8 +75,9 @@ def train_mode(call: Call) -> int:
         _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
         return 128 + signalled
     step, results = _evaluated(experiment, suite, suite.final(), workdir)
+    best = runs.best_line(experiment, workdir)
     if jax.process_index() == 0:
-        _say(_summary(workdir, step, results) + runs.best_line(experiment, workdir))
+        _say(_summary(workdir, step, results) + best)
     return 0
 
 

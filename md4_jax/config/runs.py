@@ -13,8 +13,9 @@ from md4_jax.evals.likelihood import main_bound, reported
 from md4_jax.evals.suite import Judge
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
-from md4_jax.runtime.sharding import path_name
+from md4_jax.runtime.sharding import max_over_processes, path_name
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of
 from md4_jax.training.loop import abstract_state
@@ -54,12 +55,14 @@ def _asked_step(experiment: Experiment, workdir: Place, steps: list[int]) -> int
             f"steps {steps}"
         )
     found = best(experiment, workdir, steps)
-    if found is None:
+    # On a shared disk the last rows may be there for the process that wrote them alone.
+    step = max_over_processes(found.step if found and is_first() else 0)
+    if not step:
         raise UserError(
             f"eval.checkpoint='best': none of the checkpoints of {workdir} was evaluated by "
             f"evals.{experiment.checkpoint.best} (checkpoint.best); they are of steps {steps}"
         )
-    return found.step
+    return step
 
 
 def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:
