@@ -195,7 +195,13 @@ def get_config() -> ConfigDict:
             ),
             checkpoint=dict(
                 every=5000,  # steps between saves
+                seconds=0.0,  # longest time between saves; 0: no limit
                 keep=3,  # newest checkpoints kept
+                keep_every=0,  # steps between checkpoints that are kept for ever; 0: none
+                best="",  # evaluator whose best checkpoint is kept too; '': none
+            ),
+            eval=dict(
+                checkpoint="newest",  # what is evaluated and sampled: newest | best | a step
             ),
             log=dict(
                 every=100,  # steps between lines of metrics

@@ -14,6 +14,7 @@ from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
+    EvalOptions,
     LogOptions,
     MeshOptions,
     PlanOptions,
@@ -62,10 +63,11 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
         evals=evaluators(config, objective, process, network),
         sample=sample,
         prompt=prompt,
-        checkpoint=options_from(CheckpointOptions, config["checkpoint"]),
+        checkpoint=options_from(CheckpointOptions, config.get("checkpoint", {})),
+        eval=options_from(EvalOptions, config.get("eval", {})),
         log=options_from(LogOptions, config["log"]),
-        bench=options_from(BenchOptions, config["bench"]),
-        plan=options_from(PlanOptions, config["plan"]),
+        bench=options_from(BenchOptions, config.get("bench", {})),
+        plan=options_from(PlanOptions, config.get("plan", {})),
     )
     validate(experiment)
     return experiment

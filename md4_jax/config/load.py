@@ -21,8 +21,8 @@ FILE = "config.json"
 # Where the data lies; whether it is the same data is checked by its tokens.
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
-FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
-FREE += ("data.store", "data.keep_files")
+FREE = ("mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
+FREE += ("train.seconds", "data.store", "data.keep_files")
 FREE += PLACES
 
 # Sections of an evaluator that the command line may add.

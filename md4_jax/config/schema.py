@@ -19,6 +19,7 @@ from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
+    EvalOptions,
     LogOptions,
     MeshOptions,
     PlanOptions,
@@ -61,9 +62,17 @@ CLASSES = {
     "mesh": (MeshOptions,),
     "sample": (SampleOptions, PromptOptions, Transform),
     "checkpoint": (CheckpointOptions,),
+    "eval": (EvalOptions,),
     "log": (LogOptions,),
     "bench": (BenchOptions,),
     "plan": (PlanOptions,),
+}
+# Sections that a config may lack, or some of whose keys, because they came later -> defaults.
+LATER = {
+    "bench": BenchOptions(),
+    "checkpoint": CheckpointOptions(),
+    "eval": EvalOptions(),
+    "plan": PlanOptions(),
 }
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
@@ -121,10 +130,10 @@ def check_keys(config: Mapping[str, Any]) -> None:
         if section not in (*top, "evals"):
             raise unknown("config section", section, sorted({*top, "evals"}))
     for section in sorted({*top, "evals"}):
-        if section not in config:
+        if section not in config and section not in LATER:
             raise UserError(f"the config has no section {section!r}; start from configs/base.py")
     for section in sorted(top):
-        _check_section(section, config[section])
+        _check_section(section, config.get(section, {}))
     if not isinstance(config["evals"], Mapping):
         raise UserError(f"evals must be a section (a dict), not {config['evals']!r}")
     for name, section in config["evals"].items():
@@ -246,9 +255,8 @@ def load_config(
     config = config_lib.load(path) if path else copy.deepcopy(kept)
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())
-    if kept is not None:  # older versions did not have these modes
-        for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
-            config[name] = dataclasses.asdict(options) | config.get(name, {})
+    for name, options in LATER.items():
+        config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)
     if kept is not None:

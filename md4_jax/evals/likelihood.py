@@ -49,6 +49,7 @@ class LikelihoodBound:
     seed: int = 0
 
     needs_data: ClassVar[bool] = True
+    main_figure: ClassVar[str] = "nats_per_token"
 
     def __post_init__(self):
         check_data(self)

@@ -10,6 +10,7 @@ import functools
 import math
 import re
 import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -209,15 +210,16 @@ def to_host(tree: Params) -> Params:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def max_over_processes(number: int, *, now: bool = True) -> int:
-    """Returns the largest of the numbers of all processes, on every process.
+def max_over_processes(number: int) -> int:
+    """Returns the largest of the numbers of all processes, on every process."""
+    return max_of_each([number])[0]
 
-    Several processes communicate only if `now`, which must be equal on all of them; otherwise
-    the answer is 0.
-    """
+
+def max_of_each(numbers: Sequence[int]) -> list[int]:
+    """Returns the largest value over all processes of each number, on every process."""
     if jax.process_count() == 1:
-        return number
-    return int(np.max(to_host(np.asarray([number])))) if now else 0
+        return list(numbers)
+    return np.max(to_host(np.asarray([numbers])), axis=0).tolist()
 
 
 def table(tree: Params, mesh: Mesh) -> str:

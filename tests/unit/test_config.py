@@ -1,11 +1,12 @@
 """Reading config files, overrides from the command line, and comparing with a run's own."""
 
 import json
+import types
 from pathlib import Path
 
 import pytest
 
-from md4_jax.config import command, schema
+from md4_jax.config import build, command, schema
 from md4_jax.config import load as config
 from md4_jax.config.schema import accepts
 from md4_jax.protocols import UserError
@@ -183,6 +184,27 @@ def test_a_run_with_one_eval_section_has_the_evaluators_that_it_stood_for(tmp_pa
     # It goes on with the config of today, in which what evaluates is free.
     tiny = Path(__file__).parents[1] / "e2e" / "tiny.py"
     config.check_same(found, schema.load_config(str(tiny), {}), tmp_path)
+
+
+def test_a_run_on_files_of_owt_goes_on_with_its_directory_alone(tmp_path):
+    """Written when configs/owt.py read data.path, and had fewer keys for checkpoints."""
+    stored = Path(__file__).with_name("stored") / "config_of_owt_text.json"
+    (tmp_path / config.FILE).write_bytes(stored.read_bytes())
+    kept = config.stored(tmp_path)
+    assert (kept["data"]["name"], kept["data"]["test"]) == ("text", 100_000.0)
+    assert "eval" not in kept and set(kept["checkpoint"]) == {"every", "keep"}
+    found = schema.load_config(None, {}, tmp_path)
+    rules = {"every": 5000, "seconds": 0.0, "keep": 3, "keep_every": 0, "best": ""}
+    assert found == {**kept, "checkpoint": rules, "eval": {"checkpoint": "newest"}}
+    domain = types.SimpleNamespace(vocab_size=50257, eot_id=50256, unit="token")
+    made = build.experiment({**found, "mesh": {"data": 1}}, domain)
+    assert made.checkpoint.keep == 3 and made.eval.checkpoint == "newest"
+    assert schema.build_section("data", found["data"]).path == "data/openwebtext/*.jsonl"
+    new = {"checkpoint.best": "validation", "checkpoint.keep_every": "7", "eval.checkpoint": "best"}
+    found = schema.load_config(None, new, tmp_path)
+    made = build.experiment({**found, "mesh": {"data": 1}}, domain)
+    assert (made.checkpoint.best, made.checkpoint.keep_every) == ("validation", 7)
+    assert made.eval.checkpoint == "best"
 
 
 def test_an_old_run_without_n_gram_models_has_none(tmp_path):

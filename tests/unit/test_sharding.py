@@ -20,6 +20,7 @@ from md4_jax.runtime.sharding import (
     batch_shards,
     constrain,
     make_mesh,
+    max_of_each,
     max_over_processes,
     path_name,
     shardings_of,
@@ -192,7 +193,7 @@ def test_constrain_is_the_identity_without_a_mesh_and_pins_with_one():
 
 
 def test_one_process_asks_nobody():
-    assert max_over_processes(15, now=False) == 15 and max_over_processes(0, now=True) == 0
+    assert max_over_processes(15) == 15 and max_of_each([3, 0]) == [3, 0]
 
 
 def test_the_printed_table_names_every_parameter():
