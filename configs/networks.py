@@ -34,3 +34,12 @@ LLADA = dict(
     time_conditioning=False,
     initial="torch",
 )
+# The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
+DDPM = dict(
+    channels=128,
+    blocks=2,
+    multipliers=(1, 2, 2, 2),
+    attention_at=(16,),
+    input="intensity",
+    output="truncated_logistic",
+)
