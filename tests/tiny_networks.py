@@ -13,11 +13,11 @@ from md4_jax.networks.uvit import UViT
 
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
 # Images of 2 x 3 pixels with one channel are sequences of 6 too.
-CONVOLVED = dict(vocab_size=5, shape=(2, 3, 1), channels=32, blocks=1)
+CONVOLVED = dict(vocab_size=5, shape=(2, 3, 1), blocks=1)
 SIZES_OF = {
     Transformer: SIZES,
-    UNet: CONVOLVED,
-    UViT: CONVOLVED | dict(size=16, depth=2, heads=2, patch=1),
+    UNet: CONVOLVED | dict(channels=64),
+    UViT: CONVOLVED | dict(channels=32, size=16, depth=2, heads=2, patch=1),
     DiT: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, head_size=16),
 }
 Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])

@@ -47,7 +47,7 @@ class ResidualBlock(nn.Module):
         if skip is not None:
             x = jnp.concatenate([x, skip], axis=-1)
         y = GroupNorm(name="norm_1")(x, of_norm)
-        y = Convolution(self.size, dtype, o.convolution, name="conv_1")(y)
+        y = Convolution(self.size, dtype, name="conv_1")(y)
         if condition_BxD is not None and not o.adaptive:
             kernel = nn.initializers.zeros
             shift = nn.Dense(
@@ -58,7 +58,7 @@ class ResidualBlock(nn.Module):
         if keys is not None and o.dropout:
             keep = checkpoint_name(kept(keys, o.dropout, y.shape[1:]), "kept")
             y = scaled(y, keep, o.dropout)
-        y = Convolution(self.size, dtype, o.convolution, zeros=True, name="conv_2")(y)
+        y = Convolution(self.size, dtype, zeros=True, name="conv_2")(y)
         if x.shape[-1] != self.size:
             x = Linear(self.size, dtype, bias=True, name="shortcut")(x)
         x = x + y

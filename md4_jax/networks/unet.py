@@ -10,7 +10,7 @@ import jax
 
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.context import check_choices, check_rates
-from md4_jax.networks.convolution import CONVOLUTIONS, GROUPS, convolution_for
+from md4_jax.networks.convolution import GROUPS
 from md4_jax.networks.images import check_images, image_network
 from md4_jax.networks.ordinal import log_probabilities
 from md4_jax.networks.residual import REMAT
@@ -20,7 +20,6 @@ from md4_jax.protocols import Array, Network, Params, UserError
 
 CHOICES = {
     "attention": KERNELS,
-    "convolution": CONVOLUTIONS,
     "dtype": ("float32", "bfloat16"),
     "input": ("embedding", "intensity"),
     "output": ("categorical", "truncated_logistic"),
@@ -35,7 +34,8 @@ class UNet:
     The defaults are those of google-deepmind/md4 for CIFAR-10.
 
     shape              height, width and channels of the images, from the data
-    channels           of the residual blocks; a multiple of 32
+    channels           of the residual blocks; a multiple of 32. With 32 itself each channel is
+                       normalised alone, which removes what the time adds to it
     blocks             residual blocks of each resolution on the way down; one more on the way up
     multipliers        of `channels`, one for each resolution, the images' own first
     attention_at       heights of feature maps at which self-attention follows each block
@@ -48,7 +48,6 @@ class UNet:
     label_dropout      probability of hiding a training sequence's label
     dropout            share of entries that training drops before the second convolution of a block
     scan_blocks        compiles one block of each kind, with one resolution; False is faster on CPUs
-    convolution        direct; winograd, with fewer products; auto, the platform's best
     attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
     remat              what the backward pass computes again: none, only normalisation; full, blocks
     """
@@ -69,7 +68,6 @@ class UNet:
     label_dropout: float = 0.0
     dropout: float = 0.0
     scan_blocks: bool = True
-    convolution: str = "auto"
     attention: str = "auto"
     remat: str = "none"
     dtype: str = "float32"
@@ -124,7 +122,6 @@ class UNet:
         return dataclasses.replace(
             self,
             attention=kernel_for(self.attention, platform, self.attention_size, self.dtype),
-            convolution=convolution_for(self.convolution, platform, self.dtype),
         )
 
     def build(self, platform: str = "cpu") -> Network:

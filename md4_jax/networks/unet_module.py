@@ -72,8 +72,7 @@ class UNetModule(nn.Module):
         return constrain(table[z].reshape(*z.shape[:3], -1), BATCH_AXES, None, None, None)
 
     def _convolution(self, size: int, name: str, **more: Any) -> Convolution:
-        o = self.options
-        return Convolution(size, jnp.dtype(o.dtype), o.convolution, name=name, **more)
+        return Convolution(size, jnp.dtype(self.options.dtype), name=name, **more)
 
     def _block(self, size: int, name: str) -> nn.Module:
         remat = nn.remat(ResidualBlock, policy=REMAT[self.options.remat])
@@ -136,7 +135,7 @@ class UNetModule(nn.Module):
         o = self.options
         each = 2 if o.is_ordinal else o.vocab_size
         dtype = jnp.dtype("float32" if o.is_ordinal else o.dtype)
-        head = Convolution(z.shape[-1] * each, dtype, o.convolution, zeros=True, name="conv_out")
+        head = Convolution(z.shape[-1] * each, dtype, zeros=True, name="conv_out")
         h_BxLxD = head(x).reshape(len(z), -1, each)
         if o.is_ordinal and o.input == "intensity":  # D3PM, arXiv:2107.03006
             location, scale = jnp.split(h_BxLxD, 2, axis=-1)

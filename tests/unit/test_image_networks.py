@@ -12,7 +12,7 @@ from md4_jax.config import build, schema
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.tokenizers import Text8Symbols
 from md4_jax.networks.attention import rotate
-from md4_jax.networks.convolution import GroupNorm, direct, winograd
+from md4_jax.networks.convolution import GroupNorm, convolve, plainly
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.images import patches, unpatched
 from md4_jax.networks.ordinal import log_masses
@@ -21,6 +21,13 @@ from md4_jax.networks.unet import UNet
 from md4_jax.networks.uvit import UViT, sinusoids
 from md4_jax.perf.bench import RandomTokens
 from md4_jax.protocols import UserError
+
+
+def made(make, **options):
+    """(network, perturbed parameters as JAX arrays)."""
+    network, params = built(make, **options)
+    return network, jax.tree.map(jnp.asarray, params)
+
 
 IMAGES = [UNet, UViT, DiT]
 every_network = pytest.mark.parametrize("make", IMAGES)
@@ -44,23 +51,21 @@ def test_full_sizes(options, count):
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 4, 3, 5), (2, 6, 8, 4, 4)])
-def test_winograd_is_the_convolution_and_so_are_its_gradients(shape, x64):
-    batch, height, width, channels, size = shape
+def test_a_convolution_and_its_gradients(shape, x64):
+    """Against sums written out, and the gradients of XLA's own."""
+    _, height, width, channels, size = shape
     rng = np.random.default_rng(0)
     x, kernel, slope = (
         jnp.asarray(rng.normal(size=s))
-        for s in ((batch, height, width, channels), (3, 3, channels, size),
-                  (batch, height, width, size))
-    )  # fmt: skip
-    # Written out: zero outside of the image.
+        for s in (shape[:4], (3, 3, channels, size), (*shape[:3], size))
+    )
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     expected = sum(
         padded[:, i : i + height, j : j + width] @ np.asarray(kernel[i, j])
         for i in range(3) for j in range(3)
     )  # fmt: skip
-    (found, pull), (other, wanted) = (jax.vjp(f, x, kernel) for f in (winograd, direct))
+    (found, pull), (_, wanted) = (jax.vjp(f, x, kernel) for f in (convolve, plainly))
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(other, expected, rtol=1e-10, atol=1e-10)
     for a, b in zip(pull(slope), wanted(slope), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
@@ -128,8 +133,10 @@ def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@every_network
-@pytest.mark.parametrize("output", ["categorical", "truncated_logistic"])
+@pytest.mark.parametrize(
+    "make, output",
+    [(UNet, "truncated_logistic"), (UViT, "categorical"), (DiT, "truncated_logistic")],
+)
 def test_gradients_are_finite_and_reach_every_parameter(make, output):
     network, params = built(make, output=output, classes=3, dropout=0.1, label_dropout=0.5)
     label = jnp.asarray([0, 2, 1])
@@ -144,21 +151,21 @@ def test_gradients_are_finite_and_reach_every_parameter(make, output):
 
 @every_network
 def test_dropout_has_keys_for_each_image_and_is_off_without(make):
-    network, params = built(make, dropout=0.3)
-    plain, _ = built(make)
+    network, params = made(make, dropout=0.3)
+    plain, _ = made(make)
     features = jax.jit(lambda keys, z, t: network.bind(params, {}, keys).features(z, t))
     same = jnp.broadcast_to(Z[:1], Z.shape), jnp.broadcast_to(T[:1], T.shape)
     found = features(KEYS, *same)
     assert (np.abs(found[0] - found[1]) > 1e-3).any()
     alone = features(KEYS[1:2], Z[:1], T[:1])
-    np.testing.assert_allclose(alone[0], found[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(alone[0], found[1], rtol=1e-2, atol=1e-3)
     np.testing.assert_array_equal(logits(network, params), logits(plain, params))
 
 
 def test_dropout_of_a_residual_block_keeps_its_mean():
-    """A linear layer follows: the mean of 2,000 draws, to 4.5 standard errors in 96 numbers."""
-    options = UNet(**SIZES_OF[UNet], dropout=0.3, convolution="direct")
-    block, x = ResidualBlock(options, 32), jax.random.normal(KEYS[0], (1, 1, 3, 32))
+    """A linear layer follows: the mean of 2,000 draws, to 4.5 standard errors in 192 numbers."""
+    options = UNet(**SIZES_OF[UNet], dropout=0.3)
+    block, x = ResidualBlock(options, 64), jax.random.normal(KEYS[0], (1, 1, 3, 64))
     params = block.init(KEYS[0], x, None)
     params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(KEYS[1], p.shape), params)
     whole, _ = block.apply(params, x, None)
@@ -170,10 +177,12 @@ def test_dropout_of_a_residual_block_keeps_its_mean():
 
 @every_network
 def test_labels_are_told_hidden_and_refused(make):
-    network, params = built(make, classes=3, label_dropout=0.5)
+    network, params = made(make, classes=3, label_dropout=0.5)
     label = jnp.asarray([2, 0, 1])
-    known, none = (logits(network, params, label=x) for x in (label, jnp.full(3, 3)))
-    other = logits(network, params, label=label.at[1].set(2))
+    known, none, other = (
+        np.asarray(logits(network, params, label=x))
+        for x in (label, jnp.full(3, 3), label.at[1].set(2))
+    )
     assert np.abs(other - known)[1].max() > 1e-3
     np.testing.assert_array_equal(other[[0, 2]], known[[0, 2]])
     np.testing.assert_allclose(logits(network, params), none, atol=1e-5)
@@ -191,9 +200,8 @@ def test_labels_are_told_hidden_and_refused(make):
         built(make)[0].bind(built(make)[1], {"label": label})
 
 
-@every_network
-def test_rows_are_repeated_with_their_labels(make):
-    network, params = built(make, classes=3)
+def test_rows_are_repeated_with_their_labels():
+    network, params = made(UNet, classes=3)
     denoiser = network.bind(params, {"label": jnp.asarray([2, 0, 1])}).repeated(2)
     whole = logits(network, params, label=jnp.asarray([2, 0, 1]))
     found = denoiser(jnp.repeat(Z, 2, axis=0), jnp.repeat(T, 2))
@@ -206,8 +214,8 @@ def layers(params, length):
 
 @pytest.mark.parametrize("make", [UNet, UViT])
 def test_scanned_and_unrolled_blocks_compute_the_same(make):
-    scanned, params = built(make, dropout=0.2)
-    loop, _ = built(make, dropout=0.2, scan_blocks=False)
+    scanned, params = made(make, dropout=0.2)
+    loop, _ = made(make, dropout=0.2, scan_blocks=False)
     other = {k: v for k, v in params.items() if k not in ("down", "up")}
     for name, length in (("down", 1), ("up", 2)):
         other |= {f"{name}_0_{n}": x for n, x in enumerate(layers(params[name], length))}
@@ -231,8 +239,6 @@ def test_scanned_and_unrolled_blocks_compute_the_same(make):
 def test_the_formula_counts_what_the_compiler_counts(options):
     """Of the program before compilation, in which a convolution is one operation."""
     options = options.__class__(**{**vars(options), "scan_blocks": False})
-    if not isinstance(options, DiT):
-        options = options.__class__(**{**vars(options), "convolution": "direct"})
     network, length = options.build(), int(np.prod(options.shape))
     params = jax.eval_shape(network.init, jax.random.key(0))
     z = jax.ShapeDtypeStruct((1, length), jnp.int32)
@@ -254,7 +260,7 @@ def test_the_formula_counts_what_the_compiler_counts(options):
         (UNet, dict(multipliers=(1, 2)), r"multiples of 2, and this data has 2 x 3"),
         (UNet, dict(attention_at=(8,)), "no feature map of height 8. There are those of 2"),
         (UNet, dict(output="truncated_logistic", vocab_size=1), "two symbols at least"),
-        (UNet, dict(convolution="fft"), "network.convolution must be auto, direct or winograd"),
+        (UNet, dict(input="pixels"), "network.input must be embedding or intensity"),
         (UNet, dict(dropout=1.0), r"network.dropout must lie in \[0, 1\), not 1.0"),
         (UViT, dict(patch=2), "network.patch=2 needs images .* multiples of 2, .* 2 x 3"),
         (UViT, dict(size=20, heads=2), "network.size=20 must be a multiple of four times"),
@@ -271,8 +277,11 @@ def test_impossible_options_are_refused(make, options, words):
 
 
 def config_of(**changes) -> dict:
-    options = {"network.name": "unet", "network.blocks": "1", "network.channels": "32"} | changes
-    return schema.load_config("configs/base.py", options | {"data.length": "48"})
+    options = {
+        "network.name": "unet", "network.blocks": "1", "network.channels": "32",
+        "network.classes": "3", "data.length": "48",
+    }  # fmt: skip
+    return schema.load_config("configs/base.py", options | changes)
 
 
 def test_the_data_tell_the_shape():
@@ -281,7 +290,7 @@ def test_the_data_tell_the_shape():
     params = jax.eval_shape(experiment.network.init, jax.random.key(0))
     assert params["conv_in"]["kernel"].shape == (3, 3, 96, 32)
     with pytest.raises(UserError, match=r"reads images .* shape \(48,\)"):
-        build.experiment(config_of(), TextDomain(Text8Symbols(), 48), devices)
+        build.experiment(config_of(), TextDomain(Text8Symbols(), 48, (0, 1, 2)), devices)
     with pytest.raises(UserError, match="unknown key in network 'shape'"):
         config_of(**{"network.shape": "(4, 4, 3)"})
 

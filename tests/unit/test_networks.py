@@ -51,7 +51,7 @@ def test_calling_is_features_and_then_unembed(make):
     network, params = built(make)
     h, part = jax.jit(two_parts, static_argnums=0)(network, params)
     assert h.shape[:2] == (3, 6)
-    np.testing.assert_allclose(part, logits(network, params)[:, 2], atol=1e-5)
+    np.testing.assert_allclose(part, logits(network, params)[:, 2], atol=1e-3)
 
 
 @every_network
@@ -61,7 +61,7 @@ def test_different_keys_give_different_parameters_and_rows_stay_apart(make):
     one, two = (init(jax.random.key(seed)) for seed in (0, 1))
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (one, two)), strict=True))
     whole = logits(network, params)
-    np.testing.assert_allclose(logits(network, params, Z[1:2], T[1:2])[0], whole[1], atol=1e-5)
+    np.testing.assert_allclose(logits(network, params, Z[1:2], T[1:2])[0], whole[1], atol=1e-3)
 
 
 @every_network

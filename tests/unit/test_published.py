@@ -90,13 +90,12 @@ OF_IMAGES = {
 
 
 @pytest.mark.skipif(not LARGE.exists(), reason="needs ../shared, with the instances of images")
-@pytest.mark.parametrize("convolution", ["direct", "winograd"])
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("name", OF_IMAGES)
-def test_the_reference_on_images(name, scan, convolution):
+def test_the_reference_on_images(name, scan):
     make, sizes, convert = OF_IMAGES[name]
     answers = json.loads((LARGE / f"{name}.json").read_text())
-    options = make(**IMAGES, **sizes, scan_blocks=scan, convolution=convolution)
+    options = make(**IMAGES, **sizes, scan_blocks=scan)
     params = convert(load_file(LARGE / f"{name}.safetensors"), options)
     network = options.build()
     expected = jax.eval_shape(network.init, jax.random.key(0))
