@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                name="transformer",
+                name="transformer",  # of images: unet, uvit, dit (docs/networks.md)
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
                 heads=12,

@@ -122,7 +122,8 @@ def plan_mode(call: Call) -> int:
     asked = call.config
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
-    domain = RandomTokens(size) if size else inputs.domain_and_source(asked, call.run)[0]
+    length = asked["data"]["length"]
+    domain = RandomTokens(size, length) if size else inputs.domain_and_source(asked, call.run)[0]
     experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
@@ -140,7 +141,8 @@ def bench_mode(call: Call) -> int:
     asked = call.config
     size = asked["bench"]["random_tokens"]
     if size:
-        experiment, corpus = build.experiment(asked, RandomTokens(size)), None
+        domain = RandomTokens(size, asked["data"]["length"])
+        experiment, corpus = build.experiment(asked, domain), None
     else:
         experiment, corpus = _experiment(asked, call.run)
     result = bench(experiment, corpus)

@@ -36,7 +36,9 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
     sample = options_from(SampleOptions, config["sample"])
     data = options_from(DataOptions, config["data"])
     mesh = make_mesh(options_from(MeshOptions, config["mesh"]), devices)
-    options = build_section("network", config["network"], vocab_size=domain.vocab_size)
+    options = build_section(
+        "network", config["network"], vocab_size=domain.vocab_size, shape=tuple(domain.shape)
+    )
     network = options.build(mesh.devices.flat[0].platform)
     optimizer, rate = build_section("optim", config["optim"]).build(train.num_steps)
     prompt = options_from(PromptOptions, config["sample"])

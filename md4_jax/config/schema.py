@@ -77,7 +77,7 @@ LATER = {
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
-SUPPLIED = ("vocab_size", "transform", "schedule", "base", "objective")
+SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective")
 
 
 def kind(path: str) -> str:
@@ -115,7 +115,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
     for taker in takers:
         found |= {f.name: f.type for f in dataclasses.fields(taker) if f.init}
         found |= {k: v for k, v in typing.get_type_hints(taker).items() if k in found}
-    return {k: v for k, v in found.items() if k not in ("vocab_size", "transform")}
+    return {k: v for k, v in found.items() if k not in ("vocab_size", "shape", "transform")}
 
 
 def accepts(path: str, name: str, key: str) -> bool:

@@ -44,7 +44,7 @@ def from_md4(arrays: Arrays, options: Any) -> Params:
     found = _blocks(arrays, "Transformer_0/TransformerBlock_{}/{}", gives, options)
     trunk, dense = "Transformer_0/", 0
     table = "Embed_0/embedding" if options.embedding else trunk + "Embed_0/embedding"
-    found["embedding"] = _rows(arrays[table], rounded(options.vocab_size + 1))
+    found["embedding"] = padded_rows(arrays[table], rounded(options.vocab_size + 1))
     if options.embedding:
         found |= {f"embedding_in/{x}": arrays[f"{trunk}Dense_0/{x}"] for x in ("kernel", "bias")}
         dense += 1
@@ -57,7 +57,7 @@ def from_md4(arrays: Arrays, options: Any) -> Params:
     else:
         found["final_norm/scale"] = arrays[f"{trunk}RMSNorm_0/scale"]
     found["head/kernel"] = _columns(arrays[f"{trunk}Dense_{dense}/kernel"], options.vocab_size)
-    return _tree(found)
+    return nested(found)
 
 
 def from_dit(arrays: Arrays, options: Any) -> Params:
@@ -101,14 +101,15 @@ def from_dit(arrays: Arrays, options: Any) -> Params:
             found[f"final_modulation/modulation/{ours}"] = arrays[
                 f"{last}adaLN_modulation.{theirs}"
             ].T
-    found["embedding"] = _rows(arrays["vocab_embed.embedding"], rounded(options.vocab_size + 1))
+    table = arrays["vocab_embed.embedding"]
+    found["embedding"] = padded_rows(table, rounded(options.vocab_size + 1))
     bias = arrays[f"{last}linear.bias"][None]
     if options.tied:
         found["head_bias"] = _columns(bias, options.vocab_size, len(found["embedding"]))[0]
     else:
         found["head/kernel"] = _columns(arrays[f"{last}linear.weight"].T, options.vocab_size)
         found["head/bias"] = _columns(bias, options.vocab_size)[0]
-    return _tree(found)
+    return nested(found)
 
 
 def from_llada(arrays: Arrays, options: Any) -> Params:
@@ -124,11 +125,11 @@ def from_llada(arrays: Arrays, options: Any) -> Params:
     found = _blocks(arrays, "model.transformer.blocks.{}.{}", gives, options)
     trunk, symbols = "model.transformer.", options.vocab_size
     table = arrays[f"{trunk}wte.weight"][: symbols + 1]
-    found["embedding"] = _rows(table, rounded(symbols + 1))
+    found["embedding"] = padded_rows(table, rounded(symbols + 1))
     found["final_norm/scale"] = arrays[f"{trunk}ln_f.weight"]
     if not options.tied:
         found["head/kernel"] = _columns(arrays[f"{trunk}ff_out.weight"].T, symbols)
-    return _tree(found)
+    return nested(found)
 
 
 def _blocks(arrays: Arrays, names: str, gives: Mapping[str, Any], options: Any) -> dict:
@@ -145,7 +146,7 @@ def _blocks(arrays: Arrays, names: str, gives: Mapping[str, Any], options: Any) 
     return {f"blocks_{n}/{x}": a for n, layer in enumerate(layers) for x, a in layer.items()}
 
 
-def _rows(table: np.ndarray, rows: int) -> np.ndarray:
+def padded_rows(table: np.ndarray, rows: int) -> np.ndarray:
     """Appends rows of zeros, which stand for no symbol."""
     return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
@@ -156,7 +157,7 @@ def _columns(matrix: np.ndarray, symbols: int, columns: int = 0) -> np.ndarray:
     return np.pad(matrix[:, :symbols], ((0, 0), (0, more)))
 
 
-def _tree(found: Mapping[str, np.ndarray]) -> Params:
+def nested(found: Mapping[str, np.ndarray]) -> Params:
     """Makes nested dicts of float32 arrays from paths."""
     tree: dict = {}
     for path, array in found.items():

@@ -31,9 +31,15 @@ RULES = (
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
+    (r"positions$", P(None, "fsdp")),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"head/location_scale/kernel$", P("fsdp", None)),
+    # The last two dimensions of convolutions are channels. Those of pixels and of heads are few.
+    (r"(conv_1|conv_2|conv_down_\d+|conv_up_\d+|shortcut)/kernel$", P("fsdp", "tensor")),
+    (r"(embedding_in|head_in|patch_in|patch_out)/kernel$", P("fsdp", "tensor")),
+    (r"conv_in/kernel$", P(None, "fsdp")),
+    (r"conv_out/kernel$", P("fsdp", None)),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
 )

@@ -27,7 +27,7 @@ FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in NO_CONFIG)
 MANY = {"families.py": FAMILIES, "sedd_owt.py": sedd_owt.FAMILIES, "radd_owt.py": radd_owt.FAMILIES}
 ALL = [*map(str, FILES), *(f"{CONFIGS / file}:{name}" for file in MANY for name in MANY[file])]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
-TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
+TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character", shape=(256,))
 
 
 def changed(**values):
