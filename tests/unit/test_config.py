@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from md4_jax.config import command, schema
+from md4_jax.config import command, files, schema
 from md4_jax.config import load as config
 from md4_jax.config.schema import accepts
 from md4_jax.protocols import UserError
@@ -250,7 +250,7 @@ def test_a_config_file_that_cannot_be_made(content, words, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(content)
     with pytest.raises(UserError, match=words):
-        config.load(str(path))
+        files.load(str(path))
 
 
 def test_a_config_file_of_the_user(tmp_path):
@@ -259,10 +259,10 @@ def test_a_config_file_of_the_user(tmp_path):
         "from configs import base\n\n\ndef get_config():\n"
         "    config = base.get_config()\n    config.train.batch_size = 3\n    return config\n"
     )
-    loaded = config.load(str(path))
+    loaded = files.load(str(path))
     assert type(loaded) is dict and loaded["train"]["batch_size"] == 3
     with pytest.raises(UserError, match="there is no such file"):
-        config.load(str(tmp_path / "none.py"))
+        files.load(str(tmp_path / "none.py"))
 
 
 def test_a_run_has_a_config_of_its_own(tmp_path):
