@@ -1,9 +1,13 @@
 """Parameters placed on a mesh, array by array, from what a folder stores of them."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
@@ -51,26 +55,34 @@ def placed(
 ) -> Array:
     """Makes an array on its devices of what `layers` read: the whole, or its slices if stacked.
 
-    Memory holds one layer and the part of this process besides the array. UserError for another
-    shape than wanted.
+    This process holds one layer besides its part of the array. UserError for another shape than
+    wanted.
     """
-    indices = want.sharding.addressable_devices_indices_map(want.shape)
-    parts = {_key(index): index for index in indices.values()}
-    piece = want.sharding.shard_shape(want.shape)
-    pieces = {key: np.empty(piece, want.dtype) for key in parts}
-    shape = want.shape[1:] if stacked else want.shape
+    if not stacked:
+        return _on_devices(layers[0](), want, name)
+    mesh, spec = want.sharding.mesh, want.sharding.spec  # the axis of layers is never split
+    one = jax.ShapeDtypeStruct(
+        want.shape[1:], want.dtype, sharding=NamedSharding(mesh, P(*spec[1:]))
+    )
+    if len(layers) != want.shape[0]:
+        raise UserError(f"{name} has {len(layers)} layers, and the model needs {want.shape[0]}")
+    whole = jax.jit(lambda: jnp.zeros(want.shape, want.dtype), out_shardings=want.sharding)()
     for number, read in enumerate(layers):
-        array = read()
-        if array.shape != shape or (stacked and len(layers) != want.shape[0]):
-            found = (len(layers), *array.shape) if stacked else array.shape
-            raise UserError(f"{name} has the shape {found}, and the model needs {want.shape}")
-        for key, index in parts.items():
-            if stacked:  # the axis of layers is never split
-                pieces[key][number] = array[index[1:]]
-            else:
-                pieces[key][...] = array[index]
-    return jax.make_array_from_callback(want.shape, want.sharding, lambda i: pieces[_key(i)])
+        layer = _on_devices(read(), one, f"{name}, layer {number}")
+        # Waits, so that what was read is freed before the next layer.
+        whole = jax.block_until_ready(_setter(want.sharding)(whole, layer, number))
+    return whole
 
 
-def _key(index: tuple[slice, ...]) -> tuple:
-    return tuple((part.start, part.stop) for part in index)
+def _on_devices(array: np.ndarray, want: jax.ShapeDtypeStruct, name: str) -> Array:
+    if array.shape != want.shape:
+        raise UserError(f"{name} has the shape {array.shape}, and the model needs {want.shape}")
+    piece = lambda index: np.asarray(array[index], want.dtype)  # noqa: E731
+    return jax.make_array_from_callback(want.shape, want.sharding, piece)
+
+
+@functools.cache
+def _setter(sharding: NamedSharding) -> Callable:
+    """Returns a program (whole, layer, number) -> whole with that layer, in place."""
+    update = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0)
+    return jax.jit(update, donate_argnums=0, out_shardings=sharding)

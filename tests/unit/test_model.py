@@ -1,10 +1,13 @@
 """Models of other projects and of this one, as `md4_jax.load` returns them."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,11 +16,17 @@ from peer_folders import TOLD, answers, peer_folder, tokenizer
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
+from md4_jax.config import build, files
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
 from md4_jax.model import hub, importing
+from md4_jax.model.model import Model
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.paths import Place
+from md4_jax.training.loop import fresh_state
 
+ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4  # times are computed from sigma
 TOKEN = np.arange(16) % 11
 
@@ -209,7 +218,7 @@ def array_gone(folder):
         (renamed, "is of no known architecture .*gpt_bigcode.*: known are mdlm, bd3lm, duo"),
         (other_tokenizer, "the tokenizer has 9 symbols, and the model in .* 11: give the one"),
         (other_size, "config.json says hidden_dim=64, and its arrays have 32"),
-        (wrong_shape, r"attention/out/kernel has the shape \(2, 16, 32\), and .* \(2, 32, 32\)"),
+        (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), and .* \(32, 32\)"),
         (array_gone, "holds no array 'backbone.blocks.1.attn_out.weight'"),
         (shutil.rmtree, "there is no folder"),
     ],
@@ -301,3 +310,36 @@ def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     assert saved.sample(num=2, steps=3).texts == run.sample(num=2, steps=3).texts
     with pytest.raises(UserError, match="holds a run already: choose another --workdir"):
         importing.run(str(folders["mdlm"]), {}, Place(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_loading_holds_the_parameters_and_little_more(tmp_path):
+    """Less than 1.5 of the largest of 4 files besides, onto a mesh of 1 x 4 devices."""
+    command = [sys.executable, "tools/loading.py", "--gigabytes", "0.4", "--shards", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["parameters"] > 3e8
+    assert found["peak"] < found["limit"]
+
+
+def snippets(page: Path) -> list[str]:
+    """The indented Python of a page, with what its lines print."""
+    blocks = re.findall(r"(?:^    \S.*\n|^    .*\n|^\n(?=    ))+", page.read_text(), re.M)
+    return [textwrap.dedent(block) for block in blocks if "import md4_jax" in block]
+
+
+def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
+    """With a model of random parameters in place of the run that it names."""
+    config = files.load("quickstart")
+    config["network"] |= dict(size=16, depth=1, heads=2, hidden=32)
+    config["data"] |= dict(length=32)
+    alphabet = "".join(chr(c) for c in range(32, 127)) + "\n"
+    experiment = build.experiment(config, TextDomain(Characters(alphabet), 32))
+    params = fresh_state(experiment).ema
+    facts = {"commit": "unknown", "results": {}}
+    Model(experiment, params, 0, "", facts).save(tmp_path / "runs" / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = snippets(ROOT / "docs" / "python.md")
+    exec(snippet, {})
+    assert capsys.readouterr().out.startswith("ROMEO:")
+    assert md4_jax.load("folder").length == 32
