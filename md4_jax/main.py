@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> int:
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
     foreign.allow(flags.trust)
-    if flags.mode == "import" and workdir is not None:
+    if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir)
     config = schema.load_config(flags.config, assignments, workdir)
     if workdir is None:

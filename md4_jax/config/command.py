@@ -13,7 +13,7 @@ USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [-
 KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
 MODES = ("train", "eval", "sample", "bench", "plan", "prepare", "import")
 # Modes that need the directory of a run.
-OF_A_RUN = ("eval", "sample", "import")
+OF_A_RUN = ("eval", "sample")
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -38,8 +38,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
     if bool(flags.source) != (flags.mode == "import"):
         raise UserError("--mode import and --from FOLDER (or --from hf:USER/NAME) need each other")
-    if flags.source and flags.config:
-        raise UserError("--mode import makes the config itself: leave out --config")
+    if flags.source and (flags.config or not flags.workdir):
+        raise UserError(
+            "--mode import makes the config itself and writes a run: leave out --config and give "
+            "--workdir"
+        )
     flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
     return flags, assignments

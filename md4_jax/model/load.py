@@ -1,8 +1,10 @@
 """Finding and reading a model: a run, a folder that was saved, or one of another project."""
 
+import contextlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from md4_jax.config import build, foreign, runs, schema
@@ -56,7 +58,8 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
     experiment = build.experiment(asked, domain)
     facts = {"commit": told.get("commit", "unknown"), "results": told.get("results", {})}
     if is_run:
-        step, params = runs.averaged(experiment, folder)
+        with _silent_checkpoints():
+            step, params = runs.averaged(experiment, folder)
         facts["results"] = _results(folder, step)
     elif is_folder(folder):
         step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
@@ -119,6 +122,18 @@ def _json(file: Place) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not readable JSON: {error}") from error
     return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def _silent_checkpoints() -> Iterator[None]:
+    """Hides what the checkpoint library logs while it reads."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _results(workdir: Place, step: int) -> dict[str, Any]:
