@@ -79,10 +79,10 @@ def limited(encode: Encode, tokenizer, size: int) -> Encode:
     return checked
 
 
-def special_from(tokenizer, index: int, size: int) -> bool:
-    """Returns whether the entries index..size-1 are special ones."""
+def added_from(tokenizer, index: int, size: int) -> bool:
+    """Returns whether the entries index..size-1 were added, so that no ordinary word has them."""
     added = tokenizer.get_added_tokens_decoder()
-    return all(i in added and added[i].special for i in range(index, size))
+    return all(i in added for i in range(index, size))
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -236,9 +236,9 @@ class BytePairs(Tokenizer):
         size = {"size": self.size} if self.size else {}
         return json.dumps({"name": self.name, "definition": definition, "eot": self.eot, **size})
 
-    def special_from(self, index: int) -> bool:
-        """Returns whether all entries from `index` on are special ones, not of plain text."""
-        return bpe_files.special_from(self._tokenizer, index, self.entries)
+    def added_from(self, index: int) -> bool:
+        """Returns whether all entries from `index` on were added, such as <|mask|>."""
+        return bpe_files.added_from(self._tokenizer, index, self.entries)
 
     @functools.cached_property
     def _encode(self) -> words.Encode:

@@ -95,13 +95,13 @@ def _tokenizer(folder: Place, peer: peers.Peer) -> dict[str, Any]:
 def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
     """Makes the domain and sets `tokenizer.size` if it needs it; UserError if it does not match.
 
-    Entries beyond the symbols of the model must be special ones, and one symbol may have no entry.
+    Entries beyond the symbols of the model must be added ones, and one symbol may have no entry.
     """
     tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
     entries, symbols = tokenizer.vocab_size, peer.symbols
     if entries != symbols:
         fits = isinstance(tokenizer, BytePairs) and (
-            tokenizer.special_from(symbols) if entries > symbols else entries + 1 == symbols
+            tokenizer.added_from(symbols) if entries > symbols else entries + 1 == symbols
         )
         if not fits:
             raise UserError(

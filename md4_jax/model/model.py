@@ -112,6 +112,7 @@ class Model:
 
         The samples end with the text. What the model draws after it is left out.
         """
+        self._check_text("infill")
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
@@ -139,6 +140,7 @@ class Model:
         batch_size  sequences at once
         label       class of the texts; -1: none
         """
+        self._check_text("score")
         bound = LikelihoodBound(
             self._bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
         )
@@ -180,6 +182,11 @@ class Model:
         """Uploads what `save` writes to the hub as USER/NAME and returns the address."""
         with tempfile.TemporaryDirectory() as temporary:
             return hub.push(self.save(temporary), name, private=private)
+
+    def _check_text(self, method: str) -> None:
+        """Raises UserError if the model is not one of text."""
+        if not hasattr(self.domain, "encode"):
+            raise UserError(f"{method} takes text, and this model has {self.domain.unit}s")
 
     def _sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""

@@ -1,6 +1,7 @@
 """A run is made of a published checkpoint, and training goes on from it."""
 
 import json
+import re
 
 import pytest
 from peer_folders import TOLD, peer_folder
@@ -31,7 +32,10 @@ def test_training_goes_on_from_a_published_model(name, tmp_path):
     assert main.run(["--workdir", str(run)]) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows} == {1, 2}
-    assert md4_jax.load(run).step == 2
+    model = md4_jax.load(run)
+    assert model.step == 2
+    card = (model.save(tmp_path / "saved") / "README.md").read_text()
+    assert re.search(r"- test: <= [\d.]+ \+- [\d.]+ bits/token", card)
 
 
 @pytest.mark.parametrize(

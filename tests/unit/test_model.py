@@ -1,6 +1,8 @@
 """Models of other projects and of this one, as `md4_jax.load` returns them."""
 
+import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -320,6 +322,32 @@ def test_loading_holds_the_parameters_and_little_more(tmp_path):
     found = json.loads(done.stdout)
     assert found["parameters"] > 3e8
     assert found["peak"] < found["limit"]
+
+
+ON_A_MESH = """
+import sys, jax, md4_jax
+model = md4_jax.load(sys.argv[1], {"mesh.data": 2, "mesh.tensor": 2})
+assert model.params["network"]["embedding"].sharding.shard_shape((128, 32)) == (64, 32)
+print(model.logits([[1, 2, 3, 11]] * 3).tolist())
+print(model.score(["abc", "abcdabcdabcdabcdabcd"]).nats.tolist())
+print(model.sample(num=3, steps=4).texts)
+"""
+
+
+@pytest.mark.slow
+def test_on_a_mesh_the_numbers_are_the_same(folders, mdlm):
+    """Two by two devices, and three rows, which these do not divide."""
+    flag = "--xla_force_host_platform_device_count=4"
+    command = [sys.executable, "-c", ON_A_MESH, str(folders["mdlm"])]
+    done = subprocess.run(
+        command, env={**os.environ, "XLA_FLAGS": flag}, capture_output=True, text=True, check=True
+    )
+    logits, nats, texts = map(ast.literal_eval, done.stdout.strip().splitlines())
+    np.testing.assert_allclose(logits, mdlm.logits([[1, 2, 3, 11]] * 3), atol=1e-5)
+    texts_here = mdlm.sample(num=3, steps=4).texts
+    assert texts == texts_here
+    here = mdlm.score(["abc", "abcdabcdabcdabcdabcd"])
+    assert np.all(np.abs(nats - here.nats) < 4 * here.nats_se * 2**0.5)
 
 
 def snippets(page: Path) -> list[str]:
