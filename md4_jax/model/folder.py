@@ -54,6 +54,7 @@ def card(model: Any) -> str:
     sections = [
         f"{name}: " + ", ".join(f"{k}={v!r}" for k, v in config[name].items())
         for name in ("process", "objective", "network", "tokenizer")
+        if name in config
     ]
     bounds = [
         f"- {report.label(name, result['split'])}: {report.line(_numbers(result))}"

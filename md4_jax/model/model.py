@@ -19,12 +19,14 @@ from md4_jax.evals.texts import Scores, score_texts
 from md4_jax.experiment import Experiment
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import folder, hub
+from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
-PROMPTS = ("prompt", "suffix", "template", "templates")
+# Prompts of the config do not go into samples that Python asks for.
+NO_PROMPT = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
 
 
 class Generated(NamedTuple):
@@ -101,7 +103,8 @@ class Model:
         drawn = drawn_samples(experiment, self.params, self._programs)
         trace = None
         if drawn.frames is not None:
-            trace = trajectory(drawn.frames, drawn.prompt_mask[0], self.domain)
+            z, confidence = (values[:, :, 0] for values in drawn.frames)
+            trace = trajectory((z, confidence), drawn.prompt_mask[0], self.domain)
         texts = decoded(experiment, drawn)
         return Generated(texts, drawn.tokens, drawn.lengths, drawn.evaluations, trace)
 
@@ -191,7 +194,7 @@ class Model:
     def _sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
         config = copy.deepcopy(self.config)
-        config["sample"] |= dict.fromkeys(PROMPTS, "")
+        config["sample"] |= NO_PROMPT
         changes = {f"sample.{key}": str(value) for key, value in asked.items()}
         config_lib.override(config, changes, schema.accepts)
         schema.check_keys(config)

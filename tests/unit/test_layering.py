@@ -35,7 +35,8 @@ ALLOWED = {
         "data", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
     "model": {
-        "config", "data", "evals", "experiment", "generate", "networks", "runtime", "training",
+        "config", "data", "evals", "experiment", "generate", "networks", "options", "runtime",
+        "training",
     },
     "modes": {
         "config", "data", "evals", "experiment", "options", "perf", "runtime", "training",
