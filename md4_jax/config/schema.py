@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from md4_jax.config import foreign
+from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
 from md4_jax.data import SOURCES, TOKENIZERS
@@ -238,12 +238,16 @@ def options_from(cls: type, section: Mapping[str, Any]) -> Any:
 
 
 def load_config(
-    path: str | None, assignments: Mapping[str, str], workdir: Place | None = None
+    path: str | None,
+    assignments: Mapping[str, str],
+    workdir: Place | None = None,
+    *,
+    may_differ: bool = False,
 ) -> dict[str, Any]:
     """Loads a config, applies the assignments and checks all keys.
 
-    Without a path it is the config of the run in workdir, of which only FREE keys may be changed.
-    UserError if there is neither.
+    Without a path it is the config of the run in workdir, of which only FREE keys may be changed,
+    unless it may differ. UserError if there is neither.
     """
     kept = None if path or workdir is None else config_lib.stored(workdir)
     if not path and kept is None:
@@ -252,13 +256,13 @@ def load_config(
             f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
             "run, or the --workdir of a run, whose own config is taken then"
         )
-    config = config_lib.load(path) if path else copy.deepcopy(kept)
+    config = files.load(path) if path else copy.deepcopy(kept)
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())
     for name, options in LATER.items():
         config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)
-    if kept is not None:
+    if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir)
     return config

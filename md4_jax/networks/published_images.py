@@ -1,6 +1,6 @@
 """Parameters of published networks of images as those of `UNet` and `UViT`, as in published.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def from_md4_unet(arrays: Arrays, options: Any) -> Params:
         size = arrays[f"{layer}/kernel"].shape[-1]
         found[f"middle_attention/{name}/kernel"] = arrays[f"{layer}/kernel"].reshape(-1, size)
         found[f"middle_attention/{name}/bias"] = arrays[f"{layer}/bias"].reshape(size)
-    return nested(found)
+    return _params(found)
 
 
 def from_md4_uvit(arrays: Arrays, options: Any) -> Params:
@@ -45,7 +45,11 @@ def from_md4_uvit(arrays: Arrays, options: Any) -> Params:
         kernel = arrays[f"{DIT}/{theirs}/kernel"]
         found[f"middle/{ours}/kernel"] = kernel.reshape(-1, kernel.shape[-1])
         found[f"middle/{ours}/bias"] = arrays[f"{DIT}/{theirs}/bias"]
-    return nested(found)
+    return _params(found)
+
+
+def _params(found: Mapping[str, np.ndarray]) -> Params:
+    return nested({path: lambda array=array: array for path, array in found.items()})
 
 
 def _ends(arrays: Arrays, options: Any) -> Found:

@@ -12,7 +12,8 @@ import pytest
 from configs import radd_owt, sedd_owt
 from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
-from md4_jax.config.load import flatten, load
+from md4_jax.config.files import load
+from md4_jax.config.load import flatten
 from md4_jax.data import SOURCES
 from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
