@@ -26,7 +26,8 @@ SYMBOLS = {"text8": 27, "bpe": 50257}
 MICROBATCHES = (1, 2, 4, 8)
 # Refusals by the compiler, and by the sum of what it counts: GiB, and GiB of the chip.
 TOO_LARGE = re.compile(
-    r"Used ([\d.]+)G of ([\d.]+)G|needs ([\d.]+) GiB on each chip, which has ([\d.]+)"
+    r"(?:Used |\(|needs )([\d.]+)"
+    r"(?:G of |G\) exceeds available HBM \(| GiB on each chip, which has )([\d.]+)"
 )
 
 
@@ -49,7 +50,7 @@ def planned(config: str, topology: str) -> dict[str, Any]:
                 raise
             refused = refused or str(error).partition(". Try ")[0]
             # Parts of a batch need no less than their share of what the whole needs.
-            least = count * float(found[1] or found[3]) / float(found[2] or found[4])
+            least = count * float(found[1]) / float(found[2])
     return {"refused": refused}
 
 

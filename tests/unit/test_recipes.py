@@ -76,12 +76,19 @@ def test_the_table_says_what_fits_and_with_how_many_microbatches(monkeypatch):
     assert "does not fit: the train program" in recipes_table.table({"owt.py": small})
 
 
-def test_counts_that_cannot_fit_are_not_tried(monkeypatch):
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Ran out of memory in memory space hbm. Used 70.1G of 15.75G hbm",
+        "the total memory required for HLO temporaries (70.10G) exceeds available HBM (15.75G).",
+    ],
+)
+def test_counts_that_cannot_fit_are_not_tried(said, monkeypatch):
     asked = []
 
     def numbers(words):
         asked.append(words[-1])
-        raise recipes_table.program.Refused("Ran out of memory. Used 70.1G of 15.75G hbm")
+        raise recipes_table.program.Refused(f"a program does not fit the chip: {said}")
 
     monkeypatch.setattr(recipes_table.program, "numbers", numbers)
     assert "microbatches" not in recipes_table.planned("text8.py", "v5e:8x8")
