@@ -11,6 +11,8 @@ from every_config import spelled
 
 from md4_jax.config import schema
 from md4_jax.config.load import flatten
+from md4_jax.data import SOURCES
+from md4_jax.data.images import ImageSource
 
 SMALL = {
     "data.length": 32,
@@ -29,13 +31,13 @@ SMALL = {
     "train.num_steps": 20,
     "train.batch_size": 4,
     "train.microbatches": 1,
-    "evals.validation.every": 0,
+    "evals.*.every": 0,
+    "evals.*.batch_size": 4,
+    "evals.*.draws": 1,
+    "evals.*.limit": 8,
+    "evals.*.objective.block": 8,
+    "evals.*.objective.timesteps": 16,
     "evals.ngrams.final": False,
-    "evals.test.batch_size": 4,
-    "evals.test.draws": 1,
-    "evals.test.limit": 8,
-    "evals.test.objective.block": 8,
-    "evals.test.objective.timesteps": 16,
     "sample.num": 1,
     "sample.batch_size": 1,
     "sample.steps": 2,
@@ -67,25 +69,32 @@ def cache(here, tmp_path_factory):
         yield
 
 
+def small(config: dict) -> dict[str, str]:
+    """The keys of a config that are made small; an image keeps its size."""
+    found = {key: SMALL.get(key, SMALL.get(schema.kind(key))) for key, _ in flatten(config)}
+    if issubclass(SOURCES[config["data"]["name"]], ImageSource):
+        del found["data.length"]
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
 @pytest.fixture(scope="module")
 def ended(run, tmp_path_factory):
-    """Runs a config once, small; configs that differ in size alone are then one run."""
+    """Runs a config once, small; configs that differ in what is made small alone are one run."""
 
     @functools.cache
-    def of(reduced: str, name: str):
+    def of(reduced: str):
+        name, keys = first[reduced]
         workdir = tmp_path_factory.mktemp("run") / "small"
-        keys = flatten(json.loads(reduced))
-        words = [f"--config.{key}={value}" for key, value in keys if key in SMALL]
+        words = [f"--config.{key}={value}" for key, value in keys.items()]
         return run("--config", name, "--workdir", workdir, *words), workdir
 
-    names = {}
+    first = {}
 
     def ended(name: str):
-        config = schema.load_config(name, {})
-        known = {key for key, _ in flatten(config)}
-        reduced = schema.load_config(name, {k: str(SMALL[k]) for k in SMALL if k in known})
-        text = json.dumps(reduced, sort_keys=True)
-        return of(text, names.setdefault(text, name))
+        keys = small(schema.load_config(name, {}))
+        reduced = json.dumps(schema.load_config(name, keys), sort_keys=True)
+        first.setdefault(reduced, (name, keys))
+        return of(reduced)
 
     return ended
 
