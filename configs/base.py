@@ -28,8 +28,8 @@ def get_config() -> ConfigDict:
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
                 name="masking",
-                # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
-                # log_linear(eps) | clipped(eps)
+                # linear | polynomial(power) | cosine | shifted_cosine(shift) |
+                # geometric(minimum, maximum) | log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
                 conditioning="time",  # time input of the network: time | alpha | sigma | zero
             ),
@@ -84,7 +84,7 @@ def get_config() -> ConfigDict:
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
                 learning_rate=3e-4,  # peak
-                decay="cosine",  # cosine | linear | constant
+                decay="cosine",  # cosine | linear | constant | rsqrt
                 warmup_steps=2000,
                 final_fraction=0.0,  # of the peak, at the last step
                 b1=0.9,

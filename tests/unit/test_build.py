@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from every_config import CONFIGS, spelled
 
-from configs import radd_owt, sedd_owt
-from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
 from md4_jax.config.files import load
 from md4_jax.config.load import flatten
@@ -22,11 +21,7 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
-CONFIGS = PACKAGE_ROOT / "configs"
-NO_CONFIG = ("__init__.py", "networks.py", "families.py", "sedd_owt.py", "radd_owt.py")
-FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in NO_CONFIG)
-MANY = {"families.py": FAMILIES, "sedd_owt.py": sedd_owt.FAMILIES, "radd_owt.py": radd_owt.FAMILIES}
-ALL = [*map(str, FILES), *(f"{CONFIGS / file}:{name}" for file in MANY for name in MANY[file])]
+ALL = [str(PACKAGE_ROOT / name) for name in spelled()]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
 TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character", shape=(256,))
 
