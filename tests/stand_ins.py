@@ -67,4 +67,21 @@ def gpt2(cache: Path) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
 
 
-ALL = (openwebtext, lm1b, fineweb_edu, text8, gpt2)
+def cifar10(cache: Path) -> None:
+    """Writes a file of 60 images in the format of CIFAR-10's."""
+    record = bytes([3]) + bytes(range(256)) * 12
+    (cache / "cifar10.bin").write_bytes(record * 60)
+
+
+def downsampled_imagenet(cache: Path) -> None:
+    """Writes what TFDS prepares of ImageNet 64, with images of 16 pixels."""
+    from PIL import Image
+    from records import prepare, tfds
+
+    features = {"image": tfds.features.Image(shape=(16, 16, 3), encoding_format="png")}
+    image = lambda split, n: {"image": Image.new("RGB", (16, 16), (n, 99, 7))}  # noqa: E731
+    sizes = {"train": 40, "validation": 20}
+    prepare(cache, sizes, "downsampled_imagenet/64x64", "2.0.0", images=(features, image))
+
+
+ALL = (openwebtext, lm1b, fineweb_edu, text8, gpt2, cifar10, downsampled_imagenet)
