@@ -15,11 +15,22 @@ PAUSE = 1.0
 
 
 class Signals:
-    """Records SIGTERM and Ctrl-C, so that the loop stops after the current step."""
+    """Records SIGTERM and Ctrl-C, so that the loop stops after the current step, and SIGHUP.
+
+    SIGHUP says that the terminal is gone, which is a reason to save but not to stop. It stays
+    ignored if it was, as nohup does.
+    """
 
     def __init__(self):
         self.number: int | None = None
+        self.hung_up = False
         self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self, number: int, frame: object) -> None:
+        del number, frame
+        self.hung_up = True
 
     def _note(self, number: int, frame: object) -> None:
         del frame
@@ -37,7 +48,7 @@ class Notice(NamedTuple):
     """Answer after a step, alike on all processes.
 
     stop  0, BUDGET, or the number of a signal that any process received
-    save  whether the last save is too long ago
+    save  whether the last save is too long ago, or the terminal is gone
     """
 
     stop: int = 0
@@ -62,14 +73,14 @@ class Notices:
 
     def saved(self) -> None:
         """Notes that a save begins."""
-        self._saved = time.monotonic()
+        self._saved, self._signals.hung_up = time.monotonic(), False
 
     def after_step(self) -> Notice:
         """Returns what to do; every process must call it after each step."""
         now = time.monotonic()
         is_over = 0 < self._budget <= now - self._began
         stop = self._signals.number or BUDGET * is_over
-        save = 0 < self._pause <= now - self._saved
+        save = self._signals.hung_up or 0 < self._pause <= now - self._saved
         if jax.process_count() == 1:
             return Notice(stop, save)
         self._left -= 1

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from md4_jax.training import notices
-from md4_jax.training.notices import BUDGET, Notice, Notices
+from md4_jax.training.notices import BUDGET, Notice, Notices, Signals
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 class Received:
     """Signals of one process."""
 
-    number = None
+    number, hung_up = None, False
 
 
 @pytest.fixture
@@ -138,3 +138,27 @@ def test_a_signal_is_recorded_and_the_next_one_is_not():
     assert received.number == signal.SIGTERM
     received.release()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_lost_terminal_saves_once_and_does_not_stop():
+    signals = Signals()
+    made = Notices(signals, 0.0, 0.0)
+    try:
+        assert made.after_step() == Notice()
+        signal.raise_signal(signal.SIGHUP)
+        assert made.after_step() == Notice(0, True)
+        made.saved()
+        assert made.after_step() == Notice()
+    finally:
+        signals.release()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+def test_a_hang_up_that_is_ignored_stays_so():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        Signals().release()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
