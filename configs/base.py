@@ -189,7 +189,7 @@ def get_config() -> ConfigDict:
                 inpaint="",  # picture of which a part is filled; images only, as the next three
                 image_from="",  # or examples of the data: test:3, test:0,3,7
                 mask="",  # picture whose white is filled
-                box=(),  # or the rectangle that is: top, left, height, width
+                box="",  # or the rectangle that is: top,left,height,width
                 trace=False,  # write pictures of how the first sample evolves
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
             ),

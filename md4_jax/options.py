@@ -140,7 +140,7 @@ class PromptOptions:
     inpaint    picture of the size of the data, of which a part is filled
     image_from examples of the data instead, by split and number: test:3, or test:0,3,7
     mask       picture of the same size: white is to be filled
-    box        rectangle to be filled instead: top, left, height, width
+    box        rectangle to be filled instead: top,left,height,width
     """
 
     prompt: str = ""
@@ -151,7 +151,7 @@ class PromptOptions:
     inpaint: str = ""
     image_from: str = ""
     mask: str = ""
-    box: tuple[int, ...] = ()
+    box: str = ""
 
     def __post_init__(self):
         if len(self.blank) != 1:
