@@ -8,11 +8,10 @@ as package.module:attribute, with
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +43,7 @@ class RandomFeatures:
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns features float32 [N, 16 channels] of images, uint8 [N, H, W, C]."""
-        return in_batches(functools.partial(_random, self._filters(images.shape[-1])), images)
+        return in_batches(_random, self._filters(images.shape[-1]), images)
 
     def _filters(self, channels: int) -> list[np.ndarray]:
         """Draws the filters [3, 3, in, out], with which unit inputs have outputs of about one."""
@@ -77,23 +76,24 @@ class InceptionFeatures:
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Returns features float32 [N, 2048] of images, uint8 [N, H, W, 1 or 3]."""
-        weights = inception.loaded(self.weights)
-        return in_batches(functools.partial(inception.features, weights), images)
+        return in_batches(inception.features, inception.loaded(self.weights), images)
 
 
 FEATURES = {"random": RandomFeatures, "inception": InceptionFeatures}
 
 
-def in_batches(function: Callable[[Array], Array], images: np.ndarray) -> np.ndarray:
-    """Applies a function of images, compiled, to batches of one size: [N, ...] -> [N, D]."""
-    compiled, size = jax.jit(function), min(AT_ONCE, len(images))
-    found = []
+def in_batches(
+    function: Callable[[Any, Array], Array], parameters: Any, images: np.ndarray
+) -> np.ndarray:
+    """Applies a compiled function of parameters and images to batches: [N, ...] -> [N, D]."""
+    size, found = min(AT_ONCE, len(images)), []
     for first in range(0, len(images), size):
         rows = np.minimum(np.arange(first, first + size), len(images) - 1)
-        found.append(np.asarray(compiled(images[rows]))[: len(images) - first])
+        found.append(np.asarray(function(parameters, images[rows]))[: len(images) - first])
     return np.concatenate(found)
 
 
+@jax.jit
 def _random(filters: list[np.ndarray], images: Array) -> Array:
     h = images.astype(jnp.float32) / 127.5 - 1.0
     for layer, kernel in enumerate(filters):

@@ -1,7 +1,6 @@
 """Quality of sampled images: Frechet distance, precision and recall, nearest neighbours."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -14,9 +13,12 @@ from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.features import RandomFeatures
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
-from md4_jax.protocols import Array, Params, UserError
+from md4_jax.generate import writers
+from md4_jax.generate.pictures import has_pictures
+from md4_jax.protocols import Array, Params, Prompt, UserError
 
 AT_ONCE = 1000  # images that are read
+SHOWN, NEIGHBOURS = 16, 7  # samples in the picture, and training images beside each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class FrechetDistance:
     num         samples to draw, and most images of the split to use; published FIDs take 50,000
     labels      whether each sample gets the label of one of these images; otherwise sample.label
     neighbours  k of precision and recall; 0: leaves them out
-    nearest     samples whose nearest training images are found; 0: none
+    nearest     samples whose nearest training images are found and, for some, shown; 0: none
     """
 
     features: Any = RandomFeatures()
@@ -56,7 +58,7 @@ class FrechetDistance:
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for data that are no images, or that have no labels."""
         shape = experiment.domain.shape
-        if experiment.domain.unit != "dimension" or len(shape) != 3:
+        if not has_pictures(experiment.domain):
             raise UserError(f"{key} compares images; this data has examples of the shape {shape}")
         if self.labels and not experiment.domain.labels:
             raise UserError(f"{key}.labels=True needs data with labels; this data has none")
@@ -66,13 +68,15 @@ class FrechetDistance:
         domain = experiment.domain
         rows, labels = spread(context.corpus(self.data), self.split, self.num)
         asked = dataclasses.replace(experiment.sample, num=self.num, trace=False)
+        length = rows.shape[1]
+        blank = Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
         told = {"label": np.resize(labels, self.num)} if self.labels else None
         drawn = drawn_samples(
-            experiment._replace(sample=asked), params, context.programs, context=told
+            experiment._replace(sample=asked), params, context.programs, [blank], context=told
         )
         if jax.process_index() != 0:
             return {}
-        samples = pictures(domain, drawn.tokens)
+        samples = decoded(domain, drawn.tokens)
         result = {
             "split": self.split,
             "samples": len(samples),
@@ -80,8 +84,7 @@ class FrechetDistance:
             **self._compared(samples, rows, domain, context),
         }
         if self.nearest:
-            train = context.corpus({}).stream("train")
-            result |= nearness(drawn.tokens[: self.nearest], train)
+            result |= self._nearest(drawn.tokens[: self.nearest], domain, context)
         context.say(f"{report.label(context.name, self.split)}: {report.quality(result)}")
         return result
 
@@ -91,7 +94,7 @@ class FrechetDistance:
         """Returns the comparisons in the space of the features; those of images are kept."""
         key = ("features", context.name)
         if key not in context.programs:
-            context.programs[key] = np.asarray(self.features(pictures(domain, rows)))
+            context.programs[key] = np.asarray(self.features(decoded(domain, rows)))
         found, theirs = np.asarray(self.features(samples)), context.programs[key]
         name = getattr(self.features, "distance", "frechet_distance")
         result = {name: sets.frechet_distance(found, theirs)}
@@ -99,6 +102,18 @@ class FrechetDistance:
             both = sets.precision_recall(found, theirs, self.neighbours)
             result |= dict(zip(("precision", "recall"), both, strict=True))
         return result
+
+    def _nearest(self, samples: np.ndarray, domain: Any, context: Context) -> dict[str, Any]:
+        """Writes a picture of samples beside training images; returns how near these are."""
+        rows, away = beside_nearest(samples, context.corpus({}).stream("train"), NEIGHBOURS)
+        file = writers.write_rows(
+            context.workdir / "samples", context.step, domain, rows[:SHOWN], context.name
+        )
+        return {
+            "nearest_distance": float(away.mean()),
+            "copies": int(np.sum(away == 0)),
+            "picture": str(file),
+        }
 
 
 def spread(corpus: Corpus, split: str, count: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -115,27 +130,18 @@ def spread(corpus: Corpus, split: str, count: int) -> tuple[np.ndarray, np.ndarr
     return np.concatenate(tokens), np.concatenate(labels) if labels else None
 
 
-def pictures(domain: Any, rows: Array) -> np.ndarray:
+def decoded(domain: Any, rows: Array) -> np.ndarray:
     """Returns the images of rows of symbols [N, L]: uint8 [N, H, W, C]."""
     return np.stack([domain.decode(row) for row in np.asarray(rows)])
 
 
-def nearness(samples: np.ndarray, train: Array) -> dict[str, float]:
-    """Returns the distance of samples [N, L] to the nearest training images, in levels.
+def beside_nearest(samples: np.ndarray, train: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the training images nearest to samples [N, L] in the values of their symbols.
 
-    nearest_distance is the root of the mean square over dimensions, averaged over samples; copies
-    is the number of samples that are training images.
+    Returns rows of a sample and its `count` nearest images, the nearest first [N, 1 + count, L],
+    and the distance to the nearest one: the root of the mean square over dimensions [N].
     """
-    _, away = sets.nearest(samples, train.reshape(-1, samples.shape[1]), 1)
-    roots = np.sqrt(away[:, 0] / samples.shape[1])
-    return {"nearest_distance": float(roots.mean()), "copies": int(np.sum(away[:, 0] == 0))}
-
-
-def beside_nearest(domain: Any, samples: np.ndarray, train: Array, count: int) -> np.ndarray:
-    """Returns rows of a sample and its nearest training images: uint8 [N, 1 + count, H, W, C]."""
-    images = train.reshape(-1, math.prod(domain.shape))
-    index, _ = sets.nearest(samples, images, count)
-    rows = [
-        pictures(domain, [row, *images[near]]) for row, near in zip(samples, index, strict=True)
-    ]
-    return np.stack(rows)
+    images = train.reshape(-1, samples.shape[1])
+    index, away = sets.nearest(samples, images, count)
+    rows = np.concatenate([samples[:, None], images[index]], axis=1)
+    return rows, np.sqrt(away[:, 0] / samples.shape[1])

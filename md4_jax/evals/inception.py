@@ -66,6 +66,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} is no whole safetensors file: {error}") from error
 
 
+@jax.jit
 def features(weights: Mapping[str, Array], images: Array) -> Array:
     """Computes the features [N, 2048] of images, uint8 [N, H, W, 1 or 3], at 299 x 299 pixels."""
     x = jnp.broadcast_to(images, (*images.shape[:3], 3)).astype(jnp.float32)

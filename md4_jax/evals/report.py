@@ -37,8 +37,8 @@ def label(name: str, split: str) -> str:
 
 def quality(result: Mapping[str, Any]) -> str:
     """Formats the comparison of samples with images."""
-    counts = ("samples", "images", "copies")
-    numbers = {k: v for k, v in result.items() if k not in (*counts, "split")}
+    others = ("split", "samples", "images", "copies", "picture")
+    numbers = {k: v for k, v in result.items() if k not in others}
     words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items())
     copies = f"; {result['copies']} copies of training images" if "copies" in result else ""
     return f"{words} ({result['samples']} samples, {result['images']} images){copies}"

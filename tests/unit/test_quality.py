@@ -12,7 +12,8 @@ from scipy import linalg
 
 from md4_jax.evals import frechet, inception, sets
 from md4_jax.evals.features import FEATURES, InceptionFeatures, RandomFeatures
-from md4_jax.evals.frechet import FrechetDistance, beside_nearest, nearness, pictures, spread
+from md4_jax.evals.frechet import FrechetDistance, beside_nearest, decoded, spread
+from md4_jax.generate import pictures
 from md4_jax.options import SampleOptions
 from md4_jax.protocols import UserError, batch_of
 
@@ -99,25 +100,25 @@ def blobs(rows: int, seed: int) -> np.ndarray:
 
 
 def test_random_features_order_real_noised_and_noisier_images():
-    rng, kind = np.random.default_rng(0), RandomFeatures()
-    real, other = blobs(600, 1), blobs(600, 2)
+    rng, kind = np.random.default_rng(0), RandomFeatures(6)
+    real, other = blobs(300, 1), blobs(300, 2)
 
     def noised(share: float) -> np.ndarray:
         return np.where(rng.random(other.shape) < share, rng.integers(0, 256, other.shape), other)
 
-    theirs = kind(pictures(DOMAIN, real))
-    assert theirs.shape == (600, 256) and theirs.dtype == np.float32
+    theirs = kind(decoded(DOMAIN, real))
+    assert theirs.shape == (300, 96) and theirs.dtype == np.float32
     found = [
-        sets.frechet_distance(kind(pictures(DOMAIN, x)), theirs)
+        sets.frechet_distance(kind(decoded(DOMAIN, x)), theirs)
         for x in (other, noised(0.02), noised(0.1), noised(0.5))
     ]
-    assert found == sorted(found) and found[1] > 2 * found[0]
+    assert found == sorted(found) and found[2] > 2 * found[0]
     precisions = [
-        sets.precision_recall(kind(pictures(DOMAIN, x)), theirs)[0] for x in (other, noised(0.1))
+        sets.precision_recall(kind(decoded(DOMAIN, x)), theirs)[0] for x in (other, noised(0.1))
     ]
     assert precisions[0] > 0.8 > precisions[1]
     # Nothing is learned, so that another process finds the same features.
-    np.testing.assert_array_equal(RandomFeatures()(pictures(DOMAIN, real[:5])), theirs[:5])
+    np.testing.assert_allclose(RandomFeatures(6)(decoded(DOMAIN, real[:5])), theirs[:5], rtol=1e-5)
 
 
 def test_images_of_any_size_and_channels_have_features():
@@ -155,12 +156,10 @@ def test_images_are_spread_over_the_split():
 def test_copies_of_training_images_are_found():
     train = blobs(300, 1)
     samples = np.concatenate([train[[5, 250]], blobs(2, 9)])
-    found = nearness(samples, train.ravel())
-    assert found["copies"] == 2 and found["nearest_distance"] > 1.0
-    assert nearness(train[:3] + 2, train.ravel()) == {"nearest_distance": 2.0, "copies": 0}
-    table = beside_nearest(DOMAIN, samples, train.ravel(), 3)
-    assert table.shape == (4, 4, 8, 8, 1)
-    np.testing.assert_array_equal(table[:2, 0], table[:2, 1])
+    rows, away = beside_nearest(samples, train.ravel(), 3)
+    assert rows.shape == (4, 4, 64) and (away[:2] == 0).all() and (away[2:] > 1).all()
+    np.testing.assert_array_equal(rows[:2, 0], rows[:2, 1])
+    np.testing.assert_array_equal(beside_nearest(train[:3] + 2, train.ravel(), 1)[1], 2.0)
 
 
 def test_what_frechet_refuses():
@@ -211,18 +210,24 @@ def test_weights_are_read_and_wrong_files_are_named(tmp_path):
         inception.read_safetensors(path)
 
 
-def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatch):
+def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatch, tmp_path):
     """Samples that are held-out images; each has the label of an image of the split."""
     images, asked = Images(blobs(400, 1)), {}
 
-    def drawn(experiment, params, programs, context=None):
+    def drawn(experiment, params, programs, prompts, context=None):
+        assert len(prompts) == 1 and not prompts[0].mask.any()
         asked.update(num=experiment.sample.num, context=context)
         return types.SimpleNamespace(tokens=blobs(experiment.sample.num, 2))
 
     monkeypatch.setattr(frechet, "drawn_samples", drawn)
     said, programs = [], {}
     context = types.SimpleNamespace(
-        name="q", programs=programs, say=said.append, corpus=lambda changes: images
+        name="q",
+        step=7,
+        workdir=tmp_path,
+        programs=programs,
+        say=said.append,
+        corpus=lambda changes: images,
     )
     experiment = Fake(DOMAIN, SampleOptions(num=4, trace=True))
     found = FrechetDistance(num=300, labels=True).run(experiment, {}, context)
@@ -231,11 +236,13 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     np.testing.assert_array_equal(asked["context"]["label"], images.rows[wanted, 0] % 3)
     assert (found["split"], found["samples"], found["images"]) == ("train", 300, 300)
     direct = sets.frechet_distance(
-        RandomFeatures()(pictures(DOMAIN, blobs(300, 2))),
-        RandomFeatures()(pictures(DOMAIN, images.rows[wanted])),
+        RandomFeatures()(decoded(DOMAIN, blobs(300, 2))),
+        RandomFeatures()(decoded(DOMAIN, images.rows[wanted])),
     )
     assert found["random_feature_distance"] == pytest.approx(direct, rel=1e-6)
     assert found["precision"] > 0.7 and found["recall"] > 0.7 and found["copies"] == 0
+    picture = tmp_path / "samples" / "step_00000007.q.png"
+    assert found["picture"] == str(picture) and pictures.read(picture).shape[2] == 3
     assert len(programs) == 1 and "random feature distance" in said[0]
     # Another image in the split is not noticed, since its features are kept.
     images.rows = images.rows[::-1]
