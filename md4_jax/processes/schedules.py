@@ -150,25 +150,25 @@ class Geometric:
 
 @dataclasses.dataclass(frozen=True)
 class Exponential:
-    """Schedule alpha_t = exp(-base (exponent^t - 1)), so that the rate grows as exponent^t.
+    """Schedule alpha_t = exp(-scale (exponent^t - 1)), so that the rate grows as exponent^t.
 
     tauLDR (arXiv:2205.14987). It starts at alpha_0 = 1 and stops above 0, at
-    exp(-base (exponent - 1)). tauLDR's base of 3 on CIFAR-10 counts time in the rates of its own
-    generator. Those of `Rates` are scaled to a gap of 1: there base is 3 times `Kernel.gap`.
+    exp(-scale (exponent - 1)). tauLDR's base of 3 on CIFAR-10 counts time in the rates of its own
+    generator. Those of `Rates` are scaled to a gap of 1: there scale is 3 times `Kernel.gap`.
     """
 
-    base: float = 0.0627
+    scale: float = 0.06276
     exponent: float = 100.0
 
     def __post_init__(self):
-        if not (self.base > 0 and self.exponent > 1):
+        if not (self.scale > 0 and self.exponent > 1):
             raise UserError(
-                "process.schedule needs base > 0 and exponent > 1, "
-                f"not base={self.base} and exponent={self.exponent}"
+                "process.schedule needs scale > 0 and exponent > 1, "
+                f"not scale={self.scale} and exponent={self.exponent}"
             )
 
     def _sigma_bar(self, t: Array) -> Array:
-        return self.base * jnp.expm1(t * math.log(self.exponent))
+        return self.scale * jnp.expm1(t * math.log(self.exponent))
 
     def alpha(self, t: Array) -> Array:
         return jnp.exp(-self._sigma_bar(t))
@@ -178,11 +178,11 @@ class Exponential:
 
     def dalpha(self, t: Array) -> Array:
         slope = math.log(self.exponent)
-        return -self.base * slope * jnp.exp(t * slope) * self.alpha(t)
+        return -self.scale * slope * jnp.exp(t * slope) * self.alpha(t)
 
     def inverse(self, one_minus_alpha: Array) -> Array:
         sigma_bar = -jnp.log1p(-jnp.clip(one_minus_alpha, 0.0, 1.0))
-        return jnp.clip(jnp.log1p(sigma_bar / self.base) / math.log(self.exponent), 0.0, 1.0)
+        return jnp.clip(jnp.log1p(sigma_bar / self.scale) / math.log(self.exponent), 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_gaussian_target_transitions_with_tauldrs_time(x64):
 def test_the_default_time_is_tauldrs_on_cifar_10():
     """Base 3 and exponent 100 in the rates of 256 symbols; little is left of x at the end."""
     process = Rates(256, Exponential(), "gaussian_target")
-    assert 3.0 * process.parts.gap == pytest.approx(Exponential().base, rel=1e-3)
+    assert 3.0 * process.parts.gap == pytest.approx(Exponential().scale, rel=1e-4)
     prior = np.asarray(process.prior_nats(jnp.arange(256)))
     assert (prior > 0).all() and prior.max() < 1e-4
 
