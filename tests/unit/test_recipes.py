@@ -39,7 +39,8 @@ def test_every_config_is_on_the_page():
 def test_the_page_has_the_number_of_parameters(name):
     config = schema.load_config(f"configs/{name}", {"mesh.data": "1", "mesh.fsdp": "1"})
     symbols = recipes_table.SYMBOLS[config["tokenizer"]["name"]]
-    domain = types.SimpleNamespace(vocab_size=symbols, eot_id=0, unit="token")
+    shape = (config["data"]["length"],)
+    domain = types.SimpleNamespace(vocab_size=symbols, eot_id=0, unit="token", shape=shape)
     built = build.experiment(config, domain)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     schedule = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(built.process.init()))
