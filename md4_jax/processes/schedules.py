@@ -112,8 +112,18 @@ class ShiftedCosine:
         return jnp.clip(1.0 - jnp.arcsin(self._first * alpha) / self._slope, 0.0, 1.0)
 
 
+class _Integrated:
+    """Schedule alpha = exp(-sigma_bar)."""
+
+    def alpha(self, t: Array) -> Array:
+        return jnp.exp(-self._sigma_bar(t))
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return -jnp.expm1(-self._sigma_bar(t))
+
+
 @dataclasses.dataclass(frozen=True)
-class Geometric:
+class Geometric(_Integrated):
     """Schedule alpha_t = exp(-sigma_bar_t), sigma_bar_t = minimum^(1-t) maximum^t.
 
     SEDD (arXiv:2310.16834). It starts at alpha_0 = exp(-minimum) < 1 and stops at
@@ -133,12 +143,6 @@ class Geometric:
     def _sigma_bar(self, t: Array) -> Array:
         return self.minimum * jnp.exp(t * math.log(self.maximum / self.minimum))
 
-    def alpha(self, t: Array) -> Array:
-        return jnp.exp(-self._sigma_bar(t))
-
-    def one_minus_alpha(self, t: Array) -> Array:
-        return -jnp.expm1(-self._sigma_bar(t))
-
     def dalpha(self, t: Array) -> Array:
         return -math.log(self.maximum / self.minimum) * self._sigma_bar(t) * self.alpha(t)
 
@@ -149,7 +153,7 @@ class Geometric:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential:
+class Exponential(_Integrated):
     """Schedule alpha_t = exp(-scale (exponent^t - 1)), so that the rate grows as exponent^t.
 
     tauLDR (arXiv:2205.14987). It starts at alpha_0 = 1 and stops above 0, at
@@ -169,12 +173,6 @@ class Exponential:
 
     def _sigma_bar(self, t: Array) -> Array:
         return self.scale * jnp.expm1(t * math.log(self.exponent))
-
-    def alpha(self, t: Array) -> Array:
-        return jnp.exp(-self._sigma_bar(t))
-
-    def one_minus_alpha(self, t: Array) -> Array:
-        return -jnp.expm1(-self._sigma_bar(t))
 
     def dalpha(self, t: Array) -> Array:
         slope = math.log(self.exponent)
