@@ -29,7 +29,8 @@ def get_config() -> ConfigDict:
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
                 name="masking",
                 # linear | polynomial(power) | cosine | shifted_cosine(shift) |
-                # geometric(minimum, maximum) | log_linear(eps) | clipped(eps)
+                # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
+                # clipped(eps)
                 schedule=dict(name="linear"),
                 conditioning="time",  # time input of the network: time | alpha | sigma | zero
             ),
@@ -41,7 +42,7 @@ def get_config() -> ConfigDict:
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
                 # uniform_elbo | cross_entropy, with process uniform |
                 # concrete_score(form, time), with process uniform |
-                # ctmc(passes, first_time), with process rates |
+                # ctmc(passes, first_time, cross_entropy), with process rates |
                 # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform or
                 # transition
                 name="md4",
@@ -111,8 +112,9 @@ def get_config() -> ConfigDict:
                 fsdp=1,
                 tensor=1,
             ),
-            # Evaluators under any names: likelihood | ngrams | samples. Each runs every `every`
-            # steps (0: never), and with final=True also at the end and in --mode eval.
+            # Evaluators under any names: likelihood | ngrams | samples | frechet (of images). Each
+            # runs every `every` steps (0: never), and with final=True also at the end and in --mode
+            # eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",
@@ -175,6 +177,7 @@ def get_config() -> ConfigDict:
                 stop="",  # end_of_text: a text ends with the block that has it; '': never
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none
+                guidance=1.0,  # weight of the label: 0 ignores it, 1 obeys it, more exaggerates it
                 stride=0,  # new tokens of each window, for longer text; 0: one window
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,

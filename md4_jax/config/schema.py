@@ -14,6 +14,7 @@ from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
 from md4_jax.data import SOURCES, TOKENIZERS
 from md4_jax.evals import EVALUATORS
+from md4_jax.evals.features import FEATURES
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
@@ -55,6 +56,7 @@ REGISTRIES = {
     "optim": OPTIMIZERS,
     "evals.*": EVALUATORS,
     "evals.*.objective": {"auto": Tightest, **OBJECTIVES},
+    "evals.*.features": FEATURES,
     "sample": SAMPLERS,
 }
 CLASSES = {
@@ -78,7 +80,7 @@ LATER = {
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
-SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective")
+SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective", "features")
 
 
 def kind(path: str) -> str:

@@ -12,11 +12,13 @@ and optionally check(experiment, key), which raises UserError for options that d
 experiment. The key is evals.NAME, the name of the section in the config.
 """
 
+from md4_jax.evals.frechet import FrechetDistance
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
 from md4_jax.evals.samples import DrawnSamples
 
 EVALUATORS = {
+    "frechet": FrechetDistance,
     "likelihood": LikelihoodBound,
     "ngrams": NGramModels,
     "samples": DrawnSamples,
