@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -263,6 +264,7 @@ def load_config(
         config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)
+    config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir)
     return config
