@@ -12,6 +12,7 @@ from md4_jax.networks.convolution import Convolution, GroupNorm
 from md4_jax.networks.dropout import kept, scaled
 from md4_jax.networks.linear import Linear
 from md4_jax.protocols import Array
+from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 # What the backward pass of a block reuses, by network.remat. It computes normalisation again, which
 # takes no product: the memory of a block is then that of its input and of two convolutions.
@@ -61,7 +62,7 @@ class ResidualBlock(nn.Module):
         y = Convolution(self.size, dtype, zeros=True, name="conv_2")(y)
         if x.shape[-1] != self.size:
             x = Linear(self.size, dtype, bias=True, name="shortcut")(x)
-        x = x + y
+        x = constrain(x + y, BATCH_AXES, None, None, None)
         return x, x
 
 

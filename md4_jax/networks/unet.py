@@ -47,7 +47,9 @@ class UNet:
     classes            number of class labels, fed like the time
     label_dropout      probability of hiding a training sequence's label
     dropout            share of entries that training drops before the second convolution of a block
-    scan_blocks        compiles one block of each kind, with one resolution; False is faster on CPUs
+    scan_blocks        compiles one block of each kind, with one resolution. On CPUs a training step
+                       of 8 blocks on 4 images then takes 331 instead of 800 MiB of temporaries, and
+                       1.7 times the processor time
     attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
     remat              what the backward pass computes again: none, only normalisation; full, blocks
     """

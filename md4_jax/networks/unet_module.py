@@ -98,7 +98,10 @@ class UNetModule(nn.Module):
         o, skips = self.options, [x]
         if o.scans:
             x, found = self._scanned("down", o.blocks, False)(x, condition_BxD, keys.next(o.blocks))
-            return x, jnp.concatenate([skips[0][None], found])
+            skips = jnp.concatenate([skips[0][None], found])
+            # Left to itself, XLA splits layers or channels here, with wrong results on a mesh that
+            # has all three axes.
+            return x, constrain(skips, None, BATCH_AXES, None, None, None)
         for level, multiplier in enumerate(o.multipliers):
             if level:
                 x = self._convolution(x.shape[-1], f"conv_down_{level}", stride=2)(x)
@@ -120,7 +123,8 @@ class UNetModule(nn.Module):
         o = self.options
         if o.scans:
             block = self._scanned("up", o.blocks + 1, True)
-            return block(x, condition_BxD, keys.next(o.blocks + 1), skips[::-1])[0]
+            skips = constrain(skips[::-1], None, BATCH_AXES, None, None, None)
+            return block(x, condition_BxD, keys.next(o.blocks + 1), skips)[0]
         for level in reversed(range(len(o.multipliers))):
             for n in range(o.blocks + 1):
                 block = self._block(o.channels * o.multipliers[level], f"up_{level}_{n}")

@@ -6,6 +6,7 @@ pairs.py DATA FSDP TENSOR: on a mesh of that shape, in float32.
 """
 
 import json
+import math
 import sys
 
 import exact
@@ -31,6 +32,7 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     text = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
     options = options or Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **text)
     network = options.build()
+    length = math.prod(getattr(options, "shape", (LENGTH,)))
     optimizer = optax.sgd(0.1)
 
     def state():
@@ -42,7 +44,7 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
         return fresh._replace(params=moved)
 
     shardings = shardings_of(jax.eval_shape(state), mesh)
-    tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, LENGTH)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, length)).astype(np.int32)
     train = TrainOptions(num_steps=1, batch_size=BATCH)
     with jax.set_mesh(mesh):
         made = jax.jit(state, out_shardings=shardings)()
@@ -63,7 +65,7 @@ def main() -> None:
                 found[f"{name}, {kind}"] = one_step(make(), process(VOCAB), mesh)
     for make, sizes in SIZES_OF.items():
         if make is not Transformer:
-            sizes = sizes | dict(vocab_size=VOCAB, shape=(2, 2, 2), dropout=0.1)
+            sizes = sizes | dict(vocab_size=VOCAB, shape=(4, 4, 2), dropout=0.1)
             found[make.__name__] = one_step(MD4(), Masking(VOCAB), mesh, make(**sizes))
     print(json.dumps(found))
 

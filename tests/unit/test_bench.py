@@ -55,3 +55,16 @@ def test_block_diffusion_computes_what_its_mask_allows(length, block, most):
     allowed = 3 * (length + block) / 2  # of a token: of both halves, and in the last layer of one
     scores = (flops - head - trunk) / a_score + allowed
     assert 1.0 - 1e-6 <= scores / allowed <= most + 1e-6
+
+
+def test_a_step_of_a_unet_counts_its_convolutions():
+    """Forward, gradients of the pixels, and those of the weights with 16 of 36 products."""
+    images = {
+        "network.name": "unet", "network.channels": "64", "network.blocks": "1",
+        "data.length": str(16 * 16 * 3), "train.batch_size": "2",
+    }  # fmt: skip
+    config = schema.load_config("configs/base.py", images)
+    domain = bench.RandomTokens(256, 16 * 16 * 3)
+    experiment = build.experiment(config, domain, jax.devices()[:1])
+    part = bench.MAKERS["train"](experiment, None)
+    assert part.flops == pytest.approx(part.model * (2 + 16 / 36) / 3, rel=0.1)
