@@ -1,6 +1,7 @@
 """Entry point: parses the command line, loads the config and runs a mode."""
 
 import datetime
+import logging
 import sys
 from pathlib import Path
 
@@ -29,12 +30,33 @@ def run(arguments: list[str]) -> int:
     return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run))
 
 
+def print_user_error(error: UserError) -> int:
+    """Prints a UserError without a traceback; returns the exit code 2."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return 2
+
+
+def silence_libraries() -> None:
+    """Silences the logs of libraries; this package reports its errors itself."""
+    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
+    others = sys.unraisablehook
+
+    def hook(event) -> None:
+        text = str(event.exc_value)
+        if "Event loop is closed" not in text and "TensorStore" not in text:
+            others(event)
+
+    sys.unraisablehook = hook
+
+
 def main() -> None:
-    modes.silence_libraries()
+    silence_libraries()
     try:
         code = run(sys.argv[1:])
     except UserError as error:
-        code = modes.print_user_error(error)
+        code = print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
         print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
         code = 130

@@ -22,6 +22,7 @@ FILE = "config.json"
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
+FREE += ("audit.",)
 FREE += ("data.store", "data.keep_files")
 FREE += PLACES
 
@@ -30,6 +31,7 @@ OF_EVALUATORS = ("data", "objective")
 
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
+    "data.detokenise": "",
     "data.windows": "grid",
     "network.attention_dropout": 0.0,
     "network.classes": 0,

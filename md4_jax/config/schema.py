@@ -16,6 +16,7 @@ from md4_jax.evals import EVALUATORS
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
+    AuditOptions,
     BenchOptions,
     CheckpointOptions,
     DataOptions,
@@ -64,6 +65,7 @@ CLASSES = {
     "log": (LogOptions,),
     "bench": (BenchOptions,),
     "plan": (PlanOptions,),
+    "audit": (AuditOptions,),
 }
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
@@ -247,7 +249,8 @@ def load_config(
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())
     if kept is not None:  # older versions did not have these modes
-        for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
+        modes = {"bench": BenchOptions(), "plan": PlanOptions(), "audit": AuditOptions()}
+        for name, options in modes.items():
             config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)
