@@ -32,7 +32,7 @@ def run(config: Mapping[str, Any], say: Callable[[str], None]) -> int:
 
     Each is printed, with a counterexample if there is one, and last a line of JSON.
     """
-    options = options_from(AuditOptions, config["audit"])
+    options = options_from(AuditOptions, config.get("audit", {}))
     found, process = objectives(config)
     results = {}
     for key, objective in found.items():

@@ -67,6 +67,7 @@ CLASSES = {
     "plan": (PlanOptions,),
     "audit": (AuditOptions,),
 }
+OPTIONAL = ("audit",)  # sections that a config may leave out
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
@@ -123,9 +124,9 @@ def check_keys(config: Mapping[str, Any]) -> None:
         if section not in (*top, "evals"):
             raise unknown("config section", section, sorted({*top, "evals"}))
     for section in sorted({*top, "evals"}):
-        if section not in config:
+        if section not in config and section not in OPTIONAL:
             raise UserError(f"the config has no section {section!r}; start from configs/base.py")
-    for section in sorted(top):
+    for section in sorted(top & config.keys()):
         _check_section(section, config[section])
     if not isinstance(config["evals"], Mapping):
         raise UserError(f"evals must be a section (a dict), not {config['evals']!r}")
@@ -249,8 +250,7 @@ def load_config(
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())
     if kept is not None:  # older versions did not have these modes
-        modes = {"bench": BenchOptions(), "plan": PlanOptions(), "audit": AuditOptions()}
-        for name, options in modes.items():
+        for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
             config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)

@@ -102,10 +102,13 @@ class InformationProfile:
             step = make_profile_step(experiment.network, self.draws, self.seed)
             context.programs[key] = jit(step, experiment.mesh)
         parts, seen = [], 0
+        length = self.data.get("length", experiment.data.length)
         batches = context.corpus(self.data).eval_batches(
             self.split, stride=0, **rows_of(experiment, self._size(experiment))
         )
         for index, batch in enumerate(batches):
+            if batch.tokens.shape[1] != length:  # the rest of the split
+                continue
             rows = to_global(batch, experiment.mesh)._replace(text=None)
             with jax.set_mesh(experiment.mesh):
                 out = context.programs[key](params, rows, jnp.int32(index))
@@ -120,7 +123,7 @@ class InformationProfile:
                 "profile needs sequences of one length"
             )
         visible, nats, masks = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return visible, nats.astype(np.float64), masks.astype(np.float64), batch.tokens.shape[1]
+        return visible, nats.astype(np.float64), masks.astype(np.float64), length
 
 
 def make_profile_step(

@@ -99,7 +99,8 @@ class ZeroShot:
             batches = corpus.eval_batches(
                 bound.split, stride=self.stride, **rows_of(experiment, sequences)
             )
-            result = bound.of_batches(experiment, params, batches, context.programs)
+            found = bound.of_batches(experiment, params, batches, context.programs)
+            result = {"split": bound.split, **found}
             context.say(f"{context.name} {name} ({bound.split}): {report.line(result)}")
             manifests[name] = {**self._manifest(name, corpus), "result": result}
             results |= {f"{name}_{key}": value for key, value in result.items()}

@@ -80,7 +80,8 @@ def test_zero_shot(run, refused, own, tmp_path):
     assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
 
 
-def test_audit(run, tmp_path):
+@pytest.mark.slow
+def test_audit(run):
     """The mode reads a config alone, and its code says whether all bounds are bounds."""
     given = ("--config.objective.name=any_order", "--config.audit.steps=20")
     ended = run("--config", "configs/base.py", "--mode", "audit", *given)

@@ -25,25 +25,23 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Needs
 
-# One of each family; the others are among the slow tests.
+# The others are among the slow tests.
 QUICK = (
-    "any_order, masking",
-    "genmd4, state_dependent",
-    "uniform_elbo, uniform",
-    "d3pm, transition",
-    "block, masking",
-    "autoregressive, masking",
-)
+    "md4, masking", "block, masking", "autoregressive, masking",
+    "clipped schedule", "twice the weight", "sees the answer",
+)  # fmt: skip
+STEPS = 40
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in exact.FITTING],
-)
+def named(names):
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in names]
+
+
+@pytest.mark.parametrize("name", named(exact.FITTING))
 def test_no_false_alarm(name):
     """Every objective with every process that it fits: a tight bound, or it says it is none."""
     objective, make = exact.FITTING[name]
-    found = audit(objective, make(vocab_size=3), problems=((3, 2),))
+    found = audit(objective, make(vocab_size=3), problems=((3, 2),), steps=STEPS)
     assert found.passed, text(found)
     assert "counterexample" not in text(found) or not found.claims
     if found.claims:
@@ -102,10 +100,11 @@ class JointReconstruction:
 
 @dataclasses.dataclass(frozen=True)
 class TimesCut(MD4):
-    """t ~ U(0.05, 1) without the factor and the rest of the integral."""
+    """The integral from 0.05 on, without the rest."""
 
     def __call__(self, denoiser, process, batch, u, keys):
-        return super().__call__(denoiser, process, batch, 0.05 + 0.95 * u, keys)
+        nats, parts = super().__call__(denoiser, process, batch, 0.05 + 0.95 * u, keys)
+        return 0.95 * nats, parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +140,7 @@ def without(part) -> Callable:
 
 
 LINEAR = Masking(3)
-SHORT = Uniform(3, Clipped(Linear(), 0.02))
+SHORT = Uniform(3, Clipped(Linear(), 0.1))
 WRONG = {
     "joint reconstruction": (JointReconstruction(), LINEAR, "bound"),
     # MD4's own code, at its own eps: 3e-4 nats short.
@@ -160,15 +159,15 @@ WRONG = {
         "bound",
     ),
     "bits for nats": (Wrong(AnyOrder(), scaled(1 / math.log(2.0))), LINEAR, "tight"),
-    "weights of a masked language model": (Claims(weight_power=0.0), LINEAR, "bound"),
+    "few masks": (Claims(max_masked=0.5), LINEAR, "bound"),
     "sees the answer": (SeesTheAnswer(), LINEAR, "bound"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", named(WRONG))
 def test_a_wrong_loss_is_found_out(name):
     objective, process, what = WRONG[name]
-    found = audit(objective, process, problems=((3, 2),))
+    found = audit(objective, process, problems=((3, 2),), steps=STEPS)
     assert not found.passed
     assert (found.is_bound, found.is_tight)[what == "tight"] is False
     said = text(found)
