@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         dict(
             data=dict(
-                name="text8",  # text8 | text | tfds | shakespeare
+                name="text8",  # text8 | text | public | tfds | shakespeare; images: docs/images.md
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
@@ -188,6 +188,10 @@ def get_config() -> ConfigDict:
                 template="",  # text in which each `blank` is a token to be filled
                 templates="",  # a file with a template in each line
                 blank="_",
+                inpaint="",  # picture of which a part is filled; images only, as the next three
+                image_from="",  # or examples of the data: test:3, test:0,3,7
+                mask="",  # picture whose white is filled
+                box=(),  # or the rectangle that is: top, left, height, width
                 trace=False,  # write pictures of how the first sample evolves
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
             ),

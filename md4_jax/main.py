@@ -1,14 +1,17 @@
 """Entry point: parses the command line, loads the config and runs a mode."""
 
+import argparse
 import datetime
-import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema
+from md4_jax.config.load import PLACES, flatten
 from md4_jax.protocols import UserError
-from md4_jax.runtime import distributed
+from md4_jax.runtime import distributed, streams
+from md4_jax.runtime.commit import code
 from md4_jax.runtime.paths import place
 
 
@@ -27,36 +30,24 @@ def run(arguments: list[str]) -> int:
         workdir = place(f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}")
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
+    distributed.check_alike(_facts(flags, config))
     return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run))
 
 
-def print_user_error(error: UserError) -> int:
-    """Prints a UserError without a traceback; returns the exit code 2."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return 2
-
-
-def silence_libraries() -> None:
-    """Silences the logs of libraries; this package reports its errors itself."""
-    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
-    others = sys.unraisablehook
-
-    def hook(event) -> None:
-        text = str(event.exc_value)
-        if "Event loop is closed" not in text and "TensorStore" not in text:
-            others(event)
-
-    sys.unraisablehook = hook
+def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns all that the processes of one program must have in common."""
+    places = (*PLACES, "data.store")  # machines may keep the same data in different places
+    keys = {key: value for key, value in flatten(config) if key not in places}
+    return {**keys, "--mode": flags.mode, "--evals": flags.evals, **code()}
 
 
 def main() -> None:
-    silence_libraries()
+    streams.silence_libraries()
+    streams.outlive()
     try:
         code = run(sys.argv[1:])
     except UserError as error:
-        code = print_user_error(error)
+        code = streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
         print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
         code = 130

@@ -5,6 +5,12 @@ import dataclasses
 from md4_jax.protocols import UserError
 
 
+def check_seed(key: str, seed: int) -> None:
+    """Raises UserError for a seed that is not a 32-bit number."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"{key} must lie between 0 and {2**32 - 1}, not {seed}")
+
+
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
     """Keys of the `data` section for every source.
@@ -66,6 +72,7 @@ class TrainOptions:
         for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        check_seed("train.seed", self.seed)
         if self.seconds < 0:
             raise UserError(f"train.seconds must not be negative, not {self.seconds}")
         if not 0 <= self.ema < 1:
@@ -115,6 +122,7 @@ class SampleOptions:
     judge: str = ""
 
     def __post_init__(self):
+        check_seed("sample.seed", self.seed)
         for name in ("num", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
@@ -137,6 +145,10 @@ class PromptOptions:
     templates  file with a template in each line, sampled `num` times each; a line break within a
                template is written \\n
     blank      the visible character of a token to be filled
+    inpaint    picture of the size of the data, of which a part is filled
+    image_from examples of the data instead, by split and number: test:3, or test:0,3,7
+    mask       picture of the same size: white is to be filled
+    box        rectangle to be filled instead: top, left, height, width
     """
 
     prompt: str = ""
@@ -144,6 +156,10 @@ class PromptOptions:
     template: str = ""
     templates: str = ""
     blank: str = "_"
+    inpaint: str = ""
+    image_from: str = ""
+    mask: str = ""
+    box: tuple[int, ...] = ()
 
     def __post_init__(self):
         if len(self.blank) != 1:

@@ -65,7 +65,9 @@ def experiment(
         learning_rate=rate,
         sampler_step=build_section("sample", config["sample"], transform=transform),
         loop=_loop(objective, sample, data, domain),
-        grid=_grid(sample, process, data, workdir),
+        grid=_optimal(sample, data, process, objective, workdir)
+        if sample.grid == "optimal"
+        else _grid(sample),
         mesh=mesh,
         data=data,
         train=train,
@@ -81,13 +83,9 @@ def experiment(
     return experiment
 
 
-def _grid(
-    sample: SampleOptions, process: Any, data: DataOptions, workdir: Place | None
-) -> np.ndarray:
+def _grid(sample: SampleOptions) -> np.ndarray:
     """Returns the named grid with `sample.steps` steps, or the times that the user lists."""
     times = sample.grid
-    if times == "optimal":
-        return _optimal(sample, process, data, workdir)
     if isinstance(times, str):
         if times in GRIDS:
             return GRIDS[times](sample.steps)
@@ -102,11 +100,19 @@ def _grid(
 
 
 def _optimal(
-    sample: SampleOptions, process: Any, data: DataOptions, workdir: Place | None
+    sample: SampleOptions,
+    data: DataOptions,
+    process: Any,
+    objective: Objective,
+    workdir: Place | None,
 ) -> np.ndarray:
     """Returns the times that lose least by the information profile of the run."""
-    if not isinstance(process, RevealsMasks):
-        raise UserError("sample.grid='optimal' needs process.name='masking'")
+    block = sample.block or getattr(objective, "block", 0)
+    if block or not isinstance(process, RevealsMasks):
+        raise UserError(
+            "sample.grid='optimal' is for masks in a whole text: it needs process.name='masking', "
+            f"and no blocks, which have {block} tokens here"
+        )
     length = sample.length or data.length
     window = min(length, data.length) if sample.stride else length
     counts = profile.best_counts(profile.stored(workdir, window), sample.steps)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block, sample_length
+from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import templates
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
@@ -64,12 +65,12 @@ def _check_classes(experiment: Experiment) -> None:
     if not labels:
         raise UserError(
             f"network.classes={classes} needs data with labels, such as data.name='text' with "
-            "data.label_key; this data has none"
+            "data.label_key, or images with data.labels=True; this data has none"
         )
     names = ", ".join(map(repr, labels[:20])) + (", ..." if len(labels) > 20 else "")
     raise UserError(
         f"network.classes={classes} must be {len(labels)}, the number of classes of the data "
-        f"(data.label_key): {names}"
+        f"(data.label_key; of images, data.labels): {names}"
     )
 
 
@@ -178,6 +179,7 @@ def _check_sampling(experiment: Experiment) -> None:
                 "process.parametrisation='score' the network predicts ratios"
             )
     _check_label(experiment)
+    _check_image(experiment)
     _check_blocks(experiment)
     if experiment.sample.stride >= experiment.data.length:
         raise UserError(
@@ -199,6 +201,22 @@ def _check_label(experiment: Experiment) -> None:
         raise UserError(
             f"sample.label={label} must be below network.classes={classes}; -1 means no label"
         )
+
+
+def _check_image(experiment: Experiment) -> None:
+    """Raises UserError if samples of images would have another size than the images."""
+    options, whole = experiment.sample, experiment.data.length
+    if not has_pictures(experiment.domain):
+        return
+    for key, value, allowed in (
+        ("length", options.length, (0, whole)),
+        ("stride", options.stride, (0,)),
+    ):
+        if value not in allowed:
+            raise UserError(
+                f"sample.{key}={value} is for text: this run has images of {whole} values; leave "
+                f"sample.{key}=0"
+            )
 
 
 def _check_blocks(experiment: Experiment) -> None:

@@ -203,12 +203,13 @@ def stored(workdir: paths.Place) -> dict[str, Any] | None:
             )
         return None
     try:
-        content = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+        content = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, a number of too many digits
         raise UserError(
             f"{file} is not readable JSON: {error}; choose another --workdir"
         ) from error
-    if not isinstance(content, dict) or content.get("package") != "md4_jax":
+    is_ours = isinstance(content, dict) and content.get("package") == "md4_jax"
+    if not is_ours or not isinstance(content.get("config"), dict):
         raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
     return _with_current_names(content["config"])
 

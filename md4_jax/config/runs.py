@@ -18,6 +18,9 @@ from md4_jax.runtime.sharding import path_name
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.loop import abstract_state
 
+# Values of `sample` that read no file, for a run that only judges or begins another.
+NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ()}
+
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
     """Returns (step, averaged parameters) of the newest checkpoint; UserError without one."""
@@ -123,7 +126,7 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
         "mesh": experiment.config["mesh"],
         "train": {**kept["train"], **size},
         "evals": {"test": _bound(experiment, kept)},
-        "sample": {**kept["sample"], "judge": "", "templates": ""},
+        "sample": {**kept["sample"], "judge": "", **NO_FILES},
     }
     return build.experiment({**kept, **changed}, domain)
 

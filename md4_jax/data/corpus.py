@@ -34,6 +34,7 @@ class Corpus:
     def __post_init__(self):
         if not self._has_rows:
             return
+        self._check_symbols()
         length = math.prod(self.domain.shape)
         if self._are_documents and not hasattr(self.source, "documents"):
             raise UserError("data.windows='documents' is for text; this data is single examples")
@@ -47,6 +48,14 @@ class Corpus:
                 "data.windows='every' and data.separate_documents=True are for text that is cut "
                 "into sequences; this data is single examples"
             )
+
+    def _check_symbols(self) -> None:
+        """Raises UserError if examples are not of the shape and symbols of the run's domain."""
+        own = self.source.domain() if hasattr(self.source, "domain") else self.domain
+        facts = [(domain.shape, domain.vocab_size) for domain in (own, self.domain)]
+        if facts[0] != facts[1]:
+            said = [f"shape {shape} with {size} symbols" for shape, size in facts]
+            raise UserError(f"this data has examples of {said[0]}, and the run has {said[1]}")
 
     def stream(self, split: str) -> np.ndarray | TokenShards:
         """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
@@ -111,14 +120,28 @@ class Corpus:
         stride  tokens from the start of a window to that of the next; the tokens that two windows
                 share are only conditioned on in the second. 0: adjacent windows
         """
-        if stride and self._has_rows:
-            raise UserError(f"stride={stride} slides over text; this data is single examples")
+        self.check_stride(stride)
         return loader.eval_batches(
             self._sequences(split, step=stride, conditional=bool(stride)),
             batch_size=batch_size,
             rows=rows,
             text_size=self._text_size(are_texts=self._has_rows),
         )
+
+    def check_stride(self, stride: int) -> None:
+        """Raises UserError for windows that slide over single examples."""
+        if stride and self._has_rows:
+            raise UserError(f"stride={stride} slides over text; this data is single examples")
+
+    def example(self, split: str, number: int) -> np.ndarray:
+        """Returns the symbols [L] of one example of a split; UserError if there is no such."""
+        rows = self._rows(split)
+        if number >= len(rows):
+            raise UserError(
+                f"sample.image_from={split}:{number}: the {split} split has {len(rows):,} images, "
+                "numbered from 0 on"
+            )
+        return rows.take(np.array([number])).tokens[0]
 
     def batches_of(
         self, tokens: np.ndarray, *, batch_size: int, rows: np.ndarray

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from md4_jax.data import tokenizers
 from md4_jax.data.labelled import classes
 from md4_jax.data.names import Load, UnknownClass, class_of
+from md4_jax.data.pixels import PixelDomain
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.paths import Place, replace
 
@@ -95,7 +96,7 @@ class TextDomain:
         return cls(tokenizer, fields["length"], tuple(fields.get("labels", ())))
 
 
-DOMAINS = {"text": TextDomain}
+DOMAINS = {"text": TextDomain, "pixels": PixelDomain}
 
 
 def domain_from_json(text: str, length: int, load: Load | None = None) -> Domain:

@@ -69,7 +69,8 @@ def train_iterator(
     rounds      rounds of the permutation
 
     Each epoch is another permutation, given by the seed alone, with each sequence once; a batch
-    may straddle two epochs. Tokens after the last whole sequence are left out.
+    may straddle two epochs. Tokens after the last whole sequence are left out. Random changes of
+    rows (`Rows.augment`) depend on the seed and the place in this endless order.
 
     Raises UserError when there is no whole sequence.
     """
@@ -88,12 +89,24 @@ def train_iterator(
         seed_of_epoch = (order_seed + epoch) % 2**32
         return grain.experimental.index_shuffle(index, count - 1, seed_of_epoch, rounds)
 
+    augment = getattr(sequences, "augment", None)
+
     def gather(places: np.ndarray) -> Batch:
-        return sequences.take(np.array([shuffled(place) for place in places[mine]]))
+        own = places[mine]
+        batch = sequences.take(np.array([shuffled(place) for place in own]))
+        if augment is None:
+            return batch
+        return batch._replace(tokens=augment(batch.tokens, _bits(order_seed, own)))
 
     places = grain.MapDataset.range(ENDLESS).batch(batch_size)
     options = grain.ReadOptions(num_threads=READ_THREADS, prefetch_buffer_size=2 * READ_THREADS)
     return TrainIterator(places.map(gather).to_iter_dataset(options), batch_size)
+
+
+def _bits(seed: int, places: np.ndarray) -> np.ndarray:
+    """Returns 64 random bits for each place in the endless order: uint64 [B]."""
+    drawn = [np.random.Philox(key=seed, counter=int(place)).random_raw() for place in places]
+    return np.array(drawn, np.uint64)
 
 
 def eval_batches(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -77,11 +77,14 @@ class Rows:
     tokens   integers [N, L], an array or a memory map
     context  other inputs of the network, by name, each [N, ...]: a class `label`
     lengths  integers [N], how many tokens of each row count; the rest is padding. None: all
+    augment  changes training rows at random: (tokens [B, L], random bits uint64 [B]) -> tokens.
+             None: they stay as they are
     """
 
     tokens: np.ndarray
     context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     lengths: np.ndarray | None = None
+    augment: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -15,6 +15,7 @@ from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.draws import antithetic_times, draws
+from md4_jax.options import check_seed
 from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
@@ -51,6 +52,7 @@ class LikelihoodBound:
 
     def __post_init__(self):
         check_data(self)
+        check_seed("seed", self.seed)
         if self.draws < 1:
             raise UserError(f"draws must be at least 1, not {self.draws}")
         for name in ("every", "batch_size", "stride", "limit"):
@@ -84,7 +86,7 @@ class LikelihoodBound:
                 make_eval_step(experiment.network, self.objective, self.draws, self.seed),
                 experiment.mesh,
                 self.draws,
-                characters=experiment.domain.unit == "character",
+                unit=experiment.domain.unit,
                 exact=is_exact(experiment.network),
             )
         return programs[key](params, batches, self.limit)
@@ -116,13 +118,13 @@ class Estimator:
         mesh: Mesh,
         draws: int,
         *,
-        characters: bool,
+        unit: str = "token",
         exact: bool = False,
     ):
         self._step = jit(eval_step, mesh)
         self._mesh = mesh
         self._draws = draws
-        self._characters = characters
+        self._unit = unit
         self._exact = exact
 
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
@@ -146,8 +148,8 @@ class Estimator:
             seen += int(np.sum(tokens > 0))
             if limit and seen >= limit:
                 break
-        result = totals.pop("nats").result(characters=self._characters)
-        parts = {name: part.result(characters=False) for name, part in totals.items()}
+        result = totals.pop("nats").result(self._unit)
+        parts = {name: part.result() for name, part in totals.items()}
         bits = {name: part["bits_per_token"] for name, part in parts.items()}
         bits = {"diffusion": result["bits_per_token"] - sum(bits.values()), **bits}
         named = {f"{name}_bits_per_token": value for name, value in bits.items()}

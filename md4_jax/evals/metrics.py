@@ -40,8 +40,11 @@ class Likelihood:
         if text is not None:
             self._text.append(np.asarray(text, np.float64)[real])
 
-    def result(self, *, characters: bool) -> dict[str, float]:
-        """Returns {name: value, name_se: error} per token and, if known, character, byte, word."""
+    def result(self, unit: str = "token") -> dict[str, float]:
+        """Returns {name: value, name_se: error} per token and, if known, per byte and word.
+
+        unit: what a token is, in bits_per_UNIT: "token", "character" or "dimension"
+        """
         nats, tokens = np.concatenate(self._nats), np.concatenate(self._tokens)
         sizes = {"tokens": tokens}
         if self._text:
@@ -52,8 +55,7 @@ class Likelihood:
             "bits_per_token": (bits(ratio), bits(error)),
             "perplexity": _perplexity(ratio, error),
         }
-        if characters:
-            named["bits_per_character"] = named["bits_per_token"]
+        named[f"bits_per_{unit}"] = named["bits_per_token"]
         if self._text and sizes["bytes"].any():
             named["bits_per_byte"] = tuple(map(bits, _ratio(nats, sizes["bytes"])))
         if self._text and sizes["words"].any():

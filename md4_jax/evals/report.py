@@ -10,7 +10,7 @@ from md4_jax.protocols import PARTS
 
 def line(result: dict[str, Any]) -> str:
     """Formats a result: '<= 2.345 +- 0.012 bits/token, ...'; without '<=' if it is exact."""
-    unit = "character" if "bits_per_character" in result else "token"
+    unit = next(u for u in ("character", "dimension", "token") if f"bits_per_{u}" in result)
     parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
     sign = "" if result["exact"] else "<= "
     other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
@@ -22,7 +22,8 @@ def line(result: dict[str, Any]) -> str:
     words = [f"{said(f'bits_per_{unit}', '.4f')} bits/{unit}{other}"]
     if "bits_per_byte" in result and result["bytes"] != result["tokens"]:
         words.append(f"{said('bits_per_byte', '.4f')} bits/byte")
-    words.append(f"perplexity {said('perplexity', '.2f')}")
+    if unit != "dimension":
+        words.append(f"perplexity {said('perplexity', '.2f')}")
     if "word_perplexity" in result and unit == "token":
         words.append(f"word perplexity {said('word_perplexity', '.5g')}")
     counts = f"({result['sequences']} sequences, {result['draws']} draws each)"
@@ -45,9 +46,14 @@ def learned(process: Any, domain: Any, most: int = 10) -> str:
             f"max {values.max():.4f}"
         )
         for word, ids in (("largest", order[:most]), ("smallest", order[::-1][:most])):
-            each = ", ".join(f"{domain.decode([i])!r} {values[i]:.3f}" for i in ids)
+            each = ", ".join(f"{_symbol(domain, i)} {values[i]:.3f}" for i in ids)
             lines.append(f"  {word}: {each}")
     return "\n".join(lines)
+
+
+def _symbol(domain: Any, symbol: int) -> str:
+    """Returns the text of a symbol in quotes, or the level of a pixel."""
+    return str(symbol) if domain.unit == "dimension" else repr(domain.decode([symbol]))
 
 
 def ladder(levels: list[float], result: Mapping[str, Any] | None) -> str:

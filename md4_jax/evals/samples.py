@@ -11,8 +11,10 @@ from md4_jax.evals.context import Context
 from md4_jax.evals.likelihood import reported
 from md4_jax.experiment import Experiment, rows_of, sample_length, sample_window
 from md4_jax.generate import writers
+from md4_jax.generate.pictures import TRACED, has_pictures
 from md4_jax.generate.prompts import templates
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Params, Prompt, UserError
+from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
 
 
@@ -34,40 +36,68 @@ class DrawnSamples:
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and bound."""
-        drawn = drawn_samples(experiment, params, context.programs)
+        prompts = _prompts(experiment, context)
+        drawn = drawn_samples(experiment, params, context.programs, prompts)
         judged = _judged(experiment, params, context, drawn.tokens)
         if jax.process_index() != 0:
             return {}
-        rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
-        texts = [experiment.domain.decode(row) for row in rows]
-        path = writers.write_samples(
-            context.workdir / "samples",
-            context.step,
-            texts,
-            drawn,
-            {"seed": experiment.sample.seed},
-        )
-        context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
+        path, facts = _written(experiment, context, drawn, prompts)
         if drawn.frames is not None:
             for picture in writers.trace(path, drawn, experiment, params):
                 context.say(f"trace: {picture}")
         least, most = drawn.lengths.min(), drawn.lengths.max()
         size = f"{most}" if least == most else f"{least} to {most}"
-        context.say(f"{len(texts)} samples of {size} tokens from step {context.step}: {path}")
+        of = f"{len(drawn.tokens)} samples of {size} {experiment.domain.unit}s"
+        context.say(f"{of} from step {context.step}: {path}")
         name = experiment.config["sample"]["name"]
-        return {"sampler": name, **writers.of_samples(drawn), **judged}
+        return {"sampler": name, **writers.of_samples(drawn), **judged, **facts}
 
 
-def drawn_samples(experiment: Experiment, params: Params, programs: dict) -> Samples:
-    """Draws the samples of the `sample` section; `programs` caches the compiled sampler."""
+def _prompts(experiment: Experiment, context: Context) -> list[Prompt]:
+    """Returns the prompts of the `sample` section; reads the data for sample.image_from."""
+    return templates(
+        experiment.prompt,
+        experiment.domain,
+        sample_length(experiment),
+        lambda split, number: context.corpus({}).example(split, number),
+    )
+
+
+def _written(
+    experiment: Experiment, context: Context, drawn: Samples, prompts: list[Prompt]
+) -> tuple[Place, dict[str, str]]:
+    """Writes the samples as text, which it prints, or as pictures; returns (file, results)."""
+    directory, domain = context.workdir / "samples", experiment.domain
+    if has_pictures(domain):
+        path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
+        return path, {"picture": str(path)}
+    rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
+    texts = [domain.decode(row) for row in rows]
+    seed = {"seed": experiment.sample.seed}
+    path = writers.write_samples(directory, context.step, texts, drawn, seed)
+    context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
+    return path, {}
+
+
+def drawn_samples(
+    experiment: Experiment, params: Params, programs: dict, prompts: list[Prompt] | None = None
+) -> Samples:
+    """Draws samples as the `sample` section says; `programs` caches the compiled sampler.
+
+    prompts: None: those of the section, which must not name examples of the data
+    """
+    if prompts is None:
+        prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
+    traced = TRACED if has_pictures(experiment.domain) else 1
+    traced = traced if experiment.sample.trace else 0
     sampler = programs.setdefault(
-        ("samples", experiment.network, experiment.loop, experiment.sample.trace),
+        ("samples", experiment.network, experiment.loop, traced),
         make_sampler(
             experiment.network,
             experiment.loop,
             experiment.grid,
             experiment.mesh,
-            trace=experiment.sample.trace,
+            trace=traced,
         ),
     )
     return draw_samples(
@@ -75,7 +105,7 @@ def drawn_samples(experiment: Experiment, params: Params, programs: dict) -> Sam
         params,
         experiment.sampler_step,
         experiment.sample,
-        templates(experiment.prompt, experiment.domain, sample_length(experiment)),
+        prompts,
         window=sample_window(experiment),
     )
 

@@ -47,7 +47,9 @@ class Suite:
             evaluator = self._experiment.evals[name]
             if evaluator.needs_data:
                 try:
-                    sizes = self._corpus(evaluator.data).sizes([evaluator.split])
+                    corpus = self._corpus(evaluator.data)
+                    corpus.check_stride(getattr(evaluator, "stride", 0))
+                    sizes = corpus.sizes([evaluator.split])
                 except UserError as error:
                     raise UserError(f"evals.{name}: {error}") from error
                 found |= {(name, split): size for split, size in sizes.items()}

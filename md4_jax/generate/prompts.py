@@ -1,9 +1,11 @@
-"""Prompt tokens and masks from the prompt, suffix and templates that the user gives."""
+"""Prompt tokens and masks from the texts, or the image, that the user gives."""
 
 from typing import Any
 
 import numpy as np
 
+from md4_jax.generate import inpainting
+from md4_jax.generate.pictures import has_pictures
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.runtime.paths import place
@@ -11,8 +13,18 @@ from md4_jax.runtime.paths import place
 SHOWN = 60  # characters of a text in an error
 
 
-def templates(options: PromptOptions, domain: Any, length: int) -> list[Prompt]:
-    """Returns the prompts of the options, one or a file's; UserError for text that does not fit."""
+def templates(
+    options: PromptOptions, domain: Any, length: int, example: inpainting.Example | None = None
+) -> list[Prompt]:
+    """Returns the prompts of the options, one or several; UserError for text that does not fit.
+
+    example: reads the images of sample.image_from, see `inpainting.prompts`
+    """
+    if has_pictures(domain):
+        return inpainting.prompts(options, domain, example)
+    for key in inpainting.OF_IMAGES:
+        if getattr(options, key):
+            raise UserError(f"sample.{key} is for images; this run has text: use sample.template")
     if options.templates:
         where = f"of sample.templates={options.templates}"
         return [

@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from md4_jax.generate.pictures import has_pictures
 from md4_jax.runtime.paths import Place
 
 COLUMNS = 72  # characters in a line of the picture
@@ -43,6 +44,7 @@ class Trajectory:
     prompt_mask  bool [L], the tokens that the user fixed
     words        text of each symbol that occurs
     mask         index of the mask among them, -1 if there is none
+    unit         plural of what a symbol is
     """
 
     step: np.ndarray
@@ -51,6 +53,7 @@ class Trajectory:
     prompt_mask: np.ndarray
     words: Sequence[str]
     mask: int
+    unit: str = "tokens"
 
     def open(self, index: int) -> np.ndarray:
         """Returns which positions of a frame still have a mask or noise: bool [L]."""
@@ -62,9 +65,9 @@ class Trajectory:
         free, step = ~self.prompt_mask, f"step {self.step[index]}"
         if self.mask < 0:
             same = np.sum(free & (self.symbol[index] == self.symbol[-1]))
-            return f"{step}: {same} of {np.sum(free)} tokens as at the end"
+            return f"{step}: {same} of {np.sum(free)} {self.unit} as at the end"
         drawn = np.sum(free & (self.symbol[index] >= 0) & ~self.open(index))
-        return f"{step}: {drawn} of {np.sum(free)} tokens drawn"
+        return f"{step}: {drawn} of {np.sum(free)} {self.unit} drawn"
 
     def final_words(self) -> list[str]:
         """Returns the words of the last state."""
@@ -97,13 +100,16 @@ def trajectory(
     found = np.flatnonzero(used == tokenizer.vocab_size)
     mask = int(found[0]) if len(found) else -1
     step, confidence = np.concatenate(steps), np.concatenate(chances)
-    return Trajectory(step, symbol, confidence, prompt_mask, words, mask)
+    unit = "values" if has_pictures(tokenizer) else "tokens"
+    return Trajectory(step, symbol, confidence, prompt_mask, words, mask, unit)
 
 
 def word(tokenizer: Any, symbol: int) -> str:
     """Text shown for a symbol: a dot for the mask, visible signs for line breaks and tabs."""
     if symbol == tokenizer.vocab_size:
         return MASK
+    if has_pictures(tokenizer):
+        return str(symbol)
     text = tokenizer.decode([symbol]) or "\N{SYMBOL FOR NULL}"
     for sign, shown in SIGNS.items():
         text = text.replace(sign, shown)
@@ -240,21 +246,25 @@ def _layout(words: Sequence[str]) -> tuple[list[tuple[int, int, int]], int]:
 
 def html(path: Trajectory, file: Place, title: str) -> None:
     """Writes a page of one file: a slider over the steps, and the probability at the pointer."""
+    texts = {"chunks": chunks(path.final_words()), "break": BREAK}
+    write_page(path, file, PAGE, {"title": title, **texts})
+
+
+def write_page(path: Trajectory, file: Place, page: Path, facts: dict) -> None:
+    """Writes a page with the facts and the changes of a trajectory in it."""
     data = {
-        "title": title,
+        **facts,
         "steps": path.step.tolist(),
         "labels": [path.label(index) for index in range(len(path.step))],
         "words": list(path.words),
         "mask": path.mask,
         "prompt": np.flatnonzero(path.prompt_mask).tolist(),
-        "chunks": chunks(path.final_words()),
         "final": [int(symbol) for symbol in path.symbol[-1]],
-        "break": BREAK,
         "colours": [list(map(int, c)) for c in COLOURS],
         "changes": _changes(path),
     }
     text = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
-    file.write_text(PAGE.read_text(encoding="utf-8").replace("DATA", text), encoding="utf-8")
+    file.write_text(page.read_text(encoding="utf-8").replace("DATA", text), encoding="utf-8")
 
 
 def _changes(path: Trajectory) -> list[list[list]]:

@@ -1,12 +1,13 @@
 """Samples written as text, JSON lines and pictures, and their statistics."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from md4_jax.generate import diversity, figures, traces
-from md4_jax.protocols import Params
+from md4_jax.generate import diversity, figures, image_traces, pictures, traces
+from md4_jax.protocols import Params, Prompt
 from md4_jax.runtime.paths import Place
 
 
@@ -14,11 +15,7 @@ def write_samples(
     directory: Place, step: int, texts: list[str], samples: Any, facts: dict
 ) -> Place:
     """Writes step_N.txt to read and step_N.jsonl for programs, beside older files."""
-    directory.mkdir(parents=True, exist_ok=True)
-    stem, count = f"step_{step:08d}", 1
-    while (directory / f"{stem}.txt").exists():
-        count += 1
-        stem = f"step_{step:08d}-{count}"
+    stem = _new_stem(directory, step, ".txt")
     body = "\n\n".join(f"--- sample {i} ---\n{text}" for i, text in enumerate(texts))
     path = directory / f"{stem}.txt"
     path.write_text(body + "\n", encoding="utf-8")
@@ -34,6 +31,33 @@ def write_samples(
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return path
+
+
+def write_pictures(
+    directory: Place, step: int, domain: Any, samples: Any, prompts: Sequence[Prompt]
+) -> Place:
+    """Writes step_N.png to look at and step_N.npy, the symbols uint8 [N, H, W, C].
+
+    With images as prompts also step_N.inpaint.png: originals, what was left of them, samples.
+    """
+    path = directory / f"{_new_stem(directory, step, '.png')}.png"
+    pictures.samples(domain, samples.tokens, path)
+    with path.with_suffix(".npy").open("wb") as file:
+        np.save(file, samples.tokens.reshape(-1, *domain.shape).astype(np.uint8))
+    if samples.prompt_mask.any():
+        inpainted = path.with_suffix(".inpaint.png")
+        pictures.filled_in(domain, prompts, samples.tokens, samples.prompt_mask, inpainted)
+    return path
+
+
+def _new_stem(directory: Place, step: int, ending: str) -> str:
+    """Returns step_N, with a number behind it if there is such a file; makes the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stem, count = f"step_{step:08d}", 1
+    while (directory / f"{stem}{ending}").exists():
+        count += 1
+        stem = f"step_{step:08d}-{count}"
+    return stem
 
 
 def of_samples(drawn: Any) -> dict[str, Any]:
@@ -56,17 +80,23 @@ def of_samples(drawn: Any) -> dict[str, Any]:
 
 def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[Place]:
     """Draws the path of the first sample, and GenMD4's powers, beside the file of the samples."""
-    path = traces.trajectory(drawn.frames, drawn.prompt_mask[0], experiment.domain)
+    domain, (z, confidence) = experiment.domain, drawn.frames
+    path = traces.trajectory((z[:, :, 0], confidence[:, :, 0]), drawn.prompt_mask[0], domain)
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
-    traces.gif(path, gif)
     name = experiment.config["sample"]["name"]
-    traces.html(
-        path, page, f"Sample 0 of {samples.stem}: {name}, {experiment.config['objective']['name']}"
-    )
+    title = f"Sample 0 of {samples.stem}: {name}, {experiment.config['objective']['name']}"
     made = [gif, page]
+    if pictures.has_pictures(domain):
+        made.insert(0, samples.with_suffix(".path.png"))
+        image_traces.paths(domain, z[0], made[0])
+        image_traces.gif(path, gif, domain)
+        image_traces.html(path, page, title, domain)
+    else:
+        traces.gif(path, gif)
+        traces.html(path, page, title)
     for learned, values in params["process"].learned().items():
-        symbols = [traces.word(experiment.domain, i) for i in range(experiment.domain.vocab_size)]
-        times = figures.reveal_times(drawn.frames[0], experiment.grid, experiment.process.mask_id)
+        symbols = [traces.word(domain, i) for i in range(domain.vocab_size)]
+        times = figures.reveal_times(z[:, :, 0], experiment.grid, experiment.process.mask_id)
         free = ~drawn.prompt_mask[0]
         made.append(samples.with_suffix(f".{learned}.png"))
         figures.powers(symbols, np.asarray(values), drawn.tokens[0][free], times[free], made[-1])

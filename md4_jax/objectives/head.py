@@ -9,10 +9,13 @@ import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Batch, Denoiser, Process
 
-# Logits of one device that exist at once: 64 MiB of float32. If there are more, the backward pass
-# makes each chunk again. A training step of size (c) of tools/sizes.py then takes 615 instead of
-# 1,898 MiB of temporaries and runs at 1.5 times the speed on 2 CPU cores.
+# Logits of one device that are computed at once: 64 MiB of float32. With chunks, a training step of
+# size (c) of tools/sizes.py takes 625 instead of 1,898 MiB of temporaries and runs at 1.5 times the
+# speed on 2 CPU cores.
 CHUNK = 2**24
+# Logits that the forward pass keeps for the backward pass: 256 MiB. More are computed again. Size
+# (c) keeps its logits: 153 instead of 177 GFLOP a step, 885 instead of 625 MiB of temporaries.
+KEPT = 2**26
 KEEP = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 # Capacities that are tried, smallest first, as parts of all positions. Antithetic times mask half
 # of the positions under the linear schedule, +- 0.01 in a batch of 2 x 1024, and up to 0.71 under
@@ -69,14 +72,15 @@ def at_positions(
     sizes = [math.ceil(part * chosen_GxN.shape[1]) for part in capacities]
 
     def everywhere() -> Array:
-        values = _chunked(one, vocabulary, h, rows_GxN, keep=not sizes)
+        values = _chunked(one, vocabulary, h, rows_GxN, kept=0 if sizes else KEPT)
         return jnp.where(chosen_GxN, values, 0.0)
 
     def gathered(size: int) -> Array:
         order_GxC = jnp.argsort(jnp.logical_not(chosen_GxN), axis=1, stable=True)[:, :size]
         picked = [jnp.take_along_axis(x, order_GxC, axis=1) for x in (chosen_GxN, *rows_GxN)]
         h_GxCxD = jnp.take_along_axis(h, order_GxC[..., None], axis=1)
-        found = _chunked(one, vocabulary, h_GxCxD, picked[1:], keep=size == sizes[0])
+        kept = KEPT if size == sizes[0] else 0
+        found = _chunked(one, vocabulary, h_GxCxD, picked[1:], kept=kept)
         found = jnp.where(picked[0], found, 0.0)
         group = jnp.arange(groups)[:, None]
         return jnp.zeros(chosen_GxN.shape, found.dtype).at[group, order_GxC].set(found)
@@ -91,15 +95,16 @@ def _grouped(x: Array, groups: int) -> Array:
     return x.reshape(groups, x.shape[0] // groups * x.shape[1], *x.shape[2:])
 
 
-def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], *, keep: bool) -> Array:
+def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], *, kept: int) -> Array:
     """Returns one(h, *rows), [G, N], with no more than about CHUNK logits at a time.
 
-    keep: the backward pass reuses the logits of a single chunk; otherwise it makes them again.
+    kept: the backward pass computes the logits again if there are more than this.
     """
     groups, count = h.shape[:2]
+    one = jax.checkpoint(one, policy=KEEP if count * vocabulary <= kept else None)
     chunks = -(-count * vocabulary // CHUNK)
     if chunks == 1:
-        return jax.checkpoint(one, policy=KEEP if keep else None)(h, *rows)
+        return one(h, *rows)
     size = -(-count // chunks)
 
     def split(x: Array) -> Array:
@@ -107,6 +112,5 @@ def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], *, kee
         parts = jnp.pad(x, padding).reshape(groups, chunks, size, *x.shape[2:])
         return jnp.moveaxis(parts, 1, 0)
 
-    again = jax.checkpoint(one)
-    out = jax.lax.map(lambda part: again(*part), tuple(split(x) for x in (h, *rows)))
+    out = jax.lax.map(lambda part: one(*part), tuple(split(x) for x in (h, *rows)))
     return jnp.moveaxis(out, 0, 1).reshape(groups, chunks * size)[:, :count]

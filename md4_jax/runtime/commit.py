@@ -1,8 +1,11 @@
 """Commit of the code that runs."""
 
 import functools
+import importlib.metadata
 import subprocess
+import zlib
 from pathlib import Path
+from typing import Any
 
 import md4_jax
 
@@ -22,3 +25,11 @@ def commit() -> str:
         return run("rev-parse", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def code() -> dict[str, Any]:
+    """Returns {'md4_jax': CRC-32 of the package's source files, 'jax': its version}."""
+    found = 0
+    for path in sorted(Path(md4_jax.__file__).parent.rglob("*.py")):
+        found = zlib.crc32(path.read_bytes(), found)
+    return {"md4_jax": found, "jax": importlib.metadata.version("jax")}

@@ -1,12 +1,19 @@
 """Several processes as one program: on a Cloud TPU pod, GKE, Slurm, or started by hand."""
 
+import json
 import os
+import socket
 import sys
+import time
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 import jax
+import numpy as np
 
 from md4_jax.protocols import UserError
+from md4_jax.runtime.sharding import max_over_processes
 
 # A process that does not connect within this time, or is silent for so long, ends all others.
 CONNECT_SECONDS = 300
@@ -24,6 +31,8 @@ def start(how: str) -> None:
     if not how:
         return
     arguments = {} if how == "auto" else _explicit(how)
+    if arguments.get("process_id"):
+        _wait_for_first(arguments["coordinator_address"], how)
     # CPU devices of several processes communicate through gloo; other platforms ignore this.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -35,6 +44,33 @@ def start(how: str) -> None:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"--distributed={how}: the processes did not meet: {first}") from error
+
+
+def check_alike(facts: Mapping[str, Any]) -> None:
+    """Raises UserError on all processes unless all have the same facts, {name: JSON value}."""
+    if jax.process_count() == 1:
+        return
+    own = json.loads(json.dumps(facts))
+    first = json.loads(_of_first(json.dumps(facts)))
+    names = [name for name in own | first if own.get(name) != first.get(name)]
+    if not max_over_processes(len(names)):
+        return
+    here = ", ".join(f"{n}={own.get(n)!r} here and {first.get(n)!r} in process 0" for n in names)
+    raise UserError(
+        "the processes were started with different settings"
+        f"{': ' + here if here else '; another process says which'}. Start the same command, with "
+        "the same version of the package, in all of them"
+    )
+
+
+def _of_first(text: str) -> str:
+    """Returns the text of process 0."""
+    from jax.experimental import multihost_utils
+
+    own = text.encode()
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(own))))
+    padded = np.frombuffer(own[:size].ljust(size), np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))).decode()
 
 
 def is_first() -> bool:
@@ -71,9 +107,33 @@ def leave(code: int) -> None:
     sys.exit(code)
 
 
+def _wait_for_first(address: str, how: str) -> None:
+    """Waits until process 0 listens; UserError if its host is unknown or it does not.
+
+    JAX alone would end this process with a stack of C++ instead of a sentence.
+    """
+    host, _, port = address.rpartition(":")
+    until = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except socket.gaierror as error:
+            raise UserError(f"--distributed={how}: no host {host!r}: {error.strerror}") from error
+        except OSError as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"--distributed={how}: process 0 did not listen on {address} within "
+                    f"{CONNECT_SECONDS} s: {error}"
+                ) from error
+        time.sleep(0.2)
+
+
 def _explicit(how: str) -> dict[str, str | int]:
     parts = how.split(",")
-    if len(parts) != 3 or ":" not in parts[0] or not (parts[1] + parts[2]).isdigit():
+    address = parts[0].rpartition(":")
+    numbers = [address[2], *parts[1:]]
+    if len(parts) != 3 or not address[0] or not all(n.isdigit() for n in numbers):
         raise UserError(f"{USAGE}, not {how!r}")
     processes, index = int(parts[1]), int(parts[2])
     if not 0 <= index < processes:

@@ -23,8 +23,9 @@ class Samples(NamedTuple):
     lengths      int64 [N], tokens of each text; ignore the positions after them
     evaluations  int64 [N], network evaluations that each sequence used
     seconds      run time of the compiled programs, without compilation
-    frames       (z, confidence) of the first sequence after each step of each of W windows, both
-                 [W, F, L]; z is -1 at positions that no window has reached. None without a trace
+    frames       (z, confidence) of the first R sequences after each step of each of W windows,
+                 both [W, F, R, L]; z is -1 at positions that no window has reached. None without
+                 a trace
     """
 
     tokens: np.ndarray
@@ -47,9 +48,12 @@ class Sampler(NamedTuple):
 
 
 def make_sampler(
-    network: Network, loop: Callable, grid: np.ndarray, mesh: Mesh, *, trace: bool = False
+    network: Network, loop: Callable, grid: np.ndarray, mesh: Mesh, *, trace: int = 0
 ) -> Sampler:
-    """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`."""
+    """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`.
+
+    trace: number of sequences R of the first batch whose frames are kept
+    """
 
     def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
         denoiser = network.denoiser(params, context)
@@ -86,7 +90,7 @@ def draw_samples(
     context = context_of(options, total) if context is None else context
     size = -(-min(options.batch_size, total) // shards) * shards
     out, known = tokens.copy(), prompt_mask.copy()
-    confidence = np.where(known[0], 1.0, 0.0)
+    confidence = np.where(known, 1.0, 0.0)
     evaluations, seconds, frames, compiled = np.zeros(total, np.int64), 0.0, [], None
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):
@@ -102,7 +106,7 @@ def draw_samples(
                 chain, path = jax.block_until_ready(compiled(*arguments))
             seconds += time.perf_counter() - began
             if path is not None and start == 0:
-                frames.append(_placed(to_host(path), out[0], known[0], confidence, part))
+                frames.append(_placed(to_host(path), out, known, confidence, part))
                 confidence = frames[-1][1][-1]
             keep = min(size, total - start)
             out[start : start + keep, part] = to_host(chain.z)[:keep]
@@ -139,9 +143,12 @@ def _keys(seed: int, window: int, rows: np.ndarray) -> Array:
 
 
 def _placed(path, tokens: np.ndarray, known: np.ndarray, confidence: np.ndarray, part: slice):
-    """Puts a window's frames into the whole text, with -1 where nothing is drawn yet."""
-    z = np.tile(np.where(known, tokens, -1), (len(path.z), 1))
-    chances = np.tile(confidence, (len(path.z), 1))
-    z[:, part] = path.z
-    chances[:, part] = np.where(known[part], confidence[part], path.confidence)
+    """Puts a window's frames into the whole texts, with -1 where nothing is drawn yet."""
+    traced = min(path.z.shape[1], len(tokens))
+    tokens, known, confidence = (x[:traced] for x in (tokens, known, confidence))
+    z = np.tile(np.where(known, tokens, -1), (len(path.z), 1, 1))
+    chances = np.tile(confidence, (len(path.z), 1, 1))
+    z[..., part] = path.z[:, :traced]
+    drawn = path.confidence[:, :traced]
+    chances[..., part] = np.where(known[:, part], confidence[:, part], drawn)
     return z, chances

@@ -65,11 +65,11 @@ class Blocks:
         grid: np.ndarray,
         keys: Array,
         prompt: Prompt,
-        trace: bool = False,
+        trace: int = 0,
     ) -> tuple[Chain, Frames | None]:
         """Samples like `loop.sample`; the prompt is [B, N] with N a multiple of block.
 
-        A trace holds the path of the first sequence, block after block.
+        The paths of the first `trace` sequences go block after block.
         """
         blocks, block = denoiser.blocks, self.block
         rows, length = prompt.tokens.shape
@@ -112,7 +112,7 @@ class Blocks:
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
         )
         chain = Chain(z, prompt.mask, confidence, evaluations)
-        return chain, _placed(frames, prompt, process.mask_id) if trace else None
+        return chain, _placed(frames, prompt, process.mask_id, trace) if trace else None
 
 
 def entropy(tokens: Array) -> Array:
@@ -135,11 +135,16 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 
 
-def _placed(frames: Frames, prompt: Prompt, mask: int) -> Frames:
-    """Joins the paths of the blocks [N / P, F, P] into one of the whole text: [N / P F, N]."""
+def _placed(frames: Frames, prompt: Prompt, mask: int, traced: int) -> Frames:
+    """Joins the paths of the blocks [N / P, F, R, P] into those of whole texts: [N / P F, R, N]."""
+    first = Prompt(prompt.tokens[:traced], prompt.mask[:traced])
+    return jax.vmap(_placed_one, (2, 0, None), 1)(frames, first, mask)
+
+
+def _placed_one(frames: Frames, prompt: Prompt, mask: int) -> Frames:
+    """Joins the paths of the blocks of one text, [N / P, F, P] -> [N / P F, N]."""
     blocks, count, size = frames.z.shape
-    fixed = prompt.mask[0]
-    whole = jnp.where(fixed, prompt.tokens[0], mask), jnp.where(fixed, 1.0, 0.0)
+    whole = jnp.where(prompt.mask, prompt.tokens, mask), jnp.where(prompt.mask, 1.0, 0.0)
     out = []
     for path, before in zip(frames, whole, strict=True):
         last = path[:, -1].reshape(-1)

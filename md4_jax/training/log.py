@@ -84,10 +84,10 @@ class TrainLog:
 
     def _check_finite(self, step: int, streak: int) -> None:
         if streak == 1:
-            self._progress.say(f"step {step} skipped: non-finite loss or gradient")
+            self._progress.say(f"step {step} skipped: non-finite loss, gradient or update")
         if streak >= self._settings.max_skipped_in_a_row:
             raise UserError(
-                f"{streak} steps in a row had a non-finite loss or gradient "
+                f"{streak} steps in a row had a non-finite loss, gradient or update "
                 f"(train.max_skipped_in_a_row={self._settings.max_skipped_in_a_row}). They updated "
                 "no parameters and the last checkpoint is intact; try a lower "
                 "optim.learning_rate or a longer optim.warmup_steps"
@@ -143,6 +143,8 @@ class TrainLog:
         """
         numbers = numbers_of(result)
         self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
+        if "picture" in result:
+            self._writer.picture(step, name, result["picture"])
         if name == self._settings.held_out and self._settings.is_bound:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
             self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"

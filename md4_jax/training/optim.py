@@ -1,6 +1,7 @@
 """Optimizers by their name in a config, each an optax chain with clip and learning rate."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ DECAYED = re.compile(r"kernel$")
 # Muon orthogonalises matrices of blocks. Embedding, head and vectors use Adam.
 HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
 SHAPES = ("cosine", "linear", "constant")
+AVERAGES = ("b1", "b2", "momentum")  # weights of the past in a moving average
+RATES = re.compile(r".*learning_rate|.*weight_decay|clip|final_fraction")
 PRECONDITIONING = ("frobenius", "aol")
 
 
@@ -30,6 +33,13 @@ class LearningRate:
     final_fraction: float = 0.0
     process_learning_rate: float = 1e-2
     process_weight_decay: float = 0.0
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if name in AVERAGES and not 0 <= value < 1:
+                raise UserError(f"optim.{name} must lie in [0, 1), not {value}")
+            if RATES.fullmatch(name) and not 0 <= value < math.inf:
+                raise UserError(f"optim.{name} must be a number of at least 0, not {value}")
 
     def schedule(self, peak: float, num_steps: int) -> optax.Schedule:
         """Returns the learning rate as a function of the number of updates done."""
@@ -82,6 +92,9 @@ class AdamW(LearningRate):
     clip: float = 1.0
 
     def __post_init__(self):
+        super().__post_init__()
+        if self.eps <= 0:
+            raise UserError(f"optim.eps must be above 0, not {self.eps}")
         if self.decayed not in ("matrices", "all"):
             raise UserError(f"optim.decayed must be matrices or all, not {self.decayed!r}")
 
@@ -119,6 +132,7 @@ class Muon(LearningRate):
     clip: float = 1.0
 
     def __post_init__(self):
+        super().__post_init__()
         if self.ns_steps < 1:
             raise UserError(f"optim.ns_steps must be at least 1, not {self.ns_steps}")
         if self.preconditioning not in PRECONDITIONING:

@@ -52,8 +52,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
     """Makes the update (state, global batch) -> (state, metrics), for one jit over a mesh.
 
-    The gradient is that of the mean nats per counted token. If loss or gradient is not finite,
-    parameters, optimizer and moving average stay as they are, and the step is counted as skipped.
+    The gradient is that of the mean nats per counted token. If the loss, the gradient or the new
+    parameters are not finite, parameters, optimizer and moving average stay as they are, and the
+    step is counted as skipped.
     Metrics: nats (mean nats per counted token, times L), grad_norm, skipped, skipped_in_a_row, and
     the objective's own as means over sequences.
     """
@@ -74,8 +75,8 @@ def make_train_step(
         grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
         metrics["nats"] *= scale
         norm = optax.tree.norm(grads)
-        good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
-        kept = _apply(optimizer, state, grads, good, options.ema)
+        finite = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
+        kept, good = _apply(optimizer, state, grads, finite, options.ema)
         bad = jnp.logical_not(good).astype(jnp.int32)
         state = kept._replace(
             step=state.step + 1,
@@ -121,19 +122,21 @@ def _apply(
     optimizer: optax.GradientTransformation,
     state: TrainState,
     grads: Params,
-    good: Array,
+    finite: Array,
     decay: float,
-) -> TrainState:
-    """Applies the update, or keeps the state if the step is not good."""
+) -> tuple[TrainState, Array]:
+    """Returns (state, whether it is updated): only if finite, and if it stays finite."""
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    good = finite & jnp.isfinite(optax.tree.norm(params))
 
     def chosen(new: Params, old: Params) -> Params:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = chosen(optax.apply_updates(state.params, updates), state.params)
+    params = chosen(params, state.params)
     ema = chosen(ema_update(state.ema, params, state.step, decay), state.ema)
     opt_state = chosen(opt_state, state.opt_state)
-    return state._replace(params=params, ema=ema, opt_state=opt_state)
+    return state._replace(params=params, ema=ema, opt_state=opt_state), good
 
 
 def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:

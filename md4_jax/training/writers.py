@@ -11,7 +11,8 @@ import numpy as np
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from md4_jax.runtime.paths import Place, append, is_remote, replace
+from md4_jax.generate import pictures
+from md4_jax.runtime.paths import Place, append, is_remote, place, replace
 
 # Seconds between writes of a log in object storage, since each write copies the whole file.
 OBJECT_PAUSE = 60.0
@@ -53,6 +54,10 @@ class Writer:
         if time.monotonic() - self._flushed >= self._pause:
             self.flush()
 
+    def picture(self, step: int, name: str, file: str) -> None:
+        """Shows a PNG in TensorBoard."""
+        self._events.add_image(name, pictures.read(place(file)), step, dataformats="HWC")
+
     def flush(self) -> None:
         """Writes pending rows. Call it before a save: a resumed run does not make them again."""
         if self._pending:
@@ -76,6 +81,9 @@ class NullWriter:
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._names.update((step, name) for name in numbers)
+
+    def picture(self, step: int, name: str, file: str) -> None:
+        pass
 
     def flush(self) -> None:
         pass

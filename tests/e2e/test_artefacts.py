@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from tensorboardX.proto import event_pb2
+from events import events_of
 
 import md4_jax
 from md4_jax.config import build, inputs, runs, schema
@@ -52,20 +52,9 @@ def test_metrics_are_finite_numbers(trained, rows):
         assert all(isinstance(v, (int, float)) and math.isfinite(v) for v in row.values())
 
 
-def records(file) -> list[bytes]:
-    """The payloads of a TFRecord file."""
-    raw, at, found = file.read_bytes(), 0, []
-    while at < len(raw):
-        (size,) = struct.unpack_from("<Q", raw, at)
-        found.append(raw[at + 12 : at + 12 + size])
-        assert len(found[-1]) == size
-        at += 16 + size
-    return found
-
-
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(trained, rows):
     (file,) = (trained / "tensorboard").glob("events.*")
-    events = [event_pb2.Event.FromString(record) for record in records(file)]
+    events = events_of(file)
     scalars = {(e.step, v.tag): v.simple_value for e in events for v in e.summary.value}
     wanted = [(r["step"], k, v) for r in rows(trained) for k, v in r.items() if k != "step"]
     assert len(wanted) > 50

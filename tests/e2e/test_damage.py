@@ -329,7 +329,7 @@ def test_steps_that_are_skipped_are_counted(poisoned, run, tiny, tmp_path, rows,
     workdir = tmp_path / "run"
     ended = run("--config", tiny, "--workdir", workdir)
     assert ended.code == 0, ended
-    assert "step 11 skipped: non-finite loss or gradient" in ended.err
+    assert "step 11 skipped: non-finite loss, gradient or update" in ended.err
     assert ", 2 skipped" in ended.err and ", 3 skipped" in ended.err
     lines = [row for row in rows(workdir) if "skipped" in row]
     assert [row["skipped"] for row in lines] == [0, 0, 0, 2, 3, 3, 3, 3, 3, 3]

@@ -7,6 +7,9 @@ import pytest
 import runs as kept
 from runs import free_port
 
+from md4_jax.protocols import UserError
+from md4_jax.runtime import distributed
+
 pytestmark = pytest.mark.slow
 
 WIDE = ("network.size=64", "network.heads=8", "network.hidden=64", "network.depth=1")
@@ -27,16 +30,19 @@ ROUNDING = 2e-5  # relative; float32 sums in another order, six updates on
 
 @pytest.fixture(scope="module")
 def together(start):
-    """Runs one command in several processes that share a directory: [(code, out, err)]."""
+    """Runs one command in several processes that share a directory: [(out, err, code)].
 
-    def together(processes: int, devices: int, *arguments):
+    own: more words of each process.
+    """
+
+    def together(processes: int, devices: int, *arguments, own=()):
         port = free_port()
         flags = f"--xla_force_host_platform_device_count={devices}"
         started = []
         for index in range(processes):
             words = [f"--distributed=127.0.0.1:{port},{processes},{index}"]
             words = words if processes > 1 else []
-            words = ["-m", "md4_jax.main", *arguments, *words]
+            words = ["-m", "md4_jax.main", *arguments, *words, *(own[index] if own else ())]
             started.append(start(*words, XLA_FLAGS=flags))
         return [(*p.communicate(timeout=900), p.returncode) for p in started]
 
@@ -135,11 +141,30 @@ def test_the_number_of_processes_may_change_when_a_run_is_continued(
             np.testing.assert_allclose(mine[key], theirs[key], rtol=1e-3, atol=1e-4, err_msg=key)
 
 
+def test_processes_with_different_settings_are_refused(together, tiny, tmp_path):
+    common = ("--config", tiny, "--workdir", tmp_path / "run")
+    own = ([], ["--config.train.seed=7", "--config.data.store=elsewhere"])
+    (_, first, code), (_, second, other) = together(2, 1, *common, own=own)
+    assert (code, other) == (2, 2)
+    assert "train.seed=7 here and 0 in process 0. Start" in second
+    assert "different settings; another process says which" in first
+    assert not (tmp_path / "run").exists()
+
+
+def test_process_0_must_be_there(monkeypatch):
+    monkeypatch.setattr(distributed, "CONNECT_SECONDS", 0.1)
+    with pytest.raises(UserError, match=r"process 0 did not listen on 127.0.0.1:\d+ within 0.1 s"):
+        distributed.start(f"127.0.0.1:{free_port()},2,1")
+    with pytest.raises(UserError, match="no host 'nowhere.invalid': "):
+        distributed.start("nowhere.invalid:1,2,1")
+
+
 @pytest.mark.parametrize(
     "how, words",
     [
         ("here", "HOST:PORT,PROCESSES,INDEX, not 'here'"),
         ("localhost:1234,2", "HOST:PORT,PROCESSES,INDEX"),
+        ("localhost:http,2,1", "HOST:PORT,PROCESSES,INDEX"),
         ("localhost:1234,2,2", "INDEX must lie in 0..1, not 2"),
     ],
 )

@@ -101,6 +101,18 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     same_run(workdir, reference)
 
 
+def test_a_run_goes_on_when_nobody_can_read_what_it_prints(
+    tiny, tmp_path, start, reference, same_run
+):
+    """As after `| head` or a lost terminal; its samples and results are in its files."""
+    process = start("-m", "md4_jax.main", "--config", tiny, "--workdir", tmp_path / "run")
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=300) == 0
+    same_run(tmp_path / "run", reference)
+    assert list((tmp_path / "run" / "samples").glob("*.txt"))
+
+
 def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
     process = start(tiny.with_name("driver.py"), "wait-in-evaluation", 30, *arguments)

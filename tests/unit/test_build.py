@@ -11,8 +11,10 @@ import pytest
 
 from configs import radd_owt, sedd_owt
 from configs.families import FAMILIES
-from md4_jax.config import build, schema
+from md4_jax.config import build, inputs, schema
 from md4_jax.config.load import flatten, load
+from md4_jax.data import SOURCES
+from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.objectives.any_order import AnyOrder
@@ -73,12 +75,16 @@ def test_a_config_builds(path: str):
     """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
     config = schema.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
     words = config["tokenizer"]["name"] == "bpe"
-    tokenizer = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
-    built = build.experiment(config, tokenizer)
+    domain = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
+    if issubclass(SOURCES[config["data"]["name"]], ImageSource):
+        domain = inputs.domain_and_source(config, None)[0]
+    built = build.experiment(config, domain)
     is_told = config["network"]["time_conditioning"]
     is_told &= config["process"].get("conditioning") != "zero"
     assert built.network.time_free == (not is_told)
-    assert built.process.vocab_size == 27 and built.grid.shape == (built.sample.steps + 1,)
+    assert built.process.vocab_size == domain.vocab_size and built.grid.shape == (
+        built.sample.steps + 1,
+    )
     assert reported(built).objective.is_bound(built.process)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(params)) > 1e5

@@ -119,6 +119,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
             other.confidence[:half], chain.confidence[order][:half], atol=1e-6
         )
         for first, (z, confidence) in ((0, frames), (order[0], path)):
+            z, confidence = z[:, 0], confidence[:, 0]
             assert z.shape == confidence.shape and z.shape[0] > STEPS and z.shape[1] == L
             np.testing.assert_array_equal(z[-1], chain.z[first])
             np.testing.assert_allclose(confidence[-1], chain.confidence[first], atol=1e-6)
@@ -151,6 +152,6 @@ def test_given_tokens_are_seen_with_the_noise_of_the_time():
         flat, Uniform(V), SAMPLERS["ancestral"](), grid=uniform(4), keys=exact.keys_for(0, 1),
         prompt=Prompt(tokens, tokens == 0), trace=True,
     )  # fmt: skip
-    own = np.mean(np.asarray(frames.z) == 0, axis=1)
+    own = np.mean(np.asarray(frames.z) == 0, axis=(1, 2))
     expected = np.array([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
     assert (np.abs(own - expected) <= 4 * np.sqrt(expected * (1 - expected) / 4000)).all()

@@ -220,10 +220,13 @@ def test_an_evaluator_without_a_name_is_not_made(key, words):
         ("{", "is not readable JSON"),
         ("[]", "was not written by md4_jax"),
         ('{"package": "other"}', "was not written by md4_jax"),
+        ('{"package": "md4_jax", "config": 3}', "was not written by md4_jax"),
+        ("\udcff", "is not readable JSON: 'utf-8' codec"),
+        ("1" * 5000, "is not readable JSON: Exceeds the limit"),
     ],
 )
 def test_a_directory_of_somebody_else(content, words, tmp_path):
-    (tmp_path / config.FILE).write_text(content)
+    (tmp_path / config.FILE).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=words):
         config.stored(tmp_path)
 

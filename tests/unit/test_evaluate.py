@@ -40,7 +40,7 @@ def estimator(draws=2):
         nats = nats + jnp.arange(draws, dtype=jnp.float32)[:, None]
         return {"nats": nats, "prior": jnp.full_like(nats, 0.5)}
 
-    return Estimator(step, MESH, draws, characters=False)
+    return Estimator(step, MESH, draws)
 
 
 def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):

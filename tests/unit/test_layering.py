@@ -24,7 +24,7 @@ ALLOWED = {
     "samplers": {"options", "processes", "runtime"},
     "generate": {"options", "runtime"},
     "experiment": {"options", "runtime"},
-    "evals": {"data", "experiment", "generate", "objectives", "runtime", "samplers"},
+    "evals": {"data", "experiment", "generate", "objectives", "options", "runtime", "samplers"},
     "training": {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
@@ -54,7 +54,7 @@ CAGES = {
     "tensorboardX": {"training"},
     "tqdm": {"training", "data"},
     "matplotlib": {"generate"},
-    "PIL": {"generate"},
+    "PIL": {"data", "generate"},
     "etils": {"runtime"},
     "fsspec": {"runtime"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},

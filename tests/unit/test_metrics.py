@@ -13,12 +13,12 @@ from md4_jax.protocols import UserError
 from md4_jax.training.writers import NullWriter, Progress, Writer, read_rows
 
 
-def likelihood(*parts, characters=False):
+def likelihood(*parts, unit="token"):
     total = Likelihood()
     for nats, length, weight in parts:
         tokens = np.where(np.asarray(weight) > 0, length, 0)
         total.add(np.asarray(nats), tokens)
-    return total.result(characters=characters)
+    return total.result(unit)
 
 
 def test_p01_bits_and_perplexity_of_one_sequence():
@@ -52,7 +52,7 @@ def test_draws_of_a_sequence_are_averaged_and_padding_is_left_out():
 def test_only_characters_have_bits_per_character():
     part = ([[1.0, 2.0]], 4, [1.0, 1.0])
     assert "bits_per_character" not in likelihood(part)
-    result = likelihood(part, characters=True)
+    result = likelihood(part, unit="character")
     assert result["bits_per_character"] == result["bits_per_token"]
     assert result["bits_per_character_se"] == result["bits_per_token_se"]
 
@@ -62,7 +62,7 @@ def test_bytes_and_words_are_pooled_like_tokens():
     total = Likelihood()
     text = [[2, 1], [20, 4], [9, 9]]
     total.add(np.array([[3.0, 50.0, np.nan]]), np.array([7, 7, 0]), text=np.array(text))
-    result = total.result(characters=False)
+    result = total.result()
     assert (result["tokens"], result["bytes"], result["words"]) == (14, 22, 5)
     assert result["bits_per_byte"] == pytest.approx(53 / 22 / math.log(2), rel=1e-12)
     assert result["word_perplexity"] == pytest.approx(math.exp(53 / 5), rel=1e-12)
@@ -77,9 +77,9 @@ def test_what_has_no_text_has_nothing_per_byte_or_word():
     assert not {"bits_per_byte", "bytes"} & likelihood(([[1.0, 2.0]], 4, [1.0, 1.0])).keys()
     total = Likelihood()  # ends of texts alone, then spaces
     total.add(np.ones((1, 1)), np.array([2]), text=np.array([[0, 0]]))
-    assert not {"bits_per_byte", "word_perplexity"} & total.result(characters=False).keys()
+    assert not {"bits_per_byte", "word_perplexity"} & total.result().keys()
     total.add(np.ones((1, 1)), np.array([2]), text=np.array([[2, 0]]))
-    result = total.result(characters=False)
+    result = total.result()
     assert "bits_per_byte" in result and "word_perplexity" not in result
 
 

@@ -73,6 +73,23 @@ def test_impossible_rates_are_refused(options, words):
         LearningRate(**options).schedule(1.0, 10)
 
 
+@pytest.mark.parametrize(
+    "make, options, words",
+    [
+        ("adamw", dict(b2=1.0), r"optim.b2 must lie in \[0, 1\), not 1.0"),
+        ("muon", dict(momentum=-0.1), r"optim.momentum must lie in \[0, 1\), not -0.1"),
+        ("adamw", dict(eps=0.0), "optim.eps must be above 0, not 0.0"),
+        ("adamw", dict(learning_rate=float("inf")), "optim.learning_rate .* at least 0, not inf"),
+        ("muon", dict(adam_learning_rate=-1.0), "optim.adam_learning_rate .* not -1.0"),
+        ("adamw", dict(process_weight_decay=float("nan")), "optim.process_weight_decay .* not nan"),
+        ("muon", dict(clip=-1.0), "optim.clip .* not -1.0"),
+    ],
+)
+def test_numbers_that_break_an_optimizer_are_refused(make, options, words):
+    with pytest.raises(UserError, match=words):
+        OPTIMIZERS[make](**options)
+
+
 @pytest.mark.slow
 @every_optimizer
 def test_an_update_is_finite_keeps_dtypes_and_goes_downhill(make):

@@ -153,6 +153,16 @@ def test_a_finite_loss_with_a_non_finite_gradient_is_skipped():
     assert (state.params["network"]["w"] == 0).all()
 
 
+def test_an_update_that_overflows_is_skipped():
+    """Loss and gradient are finite."""
+    optimizer = optax.chain(optax.sgd(1e38), optax.scale(1e3))
+    before = init_state(jax.random.key(0), WEIGHTS, Masking(4), optimizer)
+    state, metrics = one_step(state=before, optimizer=optimizer)
+    assert jnp.isfinite(metrics["nats"]) and jnp.isfinite(metrics["grad_norm"])
+    assert int(metrics["skipped"]) == 1
+    assert_same((state.params, state.ema), (before.params, before.ema))
+
+
 def test_a_resumed_step_is_the_same_step():
     """Draws follow state.step, so two steps are two steps whoever makes them."""
     first, _ = one_step()
@@ -261,6 +271,8 @@ def test_eval_draws_have_keys_of_their_own_and_repeat():
     [
         (dict(batch_size=0), "train.batch_size must be at least 1, not 0"),
         (dict(microbatches=0), "train.microbatches must be at least 1, not 0"),
+        (dict(seed=-1), "train.seed must lie between 0 and 4294967295, not -1"),
+        (dict(seed=2**32), "train.seed must lie .* not 4294967296"),
         (dict(ema=1.0), r"train.ema must lie in \[0, 1\), not 1.0"),
     ],
 )

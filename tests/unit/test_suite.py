@@ -46,6 +46,10 @@ class Text:
             raise UserError(f"the {missing[0]} split has 0 tokens")
         return {split: len(self.splits[split]) for split in splits}
 
+    def check_stride(self, stride):
+        if stride:
+            raise UserError("single examples have no stride")
+
 
 def suite_of(evals, corpus=None):
     return Suite(types.SimpleNamespace(evals=evals), "WORKDIR", corpus)
@@ -85,6 +89,9 @@ def test_the_sizes_are_of_what_the_evaluators_read():
     assert suite.sizes(["c"]) == {}
     suite = suite_of({"mine": LikelihoodBound(None, split="validation")}, lambda changes: own)
     with pytest.raises(UserError, match="evals.mine: the validation split has 0 tokens"):
+        suite.sizes(["mine"])
+    suite = suite_of({"mine": LikelihoodBound(None, stride=3)}, lambda changes: own)
+    with pytest.raises(UserError, match="evals.mine: single examples have no stride"):
         suite.sizes(["mine"])
 
 

@@ -146,7 +146,7 @@ def test_skipped_steps_are_told_and_left_out_of_the_mean():
     log.add(3, metrics(3, skipped=1))
     log.add(4, metrics(4, skipped=1))
     log.flush()
-    assert paper.lines[0] == "step 2 skipped: non-finite loss or gradient"
+    assert paper.lines[0] == "step 2 skipped: non-finite loss, gradient or update"
     assert paper.rows[0]["train_bits_per_token"] == pytest.approx(8 / 3, rel=1e-6)
     assert paper.rows[0]["skipped"] == 1 and "1 skipped" in paper.lines[1]
 

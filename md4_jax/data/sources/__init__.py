@@ -18,4 +18,5 @@ A source of large text, whose tokens are kept in shards (data/prepare.py), has b
 A source of examples that are not text has, in place of documents:
     domain()           the meaning of their symbols (data/domains.py)
     rows(split)        the examples (Rows of data/sequences.py)
+Sources of images have these from ImageSource of data/images.py.
 """

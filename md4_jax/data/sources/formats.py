@@ -19,7 +19,10 @@ ROWS_AT_ONCE = 1024
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
 INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
-ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+ERRORS = (
+    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+    RuntimeError,  # a zip file with a password, or of a compression that Python does not have
+)  # fmt: skip
 
 
 class Document(NamedTuple):

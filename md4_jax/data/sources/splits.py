@@ -40,6 +40,23 @@ def bounds(total: int, split: str, *, validation: float, test: float, unit: str)
     return edges[index], edges[index + 1]
 
 
+def with_test(
+    total: int, split: str, *, validation: float, test: float, unit: str
+) -> list[tuple[str, int, int | None]]:
+    """Returns the parts (section, start, stop) of a split of data with a test section of its own.
+
+    total  number of units of the section "train"
+
+    With test = 0 the test split is the section "test", all of it (stop None). Otherwise it is cut
+    from the end of "train", and that section is not used.
+    """
+    check_split(split)
+    if split == "test" and not test:
+        return [("test", 0, None)]
+    parts = [("train", *bounds(total, split, validation=validation, test=test, unit=unit))]
+    return parts + ([("test", 0, None)] if split == ALL and not test else [])
+
+
 def _amount(total: int, amount: float, key: str) -> int:
     if amount < 0:
         raise UserError(f"data.{key} is {amount}; it must be 0 or more")

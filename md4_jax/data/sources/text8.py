@@ -89,7 +89,7 @@ def _text_size(path: Place) -> int:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return _member(path, archive).file_size
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, RuntimeError) as error:
         raise UserError(_damaged(path, error)) from error
 
 
@@ -99,7 +99,7 @@ def _read(path: Place) -> bytes:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return archive.read(_member(path, archive))
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # or a password
         raise UserError(_damaged(path, error)) from error
 
 

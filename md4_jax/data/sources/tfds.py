@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from md4_jax.data.lock import alone
@@ -58,6 +58,10 @@ class TfdsText:
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the texts of the split, one at a time."""
+        return (self._text(record, where) for record, where in self.records(split))
+
+    def records(self, split: str) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yields the examples of the split, each with its place for messages."""
         check_split(split)
         if split == ALL:
             own = ("train", *(self._own(held_out) for held_out in SPLITS[1:]))
@@ -78,7 +82,7 @@ class TfdsText:
             )
         return named or (split if split in known else None)
 
-    def _cut_from_train(self, split: str) -> Iterator[str]:
+    def _cut_from_train(self, split: str) -> Iterator[tuple[dict[str, Any], str]]:
         splits = self._builder.info.splits
         if "train" not in splits:
             raise UserError(f"{self.dataset} has no split 'train'; it has {', '.join(splits)}")
@@ -89,13 +93,15 @@ class TfdsText:
         start, stop = bounds(count, split, unit="examples", **amounts)
         return self._records("train", start, stop)
 
-    def _records(self, name: str, start: int = 0, stop: int | None = None) -> Iterator[str]:
+    def _records(
+        self, name: str, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[dict[str, Any], str]]:
         source = self._source(name)
         stop = len(source) if stop is None else stop
         for first in range(start, stop, RECORDS_AT_ONCE):
             indices = range(first, min(first + RECORDS_AT_ONCE, stop))
             for index, record in zip(indices, source.__getitems__(indices), strict=True):
-                yield self._text(record, f"{self.dataset}, {name}, example {index}")
+                yield record, f"{self.dataset}, {name}, example {index}"
 
     def _text(self, record: dict[str, Any], where: str) -> str:
         value = record[self.text_key]
@@ -106,8 +112,13 @@ class TfdsText:
         except UnicodeDecodeError as error:
             raise UserError(f"{where}: not UTF-8 text at byte {error.start}") from error
 
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """Returns the features of an example by name."""
+        return self._builder.info.features
+
     def _source(self, name: str):
-        features = self._builder.info.features
+        features = self.features
         if self.text_key not in features:
             raise UserError(
                 f"{self.dataset} has no feature {self.text_key!r} (data.text_key); "

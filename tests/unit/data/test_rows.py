@@ -125,6 +125,18 @@ def test_what_is_for_text_is_refused(options, words):
         DATA.eval_batches("test", batch_size=1, rows=[0], stride=3)
 
 
+def test_other_images_than_those_of_the_run_are_refused():
+    words = r"examples of shape \(2, 2, 3\) with 256 symbols, and the run has shape \(4, 1, 3\)"
+    with pytest.raises(UserError, match=words):
+        Corpus(Images(), Pixels((4, 1, 3)), OPTIONS)
+
+
+def test_an_example_by_its_number():
+    assert DATA.example("test", 4).tolist() == list(range(48, 60))
+    with pytest.raises(UserError, match="image_from=test:5: the test split has 5 images"):
+        DATA.example("test", 5)
+
+
 def test_the_domain_of_a_source_that_has_its_own(monkeypatch, tmp_path):
     """No tokenizer is made."""
     monkeypatch.setitem(schema.REGISTRIES["data"], "images", Images)

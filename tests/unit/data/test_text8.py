@@ -23,6 +23,14 @@ def zipped(content: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def with_password(archive: bytes) -> bytes:
+    """Sets the bit of encryption in both headers of an archive's only member."""
+    changed = bytearray(archive)
+    changed[6] |= 1
+    changed[archive.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(changed)
+
+
 @pytest.fixture(params=["text8", "text8.zip"])
 def small(request, tmp_path):
     path = tmp_path / request.param
@@ -84,6 +92,9 @@ def test_a_missing_or_damaged_file(tmp_path):
         archive.writestr("a", "a")
         archive.writestr("b", "b")
     with pytest.raises(UserError, match="should hold one file, text8, but holds 2"):
+        read(Text8(str(path)))
+    path.write_bytes(with_password(zipped(CONTENT)))
+    with pytest.raises(UserError, match="is encrypted, password required"):
         read(Text8(str(path)))
 
 

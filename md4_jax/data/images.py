@@ -1,0 +1,92 @@
+"""Images of a source as rows: encoded once, kept on disk, mirrored at random in training."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from md4_jax.data import packing
+from md4_jax.data.pixels import PixelDomain
+from md4_jax.data.sequences import Rows
+from md4_jax.protocols import UserError
+
+AT_ONCE = 512  # images
+
+
+class ImageSource:
+    """Methods that all sources of images share. Each source has
+
+    shape           (H, W, C)
+    names           names of its classes, by number; () without classes
+    levels, labels  options: number of levels (`PixelDomain`), and whether classes are used
+    flip            whether training mirrors each image, left to right, with probability 1/2
+    fingerprint()   a hash of the images and their splits
+    images(split)   the images in pieces, uint8 [N, H, W, C]
+    numbers(split)  their classes, int [N]
+    """
+
+    flip = False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    def domain(self) -> PixelDomain:
+        """Returns the meaning of the symbols."""
+        return PixelDomain(self.shape, self.levels, self.names if self.labels else ())
+
+    def rows(self, split: str) -> Rows:
+        """Returns the images of a split as rows of symbols, memory-mapped, with their classes.
+
+        They are encoded once and kept, one byte a symbol.
+        """
+        domain, context = self.domain(), {}
+
+        def symbols() -> Iterator[np.ndarray]:
+            return (domain.encode(piece).ravel() for piece in self.images(split))
+
+        tokens = self._kept("images", split, domain.levels, symbols)
+        tokens = tokens.reshape(-1, math.prod(domain.shape))
+        if domain.labels:
+            numbers = lambda: [np.asarray(self.numbers(split))]  # noqa: E731
+            context["label"] = self._kept("labels", split, len(domain.labels), numbers)
+            if len(context["label"]) != len(tokens):
+                raise UserError(
+                    f"the {split} split has {len(tokens):,} images and "
+                    f"{len(context['label']):,} labels"
+                )
+        return Rows(tokens, context, augment=Mirror(domain.shape) if self.flip else None)
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return self.fingerprint()
+
+    def _kept(self, what: str, split: str, size: int, pieces: packing.Pieces) -> np.ndarray:
+        described = [self._fingerprint, split, what, size]
+        return packing.opened(*packing.kept(described, size, split, pieces))
+
+
+class Mirror(NamedTuple):
+    """Mirrors images of a shape (H, W, C), left to right, where a random bit is set."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, tokens: np.ndarray, bits: np.ndarray) -> np.ndarray:
+        """Returns tokens [B, L] with the rows mirrored whose bits [B], uint64, are odd."""
+        images = tokens.reshape(-1, *self.shape)
+        chosen = (bits % 2 == 1)[:, None, None, None]
+        return np.where(chosen, images[:, :, ::-1], images).reshape(tokens.shape)
+
+
+def from_planes(planes: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns images [N, H, W, C] of rows [N, C H W], in which the channels come first."""
+    height, width, channels = shape
+    return planes.reshape(-1, channels, height, width).transpose(0, 2, 3, 1)
+
+
+def in_pieces(images: Any) -> Iterator[np.ndarray]:
+    """Yields consecutive pieces of an array of images."""
+    for first in range(0, len(images), AT_ONCE):
+        yield images[first : first + AT_ONCE]

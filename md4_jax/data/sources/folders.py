@@ -1,0 +1,154 @@
+"""Folders of PNG or JPEG files, with or without a folder for each class."""
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+
+from md4_jax.data import contents
+from md4_jax.data.images import AT_ONCE, ImageSource
+from md4_jax.data.pixels import VALUES
+from md4_jax.data.sources.splits import bounds, check_split, digest
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, exists, place
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+MODES = {"L": 1, "RGB": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFolder(ImageSource):
+    """PNG and JPEG files of one size below a directory, all grey or all RGB, 8 bits a channel.
+
+    path        a directory of files, or of a folder for each class. It may have the folders train,
+                validation and test with such a content instead
+    levels      levels of each channel; 256 keeps the values as they are
+    labels      whether the folders of classes are classes, numbered in the order of their names
+    flip        whether training mirrors each image, left to right, with probability 1/2
+    validation  fraction of the images if below 1, otherwise their number
+    test        likewise; they are cut from the training images, shuffled once by seed 0. A split
+                that has its own folder is not cut
+
+    Raises UserError, with the file, for an image that cannot be read or differs from the first.
+    """
+
+    path: str
+    levels: int = VALUES
+    labels: bool = True
+    flip: bool = False
+    validation: float = 0.05
+    test: float = 0.05
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """Returns the shape of the first image, which all others must have."""
+        return _image(self._sections["train"][0]).shape
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of the folders of the training images; () if there are none."""
+        return tuple(_classes(self._roots["train"]))
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the files, their classes and the sizes of the splits."""
+        files = [path for paths in self._sections.values() for path in paths]
+        facts = [contents.of_texts(files), [[path.parent.name, path.name] for path in files]]
+        return digest("images", facts, [*self._sections], self.validation, self.test)
+
+    def images(self, split: str) -> Iterator[np.ndarray]:
+        """Yields the images of a split."""
+        files = self._split(split)
+        for first in range(0, len(files), AT_ONCE):
+            yield np.stack([self._alike(path) for path in files[first : first + AT_ONCE]])
+
+    def numbers(self, split: str) -> np.ndarray:
+        """Returns the classes of a split."""
+        number = {name: k for k, name in enumerate(self.names)}
+        for path in self._split(split):
+            if path.parent.name not in number:
+                raise UserError(
+                    f"{path.parent} is the folder of a class that the training images do not have"
+                )
+        return np.array([number[path.parent.name] for path in self._split(split)], int)
+
+    def _alike(self, path: Place) -> np.ndarray:
+        found = _image(path)
+        if found.shape != self.shape:
+            first = self._sections["train"][0]
+            raise UserError(f"{path} is {_said(found.shape)}, but {first} is {_said(self.shape)}")
+        return found
+
+    def _split(self, split: str) -> list[Place]:
+        check_split(split)
+        if split in self._sections and split != "train":
+            return self._sections[split]
+        cut = {name: getattr(self, name) for name in ("validation", "test")}
+        cut |= {name: 0 for name in self._sections if name != "train"}
+        files = self._sections["train"]
+        # The files come class by class. RandomState never changes with the version of numpy.
+        order = np.random.RandomState(0).permutation(len(files))
+        start, stop = bounds(len(files), split, unit="images", **cut)
+        found = [files[i] for i in order[start:stop]]
+        if split == "all":
+            found += [p for name, paths in self._sections.items() if name != "train" for p in paths]
+        return found
+
+    @functools.cached_property
+    def _roots(self) -> dict[str, Place]:
+        """Returns the directory of each split that has one; "train" is `path` without such."""
+        root = place(self.path, "data.path")
+        if not exists(root) or not root.is_dir():
+            raise UserError(f"data.path: there is no directory {root}")
+        named = [name for name in ("train", "validation", "test") if exists(root / name)]
+        return {name: root / name for name in named} if "train" in named else {"train": root}
+
+    @functools.cached_property
+    def _sections(self) -> dict[str, list[Place]]:
+        return {name: _files(root) for name, root in self._roots.items()}
+
+
+def _classes(root: Place) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _files(root: Place) -> list[Place]:
+    """Returns the images of a directory, or of its folders; UserError for one without images."""
+    classes, loose = _classes(root), _of(root)
+    if classes and loose:
+        raise UserError(
+            f"{root} has folders and also images beside them, such as {loose[0].name}: an image "
+            "either lies in the folder of its class, or there are no folders"
+        )
+    if not classes and not loose:
+        raise UserError(f"{root} has no file that ends in {', '.join(ENDINGS)}")
+    for name in classes:
+        if not _of(root / name):
+            raise UserError(f"{root / name} is empty: the folder of a class must have images")
+    return loose or [path for name in classes for path in _of(root / name)]
+
+
+def _of(folder: Place) -> list[Place]:
+    found = [path for path in folder.iterdir() if path.suffix.lower() in ENDINGS]
+    return sorted(found, key=lambda path: path.name)
+
+
+def _image(path: Place) -> np.ndarray:
+    """Reads an image as uint8 [H, W, C]; UserError if it is damaged or of another mode."""
+    try:
+        with path.open("rb") as file, Image.open(file) as image:
+            image.load()
+            mode, values = image.mode, np.asarray(image)
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+        raise UserError(f"{path} cannot be read as an image: {error}") from error
+    if mode not in MODES:
+        raise UserError(
+            f"{path} has the mode {mode}: images must be grey (L) or RGB, 8 bits a channel"
+        )
+    return values.reshape(*values.shape[:2], MODES[mode])
+
+
+def _said(shape: tuple[int, ...]) -> str:
+    return f"{shape[0]} x {shape[1]} {'grey' if shape[2] == 1 else 'RGB'}"

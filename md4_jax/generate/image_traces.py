@@ -1,0 +1,53 @@
+"""Paths of images from noise: a grid, an animation, and a page that opens from disk."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from md4_jax.generate import traces
+from md4_jax.generate.pictures import BLANK, coloured, factor, grid, save
+from md4_jax.generate.traces import FRAMES, MASK, Trajectory
+from md4_jax.runtime.paths import Place
+
+PAGE = Path(__file__).with_name("trace_image.html")
+TIMES = 9  # columns of the grid
+ENLARGED = 2  # pixels in the animation and on the page for each one in a grid
+
+
+def paths(domain: Any, frames: np.ndarray, file: Place) -> None:
+    """Writes a row for each sample, with columns evenly spaced in steps; frames [F, R, L]."""
+    shown = np.unique(np.linspace(0, len(frames) - 1, TIMES).round().astype(int))
+    save(grid(coloured(domain, frames[shown].swapaxes(0, 1)), factor(domain.shape)), file)
+
+
+def gif(path: Trajectory, file: Place, domain: Any) -> None:
+    """Writes an animation of one image."""
+    shown = np.unique(np.linspace(0, len(path.step) - 1, FRAMES).astype(int))
+    large = coloured(domain, _states(path)[shown])[:, None, None]
+    scale = ENLARGED * factor(domain.shape)
+    images = [Image.fromarray(grid(image, scale)).quantize(256) for image in large]
+    pause = max(40, min(400, 8000 // len(images)))
+    with file.open("wb") as out:
+        images[0].save(
+            out, "GIF", save_all=True, append_images=images[1:], loop=0,
+            duration=[1000, *[pause] * (len(images) - 2), 3000][-len(images):],
+        )  # fmt: skip
+
+
+def html(path: Trajectory, file: Place, title: str, domain: Any) -> None:
+    """Writes a page of one file: a slider over the steps, and the probability at the pointer."""
+    levels = np.array([0 if text == MASK else int(text) for text in path.words])
+    of_one_level = np.repeat(levels[:, None], math.prod(domain.shape), axis=1)
+    values = [int(domain.decode(row).flat[0]) for row in of_one_level]
+    facts = {"shape": list(domain.shape), "values": values, "blank": list(BLANK)}
+    facts["scale"] = ENLARGED * factor(domain.shape)
+    traces.write_page(path, file, PAGE, {"title": title, **facts})
+
+
+def _states(path: Trajectory) -> np.ndarray:
+    """Returns the symbols of a trajectory, [F, L], with -1 for the mask."""
+    symbols = np.array([-1 if text == MASK else int(text) for text in [*path.words, MASK]])
+    return symbols[path.symbol]

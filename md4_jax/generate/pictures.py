@@ -1,0 +1,89 @@
+"""Grids of images: samples, and what was filled in."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from md4_jax.runtime.paths import Place
+
+BLANK = (200, 0, 160)  # colour of a pixel with a channel that is not drawn yet
+SIDE = 128  # pixels of the shown image's longer side, at least if a whole factor can reach it
+GAP = 4  # white pixels between images
+TRACED = 4  # samples whose paths are shown
+
+
+def has_pictures(domain: Any) -> bool:
+    """Returns whether the examples of a domain are images, of shape (H, W, C)."""
+    return len(getattr(domain, "shape", ())) == 3
+
+
+def coloured(domain: Any, z: np.ndarray) -> np.ndarray:
+    """Returns the RGB images uint8 [..., H, W, 3] of symbols [..., L].
+
+    A pixel of which a channel is a mask, or is not reached yet (-1), has the colour BLANK.
+    """
+    z = np.asarray(z)
+    unknown = (z < 0) | (z >= domain.vocab_size)
+    rows = np.where(unknown, 0, z).reshape(-1, z.shape[-1])
+    images = np.stack([domain.decode(row) for row in rows])
+    images = np.broadcast_to(images, (*images.shape[:-1], 3))
+    blank = unknown.reshape(-1, *domain.shape).any(axis=-1, keepdims=True)
+    return np.where(blank, np.uint8(BLANK), images).reshape(*z.shape[:-1], *images.shape[1:])
+
+
+def factor(shape: Sequence[int]) -> int:
+    """Returns by which whole number images of a shape (H, W, C) are enlarged."""
+    return max(1, SIDE // max(shape[:2]))
+
+
+def grid(images: np.ndarray, scale: int) -> np.ndarray:
+    """Returns one picture of images [rows, columns, H, W, 3], enlarged without smoothing."""
+    rows, columns = images.shape[:2]
+    large = images.repeat(scale, axis=2).repeat(scale, axis=3)
+    spaced = np.pad(large, [(0, 0)] * 2 + [(0, GAP)] * 2 + [(0, 0)], constant_values=255)
+    height, width = spaced.shape[2:4]
+    whole = spaced.transpose(0, 2, 1, 3, 4).reshape(rows * height, columns * width, 3)
+    return np.pad(whole, [(GAP, 0), (GAP, 0), (0, 0)], constant_values=255)
+
+
+def square(images: np.ndarray) -> np.ndarray:
+    """Arranges images [N, H, W, 3] in rows, about as many as columns; white fills the last."""
+    columns = math.ceil(math.sqrt(len(images)))
+    rows = -(-len(images) // columns)
+    filled = np.full((rows * columns, *images.shape[1:]), 255, np.uint8)
+    filled[: len(images)] = images
+    return filled.reshape(rows, columns, *images.shape[1:])
+
+
+def save(picture: np.ndarray, file: Place) -> None:
+    """Writes an RGB picture [H, W, 3] as a PNG."""
+    with file.open("wb") as out:
+        Image.fromarray(picture).save(out, "PNG")
+
+
+def read(file: Place) -> np.ndarray:
+    """Reads an RGB picture [H, W, 3]."""
+    with file.open("rb") as source, Image.open(source) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def samples(domain: Any, tokens: np.ndarray, file: Place) -> None:
+    """Writes samples [N, L] as one PNG, in rows from left to right."""
+    save(grid(square(coloured(domain, tokens)), factor(domain.shape)), file)
+
+
+def filled_in(
+    domain: Any, prompts: Sequence[Any], tokens: np.ndarray, prompt_mask: np.ndarray, file: Place
+) -> None:
+    """Writes a column for each prompt: the original, what the sampler saw, and the samples.
+
+    prompts: their tokens hold the whole original. tokens [N, L]: as many samples of each prompt
+    """
+    originals = np.stack([prompt.tokens for prompt in prompts])
+    each = tokens.reshape(len(prompts), -1, tokens.shape[-1])
+    seen = np.where(prompt_mask.reshape(each.shape)[:, 0], originals, -1)
+    columns = np.concatenate([originals[:, None], seen[:, None], each], axis=1)
+    save(grid(coloured(domain, columns.swapaxes(0, 1)), factor(domain.shape)), file)

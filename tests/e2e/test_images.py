@@ -1,0 +1,80 @@
+"""Digits from the package to pictures: training, sampling, inpainting and TensorBoard."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from events import events_of
+from PIL import Image
+
+from md4_jax.data import Digits
+
+FLAGS = [
+    f"--config.{word}"
+    for word in (
+        "network.size=32", "network.depth=1", "network.heads=2", "train.num_steps=6",
+        "optim.warmup_steps=2", "train.batch_size=8", "evals.validation.every=0", "log.every=3",
+        "evals.samples.every=3", "evals.test.limit=60", "evals.test.draws=1", "sample.num=4",
+        "sample.steps=4",
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits(run, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("digits") / "run"
+    ended = run("--config", "configs/digits.py", "--workdir", workdir, *FLAGS)
+    assert ended.code == 0, ended
+    return workdir, ended
+
+
+@pytest.mark.slow
+def test_a_run_of_digits(digits):
+    workdir, ended = digits
+    assert "bits/dimension" in ended.out and "perplexity" not in ended.out
+    assert "4 samples of 64 dimensions from step 6" in ended.out
+    (last,) = (
+        row
+        for row in map(json.loads, (workdir / "evaluations.jsonl").read_text().splitlines())
+        if row["eval"] == "test"
+    )
+    assert last["bits_per_dimension"] == last["bits_per_token"] > 0
+    assert last["tokens"] == 64 * last["sequences"]
+    pictures = sorted(path.name for path in (workdir / "samples").glob("*.png"))
+    assert pictures == ["step_00000003.png", "step_00000006-2.png", "step_00000006.png"]
+    arrays = np.load(workdir / "samples" / "step_00000006.npy")
+    assert arrays.shape == (4, 8, 8, 1) and arrays.dtype == np.uint8 and arrays.max() <= 16
+    (file,) = (workdir / "tensorboard").glob("events.*")
+    shown = [
+        (e.step, v.tag) for e in events_of(file) for v in e.summary.value if v.HasField("image")
+    ]
+    assert shown == [(3, "samples"), (6, "samples")]
+
+
+@pytest.mark.slow
+def test_inpainting_and_paths_from_the_command_line(digits, run, tmp_path):
+    workdir, _ = digits
+    sample = ["--workdir", workdir, "--mode", "sample", "--config.sample.label=3"]
+    box = ["--config.sample.box=2,0,6,8", "--config.sample.image_from=test:3,5"]
+    ended = run(*sample, *box, "--config.sample.trace=true", "--config.sample.num=2")
+    assert ended.code == 0, ended
+    result = json.loads(ended.out.strip().splitlines()[-1])
+    arrays = np.load(result["picture"].replace(".png", ".npy"))
+    originals = Digits().rows("test").tokens[[3, 5]].reshape(2, 8, 8, 1)
+    np.testing.assert_array_equal(arrays[:, :2], originals.repeat(2, axis=0)[:, :2])
+    assert (arrays[:, 2:] != originals.repeat(2, axis=0)[:, 2:]).any()
+    for ending in (".inpaint.png", ".path.png", ".gif", ".html"):
+        assert len(list((workdir / "samples").glob(f"*{ending}"))) == 1
+    Image.fromarray(arrays[0, :, :, 0] * 15).save(tmp_path / "image.png")
+    for key, value, words in (
+        ("sample.inpaint", tmp_path / "image.png", "needs what to fill"),
+        ("sample.box", "0,0,9,9", "needs an image"),
+        ("sample.length", "128", "this run has images of 64 values"),
+        ("sample.stride", "8", "this run has images of 64 values"),
+        ("sample.prompt", "three", "is for text"),
+    ):
+        refused = run(*sample, f"--config.{key}={value}")
+        assert refused.code == 2 and re.search(words, refused.err), refused
+    refused = run(*sample, "--config.sample.image_from=test:180", box[0])
+    assert refused.code == 2 and "the test split has 180 images" in refused.err

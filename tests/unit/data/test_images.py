@@ -1,0 +1,437 @@
+"""Sources of images: what they read, how they are split, and which bad file is named."""
+
+import gzip
+import hashlib
+import io
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from md4_jax.data import Cifar10, Digits, DownsampledImageNet, FashionMnist, ImageFolder, Mnist
+from md4_jax.data.sources import cifar10, imagenet
+from md4_jax.protocols import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def pictures(source, split):
+    """The images of a split as they are shown, from its rows."""
+    rows = source.rows(split)
+    return source.domain().decode(rows.take(np.arange(len(rows))).tokens)
+
+
+def labels(source, split):
+    return source.rows(split).context["label"].tolist()
+
+
+# Digits
+
+
+def test_digits_are_those_of_scikit_learn():
+    """Sums that are known of load_digits: 1797 images, 561718 in all; 178 zeros."""
+    source = Digits()
+    greys = source.rows("all").tokens
+    assert greys.shape == (1797, 64) and greys.dtype == np.uint8
+    assert (int(greys.sum()), int(greys.max())) == (561718, 16)
+    assert np.bincount(labels(source, "all")).tolist() == [
+        178, 182, 177, 183, 181, 182, 181, 179, 174, 180
+    ]  # fmt: skip
+
+
+def test_digits_are_split_once_and_alike_in_every_run():
+    source = Digits()
+    parts = [source.rows(split) for split in ("train", "validation", "test")]
+    assert [len(part) for part in parts] == [1437, 180, 180]
+    joined = np.concatenate([part.tokens for part in parts])
+    np.testing.assert_array_equal(joined, source.rows("all").tokens)
+    assert labels(source, "test")[:10] == [8, 6, 1, 7, 4, 1, 4, 7, 0, 1]
+    assert min(np.bincount(labels(source, "test"))) >= 10
+    assert "label" not in Digits(labels=False).rows("test").context
+    assert Digits(labels=False).domain().labels == ()
+
+
+def test_fewer_levels_than_the_digits_have():
+    shown = pictures(Digits(levels=2), "test")
+    assert set(np.unique(shown)) == {0, 255}
+    np.testing.assert_array_equal(shown > 0, pictures(Digits(), "test") >= 128)
+
+
+def test_rows_are_bytes_on_disk_that_are_made_once(cache):
+    first = Digits().rows("train").tokens
+    assert isinstance(first, np.memmap) and first.dtype == np.uint8
+    files = sorted(cache.rglob("train-*"))
+    kept = [(path.name, path.stat().st_mtime_ns) for path in files]
+    Digits(labels=False).rows("train")
+    assert [(p.name, p.stat().st_mtime_ns) for p in sorted(cache.rglob("train-*"))] == kept
+
+
+# MNIST
+
+
+def idx(array):
+    magic = 0x800 + array.ndim
+    return struct.pack(f">{array.ndim + 1}I", magic, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """A directory in MNIST's format: 6 training and 3 test images, one file of them packed."""
+    found = {}
+    for name, count in (("train", 6), ("t10k", 3)):
+        found[name] = RNG.integers(0, 256, (count, 28, 28), np.uint8)
+        classes = np.arange(count, dtype=np.uint8)
+        (tmp_path / f"{name}-images-idx3-ubyte").write_bytes(idx(found[name]))
+        packed = gzip.compress(idx(classes))
+        (tmp_path / f"{name}-labels-idx1-ubyte.gz").write_bytes(packed)
+    return tmp_path, found
+
+
+def test_mnist_has_published_test_files_or_is_cut(mnist):
+    path, found = mnist
+    source = Mnist(path=str(path), validation=2)
+    np.testing.assert_array_equal(pictures(source, "train")[..., 0], found["train"][:4])
+    np.testing.assert_array_equal(pictures(source, "validation")[..., 0], found["train"][4:])
+    np.testing.assert_array_equal(pictures(source, "test")[..., 0], found["t10k"])
+    assert labels(source, "validation") == [4, 5] and labels(source, "test") == [0, 1, 2]
+    assert labels(source, "all") == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+    (path / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(UserError, match="no t10k-images-idx3-ubyte .*cut .*data.test=N"):
+        Mnist(path=str(path), validation=2).rows("test")
+    cut = Mnist(path=str(path), validation=2, test=1)
+    assert [labels(cut, s) for s in ("train", "validation", "test")] == [[0, 1, 2], [3, 4], [5]]
+    assert cut.fingerprint() != Mnist(path=str(path), validation=1, test=1).fingerprint()
+
+
+def test_mnist_as_it_is_published(shared):
+    """Facts of the real file: its first digits, and the mean 0.1307 that everyone divides by."""
+    path = shared("mnist/train-labels-idx1-ubyte.gz").parent
+    source = Mnist(path=str(path), test=10_000)
+    rows = source.rows("train")
+    assert rows.tokens.shape == (50_000, 784) and len(source.rows("test")) == 10_000
+    assert labels(source, "train")[:8] == [5, 0, 4, 1, 9, 2, 1, 3]
+    both = (rows.tokens.sum(dtype=int) + source.rows("test").tokens.sum(dtype=int)) / 255
+    assert both / (60_000 * 784) == pytest.approx(0.1307, abs=5e-5)
+    packed = (path / "train-labels-idx1-ubyte.gz").read_bytes()
+    assert hashlib.sha256(packed).hexdigest() == Mnist.sha256["train-labels-idx1-ubyte"]
+
+
+def test_fashion_mnist_has_names():
+    assert FashionMnist().domain().labels[9] == "ankle boot"
+    assert FashionMnist.sha256 != Mnist.sha256 and FashionMnist.sha256.keys() == Mnist.sha256.keys()
+
+
+def spoil(change):
+    """Returns a function that changes the bytes of a file in place."""
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("images-idx3-ubyte", lambda b: b[:-1], r"announce 6 x 28 x 28 = 4,704 bytes, and 4,703"),
+        ("images-idx3-ubyte", lambda b: b + b"x", r"4,704 bytes, and 4,705 follow"),
+        ("images-idx3-ubyte", lambda b: b[:9], "ends within its first 16 bytes"),
+        ("images-idx3-ubyte", lambda b: b[1:], "begins with 00080300, not 00000803"),
+        ("images-idx3-ubyte", lambda b: idx(np.zeros((6, 9, 8), np.uint8)), "9 x 8 pixels, not 28"),
+        ("labels-idx1-ubyte.gz", lambda b: b[:-9], "not a whole gzip file"),
+        ("labels-idx1-ubyte.gz", lambda b: b"no", "not a whole gzip file"),
+        (
+            "labels-idx1-ubyte.gz",
+            lambda b: gzip.compress(idx(np.array([1, 1, 10, 1, 1, 1], np.uint8))),
+            "the label of image 2 is 10, not 0 to 9",
+        ),
+    ],
+)
+def test_a_bad_idx_file_is_named(mnist, name, change, words):
+    path, _ = mnist
+    spoil(change)(path / f"train-{name}")
+    with pytest.raises(UserError, match=words) as refused:
+        Mnist(path=str(path)).rows("train")
+    assert str(path / f"train-{name}") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_images_and_labels_of_different_number(mnist):
+    path, _ = mnist
+    (path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros(2, np.uint8))))
+    with pytest.raises(UserError, match="the test split has 3 images and 2 labels"):
+        Mnist(path=str(path)).rows("test")
+
+
+# CIFAR-10
+
+
+def records(count, first=0):
+    """Records: image i has red first + i, green 100 + column, blue 200 + row."""
+    planes = np.zeros((count, 3, 32, 32), np.uint8)
+    planes[:, 0] = first + np.arange(count)[:, None, None]
+    planes[:, 1] = 100 + np.arange(32)
+    planes[:, 2] = 200 + np.arange(32)[:, None]
+    classes = (first + np.arange(count, dtype=np.uint8)) % 10
+    return np.concatenate([classes[:, None], planes.reshape(count, -1)], axis=1).tobytes()
+
+
+@pytest.fixture
+def archive(tmp_path, monkeypatch):
+    """CIFAR-10's archive with two images in a file."""
+    monkeypatch.setattr(cifar10, "IN_A_FILE", 2)
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(path, "w:gz") as packed:
+        for number, name in enumerate([*cifar10.SECTIONS["train"], "test_batch.bin", "readme"]):
+            raw = records(2, 2 * number)
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(raw)
+            packed.addfile(member, io.BytesIO(raw))
+    return path
+
+
+def test_cifar_10_from_the_archive_or_its_directory(archive, tmp_path):
+    source = Cifar10(path=str(archive), validation=3)
+    shown = pictures(source, "train")
+    assert shown.shape == (7, 32, 32, 3)
+    for i, image in enumerate(shown):
+        assert (image[..., 0] == i).all()
+        assert (image[..., 1] == 100 + np.arange(32)).all()
+        assert (image[..., 2] == 200 + np.arange(32)[:, None]).all()
+    assert labels(source, "train") == list(range(7)) and labels(source, "validation") == [7, 8, 9]
+    assert labels(source, "test") == [0, 1] and pictures(source, "test")[0, 0, 0, 0] == 10
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    other = Cifar10(path=str(tmp_path / "cifar-10-batches-bin"), validation=3)
+    np.testing.assert_array_equal(pictures(other, "all"), pictures(source, "all"))
+    assert source.warnings == () and source.domain().labels[3] == "cat"
+
+
+def test_the_archive_is_downloaded_with_its_checksum(archive, cache, server, monkeypatch):
+    raw = archive.read_bytes()
+    server.files["/cifar.tar.gz"] = raw
+    monkeypatch.setattr(cifar10, "URL", f"{server.url}/cifar.tar.gz")
+    monkeypatch.setattr(cifar10, "BYTES", len(raw))
+    with pytest.raises(UserError, match=f"SHA-256 of what came .* instead of {cifar10.SHA256}"):
+        Cifar10().rows("test")
+    monkeypatch.setattr(cifar10, "SHA256", hashlib.sha256(raw).hexdigest())
+    assert labels(Cifar10(), "test") == [0, 1]
+    assert (cache / "cifar-10-binary.tar.gz").read_bytes() == raw
+
+
+def test_a_single_file_is_cut_and_said_not_to_be_cifar_10(tmp_path):
+    path = tmp_path / "some.bin.gz"
+    path.write_bytes(gzip.compress(records(10)))
+    source = Cifar10(path=str(path), test=2)
+    assert labels(source, "train") == list(range(8)) and labels(source, "test") == [8, 9]
+    assert "holds 10 images: figures on it are not CIFAR-10 figures" in source.warnings[0]
+    with pytest.raises(UserError, match="is a single file: set data.test to the number"):
+        Cifar10(path=str(path)).rows("test")
+
+
+def test_the_real_first_images_of_cifar_10(shared):
+    """The first one is a frog (class 6) whose first pixel is (59, 62, 63)."""
+    source = Cifar10(path=str(shared("cifar10/data_batch_first3500.bin.gz")), test=500, flip=True)
+    assert len(source.rows("train")) == 3000 and len(source.rows("test")) == 500
+    assert source.names[labels(source, "train")[0]] == "frog"
+    assert source.rows("train").tokens[0, :3].tolist() == [59, 62, 63]
+    assert source.rows("train").augment is not None
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("x.bin", lambda b: b[:-1], "30,729 bytes are not images of 3,073 bytes"),
+        ("x.bin", lambda b: b"", "0 bytes are not images of 3,073 bytes"),
+        ("x.bin", lambda b: b[: 4 * 3073] + b"\x0b" + b[1:3073], "the class of image 4 is 11"),
+        ("x.bin.gz", lambda b: gzip.compress(b)[:-20], "not a whole gzip file"),
+        ("x.tar.gz", lambda b: b, "not a whole .tar.gz file"),
+        ("x.png", lambda b: b, "CIFAR-10 is cifar-10-binary.tar.gz, a directory"),
+    ],
+)
+def test_a_bad_file_of_cifar_10_is_named(tmp_path, name, change, words):
+    path = tmp_path / name
+    path.write_bytes(change(records(10)))
+    with pytest.raises(UserError, match=words) as refused:
+        Cifar10(path=str(path), test=1).rows("train")
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_truncated_file_of_the_archive_is_named(archive, tmp_path):
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    folder = tmp_path / "cifar-10-batches-bin"
+    spoil(lambda raw: raw[:3073])(folder / "data_batch_4.bin")
+    with pytest.raises(UserError, match=r"data_batch_4.bin .* 3,073 bytes are not 2 images of"):
+        Cifar10(path=str(folder)).rows("train")
+    (folder / "data_batch_4.bin").unlink()
+    with pytest.raises(UserError, match=f"there is no data_batch_4.bin in {folder}"):
+        Cifar10(path=str(folder)).rows("train")
+    spoil(lambda raw: raw[: len(raw) // 2])(archive)
+    with pytest.raises(UserError, match=f"{archive} is not a whole .tar.gz file"):
+        Cifar10(path=str(archive)).rows("train")
+
+
+# Downsampled ImageNet
+
+
+@pytest.fixture
+def npz(tmp_path, monkeypatch):
+    """A directory in the format of downsampled ImageNet, 8 x 8: 2 x 5 and 3 images."""
+    monkeypatch.setattr(imagenet, "AT_ONCE", 2)
+    names = ("train_data_batch_1.npz", "train_data_batch_2.npz")
+    monkeypatch.setitem(imagenet.SECTIONS, "train", names)
+    first = 0
+    for name, count in zip((*names, "val_data.npz"), (5, 5, 3), strict=True):
+        data = np.zeros((count, 3, 8, 8), np.uint8)
+        data[:, 0] = first + np.arange(count)[:, None, None]
+        data[:, 1] = 100 + np.arange(8)
+        mean = {} if name.startswith("val") else {"mean": np.zeros(192)}
+        numbers = 1 + first + np.arange(count)
+        np.savez(tmp_path / name, data=data.reshape(count, -1), labels=numbers, **mean)
+        first += count
+    return tmp_path
+
+
+def test_imagenet_is_read_in_pieces_across_its_files(npz):
+    source = DownsampledImageNet(path=str(npz), size=8, validation=3)
+    for split, first, last in (("train", 0, 7), ("validation", 7, 10), ("test", 10, 13)):
+        shown = pictures(source, split)
+        assert shown[:, 3, 0, 0].tolist() == list(range(first, last))
+        assert (shown[..., 1] == 100 + np.arange(8)).all() and not shown[..., 2].any()
+        assert labels(source, split) == list(range(first, last))
+    assert labels(source, "all") == list(range(13))
+    assert len(source.domain().labels) == 1000
+    middle = DownsampledImageNet(path=str(npz), size=8, validation=4, test=3)
+    assert labels(middle, "validation") == [3, 4, 5, 6]
+    assert pictures(middle, "validation")[:, 0, 0, 0].tolist() == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda p: np.savez(p, data=np.zeros((5, 192), np.uint8)), "has no 'labels': .*data$"),
+        (lambda p: np.savez(p, labels=np.ones(5, int)), "has no 'data': .* and this one labels"),
+        (spoil(lambda raw: raw[:-100]), "not a whole npz file"),
+        (spoil(lambda raw: b"nothing"), "not a whole npz file"),
+        (
+            lambda p: np.savez(p, data=np.zeros((5, 100), np.uint8), labels=np.ones(5, int)),
+            r"data is uint8 of shape \(5, 100\), not uint8 with rows of 192",
+        ),
+        (
+            lambda p: np.savez(p, data=np.zeros((4, 192), np.uint8), labels=np.ones(5, int)),
+            "has 5 labels and 4 images",
+        ),
+        (
+            lambda p: np.savez(p, data=np.zeros((1, 192), np.uint8), labels=np.array([0])),
+            "one number of 1 to 1000",
+        ),
+    ],
+)
+def test_a_bad_npz_file_is_named(npz, change, words):
+    change(npz / "train_data_batch_2.npz")
+    with pytest.raises(UserError, match=words) as refused:
+        DownsampledImageNet(path=str(npz), size=8).rows("train")
+    assert str(npz / "train_data_batch_2.npz") in str(refused.value)
+
+
+def test_missing_imagenet(npz):
+    with pytest.raises(UserError, match="data.size must be 64, 32, 16 or 8, not 65"):
+        DownsampledImageNet(size=65)
+    (npz / "val_data.npz").unlink()
+    with pytest.raises(UserError, match=f"there is no val_data.npz in {npz}, .* 8 x 8"):
+        DownsampledImageNet(path=str(npz), size=8).rows("train")
+    with pytest.raises(UserError, match="data.size=16 needs data.path"):
+        DownsampledImageNet(size=16).rows("train")
+
+
+# Folders
+
+
+def write(path, value, size=(5, 4), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode != "RGB" else (value, 0, 7)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Cats of red 0..9 and dogs of red 100..109, 4 rows of 5 pixels, without loss."""
+    for number in range(10):
+        write(tmp_path / "cat" / f"{number}.png", number)
+        write(tmp_path / "dog" / f"{number}.PNG", 100 + number)
+    return tmp_path
+
+
+def test_folders_are_classes_and_splits_are_shuffled(folder):
+    source = ImageFolder(path=str(folder), validation=4, test=6)
+    seen = []
+    for split, count in (("train", 10), ("validation", 4), ("test", 6)):
+        shown = pictures(source, split)
+        assert shown.shape == (count, 4, 5, 3)
+        red = shown[:, 0, 0, 0]
+        assert labels(source, split) == [int(r >= 100) for r in red]
+        assert 0 < (red >= 100).sum() < count  # they do not lie class by class
+        seen += red.tolist()
+    assert sorted(seen) == [*range(10), *range(100, 110)]
+    assert source.domain().labels == ("cat", "dog")
+
+
+def test_splits_may_have_folders_of_their_own(folder, tmp_path):
+    root = tmp_path / "root"
+    write(root / "test" / "dog" / "a.png", 42)
+    for name in ("cat", "dog"):
+        (root / "train").mkdir(exist_ok=True)
+        (folder / name).rename(root / "train" / name)
+    source = ImageFolder(path=str(root), validation=5, test=5)
+    assert [len(source.rows(s)) for s in ("train", "validation", "test", "all")] == [15, 5, 1, 21]
+    assert pictures(source, "test")[0, 0, 0, 0] == 42 and labels(source, "test") == [1]
+    write(root / "test" / "cow" / "a.png", 42)
+    with pytest.raises(UserError, match="test/cow is the folder of a class that the training"):
+        ImageFolder(path=str(root)).rows("test")
+
+
+def test_grey_images_without_classes_and_jpeg(tmp_path):
+    for number in range(4):
+        write(tmp_path / f"{number}.jpeg", 50 * number, mode="L")
+    source = ImageFolder(path=str(tmp_path), validation=1, test=1)
+    assert source.domain().shape == (4, 5, 1) and source.domain().labels == ()
+    shown = pictures(source, "all")
+    assert sorted(shown[:, 0, 0, 0].tolist()) == [0, 50, 100, 150]
+    assert source.rows("all").context == {}
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            lambda p: write(p, 0, size=(5, 3)),
+            "dog/3.PNG is 3 x 5 RGB, but .*cat/0.png is 4 x 5 RGB",
+        ),
+        (lambda p: write(p, 0, mode="L"), "dog/3.PNG is 4 x 5 grey, but .* is 4 x 5 RGB"),
+        (lambda p: write(p, 0, mode="RGBA"), "dog/3.PNG has the mode RGBA: .* grey .L. or RGB"),
+        (lambda p: write(p, 0, mode="P"), "dog/3.PNG has the mode P"),
+        (spoil(lambda raw: raw[:45]), "dog/3.PNG cannot be read as an image"),
+        (spoil(lambda raw: b"text"), "dog/3.PNG cannot be read as an image"),
+        (lambda p: (p.parents[1] / "cow").mkdir(), "cow is empty: the folder of a class must have"),
+        (lambda p: write(p.parents[1] / "x.png", 0), "also images beside them, such as x.png"),
+    ],
+)
+def test_a_bad_picture_is_named(folder, change, words):
+    change(folder / "dog" / "3.PNG")
+    with pytest.raises(UserError, match=words) as refused:
+        ImageFolder(path=str(folder)).rows("all")
+    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_jpeg_that_is_cut_short_is_named(tmp_path):
+    for number in range(3):
+        path = tmp_path / f"{number}.jpg"
+        Image.fromarray(RNG.integers(0, 256, (40, 40, 3), np.uint8)).save(path)
+    spoil(lambda raw: raw[: len(raw) // 2])(path)
+    with pytest.raises(UserError, match="2.jpg cannot be read as an image: image file is trunc"):
+        ImageFolder(path=str(tmp_path)).rows("all")
+
+
+def test_a_directory_without_images(tmp_path):
+    with pytest.raises(UserError, match="has no file that ends in .png, .jpg, .jpeg"):
+        ImageFolder(path=str(tmp_path)).rows("train")
+    with pytest.raises(UserError, match="data.path: there is no directory .*/none"):
+        ImageFolder(path=str(tmp_path / "none")).rows("train")
