@@ -17,7 +17,8 @@ REPLICATES = 16
 ERRORS = 5.0  # standard errors of a decision
 ROUNDING = 2e-6  # nats, beyond which a decision needs no standard error
 LOOSE = 0.02  # share of log V per token by which the bound may miss independent uniform data
-COPIES = 32  # keys for each u and outcome where not all choices can be enumerated
+# Where not all choices can be enumerated: keys for each u and outcome, and calls of the objective.
+COPIES, MOST_CALLS = 32, 1 << 16
 
 
 class Found(NamedTuple):
@@ -137,7 +138,7 @@ def _audited(problem: Problem, steps: int, key: Array) -> Audited:
     level = ascend(starts[0], key, 0.0, np.sum(uniform, axis=0))
     best = ascend(starts[0], key, 0.0, lean)
     is_enumerated = _is_enumerated(problem, starts[-1], key)
-    measure = _measure(problem, 1 if is_enumerated else COPIES)
+    measure = _measure(problem, many=not is_enumerated)
     drawn = [(np.asarray(table), measure(table, key)) for table in (*tables, level, best)]
     largest = max((_sum(problem, *one) for one in drawn), key=lambda found: found.least)
     closest = min((_excess(problem, *one) for one in drawn), key=lambda found: found.value)
@@ -193,9 +194,11 @@ def _search(problem: Problem, steps: int) -> Callable[..., Array]:
     return lambda table, key, weight, law: ascend(table, key, jnp.asarray(weight), jnp.asarray(law))
 
 
-def _measure(problem: Problem, copies: int) -> Callable[[Array, Array], np.ndarray]:
+def _measure(problem: Problem, many: bool) -> Callable[[Array, Array], np.ndarray]:
     """Returns (table, key) -> L(x) with fresh draws, float64 [REPLICATES, rows]."""
-    nats = problem.nats(rule(problem.steps, 12), copies)
+    points = rule(problem.steps, 12)
+    copies = max(1, min(COPIES, MOST_CALLS // problem.calls(points))) if many else 1
+    nats = problem.nats(points, copies)
     one = lambda table, key: nats(table, *jax.random.split(key))  # noqa: E731
     each = jax.jit(lambda table, keys: jax.lax.map(lambda key: one(table, key), keys))
 

@@ -110,6 +110,10 @@ class Problem:
         from_states = (self.symbols + 1) ** self.length
         return 4, from_states, self.length, self.symbols
 
+    def calls(self, rule: Rule) -> int:
+        """Returns the number of calls of the objective by which L is found for every sequence."""
+        return rule.size * math.prod(self.outcomes) * len(self.batch.tokens)
+
     def nats(self, rule: Rule, copies: int = 1) -> Callable[[Array, Array, Array], Array]:
         """Returns (table, key, draws) -> L(x) [rows], a mean over u, enumerated choices and keys.
 
