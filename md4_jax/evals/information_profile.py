@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, check_sizes
 from md4_jax.evals.metrics import bits
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.generate import figures
@@ -17,9 +17,10 @@ from md4_jax.objectives.draws import draws
 from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import prompted
 from md4_jax.objectives.token_nats import masked_nats
+from md4_jax.options import check_seed
 from md4_jax.protocols import Array, Batch, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
-from md4_jax.runtime.sharding import batch_shards, to_global, to_host
+from md4_jax.runtime.sharding import to_global, to_host
 from md4_jax.samplers import GRIDS, profile
 
 
@@ -48,6 +49,7 @@ class InformationProfile:
 
     def __post_init__(self):
         check_data(self)
+        check_seed("seed", self.seed)
         if self.draws < 1:
             raise UserError(f"draws must be at least 1, not {self.draws}")
         for name in ("every", "batch_size", "limit"):
@@ -62,12 +64,7 @@ class InformationProfile:
                 f"{key} needs process.name='masking' and network.causal=False: it counts visible "
                 "tokens on both sides"
             )
-        shards, size = batch_shards(experiment.mesh), self._size(experiment)
-        if size % shards:
-            raise UserError(f"{key}.batch_size={size} must be divisible by {shards} batch shards")
-
-    def _size(self, experiment: Experiment) -> int:
-        return self.batch_size or experiment.train.batch_size
+        check_sizes(self, experiment, key)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the profile; returns its mean and the predicted losses."""
@@ -104,7 +101,7 @@ class InformationProfile:
         parts, seen = [], 0
         length = self.data.get("length", experiment.data.length)
         batches = context.corpus(self.data).eval_batches(
-            self.split, stride=0, **rows_of(experiment, self._size(experiment))
+            self.split, **rows_of(experiment, self.batch_size or experiment.train.batch_size)
         )
         for index, batch in enumerate(batches):
             if batch.tokens.shape[1] != length:  # the rest of the split

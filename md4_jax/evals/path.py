@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, check_sizes
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.protocols import Array, Batch, Denoiser, Network, Params, UserError
-from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealsByLogits
 from md4_jax.samplers.left_to_right import LeftToRight
@@ -175,12 +174,7 @@ class PathLikelihood:
                 f"{key} is for sampling without blocks, and a block has "
                 f"{sample_block(experiment)} tokens: set sample.block and objective.block to 0"
             )
-        length = self.data.get("length", experiment.data.length)
-        if self.stride > length:
-            raise UserError(f"{key}.stride={self.stride} must be at most data.length={length}")
-        size, shards = self._bound(None).sequences(experiment), batch_shards(experiment.mesh)
-        if size % shards:
-            raise UserError(f"{key}.batch_size={size} must be divisible by {shards} batch shards")
+        check_sizes(self, experiment, key)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the likelihood in all units, each with its standard error, and prints it."""

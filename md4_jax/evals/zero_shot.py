@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import TextDomain
 from md4_jax.evals import report
-from md4_jax.evals.context import Context
+from md4_jax.evals.context import Context, check_sizes
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.protocols import Params, UserError
@@ -33,6 +34,10 @@ SETS: dict[str, tuple[dict[str, str], str]] = {
     "pubmed": (
         dict(dataset="pubmed", detokenise="scientific_papers", text_key="article"), "validation"
     ),
+}  # fmt: skip
+# The run's own text may be a public corpus too, with other keys.
+PLAIN = {
+    "name": "public", "folder": "", "text_key": "text", "validation": None, "test": None,
 }  # fmt: skip
 CHUNKS = {"concatenate": "grid", "documents": "documents"}
 BLOCK = 1 << 20  # tokens that are hashed at once
@@ -89,6 +94,12 @@ class ZeroShot:
         """Returns the names of the sets."""
         return [name.strip() for name in self.sets.split(",") if name.strip()]
 
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError for a model that is not of text, and for sizes that do not fit."""
+        if not isinstance(experiment.domain, TextDomain):
+            raise UserError(f"{key} is for models of text, and this one is not")
+        check_sizes(self, experiment, key, self.length or experiment.data.length)
+
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound of each set in all units and prints them; writes zero_shot.json."""
         results, manifests = {}, {}
@@ -112,10 +123,11 @@ class ZeroShot:
 
     def _changes(self, name: str) -> dict[str, Any]:
         """Returns the keys of the section `data` that differ from the run's."""
-        keys: dict[str, Any] = {"name": "public", **SETS[name][0]}
-        keys |= {"windows": CHUNKS[self.chunks], "separate_documents": False}
-        keys |= {"length": self.length} if self.length else {}
-        return keys | ({"path": os.path.join(self.path, name)} if self.path else {})
+        path = os.path.join(self.path, name) if self.path else None
+        keys: dict[str, Any] = {**PLAIN, "path": path, **SETS[name][0]}
+        keys |= {"windows": CHUNKS[self.chunks]}
+        keys |= {"separate_documents": False} if self.chunks == "documents" else {}
+        return keys | ({"length": self.length} if self.length else {})
 
     def _bound(self, name: str) -> LikelihoodBound:
         same = ("draws", "batch_size", "stride", "limit", "seed", "objective")
@@ -139,6 +151,7 @@ class ZeroShot:
             "chunks": self.chunks, "length": options.length,
             "stride": self.stride or options.length,
             "end_of_text": end, "start_of_text": "none", "limit": self.limit,
+            "separate_documents": options.separate_documents,
             "documents": documents, "characters": characters, "tokens": len(tokens),
             "raw_sha256": corpus.source.facts(), "detokenised_sha256": text,
             "tokens_sha256": _tokens_sha256(tokens),
