@@ -144,8 +144,9 @@ def _mask_exactly(cls: type, choices: Choices) -> Callable:
         within = jax.random.uniform(choices.key, count.shape)
         level = (choices.take(LEVELS) + within) / LEVELS
         choices.count(jnp.full(level.shape, 1.0 / LEVELS))
-        fallback, _ = cls.mask_exactly(self, keys, x, count, among)
-        z = jnp.where(right[:, None], jnp.where(hidden, self.mask_id, x), fallback)
+        # Patterns of another number of masks have weight 0, and the first count[b] masks instead.
+        hidden = jnp.where(right[:, None], hidden, among & (jnp.cumsum(among, 1) <= count[:, None]))
+        z = jnp.where(hidden, self.mask_id, x)
         return z, _order_statistic(level, count, free, x.shape[1])
 
     return mask_exactly
