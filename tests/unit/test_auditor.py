@@ -45,7 +45,9 @@ def bounds() -> list[str]:
 @pytest.mark.parametrize("name", named(bounds()))
 def test_no_false_alarm(name):
     objective, make = exact.FITTING[name]
-    found = audit(objective, make(vocab_size=3), problems=((3, 2),), steps=STEPS)
+    # Chains with jumps have many outcomes.
+    size = (2, 2) if name.startswith("ctmc") else (3, 2)
+    found = audit(objective, make(vocab_size=3), problems=(size,), steps=STEPS)
     assert found.passed and found.claims, text(found)
     assert "counterexample" not in text(found)
     # Draws of the objective's own (orders, blocks) are averaged over, the others enumerated.
@@ -54,7 +56,8 @@ def test_no_false_alarm(name):
 
 
 def test_a_training_loss_that_says_so_passes():
-    found = audit(AnyOrder(max_masked=0.5), LINEAR, problems=((3, 2),), steps=5)
+    short = Masking(3, Clipped(Linear(), 0.2))
+    found = audit(MD4(), short, problems=((3, 2),), steps=5)
     assert found.passed and not found.claims and not found.is_bound
     assert "the objective says itself that it is no bound" in text(found)
 
@@ -205,7 +208,7 @@ def test_m11_the_sums_are_those_of_the_identity():
         logits[0, z @ [1, 4]] = exact.table_logits(3, 2)
         for objective in (MD4(), AnyOrder()):
             case = problem(objective, Masking(3), 3, 2)
-            nats = case.nats(rule(case.steps, 24))(
+            nats = jax.jit(case.nats(rule(case.steps, 24)))(
                 jnp.asarray(logits), *jax.random.split(jax.random.key(0))
             )
             np.testing.assert_allclose(np.exp(-nats[:9]).sum(), 0.84991548841, rtol=2e-6)
