@@ -29,8 +29,8 @@ def get_config() -> ConfigDict:
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
                 name="masking",
-                # linear | polynomial(power) | cosine | geometric(minimum, maximum) |
-                # log_linear(eps) | clipped(eps)
+                # linear | polynomial(power) | cosine | shifted_cosine(shift) |
+                # geometric(minimum, maximum) | log_linear(eps) | clipped(eps)
                 schedule=dict(name="linear"),
                 conditioning="time",  # time input of the network: time | alpha | sigma | zero
             ),
@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                name="transformer",
+                name="transformer",  # of images: unet, uvit, dit (docs/networks.md)
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
                 heads=12,
@@ -85,7 +85,7 @@ def get_config() -> ConfigDict:
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
                 learning_rate=3e-4,  # peak
-                decay="cosine",  # cosine | linear | constant
+                decay="cosine",  # cosine | linear | constant | rsqrt
                 warmup_steps=2000,
                 final_fraction=0.0,  # of the peak, at the last step
                 b1=0.9,
@@ -197,7 +197,13 @@ def get_config() -> ConfigDict:
             ),
             checkpoint=dict(
                 every=5000,  # steps between saves
+                seconds=0.0,  # longest time between saves; 0: no limit
                 keep=3,  # newest checkpoints kept
+                keep_every=0,  # steps between checkpoints that are kept for ever; 0: none
+                best="",  # evaluator whose best checkpoint is kept too; '': none
+            ),
+            eval=dict(
+                checkpoint="newest",  # what is evaluated and sampled: newest | best | a step
             ),
             log=dict(
                 every=100,  # steps between lines of metrics

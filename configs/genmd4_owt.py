@@ -11,4 +11,5 @@ def get_config():
     config = owt.get_config()
     config.process = dict(name="state_dependent", initial_power=1.0)
     config.objective = dict(name="genmd4")
+    config.checkpoint.keep_every = 0
     return config

@@ -2,15 +2,9 @@
 
 # google-deepmind/md4 on text. Its condition has 64 features, made of the time.
 MD4 = dict(
-    feed_forward="glu",
-    norm="layer",
-    norm_eps=1e-5,
-    time_embedding="md4",
-    condition=64,
-    head_bias=False,
-    initial="depth_scaled",
-    dropout_shared=True,
-)
+    feed_forward="glu", norm="layer", norm_eps=1e-5, time_embedding="md4", condition=64,
+    head_bias=False, initial="depth_scaled", dropout_shared=True,
+)  # fmt: skip
 # Without the time it takes RMSNorm.
 MD4_TIME_FREE = dict(MD4, norm="rms", time_conditioning=False)
 # The DiT of SEDD, MDLM, Duo and BD3-LM.
@@ -34,3 +28,8 @@ LLADA = dict(
     time_conditioning=False,
     initial="torch",
 )
+# The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
+DDPM = dict(
+    channels=128, blocks=2, multipliers=(1, 2, 2, 2), attention_at=(16,), input="intensity",
+    output="truncated_logistic",
+)  # fmt: skip

@@ -24,4 +24,5 @@ def get_config():
     config.network.update(embedding=0, dropout=0.02, attention_dropout=0.02, embedding_dropout=0.02)
     config.optim.learning_rate = 3e-4
     config.evals.validation.every = 10_000
+    config.checkpoint.keep_every = 200_000
     return config

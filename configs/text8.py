@@ -19,5 +19,6 @@ def get_config():
         decayed="all", clip=0.0,
     )  # fmt: skip
     config.evals.validation.every = 5000
+    config.checkpoint.update(keep=5, keep_every=10_000)
     config.sample.steps = 1000
     return config

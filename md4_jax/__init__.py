@@ -1,8 +1,33 @@
-"""Discrete diffusion models of text and images in JAX."""
+"""Discrete diffusion models of text and images in JAX.
 
-from typing import Any
+`load` returns a trained model. Its methods sample, infill, score, save and push: docs/python.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from md4_jax.model.model import Model
 
 __version__ = "0.1.0"
+
+
+def load(
+    source: Any, config: Mapping[str, Any] | None = None, *, trust: Iterable[str] = ()
+) -> "Model":
+    """Reads a trained model.
+
+    source  a run directory, a folder that `Model.save` wrote, a folder with the safetensors of
+            another project (MDLM, SEDD, RADD, BD3-LM, Duo, LLaDA, MD4), or a name on the hub,
+            hf:USER/NAME or hf:USER/NAME@REVISION, which may be in its cache
+    config  keys that differ, as on the command line: {"mesh.fsdp": 4}
+    trust   packages that the stored config may import
+
+    UserError if there is no such model, or if it is damaged or of unknown architecture.
+    """
+    from md4_jax.model.load import load as read  # imports JAX, which takes a second
+
+    return read(source, config, trust=trust)
 
 
 def audit(objective: Any, process: Any, **options: Any) -> Any:
@@ -10,6 +35,15 @@ def audit(objective: Any, process: Any, **options: Any) -> Any:
 
     Returns an `md4_jax.auditor.Audit`; the options are those of `md4_jax.auditor.audit`.
     """
-    from md4_jax.auditor import audit as decide  # imports JAX, which takes a second
+    from md4_jax.auditor import audit as decide
 
     return decide(objective, process, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Finds UserError, with which every mistake of the user is reported."""
+    if name == "UserError":
+        from md4_jax.protocols import UserError
+
+        return UserError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
+    EvalOptions,
     LogOptions,
     PlanOptions,
     PromptOptions,
@@ -45,6 +46,7 @@ class Experiment(NamedTuple):
     sample: SampleOptions
     prompt: PromptOptions
     checkpoint: CheckpointOptions
+    eval: EvalOptions
     log: LogOptions
     bench: BenchOptions
     plan: PlanOptions

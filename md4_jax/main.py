@@ -9,6 +9,7 @@ from typing import Any
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema
 from md4_jax.config.load import PLACES, flatten
+from md4_jax.model import importing
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed, streams
 from md4_jax.runtime.commit import code
@@ -21,13 +22,16 @@ def run(arguments: list[str]) -> int:
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
     foreign.allow(flags.trust)
+    if flags.mode == "import":
+        return importing.run(flags.source, assignments, workdir)
     config = schema.load_config(flags.config, assignments, workdir)
     if workdir is None:
         if flags.mode in command.OF_A_RUN or flags.distributed:
             what = "--distributed" if flags.distributed else f"--mode {flags.mode}"
             raise UserError(f"{what} needs the --workdir of a run")
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        workdir = place(f"runs/{Path(flags.config.replace('.py:', '_')).stem}-{now}")
+        name = Path(flags.config.replace(".py", "").replace(":", "_")).name
+        workdir = place(f"runs/{name}-{now}")
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))

@@ -74,8 +74,9 @@ def train_mode(call: Call) -> int:
         _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
         return 128 + signalled
     step, results = _evaluated(experiment, suite, suite.final(), workdir)
+    best = runs.best_line(experiment, workdir)
     if jax.process_index() == 0:
-        _say(_summary(workdir, step, results))
+        _say(_summary(workdir, step, results) + best)
     return 0
 
 
@@ -103,7 +104,7 @@ def eval_mode(call: Call) -> int:
 
 
 def sample_mode(call: Call) -> int:
-    """Writes and prints samples of the newest checkpoint, then their statistics as JSON."""
+    """Writes and prints samples of a checkpoint, then their statistics as JSON."""
     asked = _config_of_run(call)
     experiment = build.experiment(
         asked,
@@ -123,7 +124,8 @@ def plan_mode(call: Call) -> int:
     asked = call.config
     devices = plans.devices_of(asked["plan"]["topology"])
     size = asked["plan"]["random_tokens"]
-    domain = RandomTokens(size) if size else inputs.domain_and_source(asked, call.run)[0]
+    length = asked["data"]["length"]
+    domain = RandomTokens(size, length) if size else inputs.domain_and_source(asked, call.run)[0]
     experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
@@ -141,7 +143,8 @@ def bench_mode(call: Call) -> int:
     asked = call.config
     size = asked["bench"]["random_tokens"]
     if size:
-        experiment, corpus = build.experiment(asked, RandomTokens(size)), None
+        domain = RandomTokens(size, asked["data"]["length"])
+        experiment, corpus = build.experiment(asked, domain), None
     else:
         experiment, corpus = _experiment(asked, call.run)
     result = bench(experiment, corpus)
@@ -247,7 +250,10 @@ def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
 def _evaluated(
     experiment: Experiment, suite: Suite, names: tuple[str, ...] | list[str], workdir: Place
 ) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Evaluates the newest checkpoint and prints the results; returns (step, {name: result})."""
+    """Evaluates the checkpoint that eval.checkpoint names and prints the results.
+
+    Returns (step, {name: result}).
+    """
     step, params = runs.averaged(experiment, workdir)
     _say(f"\nevaluating step {step}: {', '.join(names)} ...")
     told = eval_report.learned(params["process"], experiment.domain)

@@ -172,15 +172,46 @@ class PromptOptions:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions:
-    """The `checkpoint` section: steps between saves and how many of the newest are kept."""
+    """The `checkpoint` section: when checkpoints are saved, and which are kept.
+
+    every       steps between saves
+    seconds     longest time between saves, whatever `every` is; 0: no limit
+    keep        number of the newest checkpoints that are kept
+    keep_every  steps between checkpoints that are saved and kept for ever; 0: none
+    best        name of an evaluator: the checkpoint with its lowest result is kept too; "": none
+    """
 
     every: int = 1000
+    seconds: float = 0.0
     keep: int = 3
+    keep_every: int = 0
+    best: str = ""
 
     def __post_init__(self):
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"checkpoint.{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("seconds", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UserError(f"checkpoint.{name} must be at least {least}, not {value}")
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether this step is saved, whatever the time and the evaluations."""
+        return step % self.every == 0 or bool(self.keep_every and step % self.keep_every == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """The `eval` section: which checkpoint is evaluated and sampled.
+
+    checkpoint  "newest"; "best", by the evaluator that checkpoint.best names; or its step
+    """
+
+    checkpoint: str | int = "newest"
+
+    def __post_init__(self):
+        if self.checkpoint not in ("newest", "best") and not str(self.checkpoint).isdecimal():
+            raise UserError(
+                f"eval.checkpoint must be 'newest', 'best' or a step, not {self.checkpoint!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small transformers whose parameters are all far from zero."""
+"""Small networks whose parameters are all far from zero."""
 
 import functools
 
@@ -6,9 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.networks.dit import DiT
 from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.unet import UNet
+from md4_jax.networks.uvit import UViT
 
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
+# Images of 2 x 3 pixels with one channel are sequences of 6 too.
+CONVOLVED = dict(vocab_size=5, shape=(2, 3, 1), blocks=1)
+SIZES_OF = {
+    Transformer: SIZES,
+    UNet: CONVOLVED | dict(channels=64),
+    UViT: CONVOLVED | dict(channels=32, size=16, depth=2, heads=2, patch=1),
+    DiT: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, head_size=16),
+}
 Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])
 T = jnp.asarray([0.1, 0.6, 1.0])
 
@@ -24,7 +35,7 @@ def perturbed(params, scale=0.3):
 @functools.cache
 def built(make=Transformer, **options):
     """(network, perturbed parameters)."""
-    network = make(**(SIZES | options)).build()
+    network = make(**(SIZES_OF[make] | options)).build()
     return network, perturbed(jax.jit(network.init)(jax.random.key(0)))
 
 

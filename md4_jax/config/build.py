@@ -14,6 +14,7 @@ from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
+    EvalOptions,
     LogOptions,
     MeshOptions,
     PlanOptions,
@@ -45,7 +46,9 @@ def experiment(
     sample = options_from(SampleOptions, config["sample"])
     data = options_from(DataOptions, config["data"])
     mesh = make_mesh(options_from(MeshOptions, config["mesh"]), devices)
-    options = build_section("network", config["network"], vocab_size=domain.vocab_size)
+    options = build_section(
+        "network", config["network"], vocab_size=domain.vocab_size, shape=tuple(domain.shape)
+    )
     network = options.build(mesh.devices.flat[0].platform)
     optimizer, rate = build_section("optim", config["optim"]).build(train.num_steps)
     prompt = options_from(PromptOptions, config["sample"])
@@ -74,10 +77,11 @@ def experiment(
         evals=evaluators(config, objective, process, network),
         sample=sample,
         prompt=prompt,
-        checkpoint=options_from(CheckpointOptions, config["checkpoint"]),
+        checkpoint=options_from(CheckpointOptions, config.get("checkpoint", {})),
+        eval=options_from(EvalOptions, config.get("eval", {})),
         log=options_from(LogOptions, config["log"]),
-        bench=options_from(BenchOptions, config["bench"]),
-        plan=options_from(PlanOptions, config["plan"]),
+        bench=options_from(BenchOptions, config.get("bench", {})),
+        plan=options_from(PlanOptions, config.get("plan", {})),
     )
     validate(experiment)
     return experiment

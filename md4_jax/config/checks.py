@@ -12,6 +12,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.transforms import Transform
+from md4_jax.training.keeping import check_best
 
 
 class Component(NamedTuple):
@@ -49,6 +50,7 @@ def validate(experiment: Experiment) -> None:
         if hasattr(evaluator, "check"):
             evaluator.check(experiment, f"evals.{name}")
     _check_classes(experiment)
+    check_best(experiment)
     if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "

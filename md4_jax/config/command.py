@@ -11,7 +11,7 @@ from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
-MODES = ("train", "eval", "sample", "bench", "plan", "prepare", "audit")
+MODES = ("train", "eval", "sample", "bench", "plan", "prepare", "import", "audit")
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -36,6 +36,13 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, others)
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
+    if bool(flags.source) != (flags.mode == "import"):
+        raise UserError("--mode import and --from FOLDER (or --from hf:USER/NAME) need each other")
+    if flags.source and (flags.config or not flags.workdir):
+        raise UserError(
+            "--mode import makes the config itself and writes a run: leave out --config and give "
+            "--workdir"
+        )
     flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
     return flags, assignments
@@ -49,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--evals", default="", help="evaluators for --mode eval: a,b")
     parser.add_argument(
         "--trust", default="", help="packages that the config in --workdir may import: a,b"
+    )
+    parser.add_argument(
+        "--from", dest="source", default="", help="model for --mode import: a folder, hf:USER/NAME"
     )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
@@ -71,6 +81,7 @@ def again(flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, s
     """Returns the command line that starts the same thing again."""
     said = [f"--config={flags.config}"] if flags.config else []
     said += [f"--mode={flags.mode}"]
+    said += [f"--from={flags.source}"] if flags.source else []
     said += [f"--evals={','.join(flags.evals)}"] if flags.evals else []
     said += [f"--trust={','.join(flags.trust)}"] if flags.trust else []
     said += [f"--distributed={flags.distributed}"] if flags.distributed else []

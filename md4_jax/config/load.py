@@ -1,29 +1,22 @@
-"""Configs as plain dicts: reading a file, overriding keys, comparing and storing."""
+"""Configs as plain dicts: overriding keys, comparing and storing."""
 
 import ast
 import difflib
-import importlib.util
-import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
-
-from ml_collections import ConfigDict
 
 import md4_jax
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
-from md4_jax.runtime.commit import PACKAGE_ROOT, commit
+from md4_jax.runtime.commit import commit
 
 FILE = "config.json"
 # Where the data lies; whether it is the same data is checked by its tokens.
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
-FREE = ("mesh.", "evals.", "sample.", "checkpoint.", "log.", "bench.", "plan.", "train.seconds")
-FREE += ("audit.",)
-FREE += ("data.store", "data.keep_files")
+FREE = ("mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
+FREE += ("audit.", "train.seconds", "data.store", "data.keep_files")
 FREE += PLACES
 
 # Sections of an evaluator that the command line may add.
@@ -56,47 +49,6 @@ ADDED = {
 }
 # (section, its name, key, value) in older runs -> the value today.
 RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
-
-
-def load(path: str) -> dict[str, Any]:
-    """Returns the dict of get_config() in FILE, or of get_config(ARG) for FILE:ARG.
-
-    UserError if it cannot be made. If the file has a dict FAMILIES, its keys are the known ARGs.
-    """
-    name, _, argument = path.partition(":")
-    file = Path(name)
-    if not file.is_file():
-        raise UserError(f"--config {path}: there is no such file")
-    if file.suffix != ".py":
-        raise UserError(f"--config {path}: a config is a Python file with a get_config()")
-    roots = [str(file.resolve().parent.parent), str(PACKAGE_ROOT)]
-    spec = importlib.util.spec_from_file_location("md4_jax_config_file", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.path[:0] = roots
-    try:
-        spec.loader.exec_module(module)
-        config = module.get_config(*_arguments(path, module, argument))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
-    finally:
-        del sys.path[: len(roots)]
-    if not isinstance(config, ConfigDict):
-        raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
-    return config.to_dict()
-
-
-def _arguments(path: str, module: Any, argument: str) -> list[str]:
-    """Returns the arguments of get_config; UserError if one is missing, unknown or too many."""
-    takes = bool(inspect.signature(module.get_config).parameters)
-    known = list(getattr(module, "FAMILIES", ()))
-    if takes != bool(argument):
-        wants = f"needs one of {', '.join(known)}: FILE:NAME" if takes else "takes no :ARGUMENT"
-        raise UserError(f"--config {path}: its get_config {wants}")
-    if known and argument not in known:
-        raise unknown(f"name in --config {path}:", argument, known)
-    return [argument] if takes else []
 
 
 def override(

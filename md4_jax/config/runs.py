@@ -13,23 +13,77 @@ from md4_jax.evals.likelihood import main_bound, reported
 from md4_jax.evals.suite import Judge
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
-from md4_jax.runtime.sharding import path_name
+from md4_jax.runtime.sharding import max_over_processes, path_name
 from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.keeping import Best, best_of, figure_of
 from md4_jax.training.loop import abstract_state
+from md4_jax.training.report import METRICS
+from md4_jax.training.writers import read_rows
 
 # Values of `sample` that read no file, for a run that only judges or begins another.
 NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ()}
 
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
-    """Returns (step, averaged parameters) of the newest checkpoint; UserError without one."""
-    found = _read(
-        experiment, workdir, lambda kept: kept.restore_ema(abstract_state(experiment).ema)
-    )
+    """Returns (step, averaged parameters) of the checkpoint that eval.checkpoint names.
+
+    UserError if there is none.
+    """
+
+    def read(kept: Checkpoints) -> tuple[int, Params] | None:
+        step = _asked_step(experiment, workdir, kept.steps())
+        return kept.restore_ema(abstract_state(experiment).ema, step=step)
+
+    found = _read(experiment, workdir, read)
     if found is None:
         raise UserError(f"{workdir} holds no checkpoint yet: train it first")
     return found
+
+
+def _asked_step(experiment: Experiment, workdir: Place, steps: list[int]) -> int | None:
+    """Returns the step that eval.checkpoint names, None for the newest; UserError without it."""
+    asked = experiment.eval.checkpoint
+    if asked == "newest" or not steps:
+        return None
+    if asked != "best":
+        if int(asked) in steps:
+            return int(asked)
+        raise UserError(
+            f"{workdir} has no checkpoint of step {asked} (eval.checkpoint); it has those of "
+            f"steps {steps}"
+        )
+    found = best(experiment, workdir, steps)
+    # On a shared disk the last rows may be there for the process that wrote them alone.
+    step = max_over_processes(found.step if found and is_first() else 0)
+    if not step:
+        raise UserError(
+            f"eval.checkpoint='best': none of the checkpoints of {workdir} was evaluated by "
+            f"evals.{experiment.checkpoint.best} (checkpoint.best); they are of steps {steps}"
+        )
+    return step
+
+
+def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:
+    """Returns the best of the checkpoints of these steps; None without checkpoint.best or any.
+
+    The evaluations while training are in metrics.jsonl.
+    """
+    if not experiment.checkpoint.best:
+        return None
+    log = workdir / METRICS
+    rows = read_rows(log) if log.exists() else []
+    return best_of(rows, figure_of(experiment), steps)
+
+
+def best_line(experiment: Experiment, workdir: Place) -> str:
+    """Returns a line about the best checkpoint for the end of the summary, '' without one."""
+    found = best(experiment, workdir, _read(experiment, workdir, Checkpoints.steps) or [])
+    if found is None:
+        return ""
+    figure = figure_of(experiment)
+    return f"\n  best          step {found.step}: {figure} {found.value:.4f} +- {found.error:.4f}"
 
 
 def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
@@ -63,8 +117,9 @@ def judge_of(experiment: Experiment) -> Judge | None:
     reported(experiment)
     if asked == "self":
         return lambda params: (experiment, params)
-    judge = _other(experiment, "sample.judge", asked, hint="; 'self' is the run that samples")
-    return lambda params: (judge, averaged(judge, place(asked))[1])
+    hint = "; 'self' is the run that samples"
+    judge, directory = _other(experiment, "sample.judge", asked, hint)
+    return lambda params: (judge, averaged(judge, directory)[1])
 
 
 def beginning(
@@ -79,7 +134,8 @@ def beginning(
     asked = experiment.train.initial
     if not asked or _read(experiment, workdir, Checkpoints.steps):
         return None
-    other = _other(experiment, "train.initial", asked)
+    other, directory = _other(experiment, "train.initial", asked)
+    _read(other, directory, lambda kept: _asked_step(other, directory, kept.steps()))
     own, its = (_shapes(abstract_state(e).ema["network"]) for e in (experiment, other))
     if own != its:
         raise UserError(
@@ -87,7 +143,7 @@ def beginning(
         )
 
     def begin(fresh: Params) -> Params:
-        step, params = averaged(other, place(asked))
+        step, params = averaged(other, directory)
         say(f"begins with the averaged parameters of step {step} of {asked}")
         same = _shapes(params["process"]) == _shapes(fresh["process"])
         process = params["process"] if same else fresh["process"]
@@ -109,9 +165,18 @@ def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], A
     return answer
 
 
-def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Experiment:
-    """Builds the experiment of another run, with the mesh and batch size of this one."""
-    directory = place(asked, key)
+def _checkpoint_of(path: Place) -> tuple[Place, str]:
+    """Splits RUN/checkpoints/STEP into (RUN, STEP); of RUN alone it is the newest."""
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        return path.parent.parent, path.name
+    return path, "newest"
+
+
+def _other(
+    experiment: Experiment, key: str, asked: str, hint: str = ""
+) -> tuple[Experiment, Place]:
+    """Returns another run: (experiment with the mesh and batch size of this one, directory)."""
+    directory, checkpoint = _checkpoint_of(place(asked, key))
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
         raise UserError(f"{key}={asked} holds no run{hint}")
@@ -127,8 +192,10 @@ def _other(experiment: Experiment, key: str, asked: str, hint: str = "") -> Expe
         "train": {**kept["train"], **size},
         "evals": {"test": _bound(experiment, kept)},
         "sample": {**kept["sample"], "judge": "", **NO_FILES},
+        "checkpoint": {},
+        "eval": {"checkpoint": checkpoint},
     }
-    return build.experiment({**kept, **changed}, domain)
+    return build.experiment({**kept, **changed}, domain), directory
 
 
 def _bound(experiment: Experiment, kept: Mapping[str, Any]) -> dict[str, Any]:

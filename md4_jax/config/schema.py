@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from md4_jax.config import foreign
+from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
 from md4_jax.data import SOURCES, TOKENIZERS
@@ -20,6 +20,7 @@ from md4_jax.options import (
     BenchOptions,
     CheckpointOptions,
     DataOptions,
+    EvalOptions,
     LogOptions,
     MeshOptions,
     PlanOptions,
@@ -62,16 +63,24 @@ CLASSES = {
     "mesh": (MeshOptions,),
     "sample": (SampleOptions, PromptOptions, Transform),
     "checkpoint": (CheckpointOptions,),
+    "eval": (EvalOptions,),
     "log": (LogOptions,),
     "bench": (BenchOptions,),
     "plan": (PlanOptions,),
     "audit": (AuditOptions,),
 }
-OPTIONAL = ("audit",)  # sections that a config may leave out
+# Sections that a config may lack, or some of whose keys, because they came later -> defaults.
+LATER = {
+    "audit": AuditOptions(),
+    "bench": BenchOptions(),
+    "checkpoint": CheckpointOptions(),
+    "eval": EvalOptions(),
+    "plan": PlanOptions(),
+}
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
-SUPPLIED = ("vocab_size", "transform", "schedule", "base", "objective")
+SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective")
 
 
 def kind(path: str) -> str:
@@ -109,7 +118,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
     for taker in takers:
         found |= {f.name: f.type for f in dataclasses.fields(taker) if f.init}
         found |= {k: v for k, v in typing.get_type_hints(taker).items() if k in found}
-    return {k: v for k, v in found.items() if k not in ("vocab_size", "transform")}
+    return {k: v for k, v in found.items() if k not in ("vocab_size", "shape", "transform")}
 
 
 def accepts(path: str, name: str, key: str) -> bool:
@@ -124,10 +133,10 @@ def check_keys(config: Mapping[str, Any]) -> None:
         if section not in (*top, "evals"):
             raise unknown("config section", section, sorted({*top, "evals"}))
     for section in sorted({*top, "evals"}):
-        if section not in config and section not in OPTIONAL:
+        if section not in config and section not in LATER:
             raise UserError(f"the config has no section {section!r}; start from configs/base.py")
-    for section in sorted(top & config.keys()):
-        _check_section(section, config[section])
+    for section in sorted(top):
+        _check_section(section, config.get(section, {}))
     if not isinstance(config["evals"], Mapping):
         raise UserError(f"evals must be a section (a dict), not {config['evals']!r}")
     for name, section in config["evals"].items():
@@ -232,12 +241,16 @@ def options_from(cls: type, section: Mapping[str, Any]) -> Any:
 
 
 def load_config(
-    path: str | None, assignments: Mapping[str, str], workdir: Place | None = None
+    path: str | None,
+    assignments: Mapping[str, str],
+    workdir: Place | None = None,
+    *,
+    may_differ: bool = False,
 ) -> dict[str, Any]:
     """Loads a config, applies the assignments and checks all keys.
 
-    Without a path it is the config of the run in workdir, of which only FREE keys may be changed.
-    UserError if there is neither.
+    Without a path it is the config of the run in workdir, of which only FREE keys may be changed,
+    unless it may differ. UserError if there is neither.
     """
     kept = None if path or workdir is None else config_lib.stored(workdir)
     if not path and kept is None:
@@ -246,14 +259,13 @@ def load_config(
             f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
             "run, or the --workdir of a run, whose own config is taken then"
         )
-    config = config_lib.load(path) if path else copy.deepcopy(kept)
+    config = files.load(path) if path else copy.deepcopy(kept)
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())
-    if kept is not None:  # older versions did not have these modes
-        for name, options in (("bench", BenchOptions()), ("plan", PlanOptions())):
-            config[name] = dataclasses.asdict(options) | config.get(name, {})
+    for name, options in LATER.items():
+        config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)
-    if kept is not None:
+    if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir)
     return config

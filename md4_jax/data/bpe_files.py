@@ -5,6 +5,9 @@ import re
 import tempfile
 from collections.abc import Iterator
 
+import numpy as np
+
+from md4_jax.data.words import Encode
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, is_remote, place
 
@@ -59,6 +62,27 @@ def spellings(tokenizer, size: int) -> list[bytes] | None:
         bytes(byte_of[c] for c in entry) if byte_of.keys() >= set(entry) else entry.encode()
         for entry in entries
     ]
+
+
+def limited(encode: Encode, tokenizer, size: int) -> Encode:
+    """Returns the function, with UserError for a text that has an entry beyond `size`."""
+
+    def checked(texts: list[str]) -> list[np.ndarray]:
+        found = encode(texts)
+        largest = max((int(ids.max()) for ids in found if ids.size), default=0)
+        if largest >= size:
+            raise UserError(
+                f"the text has {tokenizer.id_to_token(largest)!r}, which is no symbol of the model"
+            )
+        return found
+
+    return checked
+
+
+def added_from(tokenizer, index: int, size: int) -> bool:
+    """Returns whether the entries index..size-1 were added, so that no ordinary word has them."""
+    added = tokenizer.get_added_tokens_decoder()
+    return all(i in added for i in range(index, size))
 
 
 def _byte_of_character() -> dict[str, int]:

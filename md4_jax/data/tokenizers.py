@@ -17,64 +17,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from md4_jax.data import bpe_files, words
-from md4_jax.data.names import Load, class_of, name_of
+from md4_jax.data.names import Load, class_of
+from md4_jax.data.tokenizer_base import Tokenizer, id_dtype
 from md4_jax.protocols import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 
 _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
-
-
-def id_dtype(vocab_size: int) -> np.dtype:
-    """Returns the smallest unsigned type that holds the ids 0..vocab_size-1."""
-    return np.min_scalar_type(vocab_size - 1)
-
-
-class Tokenizer:
-    """Methods that all tokenizers share.
-
-    Each one defines `encode` (text -> ids) and `join` (ids without the mask -> text).
-    """
-
-    @property
-    def name(self) -> str:
-        """The `tokenizer.name` under which `from_json` finds the class."""
-        return name_of(type(self))
-
-    def fit(self, documents: Iterable[str]):
-        """Returns the tokenizer fitted to the documents; most learn nothing from them."""
-        del documents
-        return self
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Encodes each text."""
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids, mask: str = "_") -> str:
-        """Returns the text of ids [L]; the mask id, vocab_size, shows as `mask`.
-
-        Raises UserError for an id outside 0..vocab_size.
-        """
-        ids = np.asarray(ids, np.int64).reshape(-1)
-        if ids.size and not 0 <= ids.min() <= ids.max() <= self.vocab_size:
-            raise UserError(
-                f"cannot decode ids {ids.min()}..{ids.max()}: this tokenizer has the ids "
-                f"0..{self.vocab_size - 1} and the mask {self.vocab_size}"
-            )
-        cuts = np.flatnonzero(ids == self.vocab_size)
-        runs = np.split(ids, np.union1d(cuts, cuts + 1))
-        return "".join(self._run(run, mask) for run in runs if run.size)
-
-    def _run(self, ids: np.ndarray, mask: str) -> str:
-        return mask if ids[0] == self.vocab_size else self.join(ids)
-
-    def spellings(self) -> list[bytes] | None:
-        """Returns the UTF-8 bytes of each token; None where a token alone has no text."""
-        return [self.decode([i]).encode("utf-8", "surrogatepass") for i in range(self.vocab_size)]
-
-    def to_json(self) -> str:
-        """Returns a JSON object from which `from_json` makes the tokenizer, without other files."""
-        return json.dumps({"name": self.name, **dataclasses.asdict(self)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +173,8 @@ class BytePairs(Tokenizer):
     hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
     definition  instead of both: the contents of a tokenizer.json, as a run keeps it
     eot         the entry that ends a text; None for a vocabulary without one
+    size        number of ids, for a model with more or fewer than the vocabulary has entries; 0:
+                as many. Ids without an entry have no text, entries beyond cannot be encoded
 
     Raises UserError when none of the three is given, when the vocabulary cannot be read, and
     when it has no entry `eot`.
@@ -233,6 +184,7 @@ class BytePairs(Tokenizer):
     hub: str | None = None
     definition: str | None = dataclasses.field(default=None, repr=False)
     eot: str | None = END_OF_TEXT
+    size: int = 0
 
     name = "bpe"
     separator = "\n"
@@ -249,6 +201,11 @@ class BytePairs(Tokenizer):
 
     @functools.cached_property
     def vocab_size(self) -> int:
+        return self.size or self.entries
+
+    @functools.cached_property
+    def entries(self) -> int:
+        """One more than the largest id of the vocabulary."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
     @functools.cached_property
@@ -276,11 +233,19 @@ class BytePairs(Tokenizer):
     def to_json(self) -> str:
         """Returns a JSON object that holds the vocabulary; about 1.5 MB for GPT-2."""
         definition = self._tokenizer.to_str()
-        return json.dumps({"name": self.name, "definition": definition, "eot": self.eot})
+        size = {"size": self.size} if self.size else {}
+        return json.dumps({"name": self.name, "definition": definition, "eot": self.eot, **size})
+
+    def added_from(self, index: int) -> bool:
+        """Returns whether all entries from `index` on were added, such as <|mask|>."""
+        return bpe_files.added_from(self._tokenizer, index, self.entries)
 
     @functools.cached_property
     def _encode(self) -> words.Encode:
-        return words.encoder(self._tokenizer, id_dtype(self.vocab_size))
+        encode = words.encoder(self._tokenizer, id_dtype(self.entries))
+        if self.vocab_size >= self.entries:
+            return encode
+        return bpe_files.limited(encode, self._tokenizer, self.size)
 
     @functools.cached_property
     def _tokenizer(self):

@@ -49,6 +49,7 @@ class LikelihoodBound:
     seed: int = 0
 
     needs_data: ClassVar[bool] = True
+    main_figure: ClassVar[str] = "nats_per_token"
 
     def __post_init__(self):
         check_data(self)
@@ -75,10 +76,11 @@ class LikelihoodBound:
     def of_batches(
         self, experiment: Experiment, params: Params, batches: Iterable[Batch], programs: dict
     ) -> dict[str, Any]:
-        """Returns the bound of any batches.
+        """Returns the bound of any batches; programs: cache of compiled steps."""
+        return self.estimator(experiment, programs)(params, batches, self.limit)
 
-        programs: cache of compiled steps; the same bound, draws and seed share a step.
-        """
+    def estimator(self, experiment: Experiment, programs: dict) -> "Estimator":
+        """Returns the compiled step; the same bound, draws and seed share one in `programs`."""
         key = ("likelihood", experiment.network, self.objective, self.draws, self.seed)
         if key not in programs:
             is_exact = getattr(self.objective, "is_exact", lambda network: False)
@@ -89,7 +91,7 @@ class LikelihoodBound:
                 unit=experiment.domain.unit,
                 exact=is_exact(experiment.network),
             )
-        return programs[key](params, batches, self.limit)
+        return programs[key]
 
 
 def main_bound(experiment: Experiment) -> LikelihoodBound | None:
@@ -125,7 +127,12 @@ class Estimator:
         self._mesh = mesh
         self._draws = draws
         self._unit = unit
-        self._exact = exact
+        self.exact = exact
+
+    def nats(self, params: Params, rows: Batch, index: int) -> dict[str, Array]:
+        """Returns {'nats': [draws, B], and each of PARTS} of the global batch with this index."""
+        with jax.set_mesh(self._mesh):
+            return self._step(params, rows._replace(text=None), jnp.int32(index))
 
     def __call__(self, params: Params, batches: Iterable[Batch], limit: int = 0) -> dict:
         """Returns {'sequences', 'draws', 'exact', 'nats_per_token', 'nats_per_token_se', ...}.
@@ -139,8 +146,7 @@ class Estimator:
         totals, seen = collections.defaultdict(Likelihood), 0
         for index, batch in enumerate(batches):
             rows = to_global(batch, self._mesh)
-            with jax.set_mesh(self._mesh):
-                nats = self._step(params, rows._replace(text=None), jnp.int32(index))
+            nats = self.nats(params, rows, index)
             tokens = np.sum(to_host(rows.loss_mask), axis=1)
             text = None if rows.text is None else to_host(rows.text)
             for name, value in nats.items():
@@ -153,7 +159,7 @@ class Estimator:
         bits = {name: part["bits_per_token"] for name, part in parts.items()}
         bits = {"diffusion": result["bits_per_token"] - sum(bits.values()), **bits}
         named = {f"{name}_bits_per_token": value for name, value in bits.items()}
-        facts = {"sequences": result.pop("sequences"), "draws": self._draws, "exact": self._exact}
+        facts = {"sequences": result.pop("sequences"), "draws": self._draws, "exact": self.exact}
         return {**facts, **result, **named}
 
 

@@ -20,7 +20,8 @@ class Likelihood:
     The estimate is the ratio (sum of nats) / (sum of tokens) over N sequences. The nats of a
     sequence are the mean of its draws. The standard error is that of a ratio,
     sqrt(N / (N - 1) sum_i (nats_i - ratio tokens_i)^2) / sum_i tokens_i,
-    and includes the spread between sequences and the noise of the draws.
+    and includes the spread between sequences and the noise of the draws. For a single sequence it
+    is that of its draws alone, taken as independent: too large rather than too small.
     Nats per byte and nats per word are estimated in the same way.
     """
 
@@ -35,7 +36,7 @@ class Likelihood:
         text [B, 2]: numbers of bytes and words of the counted tokens, if they are known.
         """
         real = np.asarray(tokens) > 0
-        self._nats.append(np.asarray(nats, np.float64).mean(axis=0)[real])
+        self._nats.append(np.asarray(nats, np.float64)[:, real])
         self._tokens.append(np.asarray(tokens, np.float64)[real])
         if text is not None:
             self._text.append(np.asarray(text, np.float64)[real])
@@ -45,7 +46,7 @@ class Likelihood:
 
         unit: what a token is, in bits_per_UNIT: "token", "character" or "dimension"
         """
-        nats, tokens = np.concatenate(self._nats), np.concatenate(self._tokens)
+        nats, tokens = np.concatenate(self._nats, axis=1), np.concatenate(self._tokens)
         sizes = {"tokens": tokens}
         if self._text:
             sizes["bytes"], sizes["words"] = np.concatenate(self._text).T
@@ -60,7 +61,7 @@ class Likelihood:
             named["bits_per_byte"] = tuple(map(bits, _ratio(nats, sizes["bytes"])))
         if self._text and sizes["words"].any():
             named["word_perplexity"] = _perplexity(*_ratio(nats, sizes["words"]))
-        out: dict[str, float] = {"sequences": len(nats)}
+        out: dict[str, float] = {"sequences": len(tokens)}
         out |= {name: int(size.sum()) for name, size in sizes.items()}
         for name, (value, its_error) in named.items():
             out[name], out[name + "_se"] = value, its_error
@@ -68,10 +69,15 @@ class Likelihood:
 
 
 def _ratio(nats: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Returns (sum of nats) / (sum of sizes) over sequences, and its standard error."""
-    ratio = nats.sum() / sizes.sum()
-    spread = np.sum((nats - ratio * sizes) ** 2) * len(nats) / max(1, len(nats) - 1)
-    return ratio, math.sqrt(spread) / sizes.sum() if len(nats) > 1 else math.nan
+    """Returns (sum of nats [draws, N]) / (sum of sizes [N]) and its standard error."""
+    draws, count = nats.shape
+    each = nats.mean(axis=0)
+    ratio = each.sum() / sizes.sum()
+    if count > 1:
+        spread = np.sum((each - ratio * sizes) ** 2) * count / (count - 1)
+    else:
+        spread = np.var(nats, ddof=1) / draws if draws > 1 else math.nan
+    return ratio, math.sqrt(spread) / sizes.sum()
 
 
 def _perplexity(nats: float, error: float) -> tuple[float, float]:

@@ -71,8 +71,7 @@ def _written(
     if has_pictures(domain):
         path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
         return path, {"picture": str(path)}
-    rows = [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
-    texts = [domain.decode(row) for row in rows]
+    texts = decoded(experiment, drawn)
     seed = {"seed": experiment.sample.seed}
     path = writers.write_samples(directory, context.step, texts, drawn, seed)
     context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
@@ -90,15 +89,10 @@ def drawn_samples(
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
     traced = TRACED if has_pictures(experiment.domain) else 1
     traced = traced if experiment.sample.trace else 0
+    network, loop, grid = experiment.network, experiment.loop, experiment.grid
     sampler = programs.setdefault(
-        ("samples", experiment.network, experiment.loop, traced),
-        make_sampler(
-            experiment.network,
-            experiment.loop,
-            experiment.grid,
-            experiment.mesh,
-            trace=traced,
-        ),
+        ("samples", network, loop, grid.tobytes(), traced),
+        make_sampler(network, loop, grid, experiment.mesh, trace=traced),
     )
     return draw_samples(
         sampler,
@@ -108,6 +102,12 @@ def drawn_samples(
         prompts,
         window=sample_window(experiment),
     )
+
+
+def decoded(experiment: Experiment, drawn: Samples) -> list:
+    """Returns the text of each sample, up to its end."""
+    ends = zip(drawn.tokens, drawn.lengths, strict=True)
+    return [experiment.domain.decode(row[:end]) for row, end in ends]
 
 
 def _judged(

@@ -1,7 +1,13 @@
 """Networks by their name in a config; each option class has `build() -> Network`."""
 
+from md4_jax.networks.dit import DiT
 from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.unet import UNet
+from md4_jax.networks.uvit import UViT
 
 NETWORKS = {
     "transformer": Transformer,
+    "unet": UNet,
+    "uvit": UViT,
+    "dit": DiT,
 }

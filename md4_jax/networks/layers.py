@@ -18,7 +18,7 @@ from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 # Folded into a layer's keys.
-WEIGHTS, FIRST, SECOND = 0, 1, 2
+WEIGHTS, FIRST, SECOND, HIDDEN = 0, 1, 2, 3
 
 
 class Attention(nn.Module):
@@ -51,9 +51,9 @@ class Attention(nn.Module):
             asking = noisy_half(x_BxLxD)
         each = size // o.heads
         query, key, value = (
-            Linear(heads * each, dtype, initial=o.initial, name=name)(x).reshape(
-                batch, -1, heads, each
-            )
+            Linear(heads * each, dtype, bias=o.attention_bias, initial=o.initial, name=name)(
+                x
+            ).reshape(batch, -1, heads, each)
             for name, x, heads in (
                 ("query", asking, o.heads), ("key", x_BxLxD, o.kv_heads),
                 ("value", x_BxLxD, o.kv_heads),
@@ -76,7 +76,12 @@ class Attention(nn.Module):
                 base=base,
             )  # fmt: skip
         else:
-            turned = rotate(query, index, length=key.shape[1], base=base), rotate(key, base=base)
+            turned = query, key
+            if o.rotary:
+                turned = (
+                    rotate(query, index, length=key.shape[1], base=base, grid=o.grid),
+                    rotate(key, base=base, grid=o.grid),
+                )
             where = dict(segments=segments, causal=o.causal, index=index)
             if keys is not None and o.attention_dropout:
                 dropout = keys, o.attention_dropout
@@ -138,7 +143,7 @@ class FeedForward(nn.Module):
     zero_output: bool
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array) -> Array:
+    def __call__(self, x_BxLxD: Array, keys: Array | None = None) -> Array:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         scale = 2.0 / o.depth if o.initial == "depth_scaled" else 1.0
         plain = o.feed_forward == "gelu"
@@ -151,6 +156,9 @@ class FeedForward(nn.Module):
         else:
             gated = swiglu if o.feed_forward == "swiglu" else glu
             hidden_BxLxF = gated(layer("gate", o.hidden)(x_BxLxD), layer("up", o.hidden)(x_BxLxD))
+        if keys is not None and o.hidden_dropout:
+            keep = kept(folded(keys, HIDDEN), o.hidden_dropout, hidden_BxLxF.shape[1:])
+            hidden_BxLxF = scaled(hidden_BxLxF, keep, o.hidden_dropout)
         hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
         return layer("down", x_BxLxD.shape[-1], self.zero_output)(hidden_BxLxF)
 
@@ -203,7 +211,7 @@ class Block(nn.Module):
             first, second = (tuple(map(noisy_half, part)) for part in (first, second))
         y_BxLxD = dropped(o, y_BxLxD, keys, FIRST, x_BxLxD.shape, needed)
         x_BxPxD = needed(x_BxLxD) + gated_by(first, y_BxLxD)
-        y_BxPxD = feed_forward(normalized(o, x_BxPxD, second, "feed_forward_norm"))
+        y_BxPxD = feed_forward(normalized(o, x_BxPxD, second, "feed_forward_norm"), keys)
         y_BxPxD = dropped(o, y_BxPxD, keys, SECOND, x_BxLxD.shape, needed)
         x_BxPxD = constrain(x_BxPxD + gated_by(second, y_BxPxD), BATCH_AXES, None, None)
         return x_BxPxD, None if cache is None else appended
@@ -213,7 +221,7 @@ def dropped(o: Any, y: Array, keys: Array | None, place: int, shape: tuple, need
     """Drops entries of a branch y; `needed` picks its positions from those of shape [B, L, D]."""
     if keys is None or not o.dropout:
         return y
-    if o.dropout_shared:
+    if place in o.shared_places:
         keep = kept(folded(keys, place), o.dropout, (1, shape[2]))
     else:
         keep = needed(kept(folded(keys, place), o.dropout, shape[1:]))

@@ -31,10 +31,14 @@ class TruncatedLogistic(nn.Module):
         head = nn.Dense(
             2, kernel_init=nn.initializers.zeros, dtype=jnp.float32, name="location_scale"
         )
-        location, raw = jnp.split(head(h), 2, axis=-1)
-        # A smooth bound, since beyond a hard one the gradient would be zero.
-        log_scale = WIDEST * jnp.tanh(raw / WIDEST)
-        return log_masses(location, log_scale, self.vocab_size)
+        return log_probabilities(head(h), self.vocab_size)
+
+
+def log_probabilities(pair: Array, symbols: int) -> Array:
+    """Computes log p_k, [..., symbols], of a location and an unbounded log-scale, [..., 2]."""
+    location, raw = jnp.split(pair, 2, axis=-1)
+    # A smooth bound, since beyond a hard one the gradient would be zero.
+    return log_masses(location, WIDEST * jnp.tanh(raw / WIDEST), symbols)
 
 
 def log_masses(location: Array, log_scale: Array, symbols: int) -> Array:

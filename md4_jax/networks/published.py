@@ -3,20 +3,32 @@
 Each function takes the arrays of a checkpoint by the names that its project gives them and
 returns the parameters of a transformer with these options, which configs/networks.py has. Names,
 orders and shapes differ; the function that is computed is the same.
+
+The arrays are read parameter by parameter. `put` makes the array of one: it is called with the path
+and with functions that read its layers, one for each if blocks are scanned.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from md4_jax.networks.trunk import rounded
-from md4_jax.protocols import Params
+from md4_jax.protocols import Array, Params
 
 Arrays = Mapping[str, np.ndarray]
+Read = Callable[[], np.ndarray]
+Put = Callable[[str, Sequence[Read]], Array]
+DIT_TABLE = "vocab_embed.embedding"
 
 
-def from_md4(arrays: Arrays, options: Any) -> Params:
+def in_memory(path: str, layers: Sequence[Read]) -> np.ndarray:
+    """Returns the parameter as a float32 array."""
+    arrays = [np.asarray(read(), np.float32) for read in layers]
+    return np.stack(arrays) if path.startswith("blocks/") else arrays[0]
+
+
+def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts google-deepmind/md4's DiscreteClassifier on text.
 
     It turns neighbouring pairs of a head's features where `Transformer` turns halves, which the
@@ -44,29 +56,32 @@ def from_md4(arrays: Arrays, options: Any) -> Params:
     found = _blocks(arrays, "Transformer_0/TransformerBlock_{}/{}", gives, options)
     trunk, dense = "Transformer_0/", 0
     table = "Embed_0/embedding" if options.embedding else trunk + "Embed_0/embedding"
-    found["embedding"] = _rows(arrays[table], rounded(options.vocab_size + 1))
+    symbols = options.vocab_size
+    found["embedding"] = lambda: padded_rows(arrays[table], rounded(symbols + 1))
+    names = {}
     if options.embedding:
-        found |= {f"embedding_in/{x}": arrays[f"{trunk}Dense_0/{x}"] for x in ("kernel", "bias")}
+        names |= {f"embedding_in/{x}": f"{trunk}Dense_0/{x}" for x in ("kernel", "bias")}
         dense += 1
     if options.time_conditioning:
         for x in ("kernel", "bias"):
-            found[f"time/time_in/{x}"] = arrays[f"CondEmbedding_0/dense0/{x}"]
-            found[f"time/time_out/{x}"] = arrays[f"CondEmbedding_0/Dense_0/{x}"]
-            found[f"final_modulation/modulation/{x}"] = arrays[f"{trunk}Dense_{dense}/{x}"]
+            names[f"time/time_in/{x}"] = f"CondEmbedding_0/dense0/{x}"
+            names[f"time/time_out/{x}"] = f"CondEmbedding_0/Dense_0/{x}"
+            names[f"final_modulation/modulation/{x}"] = f"{trunk}Dense_{dense}/{x}"
         dense += 1
     else:
-        found["final_norm/scale"] = arrays[f"{trunk}RMSNorm_0/scale"]
-    found["head/kernel"] = _columns(arrays[f"{trunk}Dense_{dense}/kernel"], options.vocab_size)
-    return _tree(found)
+        names["final_norm/scale"] = f"{trunk}RMSNorm_0/scale"
+    found |= {ours: lambda x=theirs: arrays[x] for ours, theirs in names.items()}
+    found["head/kernel"] = lambda: _columns(arrays[f"{trunk}Dense_{dense}/kernel"], symbols)
+    return nested(found, put)
 
 
-def from_dit(arrays: Arrays, options: Any) -> Params:
+def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts the DiT of SEDD, RADD, MDLM, Duo and BD3-LM, all with one set of names.
 
     The head's column of the mask is left out: no loss and no sampler uses it.
     """
-    arrays = {name.removeprefix("backbone."): array for name, array in arrays.items()}
-    size = options.size
+    prefix = "backbone." if "backbone.blocks.0.attn_qkv.weight" in arrays else ""
+    size, symbols = options.size, options.vocab_size
 
     def own(name: str, of: str):
         return lambda a: a(f"{name}.{of}").T
@@ -86,32 +101,32 @@ def from_dit(arrays: Arrays, options: Any) -> Params:
     for ours, theirs in names.items():
         gives[f"attention_norm/{ours}"] = own("norm1", theirs)
         gives[f"feed_forward_norm/{ours}"] = own("norm2", theirs)
-    found = _blocks(arrays, "blocks.{}.{}", gives, options)
+    found = _blocks(arrays, prefix + "blocks.{}.{}", gives, options)
     last = "output_layer."
-    for ours, theirs in names.items():
-        found[f"final_norm/{ours}"] = arrays[f"{last}norm_final.{theirs}"]
+    plain = {f"final_norm/{ours}": f"{last}norm_final.{theirs}" for ours, theirs in names.items()}
     if options.time_conditioning:
-        first = arrays["sigma_map.mlp.0.weight"].T
-        # Their cosines come first.
-        found["time/time_in/kernel"] = np.roll(first, len(first) // 2, axis=0)
-        found["time/time_in/bias"] = arrays["sigma_map.mlp.0.bias"]
-        found["time/time_out/kernel"] = arrays["sigma_map.mlp.2.weight"].T
-        found["time/time_out/bias"] = arrays["sigma_map.mlp.2.bias"]
         for ours, theirs in (("kernel", "weight"), ("bias", "bias")):
-            found[f"final_modulation/modulation/{ours}"] = arrays[
-                f"{last}adaLN_modulation.{theirs}"
-            ].T
-    found["embedding"] = _rows(arrays["vocab_embed.embedding"], rounded(options.vocab_size + 1))
-    bias = arrays[f"{last}linear.bias"][None]
-    if options.tied:
-        found["head_bias"] = _columns(bias, options.vocab_size, len(found["embedding"]))[0]
-    else:
-        found["head/kernel"] = _columns(arrays[f"{last}linear.weight"].T, options.vocab_size)
-        found["head/bias"] = _columns(bias, options.vocab_size)[0]
-    return _tree(found)
+            plain[f"time/time_in/{ours}"] = f"sigma_map.mlp.0.{theirs}"
+            plain[f"time/time_out/{ours}"] = f"sigma_map.mlp.2.{theirs}"
+            plain[f"final_modulation/modulation/{ours}"] = f"{last}adaLN_modulation.{theirs}"
+    found |= {ours: lambda x=theirs: arrays[prefix + x].T for ours, theirs in plain.items()}
+    if options.time_conditioning:
+        read = found["time/time_in/kernel"]
+        found["time/time_in/kernel"] = lambda: _sines_first(read())
+    rows, head, bias = rounded(symbols + 1), f"{prefix}{last}linear.weight", f"{last}linear.bias"
+    table = f"{prefix}{DIT_TABLE}"
+    # A tied checkpoint may hold the matrix under one of its two names alone.
+    found["embedding"] = lambda: padded_rows(arrays[table if table in arrays else head], rows)
+    columns = rows if options.tied else 0
+    found["head_bias" if options.tied else "head/bias"] = lambda: _columns(
+        arrays[prefix + bias][None], symbols, columns
+    )[0]
+    if not options.tied:
+        found["head/kernel"] = lambda: _columns(arrays[head].T, symbols)
+    return nested(found, put)
 
 
-def from_llada(arrays: Arrays, options: Any) -> Params:
+def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts LLaDA, whose mask is the symbol after the vocabulary's last one."""
     names = {
         "attention/query/kernel": "q_proj", "attention/key/kernel": "k_proj",
@@ -123,29 +138,34 @@ def from_llada(arrays: Arrays, options: Any) -> Params:
     gives = {ours: lambda a, x=theirs: a(f"{x}.weight").T for ours, theirs in names.items()}
     found = _blocks(arrays, "model.transformer.blocks.{}.{}", gives, options)
     trunk, symbols = "model.transformer.", options.vocab_size
-    table = arrays[f"{trunk}wte.weight"][: symbols + 1]
-    found["embedding"] = _rows(table, rounded(symbols + 1))
-    found["final_norm/scale"] = arrays[f"{trunk}ln_f.weight"]
+    table, head = f"{trunk}wte.weight", f"{trunk}ff_out.weight"
+    found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
+    found["final_norm/scale"] = lambda: arrays[f"{trunk}ln_f.weight"]
     if not options.tied:
-        found["head/kernel"] = _columns(arrays[f"{trunk}ff_out.weight"].T, symbols)
-    return _tree(found)
+        found["head/kernel"] = lambda: _columns(arrays[head].T, symbols)
+    return nested(found, put)
 
 
 def _blocks(arrays: Arrays, names: str, gives: Mapping[str, Any], options: Any) -> dict:
-    """Collects the blocks: {path: array}, with a leading layer axis if blocks are scanned."""
+    """Returns {path: function that reads it}, or lists of functions if blocks are scanned."""
     layers = [
         {
-            ours: make(lambda name, n=n: arrays[names.format(n, name)])
+            ours: lambda make=make, n=n: make(lambda name: arrays[names.format(n, name)])
             for ours, make in gives.items()
         }
         for n in range(options.depth)
     ]
     if options.scan_blocks:
-        return {f"blocks/{ours}": np.stack([layer[ours] for layer in layers]) for ours in gives}
-    return {f"blocks_{n}/{x}": a for n, layer in enumerate(layers) for x, a in layer.items()}
+        return {f"blocks/{ours}": [layer[ours] for layer in layers] for ours in gives}
+    return {f"blocks_{n}/{x}": read for n, layer in enumerate(layers) for x, read in layer.items()}
 
 
-def _rows(table: np.ndarray, rows: int) -> np.ndarray:
+def _sines_first(kernel: np.ndarray) -> np.ndarray:
+    """Swaps the halves of the inputs, of which their cosines come first."""
+    return np.roll(kernel, len(kernel) // 2, axis=0)
+
+
+def padded_rows(table: np.ndarray, rows: int) -> np.ndarray:
     """Appends rows of zeros, which stand for no symbol."""
     return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
@@ -156,13 +176,13 @@ def _columns(matrix: np.ndarray, symbols: int, columns: int = 0) -> np.ndarray:
     return np.pad(matrix[:, :symbols], ((0, 0), (0, more)))
 
 
-def _tree(found: Mapping[str, np.ndarray]) -> Params:
-    """Makes nested dicts of float32 arrays from paths."""
+def nested(found: Mapping[str, Read | list[Read]], put: Put = in_memory) -> Params:
+    """Makes nested dicts of the parameters from paths and functions that read them."""
     tree: dict = {}
-    for path, array in found.items():
+    for path, layers in found.items():
         *folders, name = path.split("/")
         node = tree
         for folder in folders:
             node = node.setdefault(folder, {})
-        node[name] = np.asarray(array, np.float32)
+        node[name] = put(path, layers if isinstance(layers, list) else [layers])
     return tree

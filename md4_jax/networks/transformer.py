@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from md4_jax.networks.attention import BASE, KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS
-from md4_jax.networks.dropout import DROPOUT, LABEL, folded, kept
+from md4_jax.networks.context import check_choices, check_rates, checked_context
+from md4_jax.networks.dropout import DROPOUT, folded
+from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL
 from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
@@ -65,6 +67,13 @@ class Transformer:
                        also learns without it
     """
 
+    # What networks that are made of the same blocks have otherwise.
+    takes: ClassVar[tuple[str, ...]] = ("segments", "label")
+    grid: ClassVar[tuple[int, ...]] = ()  # sides of the grid of rotary positions; (): a line
+    rotary: ClassVar[bool] = True
+    attention_bias: ClassVar[bool] = False
+    hidden_dropout: ClassVar[float] = 0.0
+
     vocab_size: int
     size: int = 768
     depth: int = 12
@@ -104,13 +113,8 @@ class Transformer:
                 f"network.size={self.size} must be a multiple of twice network.heads={self.heads} "
                 "(rotary positions need an even head size)"
             )
-        for key, known in CHOICES.items():
-            if getattr(self, key) not in known:
-                names = f"{', '.join(known[:-1])} or {known[-1]}"
-                raise UserError(f"network.{key} must be {names}, not {getattr(self, key)!r}")
-        for key in ("dropout", "attention_dropout", "embedding_dropout", "label_dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError(f"network.{key} must lie in [0, 1), not {getattr(self, key)}")
+        check_choices(self, CHOICES)
+        check_rates(self, "dropout", "attention_dropout", "embedding_dropout", "label_dropout")
         for key in ("kv_heads", "embedding", "condition", "classes"):
             if getattr(self, key) < 0:
                 raise UserError(f"network.{key} must not be negative, not {getattr(self, key)}")
@@ -130,17 +134,26 @@ class Transformer:
             )
 
     @property
+    def shared_places(self) -> tuple[int, ...]:
+        """Branches whose dropout is the same at all positions."""
+        return (FIRST, SECOND) if self.dropout_shared else ()
+
+    @property
     def is_ordinal(self) -> bool:
         """Whether the head treats the symbols as ordered."""
         return self.output == "truncated_logistic"
 
-    def build(self, platform: str = "cpu") -> Network:
-        """Makes the network for a platform."""
+    def resolved(self, platform: str) -> "Transformer":
+        """Returns the options with widths and kernel in place of 0 and auto."""
         kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
         gated = -(-8 * self.size // (3 * 64)) * 64
         hidden = self.hidden or (4 * self.size if self.feed_forward == "gelu" else gated)
         kv_heads = self.kv_heads or self.heads
-        options = dataclasses.replace(self, attention=kernel, hidden=hidden, kv_heads=kv_heads)
+        return dataclasses.replace(self, attention=kernel, hidden=hidden, kv_heads=kv_heads)
+
+    def build(self, platform: str = "cpu") -> Network:
+        """Makes the network for a platform."""
+        options = self.resolved(platform)
         module = TransformerModule(options)
         tokens = jnp.zeros((1, 2), jnp.int32)
 
@@ -179,7 +192,7 @@ class Binding(NamedTuple):
         """Returns the denoiser; UserError for a context that the network cannot use."""
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
-        return self._bound(params, self._context(dict(context or {}), keys))
+        return self._bound(params, self._context(context, keys))
 
     def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
         module, variables = self.module, {"params": params}
@@ -197,22 +210,13 @@ class Binding(NamedTuple):
         blocks = self._blocks(variables, told) if self.blockwise else None
         return Denoiser(features, unembed, Accelerator(batch_groups(), features), blocks, rebind)
 
-    def _context(self, context: dict[str, Array], keys: Array | None) -> dict[str, Array]:
-        """Checks the context and, in training, hides some labels."""
+    def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
+        """Checks the context, hides some labels in training, and adds the keys for dropout."""
         o = self.options
-        if foreign := context.keys() - {"segments", "label"}:
-            raise UserError(f"the transformer takes segments and label, not {sorted(foreign)[0]!r}")
-        if "label" in context and not o.classes:
-            raise UserError(
-                "the data have labels and network.classes=0: set network.classes to the number of "
-                "classes to train on them"
-            )
-        if "label" in context and keys is not None and o.label_dropout:
-            hidden = ~kept(folded(keys, LABEL), o.label_dropout, ())
-            context["label"] = jnp.where(hidden, o.classes, context["label"])
+        told = checked_context(o, context, keys, o.takes)
         if keys is not None and (o.dropout or o.attention_dropout or o.embedding_dropout):
-            context["keys"] = keys
-        return context
+            told["keys"] = keys
+        return told
 
     def _blocks(self, variables: dict, told: dict[str, Array]) -> Blockwise:
         o, label, keys = self.options, told.get("label"), told.get("keys")

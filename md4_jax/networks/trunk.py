@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding, modulation
+from md4_jax.networks.context import label_rows
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.layers import Block, noisy_half, norm
 from md4_jax.networks.linear import Linear, embedding_init
@@ -30,6 +31,22 @@ REMAT = {
 
 def rounded(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def stack(o: Any, block_size: int = 0) -> nn.Module | list[nn.Module]:
+    """Makes the blocks: one module that scans all depths, or a list of modules."""
+    block = Block
+    if o.remat != "none":
+        block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
+    if not o.scan_blocks:
+        return [block(o, block_size, n == o.depth - 1) for n in range(o.depth)]
+    return nn.scan(
+        block,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(nn.broadcast, nn.broadcast, 0),
+        length=o.depth,
+    )(o, block_size)
 
 
 class TransformerModule(nn.Module):
@@ -72,19 +89,7 @@ class TransformerModule(nn.Module):
         elif o.head_bias:
             rows = (rounded(o.vocab_size + 1),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
-        block = Block
-        if o.remat != "none":
-            block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
-        if o.scan_blocks:
-            self.blocks = nn.scan(
-                block,
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                in_axes=(nn.broadcast, nn.broadcast, 0),
-                length=o.depth,
-            )(o, self.block)
-        else:
-            self.blocks = [block(o, self.block, n == o.depth - 1) for n in range(o.depth)]
+        self.blocks = stack(o, self.block)
 
     @property
     def is_conditioned(self) -> bool:
@@ -137,10 +142,7 @@ class TransformerModule(nn.Module):
         if o.time_conditioning:
             condition_BxGxD = self.time(t_BxG)
         if o.classes:
-            if label_B is None:
-                label_B = jnp.full(len(t_BxG), o.classes)
-            known_B = (label_B >= 0) & (label_B < o.classes)
-            row_BxD = self.label_table[jnp.where(known_B, label_B, o.classes)]
+            row_BxD = label_rows(self.label_table, label_B, len(t_BxG))
             row_Bx1xD = row_BxD.astype(self.compute_dtype)[:, None]
             if condition_BxGxD is None:
                 return jnp.broadcast_to(row_Bx1xD, (*t_BxG.shape, row_Bx1xD.shape[-1]))
@@ -173,13 +175,16 @@ class TransformerModule(nn.Module):
         o = self.options
         # Rows stay whole: otherwise devices would look up parts of rows and exchange them.
         table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
-        x_BxLxD = constrain(table[z_BxL], BATCH_AXES, None, None)
+        x_BxLxD = constrain(self._vectors(table, z_BxL), BATCH_AXES, None, None)
         if o.embedding:
             x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, None, None)
         if keys is not None and o.embedding_dropout:
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxLxD.shape[1:])
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)
         return x_BxLxD
+
+    def _vectors(self, table: Array, z_BxL: Array) -> Array:
+        return table[z_BxL]
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)

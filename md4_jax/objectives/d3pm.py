@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from md4_jax.objectives.head import at_noise, at_positions, noise_of
 from md4_jax.objectives.md4 import DiscreteMD4, prompted
 from md4_jax.objectives.token_nats import counted, divergence_nats, token_nats
 from md4_jax.processes.capabilities import HasPosterior, RevealsMasks
@@ -114,14 +115,14 @@ class D3PM:
     ) -> Array:
         """Returns the term of this step times T, without the prior [B]."""
         last = self.steps(process)
-        t = step / last
-        outputs = denoiser(z, t)
         if isinstance(process, RevealsMasks):
-            known = Denoiser(lambda z, t: outputs, lambda h: h)
-            nats = DiscreteMD4(last).loss_at(known, process, batch, z, step)
+            each = self._token_nats(denoiser, process, batch, z, step / last)
+            masked = jnp.sum(jnp.where(noise_of(process, batch, z), each, 0.0), axis=1)
+            nats = DiscreteMD4(last).weighed(process, masked, step)
         else:
+            outputs = denoiser(z, step / last)
             nats = last * counted(_divergence(process, outputs, batch, z, step, last), batch)
-        each = token_nats(outputs, batch.tokens)
+            each = token_nats(outputs, batch.tokens)
         if self.decoder == "denoiser":
             nats = jnp.where(step == 1, last * counted(each, batch), nats)
         if self.cross_entropy == 0.0:
@@ -129,6 +130,15 @@ class D3PM:
         if process.shows_clean:
             each = jnp.where(process.is_noise(z), each, 0.0)
         return nats + self.cross_entropy * last * counted(each, batch)
+
+    def _token_nats(
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """Returns -log mu(x) of each token that is asked for: of masks, or of all to decode."""
+        h, rows = denoiser.features(z, t), (batch.tokens,)
+        if self.decoder == "denoiser":
+            return at_positions(denoiser, h, batch.loss_mask, reduce=token_nats, rows=rows)
+        return at_noise(denoiser, h, noise_of(process, batch, z), reduce=token_nats, rows=rows)
 
     def all_steps(self, denoiser: Denoiser, process: Any, batch: Batch, keys: Array) -> Array:
         """Sums over all i, with one z_i each, and adds the prior [B]: T network evaluations."""

@@ -98,11 +98,15 @@ class DiscreteMD4:
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, step: Array
     ) -> Array:
         """Returns the term of this step times the number of steps, plus reconstruction [B]."""
+        nats = masked_nats(denoiser, process, batch, z, step / self.timesteps)
+        return self.weighed(process, nats, step) + self._uniform_reconstruction(process, batch)
+
+    def weighed(self, process: RevealsMasks, nats: Array, step: Array) -> Array:
+        """Returns the term of this step times the number of steps, from its masked nats [B]."""
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        nats = masked_nats(denoiser, process, batch, z, step / self.timesteps)
-        return terms * (at_t - at_s) / at_t * nats + self._uniform_reconstruction(process, batch)
+        return terms * (at_t - at_s) / at_t * nats
 
     def _uniform_reconstruction(self, process: RevealsMasks, batch: Batch) -> Array:
         size = len(batch.tokens)

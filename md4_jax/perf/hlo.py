@@ -33,7 +33,7 @@ class Instruction(NamedTuple):
 class Traffic(NamedTuple):
     """Work of one device: bytes read and written in memory, {collective: (count, bytes)}.
 
-    products: FLOPs of the matrix products that the text calls `dot`, as it does for CPUs.
+    products: FLOPs of what the text calls `dot` or `convolution`, as it does for CPUs.
     """
 
     moved: float
@@ -110,7 +110,14 @@ def size_of(shape: str) -> float:
 
 
 def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
-    """FLOPs of a `dot`: two for each entry of the result and each summed index."""
+    """FLOPs of a `dot` or `convolution`: two for each entry of the result and each summed index.
+
+    Of a convolution also those of neighbours outside of the image count.
+    """
+    if line.op == "convolution" and line.operands[1] in body:
+        axes = re.search(r"dim_labels=\w+?_(\w+?)->", line.more)[1]
+        sides = dict(zip(axes, _sides(body[line.operands[1]].shape), strict=True))
+        return 2.0 * math.prod(_sides(line.shape)) * math.prod(sides.values()) / sides["o"]
     if line.op != "dot" or line.operands[0] not in body:
         return 0.0
     summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.more)

@@ -75,6 +75,44 @@ class Cosine:
 
 
 @dataclasses.dataclass(frozen=True)
+class ShiftedCosine:
+    """Schedule alpha_t = cos(pi/2 (t + shift) / (1 + shift)), divided by its value at t = 0.
+
+    Multinomial diffusion (arXiv:2102.05379) and D3PM's uniform noise on text (arXiv:2107.03006,
+    appendix B.2). It falls slowly near t = 0, where `cosine` falls fast.
+    """
+
+    shift: float = 0.008
+
+    def __post_init__(self):
+        if not self.shift >= 0:
+            raise UserError(f"process.schedule.shift must not be negative, not {self.shift}")
+
+    @property
+    def _slope(self) -> float:
+        """The angle, a (1 - t) from the end and a shift + a t from the start, has this slope a."""
+        return 0.5 * math.pi / (1.0 + self.shift)
+
+    @property
+    def _first(self) -> float:
+        return math.cos(self._slope * self.shift)
+
+    def alpha(self, t: Array) -> Array:
+        return jnp.sin(self._slope * (1.0 - t)) / self._first
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        half = 0.5 * self._slope * t
+        return 2.0 / self._first * jnp.sin(half) * jnp.sin(half + self._slope * self.shift)
+
+    def dalpha(self, t: Array) -> Array:
+        return -self._slope / self._first * jnp.cos(self._slope * (1.0 - t))
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        alpha = 1.0 - jnp.clip(one_minus_alpha, 0.0, 1.0)
+        return jnp.clip(1.0 - jnp.arcsin(self._first * alpha) / self._slope, 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Geometric:
     """Schedule alpha_t = exp(-sigma_bar_t), sigma_bar_t = minimum^(1-t) maximum^t.
 
@@ -169,6 +207,7 @@ SCHEDULES = {
     "linear": Linear,
     "polynomial": Polynomial,
     "cosine": Cosine,
+    "shifted_cosine": ShiftedCosine,
     "geometric": Geometric,
     "log_linear": LogLinear,
     "clipped": Clipped,

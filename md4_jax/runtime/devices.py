@@ -9,8 +9,8 @@ from md4_jax.protocols import UserError
 
 # File of a driver -> the device, and the command that installs JAX for it.
 DRIVERS = {
-    "/proc/driver/nvidia/version": ("an NVIDIA GPU", "pip install -e '.[cuda]'"),
-    "/dev/nvidia0": ("an NVIDIA GPU", "pip install -e '.[cuda]'"),
+    "/proc/driver/nvidia/version": ("an NVIDIA GPU", "pip install -e '.[cuda13]'"),
+    "/dev/nvidia0": ("an NVIDIA GPU", "pip install -e '.[cuda13]'"),
     "/dev/accel0": ("a TPU", "pip install -e '.[tpu]'"),
 }
 
@@ -28,7 +28,7 @@ def warning() -> str:
         first = (str(error).strip().splitlines() or ["no plug-in of JAX provides it"])[0][:200]
         raise UserError(
             f"JAX_PLATFORMS={asked} asks for devices that JAX does not find here ({first}). Unset "
-            "it to run on what there is; for a GPU pip install -e '.[cuda]', for a TPU "
+            "it to run on what there is; for a GPU pip install -e '.[cuda13]', for a TPU "
             "'.[tpu]'"
         ) from error
     if platform != "cpu" or "cpu" in asked:

@@ -106,7 +106,10 @@ def append(path: Place, text: str) -> None:
 
 
 def replace(path: Place, text: str) -> None:
-    """Writes a file, whole or not at all; in object storage every write is so."""
+    """Writes a file, whole or not at all, even if the machine loses power meanwhile.
+
+    In object storage every write is so.
+    """
     if is_remote(path):
         path.write_text(text)
         return
@@ -114,8 +117,21 @@ def replace(path: Place, text: str) -> None:
     with partial.open("w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())  # or a machine that goes down could leave the name and no content
+        os.fsync(file.fileno())  # or the new name could outlive the content
     partial.replace(path)
+    _sync_names(path.parent)
+
+
+def _sync_names(directory: Place) -> None:
+    """Writes the names of the files in a local directory to the disk."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot
+            raise
+    finally:
+        os.close(opened)
 
 
 def move(path: Place, target: Place) -> None:

@@ -10,6 +10,7 @@ import functools
 import math
 import re
 import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -30,9 +31,15 @@ RULES = (
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
+    (r"positions$", P(None, "fsdp")),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"head/location_scale/kernel$", P("fsdp", None)),
+    # The last two dimensions of convolutions are channels. Those of pixels and of heads are few.
+    (r"(conv_1|conv_2|conv_down_\d+|conv_up_\d+|shortcut)/kernel$", P("fsdp", "tensor")),
+    (r"(embedding_in|head_in|patch_in|patch_out)/kernel$", P("fsdp", "tensor")),
+    (r"conv_in/kernel$", P(None, "fsdp")),
+    (r"conv_out/kernel$", P("fsdp", None)),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
 )
@@ -209,15 +216,16 @@ def to_host(tree: Params) -> Params:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
-def max_over_processes(number: int, *, now: bool = True) -> int:
-    """Returns the largest of the numbers of all processes, on every process.
+def max_over_processes(number: int) -> int:
+    """Returns the largest of the numbers of all processes, on every process."""
+    return max_of_each([number])[0]
 
-    Several processes communicate only if `now`, which must be equal on all of them; otherwise
-    the answer is 0.
-    """
+
+def max_of_each(numbers: Sequence[int]) -> list[int]:
+    """Returns the largest value over all processes of each number, on every process."""
     if jax.process_count() == 1:
-        return number
-    return int(np.max(to_host(np.asarray([number])))) if now else 0
+        return list(numbers)
+    return np.max(to_host(np.asarray([numbers])), axis=0).tolist()
 
 
 def table(tree: Params, mesh: Mesh) -> str:

@@ -15,6 +15,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.checksums import checksums
 from md4_jax.runtime.paths import Place, move
 from md4_jax.runtime.sharding import max_over_processes
+from md4_jax.training.keeping import kept_by, surplus
 
 # Extra bytes on a device while a checkpoint is read back, part by part.
 PART_BYTES = 2**28
@@ -23,7 +24,8 @@ PART_BYTES = 2**28
 class Checkpoints:
     """Numbered checkpoints of one run, saved in the background, each whole or not at all.
 
-    The first checkpoint that a process saves is read back before any older one is deleted.
+    The first checkpoint that a process saves is read back before any older one is deleted. After
+    that each save deletes what the options do not keep; `best` is a step to keep besides.
 
     A checkpoint has three items: `ema` (for evaluation and sampling), `train` (the rest of the
     state) and `host` (JSON: position of the data iterator, open window of the log, and checksums of
@@ -32,8 +34,10 @@ class Checkpoints:
 
     def __init__(self, directory: Place, options: CheckpointOptions, *, read_only: bool = False):
         self.directory = directory
-        self._keep, self._is_proven = options.keep, False
-        self._kept = ocp.checkpoint_managers.LatestN(None)  # all of them
+        self.best: int | None = None
+        self._options, self._is_proven = options, False
+        every_one = ocp.checkpoint_managers.LatestN(None)
+        self._kept = ocp.checkpoint_managers.AnyPreservationPolicy([every_one])
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
@@ -61,6 +65,8 @@ class Checkpoints:
             train=ocp.args.StandardSave(train),
             host=ocp.args.JsonSave({**record, "crc32": _crc32(record)}),
         )
+        if self._is_proven:
+            self._kept.policies = kept_by(self._options, self.best)
         self._guard(lambda: self._manager.save(step, args=items))
         if not self._is_proven:
             self._guard(self._manager.wait_until_finished)
@@ -80,9 +86,14 @@ class Checkpoints:
                 "directory or its disk and start the same command again, or choose another "
                 "--workdir"
             )
-        self._is_proven, self._kept.n = True, self._keep
-        for old in self.steps()[: -self._keep]:
-            self._manager.delete(old)
+        self._is_proven = True
+        self.prune()
+
+    def prune(self) -> None:
+        """Deletes what the options do not keep, if this process has saved a checkpoint."""
+        if self._is_proven:
+            for old in surplus(self.steps(), self._options, self.best):
+                self._manager.delete(old)
 
     def _difference(self, step: int, record: dict, saved: Mapping[str, dict[str, Any]]) -> str:
         """Says how a checkpoint differs from what was saved; '' if it does not."""
@@ -128,46 +139,61 @@ class Checkpoints:
         read.
         """
         ema, rest = template.ema, template._replace(ema=())
-        for step in reversed(self.steps()):
-            found = self._read(step, {"ema": ema, "train": rest}, say)
-            if found is not None:
-                self._move_aside_after(step, say)
-                state = _graft(rest, found["train"])._replace(ema=_graft(ema, found["ema"]))
-                return state, found["host"]["state"]
-        return None
+        newest = self._newest({"ema": ema, "train": rest}, say)
+        if newest is None:
+            return None
+        step, found = newest
+        self._move_aside_after(step, say)
+        state = _graft(rest, found["train"])._replace(ema=_graft(ema, found["ema"]))
+        return state, found["host"]["state"]
 
-    def restore_ema(self, template: Params, say=print) -> tuple[int, Params] | None:
-        """Returns (step, moving average) of the newest readable checkpoint, or None."""
-        for step in reversed(self.steps()):
-            found = self._read(step, {"ema": template}, say)
-            if found is not None:
-                return step, _graft(template, found["ema"])
-        return None
+    def restore_ema(
+        self, template: Params, say=print, step: int | None = None
+    ) -> tuple[int, Params] | None:
+        """Returns (step, moving average) of the newest readable checkpoint, or None.
+
+        step: another checkpoint to read; UserError if it cannot be read.
+        """
+        asked = {"ema": template}
+        found = self._newest(asked, say) if step is None else (step, self._one(step, asked))
+        return found and (found[0], _graft(template, found[1]["ema"]))
 
     def host(self, say=print) -> dict | None:
         """Returns the host state of the newest readable checkpoint, or None."""
+        found = self._newest({}, say)
+        return found and found[1]["host"]["state"]
+
+    def _newest(self, templates: Mapping[str, Any], say) -> tuple[int, Any] | None:
+        """Reads these items and `host` of the newest readable checkpoint; says which are not."""
         for step in reversed(self.steps()):
-            found = self._read(step, {}, say)
-            if found is not None:
-                return found["host"]["state"]
+            found, wrong = self._read(step, templates)
+            if not wrong:
+                return step, found
+            say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
+            if step == self.steps()[0]:
+                raise UserError(
+                    f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
+                    "nothing was changed. To start anew choose another --workdir"
+                )
+            say("falling back to the checkpoint before it")
         return None
 
-    def _read(self, step: int, templates: Mapping[str, Any], say) -> Any:
-        """These items and `host`, or None, alike on all processes; what is wrong is said."""
+    def _one(self, step: int, templates: Mapping[str, Any]) -> Any:
+        """Reads these items and `host` of one checkpoint; UserError if it cannot be read."""
+        found, wrong = self._read(step, templates)
+        if wrong:
+            raise UserError(
+                f"checkpoint {step} in {self.directory} cannot be read: {wrong}. "
+                f"There are those of steps {self.steps()}: choose another by eval.checkpoint"
+            )
+        return found
+
+    def _read(self, step: int, templates: Mapping[str, Any]) -> tuple[Any, str]:
+        """Reads these items and `host`: (items, ''), or (None, reason) alike on all processes."""
         items = {k: ocp.args.StandardRestore(_leaves(v)) for k, v in templates.items()}
         items = ocp.args.Composite(**items, host=ocp.args.JsonRestore())
         found, wrong = _attempt(lambda: self._manager.restore(step, args=items))
-        wrong = wrong or _damage(found, templates)
-        if not wrong:
-            return found
-        say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
-        if step == self.steps()[0]:
-            raise UserError(
-                f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
-                "nothing was changed. To start anew choose another --workdir"
-            )
-        say("falling back to the checkpoint before it")
-        return None
+        return found, wrong or _damage(found, templates)
 
     def _move_aside_after(self, step: int, say) -> None:
         """Moves unreadable newer checkpoints aside, since their steps will be saved again."""

@@ -11,6 +11,7 @@ from md4_jax.evals.context import numbers_of
 from md4_jax.evals.metrics import bits
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.sharding import max_over_processes
+from md4_jax.training.keeping import best_of
 from md4_jax.training.writers import Progress, Writer
 
 COUNTERS = ("skipped", "skipped_in_a_row")
@@ -130,6 +131,16 @@ class TrainLog:
         """Returns the evaluators of `names` that no process has logged at this step."""
         # Only the process that writes knows.
         return [n for n in names if not max_over_processes(int(self._writer.has(step, f"{n}/")))]
+
+    def best(self, figure: str, steps: Iterable[int]) -> int | None:
+        """Returns the step with the lowest logged figure, None if no step has one."""
+        found = best_of(self._writer.rows(), figure, set(steps))
+        # Only the process that writes knows.
+        return max_over_processes(found.step if found else 0) or None
+
+    def write_down(self) -> None:
+        """Writes pending rows to the file."""
+        self._writer.flush()
 
     def say(self, text: str) -> None:
         """Prints a line above the progress line."""

@@ -1,9 +1,8 @@
 """Training loop: restore, step, log, save, evaluate."""
 
-import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,31 +17,50 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
 from md4_jax.training import report
 from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
+from md4_jax.training.notices import BUDGET, Notices, Signals
 from md4_jax.training.step import TrainState, init_state, make_train_step
 from md4_jax.training.writers import NullWriter, Progress, Writer
 
-# Reason to stop when the time budget is spent; the other reasons are signal numbers above 1.
-BUDGET = 1
 
+class Saver(NamedTuple):
+    """Saves checkpoints with all that resuming needs, and knows the best one.
 
-class Stop:
-    """Records SIGTERM and Ctrl-C, so that the loop stops after the current step."""
+    figure: the logged number by which checkpoints are compared, '' for none.
+    """
 
-    def __init__(self):
-        self.signal: int | None = None
-        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
+    checkpoints: Checkpoints
+    log: TrainLog
+    data: Any
+    text: dict[str, Any]
+    notices: Notices
+    figure: str
 
-    def _note(self, number: int, frame: object) -> None:
-        del frame
-        if self.signal is not None:  # second signal: stop at once
-            self.release()
-            signal.raise_signal(number)
-        self.signal = number
+    def save(self, step: int, state: TrainState) -> None:
+        """Starts to save in the background."""
+        self.log.flush()
+        self.log.write_down()
+        self.checkpoints.best = self.best([*self.checkpoints.steps(), step])
+        position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
+        self.notices.saved()
+        self.checkpoints.save(step, state, position)
 
-    def release(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def best(self, steps: Iterable[int]) -> int | None:
+        """Returns the best of these steps, None if none of them was evaluated."""
+        return self.log.best(self.figure, steps) if self.figure else None
+
+    def save_if_best(self, step: int, state: TrainState) -> None:
+        """Saves a step that was evaluated if it is the best of all and is not saved yet."""
+        steps = self.checkpoints.steps()
+        if step not in steps and self.best([*steps, step]) == step:
+            self.save(step, state)
+
+    def finish(self) -> None:
+        """Waits until all is on disk, and deletes what the options do not keep."""
+        self.checkpoints.wait()
+        self.checkpoints.best = self.best(self.checkpoints.steps())
+        self.checkpoints.prune()
 
 
 def train(
@@ -78,7 +96,9 @@ def train(
         experiment.network, experiment.objective, experiment.optimizer, experiment.train
     )
     step_fn = jit(step_fn, experiment.mesh, donate_argnums=0)
-    stop, began = Stop(), time.monotonic()
+    signals = Signals()
+    notices = Notices(signals, experiment.train.seconds, experiment.checkpoint.seconds)
+    saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
 
     try:
         last = step >= experiment.train.num_steps
@@ -93,17 +113,16 @@ def train(
             progress.advance()
             if step % experiment.log.every == 0:
                 checkpoints.check()
-            why = _why_stop(experiment, stop, began, step)
-            last = step >= experiment.train.num_steps or why > 0
-            if last or step % experiment.checkpoint.every == 0:
-                log.flush()
-                writer.flush()
-                position = {"data": data.get_state(), "log": log.state(), "text": text}
-                checkpoints.save(step, state, position)
-            if max(why, max_over_processes(stop.signal or 0, now=False)) <= BUDGET:
-                _evaluate_if_due(suite, log, state, step)
-        checkpoints.wait()
-        why = max_over_processes(stop.signal or 0)
+            notice = notices.after_step()
+            last = step >= experiment.train.num_steps or notice.stop > 0
+            if last or notice.save or experiment.checkpoint.is_due(step):
+                saver.save(step, state)
+            if notice.stop <= BUDGET:
+                evaluated = _evaluate_if_due(suite, log, state, step)
+                if experiment.checkpoint.best in evaluated:
+                    saver.save_if_best(step, state)
+        saver.finish()
+        why = max_over_processes(signals.number or 0)
         if step < experiment.train.num_steps and not why:
             progress.say(
                 f"stopped at step {step} of {experiment.train.num_steps}: the budget of "
@@ -113,7 +132,7 @@ def train(
         raise UserError(f"stopped after step {step}: {error}") from error
     finally:
         progress.close()
-        stop.release()
+        signals.release()
         writer.close()
         data.close()
         # Closing waits for the other processes, which may have ended after an error.
@@ -122,19 +141,14 @@ def train(
     return step, why or None
 
 
-def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) -> None:
-    """Runs the evaluators that are due at this step and not in the log yet."""
+def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) -> list[str]:
+    """Runs the evaluators that are due at this step and not in the log yet; returns their names."""
     names = log.missing(step, suite.due(step))
     if names:
         log.flush()
     for name, result in suite.run(names, state.ema, step, lambda t: log.say(f"step {step}  {t}")):
         log.evaluation(step, name, result)
-
-
-def _why_stop(experiment: Experiment, stop: Stop, began: float, step: int) -> int:
-    """Returns 0, BUDGET or the number of a signal that any process received."""
-    over = 0 < experiment.train.seconds <= time.monotonic() - began
-    return max_over_processes(stop.signal or BUDGET * over, now=step % experiment.log.every == 0)
+    return names
 
 
 def _log_settings(experiment: Experiment) -> LogSettings:

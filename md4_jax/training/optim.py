@@ -15,7 +15,7 @@ from md4_jax.runtime.sharding import path_name
 DECAYED = re.compile(r"kernel$")
 # Muon orthogonalises matrices of blocks. Embedding, head and vectors use Adam.
 HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
-SHAPES = ("cosine", "linear", "constant")
+SHAPES = ("cosine", "linear", "constant", "rsqrt")
 AVERAGES = ("b1", "b2", "momentum")  # weights of the past in a moving average
 RATES = re.compile(r".*learning_rate|.*weight_decay|clip|final_fraction")
 PRECONDITIONING = ("frobenius", "aol")
@@ -25,6 +25,7 @@ PRECONDITIONING = ("frobenius", "aol")
 class LearningRate:
     """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates.
 
+    `constant` stays at the peak. `rsqrt` is peak sqrt(warmup_steps / updates).
     Parameters of the forward process have their own learning rate and weight decay.
     """
 
@@ -52,16 +53,16 @@ class LearningRate:
                 f"--config.optim.warmup_steps={num_steps // 10}"
             )
         rest = max(1, num_steps - self.warmup_steps)
+        first = max(1, self.warmup_steps)
         final = peak * self.final_fraction
         after = {
             "cosine": optax.cosine_decay_schedule(peak, rest, self.final_fraction),
             "linear": optax.linear_schedule(peak, final, rest),
             "constant": optax.constant_schedule(peak),
+            "rsqrt": lambda count: peak * (first / (first + count)) ** 0.5,
         }[self.decay]
         # Counts from one, since a first update at rate zero would be wasted.
-        warmup = optax.linear_schedule(
-            peak / max(1, self.warmup_steps), peak, max(1, self.warmup_steps - 1)
-        )
+        warmup = optax.linear_schedule(peak / first, peak, max(1, self.warmup_steps - 1))
         return optax.join_schedules([warmup, after], [self.warmup_steps])
 
     def chain(

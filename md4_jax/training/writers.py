@@ -5,7 +5,8 @@ import math
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from tensorboardX import SummaryWriter
@@ -29,11 +30,11 @@ class Writer:
         self._pause = OBJECT_PAUSE if is_remote(workdir) else 0.0
         self._pending: list[str] = []
         self._flushed = time.monotonic()
-        self._names: dict[int, set[str]] = {}
+        self._rows: dict[int, dict[str, Any]] = {}
         if self._path.exists():
             rows = [row for row in read_rows(self._path) if row["step"] <= resume_step]
             for row in rows:
-                self._names.setdefault(row["step"], set()).update(row)
+                self._rows.setdefault(row["step"], {}).update(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
             replace(self._path, text)
         self._events = SummaryWriter(
@@ -42,11 +43,15 @@ class Writer:
 
     def has(self, step: int, prefix: str) -> bool:
         """Returns whether a number with this prefix has been written for the step."""
-        return any(name.startswith(prefix) for name in self._names.get(step, ()))
+        return any(name.startswith(prefix) for name in self._rows.get(step, ()))
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """Returns what was written, one row for each step, also by earlier processes of the run."""
+        return self._rows.values()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._names.setdefault(step, set()).update(numbers)
         row = {"step": step} | {name: _plain(value) for name, value in numbers.items()}
+        self._rows.setdefault(step, {}).update(row)
         self._pending.append(json.dumps(row) + "\n")
         for name, value in numbers.items():
             if isinstance(value, (int, float, np.number)) and np.isfinite(value):
@@ -78,6 +83,9 @@ class NullWriter:
 
     def has(self, step: int, prefix: str) -> bool:
         return any(at == step and name.startswith(prefix) for at, name in self._names)
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        return ()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._names.update((step, name) for name in numbers)

@@ -1,5 +1,7 @@
 """Trains one step of every objective with every process that it goes with; prints JSON.
 
+The same with MD4 and every network of images.
+
 pairs.py DATA FSDP TENSOR: on a mesh of that shape, in float32.
 """
 
@@ -10,11 +12,14 @@ import exact
 import jax
 import numpy as np
 import optax
+from tiny_networks import SIZES_OF
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.md4 import MD4
 from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes import PROCESSES
+from md4_jax.processes.masking import Masking
 from md4_jax.protocols import batch_of
 from md4_jax.runtime.sharding import make_mesh, shardings_of, to_global
 from md4_jax.training.step import init_state, make_train_step
@@ -22,9 +27,10 @@ from md4_jax.training.step import init_state, make_train_step
 VOCAB, LENGTH, BATCH = 6, 8, 16
 
 
-def one_step(objective, process, mesh) -> dict[str, float]:
-    options = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
-    network = Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **options).build()
+def one_step(objective, process, mesh, options=None) -> dict[str, float]:
+    text = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
+    options = options or Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **text)
+    network = options.build()
     optimizer = optax.sgd(0.1)
 
     def state():
@@ -55,6 +61,10 @@ def main() -> None:
         for kind, process in PROCESSES.items():
             if exact.fits(make(), process(VOCAB)):
                 found[f"{name}, {kind}"] = one_step(make(), process(VOCAB), mesh)
+    for make, sizes in SIZES_OF.items():
+        if make is not Transformer:
+            sizes = sizes | dict(vocab_size=VOCAB, shape=(2, 2, 2), dropout=0.1)
+            found[make.__name__] = one_step(MD4(), Masking(VOCAB), mesh, make(**sizes))
     print(json.dumps(found))
 
 

@@ -55,7 +55,7 @@ CONFIG = [
     (["sample.top_p=1.5"], ["top_p", "1.5"]),
     (["data.length=1"], ["data.length must be at least 2, not 1"]),
     (["optim.warmup_steps=31"], ["optim.warmup_steps=31", "train.num_steps=30"]),
-    (["optim.decay=cosin"], ["optim.decay must be one of cosine, linear, constant, not 'cosin'"]),
+    (["optim.decay=cosin"], ["optim.decay must be one of cosine, linear, constant, rsqrt, not"]),
     (["network.dtype=float16"], ["network.dtype must be float32 or bfloat16, not 'float16'"]),
     # Sections that do not go together, with both numbers.
     (["network.size=30", "network.heads=4"], ["network.size=30", "network.heads=4"]),

@@ -70,7 +70,7 @@ def experiment_of(family: str):
     if "timesteps" in config["process"]:
         config["process"]["timesteps"] = config["sample"]["steps"] = 64
         config["process"].update(beta_start=0.05, beta_end=1.0)  # four symbols lie far apart
-    tokenizer = types.SimpleNamespace(vocab_size=4, eot_id=None, unit="character")
+    tokenizer = types.SimpleNamespace(vocab_size=4, eot_id=None, unit="character", shape=(LENGTH,))
     return build.experiment(config, tokenizer)
 
 

@@ -9,11 +9,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import runs
 from runs import free_port
 
 pytestmark = pytest.mark.slow
 
 DRIVER = Path(__file__).with_name("driver.py")
+BEST = "--config.checkpoint.best=validation"
 
 
 class Store:
@@ -62,7 +64,7 @@ def store(tmp_path_factory):
 def killed(store, start, tiny):
     """A run in gs://runs/killed that was killed in its evaluation of step 20, and what it said."""
     words = (DRIVER, "kill-in-evaluation", 20, "--config", tiny, "--workdir", "gs://runs/killed")
-    process = start(*words, **store.variables)
+    process = start(*words, BEST, **store.variables)
     said = process.communicate(timeout=300)
     assert process.returncode == -9, said
     return said
@@ -71,12 +73,16 @@ def killed(store, start, tiny):
 def test_a_killed_run_goes_on_bit_for_bit(
     store, killed, program, tiny, trained, same_run, tmp_path
 ):
-    ended = program("--config", tiny, "--workdir", "gs://runs/killed", **store.variables)
+    ended = program("--config", tiny, "--workdir", "gs://runs/killed", BEST, **store.variables)
     assert ended.code == 0, ended
     assert "resuming from step 14" in ended.out or "resuming from step 20" in ended.out
     assert "loss curve    gs://runs/killed/figures/loss.png" in ended.out
     run = shutil.copytree(store.objects / "killed", tmp_path / "run")
     same_run(run, trained)
+    nats = {row["step"]: row.get("validation/nats_per_token", 99.0) for row in runs.rows(run)}
+    best = min(nats, key=nats.get)
+    assert f"best          step {best}: validation/nats_per_token {nats[best]:.4f}" in ended.out
+    assert (run / "checkpoints" / str(best)).is_dir()
     assert (run / "figures" / "loss.png").read_bytes()[:4] == b"\x89PNG"
     assert list((run / "tensorboard").iterdir()) and list((run / "samples").glob("*.jsonl"))
 

@@ -1,19 +1,20 @@
 """Data that is fetched and tokenised from the command line, and then trained on."""
 
-import io
 import json
 import signal
-import tarfile
+import sys
 import time
 import zlib
 
 import numpy as np
 import pytest
+import stand_ins
 from records import prepare
 from runs import free_port
 
 pytestmark = pytest.mark.slow
 
+PAGES = [f"page {n} of the web, {'with some text ' * (n % 5)}" for n in range(120)]
 BYTES = ("--config.tokenizer.name=bytes",)
 SHORT = ("--config.train.num_steps=4", "--config.checkpoint.every=4")
 
@@ -25,21 +26,8 @@ def data(**keys) -> list[str]:
 @pytest.fixture(scope="module")
 def archive(scratch):
     """OpenWebText's archive, small, in the cache directory."""
-    path = scratch / "cache" / "openwebtext.tar.xz"
-    path.parent.mkdir(exist_ok=True)
-    with tarfile.open(path, "w:xz") as outer:
-        for first in range(0, 120, 40):
-            inner = io.BytesIO()
-            with tarfile.open(fileobj=inner, mode="w:xz") as made:
-                for n in range(first, first + 40):
-                    raw = f"page {n} of the web, {'with some text ' * (n % 5)}".encode()
-                    member = tarfile.TarInfo(f"{n:07}-{n:032x}.txt")
-                    member.size = len(raw)
-                    made.addfile(member, io.BytesIO(raw))
-            member = tarfile.TarInfo(f"openwebtext/urlsf_subset{first:02}-1_data.xz")
-            member.size = len(inner.getvalue())
-            outer.addfile(member, io.BytesIO(inner.getvalue()))
-    return path
+    (scratch / "cache").mkdir(exist_ok=True)
+    return stand_ins.openwebtext(scratch / "cache", PAGES)
 
 
 def test_an_archive_in_the_cache_is_prepared_and_trained_on(archive, run, tiny, tmp_path):
@@ -56,15 +44,25 @@ def test_an_archive_in_the_cache_is_prepared_and_trained_on(archive, run, tiny, 
     assert ended.code == 0, ended
 
 
-def test_a_prepared_set_of_tfds_is_trained_on(run, tiny, tmp_path):
-    root = prepare(tmp_path / "tfds", {"train": 300, "validation": 40, "test": 40}, "lm1b", "1.1.0")
+def test_a_prepared_set_of_tfds_is_trained_on_and_evaluated(run, tiny, tmp_path):
+    """LM1B by its name in TFDS, in several files and without TensorFlow."""
+    loaded = "tensorflow" in sys.modules
+    root = prepare(tmp_path / "tfds", {"train": 300, "test": 40}, "lm1b", "1.1.0")
     words = ("--config", tiny, *BYTES, *data(name="tfds", dataset="lm1b", data_dir=root))
     ended = run(*words, "--mode", "prepare")
     assert ended.code == 0, ended
-    sizes = json.loads(ended.out.splitlines()[-1])["sizes"]
-    texts = [f"train ö {i}".encode() for i in range(300)]
-    assert sizes["train"]["tokens"] == sum(map(len, texts)) + 300
-    assert run(*words, *SHORT, "--workdir", tmp_path / "run").code == 0
+    texts = [f"train ö {i}".encode() for i in range(285)]
+    tokens = json.loads(ended.out.splitlines()[-1])["sizes"]["train"]["tokens"]
+    assert tokens == sum(map(len, texts)) + 285  # 15 of 300 are the validation split
+    workdir = ("--workdir", tmp_path / "run")
+    ended = run(*words, *workdir, "--config.train.num_steps=5", "--config.checkpoint.every=5")
+    assert ended.code == 0 and "trained to step 5" in ended.out, ended
+    ended = run(*workdir, "--mode", "eval", "--evals", "test")
+    assert ended.code == 0, ended
+    found = json.loads(ended.out.splitlines()[-1])
+    held_out = sum(len(f"test ö {i}".encode()) + 1 for i in range(40))
+    assert found["tokens"] == held_out and 0 < found["bits_per_token"] < 16
+    assert ("tensorflow" in sys.modules) == loaded
 
 
 def test_killed_while_it_tokenises(program, start, environment, tiny, tmp_path):

@@ -1,6 +1,8 @@
 """One program in several processes: the same data, draws and losses as in one."""
 
 import re
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 WIDE = ("network.size=64", "network.heads=8", "network.hidden=64", "network.depth=1")
 OFTEN = (
-    *("train.num_steps=6", "log.every=1", "evals.validation.every=3", "checkpoint.every=3"),
+    *("train.num_steps=6", "log.every=1", "evals.validation.every=2", "checkpoint.every=3"),
+    *("checkpoint.keep=1", "checkpoint.best=validation"),
     *("optim.learning_rate=0.001", "sample.num=5", "sample.batch_size=4"),
 )
 # name: (processes, devices of each, mesh)
@@ -72,6 +75,10 @@ def runs(together, tiny, scratch):
     return found
 
 
+def saved(workdir) -> list[int]:
+    return sorted(int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit())
+
+
 def numbers(found: list[dict], name: str) -> np.ndarray:
     return np.array([row[name] for row in found if name in row])
 
@@ -83,7 +90,7 @@ def test_losses_and_draws(name, runs, rows):
     assert [r.keys() for r in found] == [r.keys() for r in expected]
     for key in ("train_bits_per_token", "grad_norm", "validation/nats_per_token"):
         got, wanted = numbers(found, key), numbers(expected, key)
-        assert len(wanted) == (2 if key.startswith("validation") else 6)
+        assert len(wanted) == (3 if key.startswith("validation") else 6)
         np.testing.assert_allclose(got, wanted, rtol=ROUNDING, err_msg=key)
     assert numbers(found, "masked").tolist() == numbers(expected, "masked").tolist()
 
@@ -100,6 +107,13 @@ def test_samples_and_the_whole_split(name, runs):
     assert found["nats_per_token_se"] == pytest.approx(expected["nats_per_token_se"], rel=1e-3)
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_last_and_the_best_are_kept(name, runs, rows):
+    """Each evaluation may save, by all processes together, between the steps that are due."""
+    found = {r["step"]: r.get("validation/nats_per_token", np.inf) for r in rows(runs[name][0])}
+    assert saved(runs[name][0]) == sorted({min(found, key=found.get), 6})
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_parameters_are_close(name, runs, arrays):
     found, expected = arrays(runs[name][0]), arrays(runs["one"][0])
@@ -112,11 +126,11 @@ def test_parameters_are_close(name, runs, arrays):
 def test_the_number_of_processes_may_change_when_a_run_is_continued(
     runs, together, tiny, tmp_path, rows, arrays
 ):
-    """Two steps by four processes, two by two, two by one: as undisturbed, to rounding."""
+    """A step by four processes, one by two, four by one: as undisturbed, to rounding."""
     workdir = tmp_path / "run"
     common = ["--config", tiny, "--workdir", workdir]
     common += [f"--config.{word}" for word in (*WIDE, *OFTEN)]
-    # The budget ends a part: it is looked at when a line is logged.
+    # The budget ends a part after its first step.
     brief = ["--config.train.seconds=1e-6", "--config.log.every=2"]
     parts = {
         4: (1, ["--config.mesh.data=4", *brief]),
@@ -126,12 +140,12 @@ def test_the_number_of_processes_may_change_when_a_run_is_continued(
     for number, (processes, (devices, words)) in enumerate(parts.items()):
         ended = together(processes, devices, *common, *words)
         assert all(code == 0 for _, _, code in ended), ended
-        assert (f"resuming from step {2 * number}\n" in ended[0][0]) == (number > 0)
+        assert (f"resuming from step {number}\n" in ended[0][0]) == (number > 0)
     found, expected = rows(workdir), rows(runs["one"][0])
     for key, tolerance in (("train_bits_per_token", ROUNDING), ("masked", 1e-6)):
         wanted = numbers(expected, key)
-        # A line is the mean of the steps since the one before.
-        means = [*wanted[:4].reshape(2, 2).mean(axis=1), *wanted[4:]]
+        # The first line is the mean of two steps, by different processes.
+        means = [wanted[:2].mean(), *wanted[2:]]
         np.testing.assert_allclose(numbers(found, key), means, rtol=tolerance, err_msg=key)
     ends = [numbers(r, "validation/nats_per_token")[-1] for r in (found, expected)]
     assert ends[0] == pytest.approx(ends[1], rel=ROUNDING)
@@ -157,6 +171,26 @@ def test_process_0_must_be_there(monkeypatch):
         distributed.start(f"127.0.0.1:{free_port()},2,1")
     with pytest.raises(UserError, match="no host 'nowhere.invalid': "):
         distributed.start("nowhere.invalid:1,2,1")
+
+
+def test_a_signal_and_the_clock_need_no_line_of_the_log(start, tiny, tmp_path):
+    """One of two processes gets SIGTERM: both stop at one step, which is saved, within seconds."""
+    words = ("train.num_steps=1000000", "log.every=1000000", "checkpoint.every=1000000")
+    words += ("checkpoint.seconds=0.5", "evals.validation.every=0", "network.depth=1")
+    arguments = ("--config", tiny, "--workdir", tmp_path, *(f"--config.{w}" for w in words))
+    address = f"--distributed=127.0.0.1:{free_port()},2"
+    both = [start("-m", "md4_jax.main", *arguments, f"{address},{index}") for index in range(2)]
+    until = time.monotonic() + 240
+    while len(saved(tmp_path)) < 2:  # by the clock
+        assert time.monotonic() < until and all(p.poll() is None for p in both)
+        time.sleep(0.1)
+    both[1].send_signal(signal.SIGTERM)
+    struck = time.monotonic()
+    said = [p.communicate(timeout=120) for p in both]
+    assert [p.returncode for p in both] == [128 + signal.SIGTERM] * 2, said
+    assert time.monotonic() - struck < 30  # two cores: a second, a save and the end of JAX
+    step = int(re.search(r"SIGTERM: step (\d+) is saved", said[0][0])[1])
+    assert saved(tmp_path)[-1] == step
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ def on_a_file(run, tiny, scratch):
     text, workdir = scratch / "some.txt", scratch / "on_a_file"
     text.write_text("the cat sat on the mat. " * 200)
     words = ("data.name=text", f"data.path={text}", "network.depth=1", "train.num_steps=2")
-    words += ("optim.warmup_steps=1", "evals.validation.every=0", "sample.num=1")
+    words += (
+        "optim.warmup_steps=1",
+        "evals.validation.every=0",
+        "sample.num=1",
+        "checkpoint.every=1",
+    )
     ended = run("--config", tiny, "--workdir", workdir, *(f"--config.{word}" for word in words))
     assert ended.code == 0, ended
     return text, workdir
@@ -38,6 +43,24 @@ def test_a_text_that_was_moved(elsewhere, run):
     ended = run(*at)
     assert ended.code == 0 and "trained to step 2" in ended.out, ended
     assert config.stored(workdir)["data"]["path"] == str(text)
+
+
+def test_a_run_of_before_some_sections_and_keys_goes_on(elsewhere, run):
+    """Its directory is enough, and what it lacks is written down."""
+    text, workdir = elsewhere
+    file = workdir / "config.json"
+    content = json.loads(file.read_text())
+    for section in ("eval", "bench", "plan"):
+        del content["config"][section]
+    content["config"]["checkpoint"] = {"every": 1, "keep": 3}
+    content["config"]["data"]["path"] = str(text)
+    file.write_text(json.dumps(content))
+    shutil.rmtree(workdir / "checkpoints" / "2")
+    ended = run("--workdir", workdir)
+    assert ended.code == 0, ended
+    assert "resuming from step 1\n" in ended.out and "trained to step 2" in ended.out
+    assert config.stored(workdir)["eval"] == {"checkpoint": "newest"}
+    assert config.stored(workdir)["checkpoint"]["keep_every"] == 0
 
 
 def test_another_text_in_its_place(elsewhere, refused):

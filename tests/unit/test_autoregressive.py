@@ -237,6 +237,6 @@ def test_the_objective_scores_what_the_sampler_draws():
 def test_what_is_causal_goes_with_a_causal_network_alone(change, words):
     path = str(PACKAGE_ROOT / "configs" / "ar_text8_fast.py")
     config = schema.load_config(path, {"mesh.data": "1", **change})
-    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character", shape=(256,))
     with pytest.raises(UserError, match=words):
         build.experiment(config, tokenizer)

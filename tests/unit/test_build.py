@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from every_config import CONFIGS, spelled
 
-from configs import radd_owt, sedd_owt
-from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
-from md4_jax.config.load import flatten, load
+from md4_jax.config.files import load
+from md4_jax.config.load import flatten
 from md4_jax.data import SOURCES
 from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
@@ -21,13 +21,9 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
-CONFIGS = PACKAGE_ROOT / "configs"
-NO_CONFIG = ("__init__.py", "networks.py", "families.py", "sedd_owt.py", "radd_owt.py")
-FILES = sorted(p for p in CONFIGS.glob("*.py") if p.name not in NO_CONFIG)
-MANY = {"families.py": FAMILIES, "sedd_owt.py": sedd_owt.FAMILIES, "radd_owt.py": radd_owt.FAMILIES}
-ALL = [*map(str, FILES), *(f"{CONFIGS / file}:{name}" for file in MANY for name in MANY[file])]
+ALL = [str(PACKAGE_ROOT / name) for name in spelled()]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
-TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
+TOKENIZER = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character", shape=(256,))
 
 
 def changed(**values):
@@ -82,9 +78,8 @@ def test_a_config_builds(path: str):
     is_told = config["network"]["time_conditioning"]
     is_told &= config["process"].get("conditioning") != "zero"
     assert built.network.time_free == (not is_told)
-    assert built.process.vocab_size == domain.vocab_size and built.grid.shape == (
-        built.sample.steps + 1,
-    )
+    assert built.process.vocab_size == domain.vocab_size
+    assert built.grid.shape == (built.sample.steps + 1,)
     assert reported(built).objective.is_bound(built.process)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(params)) > 1e5

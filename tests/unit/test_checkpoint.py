@@ -29,12 +29,13 @@ def state(step: int) -> State:
 
 @pytest.fixture
 def opened(tmp_path):
-    """Opens the checkpoints of one directory, of which so many are kept; all are closed."""
+    """Opens the checkpoints of one directory, with options for keeping; all are closed."""
     made = []
 
-    def opened(keep: int) -> Checkpoints:
+    def opened(keep: int, keep_every: int = 0) -> Checkpoints:
         directory = paths.place(tmp_path / "checkpoints")
-        made.append(Checkpoints(directory, CheckpointOptions(every=1, keep=keep)))
+        options = CheckpointOptions(every=1, keep=keep, keep_every=keep_every)
+        made.append(Checkpoints(directory, options))
         return made[-1]
 
     yield opened
@@ -131,6 +132,66 @@ def test_a_host_file_with_another_number_in_it_is_not_taken(opened, tmp_path):
     _, host = opened(keep=2).restore(jax.tree.map(shape, state(0)), say=said.append)
     assert host == {"sequences": 10}
     assert "checkpoint 2" in said[0] and "its host file does not have the checksum" in said[0]
+
+
+def test_the_best_and_those_of_every_so_many_steps_stay(opened, tmp_path):
+    checkpoints = opened(keep=1, keep_every=4)
+    for step in range(1, 11):
+        checkpoints.best = 3 if step >= 3 else None
+        checkpoints.save(step, state(step), {})
+    checkpoints.wait()
+    assert steps(tmp_path) == checkpoints.steps() == [3, 4, 8, 10]
+    checkpoints.best = 10
+    checkpoints.prune()
+    assert steps(tmp_path) == checkpoints.steps() == [4, 8, 10]
+
+
+def test_options_that_keep_less_delete_after_the_first_save_alone(opened, tmp_path):
+    before = opened(keep=2, keep_every=2)
+    before.best = 1
+    for step in range(1, 6):
+        before.save(step, state(step), {})
+    before.wait()
+    assert steps(tmp_path) == [1, 2, 4, 5]
+    less = opened(keep=1)
+    less.prune()  # it has saved nothing
+    assert int(less.restore(jax.tree.map(shape, state(0)))[0].step) == 5
+    assert steps(tmp_path) == [1, 2, 4, 5]
+    less.best = 2
+    less.save(6, state(6), {})
+    assert steps(tmp_path) == [2, 6]
+
+
+def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, monkeypatch):
+    checkpoints = opened(keep=1)
+    checkpoints.best = 1
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {})
+    checkpoints.wait()
+
+    def full(*arguments, **options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(checkpoints._manager._checkpointer, "save", full)
+    checkpoints.best = 3
+    with pytest.raises(UserError, match="No space left on device.*steps \\[1, 2\\]"):
+        checkpoints.save(3, state(3), {})
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_one_step_that_is_asked_for(opened, tmp_path):
+    checkpoints = opened(keep=3)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), {})
+    checkpoints.wait()
+    template = jax.tree.map(shape, state(0).ema)
+    for asked, found in ((None, 3), (1, 1), (2, 2)):
+        step, ema = checkpoints.restore_ema(template, step=asked)
+        assert step == found and ema["w"].tolist() == [found, found + 1, found + 2]
+    for file in (tmp_path / "checkpoints" / "2").glob("ema/d/*"):
+        file.write_text("")
+    with pytest.raises(UserError, match="checkpoint 2 .* cannot be read: .* \\[1, 2, 3\\]: choose"):
+        checkpoints.restore_ema(template, step=2)
 
 
 def read(file) -> str:

@@ -8,6 +8,7 @@ import exact
 import jax
 import jax.numpy as jnp
 import pytest
+from tiny_networks import SIZES_OF
 
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
@@ -73,10 +74,15 @@ def test_an_objective(name, of):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network(name, dtype, causal):
     """Logits are float32, whatever the network computes in, and have no column for the mask."""
-    made = NETWORKS[name](V, size=16, depth=2, heads=2, hidden=24, dtype=dtype, causal=causal)
-    network = made.build()
+    make = NETWORKS[name]
+    options = SIZES_OF[make] | dict(vocab_size=V, dtype=dtype)
+    if "shape" in options:
+        options["shape"] = (L, 1, 1)
+    else:
+        options["causal"] = causal
+    network = make(**options).build()
     params = jax.eval_shape(network.init, jax.random.key(0))
     z = jax.ShapeDtypeStruct((B, L), jnp.int32)
     logits = jax.eval_shape(lambda p, z, t: network.bind(p)(z, t), params, z, TIMES)
     check(logits, (B, L, V), jnp.float32)
-    assert network.causal is causal
+    assert network.causal is options.get("causal", False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import exact
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.objectives import head
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.token_nats import divergence_nats
 from md4_jax.processes.masking import Masking
@@ -379,3 +381,23 @@ def test_what_goes_together_is_not_refused():
     D3PM(cross_entropy=0.001).check(Transition(3))
     D3PM(cross_entropy=0.1).check(Uniform(3, parametrisation="mixture"))
     D3PM(cross_entropy=0.1).check(Masking(3))
+
+
+@pytest.mark.parametrize("decoder", ["reverse_step", "denoiser"])
+def test_masks_never_take_the_logits_of_all_tokens_at_once(decoder, monkeypatch):
+    """Of 4 x 16 tokens and 2048 symbols, with chunks of 4 tokens."""
+    monkeypatch.setattr(head, "CHUNK", 4 * 2048)
+    kernel = jnp.ones((2, 2048))
+    denoiser = Denoiser(lambda z, t: jnp.ones((*z.shape, 2)), lambda h: h @ kernel)
+    objective, process = D3PM(8, cross_entropy=0.01, decoder=decoder), Masking(2048)
+    batch = exact.batch_of(np.zeros((4, 16), np.int32))
+    u, keys = jnp.linspace(0.1, 0.9, 4), jax.random.split(jax.random.key(0), 4)
+
+    def loss(kernel):
+        own = denoiser._replace(unembed=lambda h: h @ kernel)
+        return jnp.sum(objective(own, process, batch, u, keys)[0])
+
+    program = str(jax.make_jaxpr(jax.grad(loss))(kernel))
+    shapes = re.findall(r"f32\[([\d,]+)\]", program)
+    sizes = [math.prod(map(int, shape.split(","))) for shape in shapes]
+    assert 4 * 2048 in sizes and max(sizes) <= 4 * 2048

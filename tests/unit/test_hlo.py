@@ -212,3 +212,14 @@ def test_of_a_conditional_the_cheaper_products_count():
     fn = jax.jit(lambda a, many: jax.lax.cond(many, lambda: a @ a @ a @ a, lambda: a @ a))
     text = fn.lower(a, True).compile().as_text()
     assert traffic(text).products == 2 * 64**3
+
+
+@pytest.mark.optimized
+def test_a_convolution_counts_two_for_each_weight_and_pixel():
+    """8 x 8 pixels with 3 x 3 x 5 x 7 weights, those that meet zeros outside of the image too."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    apply = jax.jit(
+        lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+    )
+    text = apply.lower(jnp.ones((2, 8, 8, 5)), jnp.ones((3, 3, 5, 7))).compile().as_text()
+    assert traffic(text).products == 2 * 2 * 64 * 9 * 5 * 7

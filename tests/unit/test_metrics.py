@@ -31,6 +31,13 @@ def test_p01_bits_and_perplexity_of_one_sequence():
     assert bits(math.log(27)) == pytest.approx(4.7548875022, rel=1e-9)
 
 
+def test_a_single_sequence_has_the_error_of_its_draws():
+    """Draws of 2, 3, 4 and 7 nats: variance 14 / 3, of the mean a quarter, over two tokens."""
+    result = likelihood(([[2.0], [3.0], [4.0], [7.0]], 2, [1.0]))
+    assert result["nats_per_token"] == 2.0
+    assert result["nats_per_token_se"] == pytest.approx(math.sqrt(14 / 3 / 4) / 2)
+
+
 def test_p01_nats_and_tokens_are_pooled_before_they_are_divided():
     result = likelihood(([[3.0]], 2, [1.0]), ([[50.0]], 20, [1.0]))
     assert result["perplexity"] == pytest.approx(11.123843962, rel=1e-9)

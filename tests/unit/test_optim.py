@@ -55,6 +55,16 @@ def test_learning_rate_at_key_steps(decay, middle, last):
     np.testing.assert_allclose(rate(500), 2.0 * last, rtol=1e-5)
 
 
+def test_the_inverse_square_root_goes_on_from_the_warm_up():
+    """D3PM's: peak sqrt(warmup / updates), whatever the number of steps."""
+    rate = LearningRate(decay="rsqrt", warmup_steps=10).schedule(2.0, 110)
+    np.testing.assert_allclose(
+        [rate(count) for count in (4, 9, 10, 30, 80)],
+        [1.0, 2.0, 2.0, 2.0 / 3**0.5, 2.0 / 8**0.5],
+        rtol=1e-6,
+    )
+
+
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_without_warm_up_the_first_step_is_at_the_peak(warmup):
     rate = LearningRate(warmup_steps=warmup).schedule(2.0, 10)
@@ -64,7 +74,7 @@ def test_without_warm_up_the_first_step_is_at_the_peak(warmup):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (dict(decay="stairs"), "cosine, linear, constant, not 'stairs'"),
+        (dict(decay="stairs"), "cosine, linear, constant, rsqrt, not 'stairs'"),
         (dict(warmup_steps=11), "optim.warmup_steps=11 .* train.num_steps=10"),
     ],
 )

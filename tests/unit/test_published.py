@@ -10,8 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from configs import networks
-from md4_jax.networks import published
+from md4_jax.networks import published, published_images
 from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.unet import UNet
+from md4_jax.networks.uvit import UViT
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.processes.masking import Masking
@@ -74,6 +76,34 @@ def test_the_reference(name, scan):
     answers, _ = peer(name)
     found = ours(name, answers["t"], scan=scan)
     np.testing.assert_allclose(found, np.asarray(answers["outputs"]), atol=CLOSE, rtol=0)
+
+
+# Too large to be carried with the tests.
+LARGE = Path(__file__).parents[3] / "shared" / "peers"
+IMAGES = dict(vocab_size=11, shape=(8, 8, 3), channels=32)
+OF_IMAGES = {
+    "md4_unet": (UNet, dict(blocks=2), published_images.from_md4_unet),
+    "md4_uvit": (
+        UViT, dict(blocks=1, size=32, depth=2, heads=2), published_images.from_md4_uvit
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not LARGE.exists(), reason="needs ../shared, with the instances of images")
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_the_reference_on_images(name, scan):
+    make, sizes, convert = OF_IMAGES[name]
+    answers = json.loads((LARGE / f"{name}.json").read_text())
+    options = make(**IMAGES, **sizes, scan_blocks=scan)
+    params = convert(load_file(LARGE / f"{name}.safetensors"), options)
+    network = options.build()
+    expected = jax.eval_shape(network.init, jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, expected)
+    z, t = np.asarray(answers["z"]), jnp.asarray(answers["t"], jnp.float32)
+    found = jax.jit(lambda p, z, t: network.bind(p)(z, t))(params, z.reshape(len(z), -1), t)
+    wanted = np.asarray(answers["outputs"], np.float32).reshape(found.shape)
+    np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
 
 
 def close(found, expected) -> None:

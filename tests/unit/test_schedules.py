@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.masking import Masking
-from md4_jax.processes.schedules import SCHEDULES, Clipped, Cosine, Geometric, Linear, Polynomial
+from md4_jax.processes.schedules import (
+    SCHEDULES,
+    Clipped,
+    Cosine,
+    Geometric,
+    Linear,
+    Polynomial,
+    ShiftedCosine,
+)
 from md4_jax.processes.schedules import covers_unit_interval as covers
 from md4_jax.protocols import Schedule, UserError
 
 CASES = {name: make() for name, make in SCHEDULES.items()} | {
     "polynomial, 1/2": Polynomial(0.5),
     "polynomial, 3": Polynomial(3.0),
+    "shifted_cosine, 0": ShiftedCosine(0.0),
     "geometric, short": Geometric(0.01, 20.0),
     "clipped cosine": Clipped(Cosine(), 0.05),
 }
@@ -73,6 +82,7 @@ def test_whether_the_interval_is_covered_is_told_by_the_ends(schedule):
 
 def test_which_schedules_cover_the_interval():
     complete = {"linear", "polynomial", "cosine", "polynomial, 1/2", "polynomial, 3"}
+    complete |= {"shifted_cosine", "shifted_cosine, 0"}
     assert {name for name, schedule in CASES.items() if covers(schedule)} == complete
 
 
@@ -93,6 +103,15 @@ def test_m03_values_at_three_tenths(schedule, alpha, weight, x64):
     np.testing.assert_allclose(ratio, weight, rtol=1e-10)
 
 
+def test_the_shifted_cosine_is_the_product_of_d3pm_s_steps(x64):
+    """beta(i) = 1 - f(i + 1) / f(i) with f(i) = cos((i/T + s) / (1 + s) pi/2): its equation 18."""
+    steps, shift = 10, 0.008
+    f = np.cos((np.arange(steps + 1) / steps + shift) / (1.0 + shift) * np.pi / 2.0)
+    kept = np.cumprod(f[1:] / f[:-1])
+    t = jnp.arange(1, steps + 1) / steps
+    np.testing.assert_allclose(ShiftedCosine().alpha(t), kept, rtol=1e-12, atol=1e-15)
+
+
 def test_m04_the_weight_is_alpha_times_the_slope_of_the_log_snr(x64):
     def log_snr(t):
         return jnp.log(Cosine().alpha(t) / Cosine().one_minus_alpha(t))
@@ -105,6 +124,7 @@ def test_m04_the_weight_is_alpha_times_the_slope_of_the_log_snr(x64):
     "make, words",
     [
         (lambda: Polynomial(0.0), "power must be positive"),
+        (lambda: ShiftedCosine(-0.1), "shift must not be negative, not -0.1"),
         (lambda: Geometric(1.0, 0.5), "minimum=1.0 and maximum=0.5"),
         (lambda: Clipped(Linear(), 0.5), r"eps must lie in \[0, 0.5\), not 0.5"),
     ],

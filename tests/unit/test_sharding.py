@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
+from tiny_networks import SIZES_OF
 
 from md4_jax.networks import NETWORKS
 from md4_jax.options import MeshOptions
@@ -20,6 +21,7 @@ from md4_jax.runtime.sharding import (
     batch_shards,
     constrain,
     make_mesh,
+    max_of_each,
     max_over_processes,
     path_name,
     shardings_of,
@@ -99,7 +101,9 @@ def test_an_uneven_split_is_refused_with_its_numbers():
 def test_every_array_of_a_state_has_a_place(network, optimizer, options, capsys):
     """The copies of a parameter in the optimizer and the average lie as the parameter does."""
     sharding._warn_replicated.cache_clear()
-    net = network(vocab_size=5, size=16, depth=2, heads=2, hidden=24, **options).build()
+    fields = {field.name for field in dataclasses.fields(network)}
+    own = {key: value for key, value in options.items() if key in fields}
+    net = network(**(SIZES_OF[network] | own)).build()
     transformation, _ = optimizer(warmup_steps=0).build(10)
     state = jax.eval_shape(lambda: init_state(jax.random.key(0), net, Masking(5), transformation))
     parameters = {
@@ -192,7 +196,7 @@ def test_constrain_is_the_identity_without_a_mesh_and_pins_with_one():
 
 
 def test_one_process_asks_nobody():
-    assert max_over_processes(15, now=False) == 15 and max_over_processes(0, now=True) == 0
+    assert max_over_processes(15) == 15 and max_of_each([3, 0]) == [3, 0]
 
 
 def test_the_printed_table_names_every_parameter():

@@ -270,7 +270,7 @@ def test_the_sampler_must_take_the_steps_of_the_process():
         "process.name": "transition", "process.timesteps": "20", "objective.name": "d3pm",
         "evals.test.objective.name": "d3pm", "mesh.data": "1", "sample.steps": "20",
     }  # fmt: skip
-    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character")
+    tokenizer = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character", shape=(256,))
     base = str(PACKAGE_ROOT / "configs" / "base.py")
 
     def built(**changes):

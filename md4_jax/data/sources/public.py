@@ -1,5 +1,6 @@
 """Public corpora by name, and data sets of the Hugging Face hub: downloaded if they are missing."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -7,6 +8,7 @@ import os
 import pathlib
 import shutil
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping
 
 from md4_jax.data import contents, download, hub
@@ -102,9 +104,11 @@ class PublicText:
         """Returns the files of each section, in order; missing ones are downloaded when read."""
         found: dict[str, list[Part]] = {name: [] for name in self._sections}
         if self.path is None and self._recipe.hub:
-            for file in self._published:
-                read = functools.partial(self._read_published, file)
-                found[self._section(file.name)].append(Part(file.size, read))
+            section = lambda file: self._section(file.name)  # noqa: E731
+            files = sorted(self._published, key=lambda file: [*found].index(section(file)))
+            for file, following in itertools.zip_longest(files, files[1:]):
+                read = functools.partial(self._read_published, file, following)
+                found[section(file)].append(Part(file.size, read))
             return found
         paths = self._given or [Place(self._fetched(file)) for file in self._published]
         for path in itertools.chain.from_iterable(map(_unpacked, paths)):
@@ -175,13 +179,38 @@ class PublicText:
 
     def _fetched(self, file: Published) -> pathlib.Path:
         if isinstance(file, hub.HubFile):
+            if begun := self._begun.pop(file, None):
+                begun.join()
             return file.fetched(self._recipe.hub)
         path = self._local(file)
         advice = f"Fetch it elsewhere, then either put it at {path} or set data.path to it"
         return download.fetch(file.url, path, sha256=file.sha256, instead=advice)
 
-    def _read_published(self, file: hub.HubFile) -> Iterator[Document]:
+    @functools.cached_property
+    def _begun(self) -> dict[hub.HubFile, threading.Thread]:
+        """Downloads that have begun before their file is read."""
+        return {}
+
+    def _begin(self, file: hub.HubFile) -> None:
+        """Starts the download of a file; it is tried again, and its errors raised, when it is read.
+
+        The thread ends with the process: the next one goes on where the download was cut.
+        """
+
+        def download() -> None:
+            with contextlib.suppress(UserError):
+                file.fetched(self._recipe.hub)
+
+        if file not in self._begun and not self._local(file).exists():
+            self._begun[file] = threading.Thread(target=download, daemon=True)
+            self._begun[file].start()
+
+    def _read_published(
+        self, file: hub.HubFile, following: hub.HubFile | None
+    ) -> Iterator[Document]:
         path = self._fetched(file)
+        if following is not None:
+            self._begin(following)
         yield from self._read(Place(path), "")
         if not self.keep_files:
             path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import struct
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -116,6 +117,23 @@ def test_mnist_as_it_is_published(shared):
     assert both / (60_000 * 784) == pytest.approx(0.1307, abs=5e-5)
     packed = (path / "train-labels-idx1-ubyte.gz").read_bytes()
     assert hashlib.sha256(packed).hexdigest() == Mnist.sha256["train-labels-idx1-ubyte"]
+
+
+def test_mnist_is_downloaded_with_its_checksums(mnist, cache, server, monkeypatch):
+    path, found = mnist
+    for name in Mnist.sha256:
+        file = path / name if "images" in name else path / f"{name}.gz"
+        raw = file.read_bytes()
+        raw = raw if file.suffix else gzip.compress(raw)
+        server.files[f"/mnist/{name}.gz"] = raw
+        monkeypatch.setitem(Mnist.sha256, name, hashlib.sha256(raw).hexdigest())
+    monkeypatch.setattr(Mnist, "url", f"{server.url}/mnist")
+    np.testing.assert_array_equal(pictures(Mnist(), "test")[..., 0], found["t10k"])
+    assert len(list((cache / "mnist").glob("*.gz"))) == 4
+    del server.files["/mnist/train-images-idx3-ubyte.gz"]
+    (cache / "mnist" / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(UserError, match=f"404.* put it in {cache / 'mnist'}, or set data.path"):
+        Mnist().rows("train")
 
 
 def test_fashion_mnist_has_names():
@@ -331,6 +349,25 @@ def test_a_bad_npz_file_is_named(npz, change, words):
     with pytest.raises(UserError, match=words) as refused:
         DownsampledImageNet(path=str(npz), size=8).rows("train")
     assert str(npz / "train_data_batch_2.npz") in str(refused.value)
+
+
+def test_imagenet_is_downloaded_and_unpacked(npz, cache, server, monkeypatch):
+    archives = {}
+    for number, name in enumerate(sorted(path.name for path in npz.glob("*.npz"))):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.write(npz / name, f"some/folder/{name}")
+        server.files[f"/{number}.zip"] = packed.getvalue()
+        archives[f"{number}.zip"] = hashlib.sha256(packed.getvalue()).hexdigest()
+    monkeypatch.setitem(imagenet.ARCHIVES, 8, archives)
+    monkeypatch.setattr(imagenet, "URL", server.url)
+    assert labels(DownsampledImageNet(size=8), "all") == list(range(13))
+    server.files.clear()
+    assert len(DownsampledImageNet(size=8).rows("train")) == 10
+    (cache / "imagenet8" / "0.zip.unpacked").unlink()
+    (cache / "imagenet8" / "0.zip").write_bytes(b"no zip")
+    with pytest.raises(UserError, match=r"0.zip is not a whole zip file .*; delete it"):
+        DownsampledImageNet(size=8).rows("train")
 
 
 def test_missing_imagenet(npz):

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import tarfile
+import time
 
 import pyarrow
 import pytest
@@ -186,6 +187,35 @@ def test_fineweb_edu_comes_file_by_file_and_need_not_stay(on_hub, server, cache,
     again = PublicText("fineweb_edu", validation=5, test=5)
     assert prepared(again, Bytes(), "") == made and len(server.asked) == asked
     assert list(itertools.chain(*read(again))) == texts
+
+
+def test_the_next_file_comes_while_one_is_read(on_hub, server, cache):
+    names = [f"data/{n}.parquet" for n in range(3)]
+    on_hub("some/set", "", {name: table([f"text of {name}"] * 5) for name in names})
+    first, second, third = PublicText("some/set").sections()["train"]
+    here = [cache / "hub" / "some" / "set" / name for name in names]
+    assert not any(path.exists() for path in here)
+    reading = first.read()
+    next(reading)
+    until = time.monotonic() + 20
+    while not here[1].exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [path.exists() for path in here] == [True, True, False]
+    asked = len(server.asked)
+    texts = [document.text for document in itertools.chain(second.read(), third.read())]
+    assert texts == [f"text of {name}" for name in names[1:] for _ in range(5)]
+    assert [path for path, _ in server.asked[asked:]] == [
+        f"/datasets/some/set/resolve/abc123/{names[2]}"
+    ]
+
+
+def test_a_file_that_cannot_come_early_is_named_when_it_is_read(on_hub, server):
+    on_hub("some/set", "", {f"{n}.parquet": table([f"text {n}"]) for n in range(2)})
+    del server.files["/datasets/some/set/resolve/abc123/1.parquet"]
+    first, second = PublicText("some/set").sections()["train"]
+    assert [document.text for document in first.read()] == ["text 0"]
+    with pytest.raises(UserError, match="1.parquet could not be downloaded .*404"):
+        next(second.read())
 
 
 def test_any_data_set_of_the_hub(on_hub, server, monkeypatch):

@@ -1,0 +1,94 @@
+"""Config files: Python files with a function get_config, those of the package by their names."""
+
+import contextlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import md4_jax
+from md4_jax.config.load import unknown
+from md4_jax.protocols import UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
+
+# Configs of the package: inside it where it is installed, beside it in a checkout.
+INSTALLED = Path(md4_jax.__file__).resolve().parent / "configs"
+CONFIGS = INSTALLED if INSTALLED.is_dir() else PACKAGE_ROOT / "configs"
+
+
+def load(path: str) -> dict[str, Any]:
+    """Returns the dict of get_config() in FILE, or of get_config(ARG) for FILE:ARG.
+
+    FILE may be the name of a config of the package, such as quickstart. UserError if it cannot be
+    made. If the file has a dict FAMILIES, its keys are the known ARGs.
+    """
+    name, _, argument = path.partition(":")
+    file = _found(name)
+    if not file.is_file():
+        known = sorted(f.stem for f in CONFIGS.glob("*.py") if "get_config(" in f.read_text())
+        raise UserError(
+            f"--config {path}: there is no such file, and no config of the package has this name: "
+            f"{', '.join(known)}"
+        )
+    if file.suffix != ".py":
+        raise UserError(f"--config {path}: a config is a Python file with a get_config()")
+    try:
+        with _importable(file):
+            module = _executed(file)
+            config = module.get_config(*_arguments(path, module, argument))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
+    return config.to_dict()
+
+
+def shipped(name: str) -> Any:
+    """Returns the module of a config of the package."""
+    file = CONFIGS / f"{name}.py"
+    with _importable(file):
+        return _executed(file)
+
+
+def _found(name: str) -> Path:
+    """Returns the file, or that of the package with this name, with or without configs/ and .py."""
+    file = Path(name)
+    own = CONFIGS / f"{file.stem}.py"
+    is_name = file.suffix in ("", ".py") and str(file.parent) in (".", CONFIGS.name)
+    return own if is_name and not file.is_file() and own.is_file() else file
+
+
+@contextlib.contextmanager
+def _importable(file: Path) -> Iterator[None]:
+    """Lets `from configs import ...` find the folder of the file, and that of the package."""
+    roots = [str(file.resolve().parent.parent), str(CONFIGS.parent)]
+    sys.path[:0] = roots
+    try:
+        yield
+    finally:
+        del sys.path[: len(roots)]
+
+
+def _executed(file: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("md4_jax_config_file", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _arguments(path: str, module: Any, argument: str) -> list[str]:
+    """Returns the arguments of get_config; UserError if one is missing, unknown or too many."""
+    takes = bool(inspect.signature(module.get_config).parameters)
+    known = list(getattr(module, "FAMILIES", ()))
+    if takes != bool(argument):
+        wants = f"needs one of {', '.join(known)}: FILE:NAME" if takes else "takes no :ARGUMENT"
+        raise UserError(f"--config {path}: its get_config {wants}")
+    if known and argument not in known:
+        raise unknown(f"name in --config {path}:", argument, known)
+    return [argument] if takes else []

@@ -1,0 +1,203 @@
+"""Likelihoods of single texts, by the same estimator as that of a split."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from md4_jax.data.sequences import Windows
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.evals.metrics import bits
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Batch, Params, UserError, batch_of
+from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+
+# Lengths of batches are this times powers of two, so that few programs are compiled.
+SHORTEST = 16
+# Draws of one estimate, at the times u and 1 - u; estimates of a text are independent.
+PAIR = 2
+
+
+class Scores(NamedTuple):
+    """Costs -log p of N texts in nats, or bounds on them, with the errors of their estimates.
+
+    nats       float64 [N], cost of each text
+    nats_se    float64 [N], standard error of the Monte Carlo estimate; 0 where it is exact
+    tokens     int64 [N], tokens of each text
+    bytes      int64 [N], bytes of each text in UTF-8
+    exact      whether the costs are the likelihood itself and not a bound
+    objective  name of the bound
+    """
+
+    nats: np.ndarray
+    nats_se: np.ndarray
+    tokens: np.ndarray
+    bytes: np.ndarray
+    exact: bool
+    objective: str
+
+    @property
+    def bits(self) -> np.ndarray:
+        return bits(self.nats)
+
+    @property
+    def bits_se(self) -> np.ndarray:
+        return bits(self.nats_se)
+
+    @property
+    def nats_per_token(self) -> np.ndarray:
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_token(self) -> np.ndarray:
+        return self.bits / self.tokens
+
+    @property
+    def bits_per_token_se(self) -> np.ndarray:
+        return self.bits_se / self.tokens
+
+    @property
+    def bits_per_byte(self) -> np.ndarray:
+        return self.bits / self.bytes
+
+    @property
+    def perplexity(self) -> np.ndarray:
+        return np.exp(self.nats_per_token)
+
+
+class Row(NamedTuple):
+    """Piece of a text that is one row of a batch: tokens, loss mask and segments, each [L]."""
+
+    text: int
+    tokens: np.ndarray
+    counted: np.ndarray
+    segments: np.ndarray
+
+    def padded(self, length: int) -> "Row":
+        """Appends tokens that do not count, in a segment of their own that no other token sees."""
+        more = (0, length - len(self.tokens))
+        return Row(
+            self.text,
+            np.pad(self.tokens, more),
+            np.pad(self.counted, more),
+            np.pad(self.segments, more, constant_values=-1),
+        )
+
+
+def score_texts(
+    experiment: Experiment,
+    params: Params,
+    texts: Sequence[str],
+    bound: LikelihoodBound,
+    programs: dict,
+    label: int = -1,
+) -> Scores:
+    """Estimates the bound for each text, of any length, with its Monte Carlo error.
+
+    A text longer than `data.length` is cut into windows as a split is. bound: its objective, draws,
+    batch size, stride and seed are used. label: class of the texts; -1: none.
+    """
+    tokens = [_encoded(experiment, index, text) for index, text in enumerate(texts)]
+    is_exact = getattr(bound.objective, "is_exact", lambda network: False)(experiment.network)
+    repeats = 1 if is_exact else max(2, -(-bound.draws // PAIR))
+    # The seed chooses the numbers of batches, so that all seeds share one program.
+    first = int(np.random.SeedSequence(bound.seed).generate_state(1)[0] % 2**28)
+    shared = dataclasses.replace(bound, draws=1 if is_exact else PAIR, seed=0)
+    estimator = shared.estimator(experiment, programs)
+    nats = np.zeros((repeats, len(texts)))
+    pads = takes_segments(experiment, params)
+    rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
+    for number, group in enumerate(_groups(rows, experiment, bound, pads)):
+        batch = _batch(experiment, group, bound.sequences(experiment), pads, label)
+        for repeat in range(repeats):
+            found = estimator.nats(params, batch, first + number * repeats + repeat)["nats"]
+            each = to_host(found).astype(np.float64).mean(axis=0)
+            np.add.at(nats[repeat], [row.text for row in group], each[: len(group)])
+    error = nats.std(axis=0, ddof=1) / np.sqrt(repeats) if repeats > 1 else np.zeros(len(texts))
+    return Scores(
+        nats.mean(axis=0),
+        error,
+        np.array([len(ids) for ids in tokens]),
+        np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]),
+        is_exact,
+        type(bound.objective).__name__,
+    )
+
+
+def takes_segments(experiment: Experiment, params: Params) -> bool:
+    """Returns whether the network can be told not to look at padding."""
+    context = {"segments": np.zeros((1, 2), np.int32)}
+    try:
+        jax.eval_shape(lambda p: experiment.network.bind(p["network"], context, None) and 0, params)
+    except UserError:
+        return False
+    return True
+
+
+def _encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
+    """Returns the tokens of a text; UserError, which says which text it is, if there are none."""
+    try:
+        ids = experiment.domain.encode(text)
+    except UserError as error:
+        raise UserError(f"text {index}: {error}") from error
+    if len(ids) == 0:
+        raise UserError(f"text {index} is empty, so that it has no likelihood")
+    return np.asarray(ids)
+
+
+def _rows(
+    experiment: Experiment, bound: LikelihoodBound, index: int, ids: np.ndarray
+) -> Iterator[Row]:
+    """Yields the windows of a text, those of a split."""
+    length = experiment.data.length
+    eot_id = experiment.domain.eot_id if experiment.data.separate_documents else None
+    step = bound.stride or length
+    windows = Windows(ids, length, step, conditional=bool(bound.stride), eot_id=eot_id)
+    parts = [windows.take(np.array([number])) for number in range(len(windows))]
+    rest = windows.rest()
+    for part in parts if rest is None else [*parts, rest]:
+        tokens = part.tokens[0]
+        segments = part.context.get("segments", np.zeros_like(part.tokens))[0]
+        yield Row(index, tokens, part.loss_mask[0], segments)
+
+
+def _groups(
+    rows: list[Row], experiment: Experiment, bound: LikelihoodBound, pads: bool
+) -> Iterator[list[Row]]:
+    """Yields rows of one length, padded to it if they may be, at most a batch at a time."""
+    by_length: dict[int, list[Row]] = {}
+    for row in rows:
+        length = len(row.tokens)
+        if pads:
+            length = bucket(length, experiment.data.length)
+            row = row.padded(length)
+        by_length.setdefault(length, []).append(row)
+    size = bound.sequences(experiment)
+    for length in sorted(by_length):
+        group = by_length[length]
+        yield from (group[first : first + size] for first in range(0, len(group), size))
+
+
+def bucket(length: int, most: int) -> int:
+    """Returns the smallest SHORTEST * 2^k that is at least `length`, but not above `most`."""
+    return min(most, SHORTEST * 2 ** max(0, (-(-length // SHORTEST) - 1).bit_length()))
+
+
+def _batch(experiment: Experiment, group: list[Row], size: int, pads: bool, label: int) -> Batch:
+    """Returns the global batch of rows, filled up with rows of which no token counts."""
+    shards = batch_shards(experiment.mesh)
+    size = -(-min(size, 2 ** (len(group) - 1).bit_length()) // shards) * shards
+    own = local_rows(experiment.mesh, size)
+
+    def stacked(parts: list[np.ndarray]) -> np.ndarray:
+        found = np.stack(parts)
+        return np.pad(found, ((0, size - len(found)), (0, 0)))[own]
+
+    context = {"segments": stacked([row.segments for row in group])} if pads else {}
+    if label >= 0:
+        context["label"] = np.full(size, label, np.int32)[own]
+    counted = stacked([row.counted for row in group])
+    tokens = stacked([row.tokens.astype(np.int32) for row in group])
+    return to_global(batch_of(tokens, loss_mask=counted, context=context), experiment.mesh)

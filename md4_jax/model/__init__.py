@@ -1,0 +1,1 @@
+"""Trained models as Python objects: docs/python.md."""

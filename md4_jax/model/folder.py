@@ -1,0 +1,96 @@
+"""Folder of a model to give away: parameters, config, domain and a card that says what it is."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+import md4_jax
+from md4_jax.config.load import FILE
+from md4_jax.data.domains import keep_domain
+from md4_jax.evals import report
+from md4_jax.runtime import tensors
+from md4_jax.runtime.distributed import is_first
+from md4_jax.runtime.paths import Place, replace
+from md4_jax.runtime.sharding import path_name, to_host
+
+CARD = "README.md"
+
+
+def write(model: Any, folder: Place) -> None:
+    """Writes the folder, in the first process; the config comes last, so that it is whole then."""
+    several = jax.process_count() > 1
+    leaves = jax.tree_util.tree_leaves_with_path(model.params)
+    arrays = {path_name(path): to_host(leaf) if several else leaf for path, leaf in leaves}
+    if not is_first():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors.write(folder, arrays)
+    keep_domain(model.domain, folder)
+    (folder / CARD).write_text(card(model), encoding="utf-8")
+    content = {
+        "package": "md4_jax",
+        "version": md4_jax.__version__,
+        **model.facts,
+        "step": model.step,
+        "config": model.config,
+    }
+    replace(folder / FILE, json.dumps(content, indent=2) + "\n")
+
+
+def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a result as it was before JSON, which has no nan."""
+    return {key: math.nan if value is None else value for key, value in result.items()}
+
+
+def card(model: Any) -> str:
+    """Returns the model card in Markdown."""
+    config, network = model.config, model.experiment.network
+    count = network.size(model.params["network"])
+    train, optim = config["train"], config["optim"]
+    data = ", ".join(f"{key}={value!r}" for key, value in config["data"].items())
+    sections = [
+        f"{name}: " + ", ".join(f"{k}={v!r}" for k, v in config[name].items())
+        for name in ("process", "objective", "network", "tokenizer")
+        if name in config
+    ]
+    bounds = [
+        f"- {report.label(name, result['split'])}: {report.line(_numbers(result))}"
+        for name, result in model.facts["results"].items()
+        if "bits_per_token" in result
+    ]
+    return "\n".join(
+        [
+            "---",
+            "library_name: md4_jax",
+            "tags: [discrete-diffusion, jax]",
+            "---",
+            f"# {config['objective']['name']} with {count:,} parameters",
+            "",
+            "Discrete diffusion model trained with md4_jax.",
+            "",
+            "## Data",
+            data,
+            "",
+            "## Recipe",
+            f"{model.step} steps of {train['batch_size']} sequences of {model.length} tokens, "
+            f"{optim['name']} with learning rate {optim['learning_rate']}, moving average "
+            f"{train['ema']}, seed {train['seed']}. Commit {model.facts['commit']}.",
+            "",
+            *(f"- {line}" for line in sections),
+            "",
+            "## Bound",
+            *(bounds or ["Not evaluated."]),
+            "",
+            "## Use",
+            "```python",
+            "import md4_jax",
+            "",
+            'model = md4_jax.load("FOLDER")  # or hf:USER/NAME',
+            "model.sample(num=4)",
+            "```",
+            "",
+        ]
+    )

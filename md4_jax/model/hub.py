@@ -1,0 +1,51 @@
+"""Folders on the Hugging Face hub: fetched or found in its cache, and pushed."""
+
+from typing import Any
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+MARK = "hf:"
+# A checkpoint's files; none of them runs code when it is read.
+FILES = ("*.safetensors", "*.json", "*.txt", "*.bpe", "README.md")
+
+
+def snapshot(name: str) -> Place:
+    """Returns the folder of USER/NAME or USER/NAME@REVISION in the cache, fetched if need be."""
+    repository, _, revision = name.removeprefix(MARK).partition("@")
+    try:
+        return Place(
+            _library().snapshot_download(
+                repository, revision=revision or None, allow_patterns=list(FILES)
+            )
+        )
+    except UserError:
+        raise
+    except Exception as error:  # the library raises many kinds
+        raise UserError(
+            f"{MARK}{repository} is not in the hub's cache and cannot be fetched: {_first(error)}"
+        ) from error
+
+
+def push(folder: Place, name: str, *, private: bool) -> str:
+    """Uploads a folder as USER/NAME and returns its address."""
+    library = _library()
+    try:
+        interface = library.HfApi()
+        address = interface.create_repo(name, private=private, exist_ok=True)
+        interface.upload_folder(repo_id=name, folder_path=str(folder))
+    except Exception as error:
+        raise UserError(f"{name} cannot be pushed to the hub: {_first(error)}") from error
+    return str(address)
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UserError("the hub needs a package: pip install 'md4_jax[hub]'") from error
+    return huggingface_hub
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

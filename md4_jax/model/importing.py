@@ -1,0 +1,53 @@
+"""Run directory made of a model, from which training goes on."""
+
+import shlex
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.config import load as config_lib
+from md4_jax.data.domains import keep_domain
+from md4_jax.model.load import load
+from md4_jax.model.model import Model
+from md4_jax.protocols import UserError
+from md4_jax.runtime.distributed import is_first
+from md4_jax.runtime.paths import Place, check_name, check_writable
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.loop import fresh_state
+
+# Positions of the data and of the log before the first step.
+FRESH = {"data": {"sequences": 0}, "log": {"sums": {}, "squares": 0.0, "count": 0}}
+
+
+def run(source: str, changes: Mapping[str, str], workdir: Place) -> int:
+    """Writes a run directory with the parameters of a model, and says so; returns the exit code."""
+    model = imported(source, changes, workdir)
+    if is_first():
+        print(f"{model} is step 0 of {workdir}. To train on:", flush=True)
+        print(f"  python -m md4_jax --workdir {shlex.quote(str(workdir))}", flush=True)
+    return 0
+
+
+def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
+    """Writes a run whose checkpoint of step 0 holds the parameters that `source` names.
+
+    changes: keys of its config, such as data.path. UserError if workdir holds a run.
+    """
+    check_name(workdir)
+    if config_lib.stored(workdir) is not None:
+        raise UserError(f"{workdir} holds a run already: choose another --workdir")
+    model = load(source, changes)
+    if is_first():
+        check_writable(workdir)
+        keep_domain(model.domain, workdir)
+    state = fresh_state(model.experiment)
+    # Separate buffers, since the training step donates and overwrites both.
+    state = state._replace(params=model.params, ema=jax.tree.map(jnp.copy, model.params))
+    checkpoints = Checkpoints(workdir / "checkpoints", model.experiment.checkpoint)
+    checkpoints.save(0, state, FRESH)
+    checkpoints.wait()
+    checkpoints.close()
+    if is_first():
+        config_lib.store(workdir, model.config)
+    return model

@@ -1,0 +1,144 @@
+"""Finding and reading a model: a run, a folder that was saved, or one of another project."""
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from md4_jax.config import build, foreign, runs, schema
+from md4_jax.config import load as config_lib
+from md4_jax.data import bpe_files
+from md4_jax.data.domains import Domain, TextDomain, stored_domain
+from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
+from md4_jax.model import hub, parameters, peers
+from md4_jax.model.model import Model
+from md4_jax.protocols import UserError
+from md4_jax.runtime.compiling import keep_programs
+from md4_jax.runtime.paths import Place, place
+from md4_jax.runtime.tensors import Tensors, is_folder
+from md4_jax.training.report import EVALUATIONS
+
+
+def load(
+    source: Any, config: Mapping[str, Any] | None = None, *, trust: Iterable[str] = ()
+) -> Model:
+    """Reads a model; see `md4_jax.load`."""
+    foreign.allow(trust)
+    keep_programs()
+    changes = {key: str(value) for key, value in (config or {}).items()}
+    folder = found(str(source))
+    told = _json(folder / config_lib.FILE)
+    if told.get("package") == "md4_jax":
+        return _own(folder, told, changes)
+    return _of_others(folder, told, changes)
+
+
+def found(source: str) -> Place:
+    """Returns the folder of a path or of a name on the hub."""
+    if source.startswith(hub.MARK):
+        return hub.snapshot(source)
+    folder = place(source, "the model")
+    if folder.is_dir():
+        return folder
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", source):
+        try:
+            return hub.snapshot(source)
+        except UserError as error:
+            raise UserError(f"there is no folder {source}, and {error}") from error
+    raise UserError(f"there is no folder {source}")
+
+
+def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
+    """Reads a run directory, or a folder that `Model.save` wrote."""
+    is_run = (folder / "checkpoints").exists()
+    asked = schema.load_config(None, changes, folder, may_differ=not is_run)
+    domain = stored_domain(folder, asked["data"]["length"], foreign.load)
+    experiment = build.experiment(asked, domain)
+    facts = {"commit": told.get("commit", "unknown"), "results": told.get("results", {})}
+    if is_run:
+        with _silent_checkpoints():
+            step, params = runs.averaged(experiment, folder)
+        facts["results"] = _results(folder, step)
+    elif is_folder(folder):
+        step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
+    else:
+        raise UserError(f"{folder} holds no checkpoint yet: train it first")
+    return Model(experiment, params, step, str(folder), facts)
+
+
+def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
+    """Reads the checkpoint of another project."""
+    tensors = Tensors(folder)
+    peer = peers.peer(told, tensors)
+    asked = peers.config_of(peer, _tokenizer(folder, peer))
+    foreign.allow(foreign.names_in(changes))
+    config_lib.override(asked, changes, schema.accepts)
+    schema.check_keys(asked)
+    domain = _domain(folder, peer, asked)
+    experiment = build.experiment(asked, domain)
+    params = parameters.converted(experiment, tensors, peer.convert)
+    return Model(experiment, params, 0, str(folder), {"commit": "unknown", "results": {}})
+
+
+def _tokenizer(folder: Place, peer: peers.Peer) -> dict[str, Any]:
+    """Returns the section of the tokenizer in the folder, or else of the one on the hub."""
+    names = {path.name for path in folder.iterdir()}
+    if "tokenizer.json" in names or {"vocab.json", "merges.txt"} <= names:
+        section = {"name": "bpe", "path": str(folder)}
+        has = bpe_files.from_path(str(folder)).token_to_id(END_OF_TEXT) is not None
+        return section | {"eot": END_OF_TEXT if has else None}
+    return {"name": "bpe", "hub": peer.tokenizer}
+
+
+def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
+    """Makes the domain and sets `tokenizer.size` if it needs it; UserError if it does not match.
+
+    Entries beyond the symbols of the model must be added ones, and one symbol may have no entry.
+    """
+    tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
+    entries, symbols = tokenizer.vocab_size, peer.symbols
+    if entries != symbols:
+        fits = isinstance(tokenizer, BytePairs) and (
+            tokenizer.added_from(symbols) if entries > symbols else entries + 1 == symbols
+        )
+        if not fits:
+            raise UserError(
+                f"the tokenizer has {entries} symbols, and the model in {folder} {symbols}: give "
+                "the one that it was trained with, config={'tokenizer.path': FOLDER}"
+            )
+        asked["tokenizer"]["size"] = symbols
+        tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
+    return TextDomain(tokenizer, asked["data"]["length"])
+
+
+def _json(file: Place) -> dict[str, Any]:
+    """Returns a JSON object; {} if there is no file."""
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is not readable JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+@contextlib.contextmanager
+def _silent_checkpoints() -> Iterator[None]:
+    """Hides what the checkpoint library logs while it reads."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _results(workdir: Place, step: int) -> dict[str, Any]:
+    """Returns the last result of each evaluator at this step, by name."""
+    if not (workdir / EVALUATIONS).exists():
+        return {}
+    rows = map(json.loads, (workdir / EVALUATIONS).read_text().splitlines())
+    return {row["eval"]: row for row in rows if row.get("step") == step}

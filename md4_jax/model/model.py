@@ -1,0 +1,217 @@
+"""A trained model with its domain: samples, likelihoods, logits, and a folder to give away."""
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.config import build, schema
+from md4_jax.config import load as config_lib
+from md4_jax.config.evaluators import tightest
+from md4_jax.evals.likelihood import LikelihoodBound, main_bound
+from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.evals.texts import Scores, score_texts
+from md4_jax.experiment import Experiment
+from md4_jax.generate.traces import Trajectory, trajectory
+from md4_jax.model import folder, hub
+from md4_jax.options import PromptOptions
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.paths import Place, place
+from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+
+# Prompts of the config do not go into samples that Python asks for.
+NO_PROMPT = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
+
+
+class Generated(NamedTuple):
+    """N samples.
+
+    texts        text of each, or a uint8 array for images; up to its end
+    tokens       int32 [N, L]
+    lengths      int64 [N], tokens of each text
+    evaluations  int64 [N], network evaluations that each one took
+    trace        path of the first sample, if it was asked for: `trace.final_words()` and others of
+                 generate/traces.py
+    """
+
+    texts: list
+    tokens: np.ndarray
+    lengths: np.ndarray
+    evaluations: np.ndarray
+    trace: Trajectory | None
+
+
+@dataclasses.dataclass
+class Model:
+    """Trained model, made by `md4_jax.load`.
+
+    experiment  objects made from the config: network, process, domain, mesh and others
+    params      averaged parameters {'network', 'process'}, on the devices of the mesh
+    step        training steps that made them
+    origin      folder that it was read from
+    facts       commit that trained it, and results of its evaluations
+    """
+
+    experiment: Experiment
+    params: Params
+    step: int
+    origin: str
+    facts: dict[str, Any]
+
+    def __post_init__(self):
+        self._programs: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        count = self.experiment.network.size(self.params["network"])
+        return f"<Model of {self.origin}: {count:,} parameters, step {self.step}>"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config, as nested dicts."""
+        return self.experiment.config
+
+    @property
+    def domain(self) -> Any:
+        """Meaning of the tokens: `encode`, `decode`, `vocab_size`."""
+        return self.experiment.domain
+
+    @property
+    def length(self) -> int:
+        """Tokens of a training sequence."""
+        return self.experiment.data.length
+
+    def sample(
+        self, num: int = 4, prompt: str = "", *, sampler: str = "", **options: Any
+    ) -> Generated:
+        """Draws samples as --mode sample does.
+
+        num      samples of each prompt
+        prompt   text that they begin with
+        sampler  sample.name; "": that of the config
+        options  other keys of the section `sample`: steps, seed, temperature, template, trace, ...
+
+        UserError for an unknown key and for options that do not fit the model.
+        """
+        asked = {"num": num, "prompt": prompt, **options}
+        experiment = self._sampling(asked | ({"name": sampler} if sampler else {}))
+        drawn = drawn_samples(experiment, self.params, self._programs)
+        trace = None
+        if drawn.frames is not None:
+            z, confidence = (values[:, :, 0] for values in drawn.frames)
+            trace = trajectory((z, confidence), drawn.prompt_mask[0], self.domain)
+        texts = decoded(experiment, drawn)
+        return Generated(texts, drawn.tokens, drawn.lengths, drawn.evaluations, trace)
+
+    def infill(
+        self, text: str, num: int = 1, *, blank: str = "_", sampler: str = "", **options: Any
+    ) -> Generated:
+        """Fills each `blank` of a text by one token; the rest is as in `sample`.
+
+        The samples end with the text. What the model draws after it is left out.
+        """
+        self._check_text("infill")
+        pieces = text.split(blank)
+        given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
+        length = given + len(pieces) - 1
+        found = self.sample(num, template=text, blank=blank, sampler=sampler, **options)
+        tokens = found.tokens[:, :length]
+        texts = [self.domain.decode(row) for row in tokens]
+        return found._replace(texts=texts, tokens=tokens, lengths=np.full(len(tokens), length))
+
+    def score(
+        self,
+        texts: str | Sequence[str],
+        *,
+        draws: int = 16,
+        objective: str = "",
+        stride: int = 0,
+        batch_size: int = 16,
+        seed: int = 0,
+        label: int = -1,
+    ) -> Scores:
+        """Estimates -log p of texts of any length, or a bound on it, with the error for each text.
+
+        draws       noise draws of each text
+        objective   name of the bound; "": that of the evaluator that --mode eval runs
+        stride      new tokens of each window of a long text; 0: all
+        batch_size  sequences at once
+        label       class of the texts; -1: none
+        """
+        self._check_text("score")
+        bound = LikelihoodBound(
+            self._bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
+        )
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        return score_texts(self.experiment, self.params, texts, bound, self._programs, label)
+
+    def logits(
+        self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None
+    ) -> np.ndarray:
+        """Returns the network's logits, float32 [B, L, V], or [L, V] for a single sequence.
+
+        tokens   int [B, L] or [L]; vocab_size is the mask, if the process has one
+        t        time in [0, 1], one or [B]
+        context  other inputs of the network, by name, each [B, ...]
+        """
+        rows = np.atleast_2d(np.asarray(tokens, np.int32))
+        mesh, network = self.experiment.mesh, self.experiment.network
+        times = np.broadcast_to(np.asarray(t, np.float32), len(rows))
+        told = {name: np.asarray(values) for name, values in (context or {}).items()}
+        own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh))
+        own = np.minimum(own, len(rows) - 1)
+        inputs = jax.tree.map(lambda x: x[own], (rows, times, told))
+        if "logits" not in self._programs:
+            self._programs["logits"] = jit(
+                lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh
+            )
+        with jax.set_mesh(mesh):
+            found = self._programs["logits"](self.params, *to_global(inputs, mesh))
+        found = to_host(found.astype(jnp.float32))[: len(rows)]
+        return found if np.ndim(tokens) == 2 else found[0]
+
+    def save(self, path: Any) -> Place:
+        """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it."""
+        where = place(path, "the folder")
+        folder.write(self, where)
+        return where
+
+    def push(self, name: str, *, private: bool = False) -> str:
+        """Uploads what `save` writes to the hub as USER/NAME and returns the address."""
+        with tempfile.TemporaryDirectory() as temporary:
+            return hub.push(self.save(temporary), name, private=private)
+
+    def _check_text(self, method: str) -> None:
+        """Raises UserError if the model is not one of text."""
+        if not hasattr(self.domain, "encode"):
+            raise UserError(f"{method} takes text, and this model has {self.domain.unit}s")
+
+    def _sampling(self, asked: Mapping[str, Any]) -> Experiment:
+        """Returns the experiment with other keys in the section `sample`."""
+        config = copy.deepcopy(self.config)
+        config["sample"] |= NO_PROMPT
+        changes = {f"sample.{key}": str(value) for key, value in asked.items()}
+        config_lib.override(config, changes, schema.accepts)
+        schema.check_keys(config)
+        # The same network object, so that compiled programs are found again.
+        made = build.experiment(config, self.domain, list(self.experiment.mesh.devices.flat))
+        return made._replace(network=self.experiment.network, mesh=self.experiment.mesh)
+
+    def _bound(self, name: str) -> Any:
+        """Returns the objective of that name; UserError if it is no bound for the model."""
+        chosen = main_bound(self.experiment)
+        own = self.experiment
+        if not name:
+            if chosen is not None:
+                return chosen.objective
+            return tightest("score", own.objective, own.process, own.network)
+        found = schema.build_section("objective", {"name": name})
+        fits = isinstance(own.process, found.needs.processes) and found.is_bound(own.process)
+        if not fits or found.needs.causal != own.network.causal:
+            raise UserError(f"objective={name!r} is no bound of -log p for this model")
+        return found

@@ -1,0 +1,265 @@
+"""Configs of published models, made of their config.json and of the names and shapes of arrays."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from md4_jax.config import files
+from md4_jax.networks import published
+from md4_jax.protocols import UserError
+from md4_jax.runtime.tensors import Tensors
+
+LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
+GPT2 = "gpt2"
+
+
+class Peer(NamedTuple):
+    """Published model in the words of this package.
+
+    kind       name of the project
+    length     tokens of a sequence
+    symbols    size of the vocabulary, without the mask
+    sections   sections of the config: network, process, objective
+    convert    function of networks/published.py
+    tokenizer  name on the hub of the vocabulary, for a folder that has none
+    """
+
+    kind: str
+    length: int
+    symbols: int
+    sections: dict[str, dict[str, Any]]
+    convert: Callable
+    tokenizer: str = GPT2
+
+
+def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Returns what a folder holds; told: its config.json. UserError for an unknown architecture."""
+    kind = kind_of(told, tensors)
+    found = KINDS[kind](told, tensors)
+    return found._replace(kind=kind)
+
+
+def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
+    """Returns the project that a folder comes from."""
+    named = [str(told.get("model_type", "")), *map(str, told.get("architectures") or [])]
+    for name in named:
+        for kind in ("bd3lm", "mdlm", "duo", "llada"):
+            if name.lower().removesuffix("modellm") == kind:
+                return kind
+    if "model.transformer.wte.weight" in tensors:
+        return "llada"
+    if any(name.startswith("Transformer_0/TransformerBlock_0/") for name in tensors):
+        return "md4"
+    if _prefix(tensors) is not None:
+        if not any("sigma_map." in name for name in tensors):
+            return "radd"
+        if "graph" in told:
+            return "sedd"
+    said = ", ".join(filter(None, named)) or "no model_type"
+    raise UserError(
+        f"{tensors.folder} is of no known architecture (its config.json names {said}): known are "
+        f"{', '.join(KINDS)} and what this package saves"
+    )
+
+
+def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of a run that goes on with the model; its data are not chosen yet."""
+    config = files.shipped("base").get_config().to_dict()
+    config["network"] |= found.sections["network"]
+    config["data"] = {"name": "text", "path": "", "length": found.length}
+    config["tokenizer"] = dict(tokenizer)
+    config |= {name: found.sections[name] for name in ("process", "objective")}
+    config["optim"] |= {"learning_rate": 1e-4, "warmup_steps": 100}
+    config["train"] |= {"num_steps": 10_000, "batch_size": 32}
+    config["evals"]["validation"]["every"] = 1000
+    config["checkpoint"]["every"] = 1000
+    config["sample"]["grid"] = "uniform"
+    return config
+
+
+def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    conditioning = "sigma" if told.get("time_conditioning") else "zero"
+    process = {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning}
+    return _dit(told, tensors, process, {"name": "md4"})
+
+
+def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    found = _mdlm(told, tensors)
+    block = {"name": "block", "block": _needed(told, tensors, "block_size")}
+    return found._replace(sections={**found.sections, "objective": block})
+
+
+def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    process = {
+        "name": "uniform", "schedule": LOG_LINEAR, "parametrisation": "joint",
+        "conditioning": "sigma",
+    }  # fmt: skip
+    return _dit(told, tensors, process, {"name": "uniform_elbo"})
+
+
+def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    noise, graph = told.get("noise", {}), told["graph"].get("type")
+    schedule = LOG_LINEAR
+    if noise.get("type") == "geometric":
+        limits = {"minimum": noise["sigma_min"], "maximum": noise["sigma_max"]}
+        schedule = {"name": "geometric", **limits}
+    process = {"name": "masking", "schedule": schedule, "conditioning": "sigma"}
+    objective = {"name": "score_entropy"}
+    if graph == "uniform":
+        process |= {"name": "uniform", "parametrisation": "score"}
+    elif graph == "absorb":
+        objective["scaled"] = bool(told.get("model", {}).get("scale_by_sigma", True))
+    else:
+        raise UserError(f"{tensors.folder}: config.json names an unknown graph.type={graph!r}")
+    return _dit(told, tensors, process, objective)
+
+
+def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    loss = str(told.get("training", {}).get("loss_type", "t_dce")).lower()
+    objective = {"name": loss if loss in ("t_dce", "lambda_dce") else "t_dce"}
+    return _dit(told, tensors, {"name": "masking", "schedule": LOG_LINEAR}, objective)
+
+
+def _dit(
+    told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
+) -> Peer:
+    """Reads the sizes of the DiT of SEDD, RADD, MDLM, Duo and BD3-LM from its arrays."""
+    prefix = _prefix(tensors)
+    if prefix is None:
+        raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
+    head, table = f"{prefix}output_layer.linear.weight", f"{prefix}{published.DIT_TABLE}"
+    rows, size = tensors.shape(table if table in tensors else head)
+    timed = f"{prefix}sigma_map.mlp.2.weight" in tensors
+    network = {
+        **files.shipped("networks").DIT,
+        "size": size,
+        "depth": tensors.count(rf"{re.escape(prefix)}blocks\.(\d+)\."),
+        "hidden": tensors.shape(f"{prefix}blocks.0.mlp.0.weight")[0],
+        "condition": tensors.shape(f"{prefix}sigma_map.mlp.2.weight")[0] if timed else 0,
+        "time_conditioning": timed,
+        "norm_parameters": "affine" if f"{prefix}blocks.0.norm1.bias" in tensors else "scale",
+        "tied": not (head in tensors and table in tensors),
+    }
+    told = {**told, **told.get("model", {})}
+    network["heads"] = told.get("n_heads") or _rotary_heads(tensors, prefix, size)
+    _agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
+    if "model" not in told:  # SEDD and RADD count no mask
+        _agree(told, tensors, vocab_size=rows)
+    symbols = rows - (process["name"] == "masking")
+    length = told.get("model_length") or told.get("length") or 1024
+    sections = {"network": network, "process": process, "objective": objective}
+    return Peer("", length, symbols, sections, published.from_dit)
+
+
+def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Reads a LLaDA, whose config.json has the switches of OLMo's code."""
+    built = {
+        "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True,
+        "alibi": False, "attention_layer_norm": False, "input_emb_norm": False,
+        "scale_logits": False, "include_bias": False, "include_qkv_bias": False,
+    }  # fmt: skip
+    for key, value in built.items():
+        if told.get(key, value) not in (value, None):
+            raise UserError(
+                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
+            )
+    trunk = "model.transformer."
+    rows, size = tensors.shape(f"{trunk}wte.weight")
+    network = {
+        **files.shipped("networks").LLADA,
+        "size": size,
+        "depth": tensors.count(rf"{re.escape(trunk)}blocks\.(\d+)\."),
+        "hidden": tensors.shape(f"{trunk}blocks.0.ff_proj.weight")[0],
+        "heads": _needed(told, tensors, "n_heads"),
+        "kv_heads": told.get("n_kv_heads") or 0,
+        "tied": f"{trunk}ff_out.weight" not in tensors,
+    }
+    network["rotary_base"] = float(told.get("rope_theta", network["rotary_base"]))
+    network["norm_eps"] = float(told.get("rms_norm_eps", network["norm_eps"]))
+    depth, hidden = network["depth"], network["hidden"]
+    _agree(told, tensors, d_model=size, n_layers=depth, mlp_hidden_size=hidden)
+    symbols = _needed(told, tensors, "mask_token_id")
+    if symbols >= rows:
+        raise UserError(
+            f"{tensors.folder}: config.json says mask_token_id={symbols}, and there are {rows} rows"
+        )
+    sections = {"network": network, "process": {"name": "masking"}, "objective": {"name": "md4"}}
+    sections["process"]["schedule"] = {"name": "linear"}
+    length = told.get("max_sequence_length", 4096)
+    return Peer("", length, symbols, sections, published.from_llada, "GSAI-ML/LLaDA-8B-Base")
+
+
+def _md4(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Reads a text model of MD4, whose arrays are named by their paths in its parameters."""
+    trunk, presets = "Transformer_0/", files.shipped("networks")
+    block = f"{trunk}TransformerBlock_0/"
+    timed = f"{block}Dense_0/kernel" in tensors
+    outside = "Embed_0/embedding" in tensors
+    rows, width = tensors.shape(f"{'' if outside else trunk}Embed_0/embedding")
+    network = {
+        **(presets.MD4 if timed else presets.MD4_TIME_FREE),
+        "size": tensors.shape(f"{block}attention/wq/kernel")[0],
+        "depth": tensors.count(rf"{trunk}TransformerBlock_(\d+)/"),
+        "hidden": tensors.shape(f"{block}feed_forward/w1/kernel")[1],
+        "heads": _needed(told, tensors, "num_heads"),
+        "embedding": width if outside else 0,
+    }
+    if timed:
+        network["condition"] = tensors.shape("CondEmbedding_0/Dense_0/bias")[0]
+    _agree(told, tensors, n_layers=network["depth"], vocab_size=rows - 1)
+    length = (told.get("data_shape") or [1024])[0]
+    schedule = {"name": told.get("noise_schedule", "linear")}
+    sections = {
+        "network": network,
+        "process": {"name": "masking", "schedule": schedule},
+        "objective": {"name": "md4"},
+    }
+    return Peer("", length, rows - 1, sections, published.from_md4)
+
+
+KINDS = {
+    "mdlm": _mdlm,
+    "bd3lm": _bd3lm,
+    "duo": _duo,
+    "sedd": _sedd,
+    "radd": _radd,
+    "llada": _llada,
+    "md4": _md4,
+}
+
+
+def _prefix(tensors: Tensors) -> str | None:
+    """Returns what the names of a DiT begin with; None if there is none."""
+    for prefix in ("backbone.", ""):
+        if f"{prefix}blocks.0.attn_qkv.weight" in tensors:
+            return prefix
+    return None
+
+
+def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
+    """Returns the number of heads: their frequencies are half as many as their features."""
+    name = f"{prefix}rotary_emb.inv_freq"
+    if name not in tensors:
+        raise _lacks(tensors, "n_heads")
+    return size // (2 * tensors.shape(name)[0])
+
+
+def _needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
+    if key not in told:
+        raise _lacks(tensors, key)
+    return told[key]
+
+
+def _lacks(tensors: Tensors, key: str) -> UserError:
+    return UserError(
+        f"{tensors.folder}: config.json lacks {key}, which the arrays do not tell: add it"
+    )
+
+
+def _agree(told: Mapping[str, Any], tensors: Tensors, **found: int) -> None:
+    """Raises UserError if config.json says another size than the arrays have."""
+    for key, size in found.items():
+        if told.get(key, size) != size:
+            raise UserError(
+                f"{tensors.folder}: config.json says {key}={told[key]}, and its arrays have {size}"
+            )

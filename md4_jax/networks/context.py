@@ -1,0 +1,60 @@
+"""Context of a network: what it is told of each sequence besides its symbols and the time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from md4_jax.networks.dropout import LABEL, folded, kept
+from md4_jax.protocols import Array, UserError
+
+
+def checked_context(
+    options: Any, context: Mapping[str, Array] | None, keys: Array | None, takes: tuple[str, ...]
+) -> dict[str, Array]:
+    """Returns the context with, in training, some labels hidden: they become `classes`.
+
+    options  has classes and label_dropout
+    takes    names that the network can use; UserError for others
+    """
+    found = dict(context or {})
+    if foreign := found.keys() - set(takes):
+        raise UserError(f"the network takes {' and '.join(takes)}, not {sorted(foreign)[0]!r}")
+    if "label" not in found:
+        return found
+    if not options.classes:
+        raise UserError(
+            "the data have labels and network.classes=0: set network.classes to the number of "
+            "classes to train on them"
+        )
+    if keys is not None and options.label_dropout:
+        hidden = ~kept(folded(keys, LABEL), options.label_dropout, ())
+        found["label"] = jnp.where(hidden, options.classes, found["label"])
+    return found
+
+
+def label_rows(table: Array, label_B: Array | None, batch: int) -> Array:
+    """Returns the vectors of the classes, [B, C]; the last row stands for no label.
+
+    None and any number that is not a class mean no label.
+    """
+    classes = len(table) - 1
+    if label_B is None:
+        label_B = jnp.full(batch, classes)
+    known_B = (label_B >= 0) & (label_B < classes)
+    return table[jnp.where(known_B, label_B, classes)]
+
+
+def check_rates(options: Any, *names: str) -> None:
+    """Raises UserError for a rate of dropout outside of [0, 1)."""
+    for key in names:
+        if not 0 <= getattr(options, key) < 1:
+            raise UserError(f"network.{key} must lie in [0, 1), not {getattr(options, key)}")
+
+
+def check_choices(options: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raises UserError for a value that is not among those of its key."""
+    for key, known in choices.items():
+        if getattr(options, key) not in known:
+            names = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise UserError(f"network.{key} must be {names}, not {getattr(options, key)!r}")

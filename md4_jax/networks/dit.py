@@ -1,0 +1,129 @@
+"""DiT of images (arXiv:2212.09748): the transformer on patches, with a head for each dimension."""
+
+import dataclasses
+import functools
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.networks.images import check_images, patches, unpatched
+from md4_jax.networks.layers import rows
+from md4_jax.networks.linear import Linear
+from md4_jax.networks.transformer import OF_A_SEQUENCE, Binding, Transformer
+from md4_jax.networks.trunk import TransformerModule, rounded
+from md4_jax.protocols import Array, Network, Params, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class DiT(Transformer):
+    """Options of the DiT on patches; `build()` makes the network. Those of Transformer, and
+
+    shape      height, width and channels of the images, from the data
+    patch      side of the squares of pixels that are its tokens
+    embedding  width of the vector of each level; those of a patch lie side by side
+    head_size  features of each dimension of the image, of which the head makes logits
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("label",)
+
+    embedding: int = 32
+    rotary_base: float = 100.0
+    shape: tuple[int, ...] = ()
+    patch: int = 2
+    head_size: int = 64
+
+    def __post_init__(self):
+        super().__post_init__()
+        for key in ("patch", "embedding", "head_size"):
+            if getattr(self, key) < 1:
+                raise UserError(f"network.{key} must be at least 1, not {getattr(self, key)}")
+        check_images(self, "dit", self.patch, f"network.patch={self.patch}")
+        for key in ("causal", "local_width"):
+            if getattr(self, key):
+                raise UserError(
+                    f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "
+                    f"network.{key}={type(getattr(self, key))()}"
+                )
+        if self.size % (4 * self.heads):
+            raise UserError(
+                f"network.size={self.size} must be a multiple of four times network.heads="
+                f"{self.heads} (rotary positions of rows and of columns)"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.shape[0] // self.patch, self.shape[1] // self.patch
+
+    @property
+    def dimensions(self) -> int:
+        """Number of levels in a patch."""
+        return self.patch**2 * self.shape[2]
+
+    def build(self, platform: str = "cpu") -> Network:
+        """Makes the network for a platform."""
+        options = self.resolved(platform)
+        module = PatchModule(options)
+
+        def init(key: Array) -> Params:
+            z = jnp.zeros((1, math.prod(options.shape)), jnp.int32)
+            return module.init(key, z, jnp.zeros((1,)))["params"]
+
+        counted = functools.partial(forward_flops, options=options)
+        bind = Binding(options, module, blockwise=False)
+        return Network(
+            init, bind, not self.time_conditioning, flops=counted, padding=self._padding()
+        )
+
+    def _padding(self) -> int:
+        """Returns the number of entries of embedding and head that stand for no level."""
+        levels = self.vocab_size
+        entries = (rounded(levels + 1) - levels - 1) * self.embedding
+        columns = 0 if self.is_ordinal else rounded(levels) - levels
+        return entries + columns * (self.head_size + self.head_bias)
+
+
+class PatchModule(TransformerModule):
+    """Transformer whose tokens are patches and whose features are those of single dimensions."""
+
+    def setup(self):
+        super().setup()
+        o = self.options
+        self.head_in = Linear(o.dimensions * o.head_size, self.compute_dtype, bias=True)
+
+    def features(self, z_BxL, t_B, segments=None, label=None, keys=None, index=None) -> Array:
+        """Returns h [B, L, D] of all dimensions, or [B, P, D] of those of index [B, P]."""
+        h_BxLxD = super().features(z_BxL, t_B, segments, label, keys)
+        return h_BxLxD if index is None else rows(h_BxLxD, index)
+
+    def _vectors(self, table: Array, z_BxL: Array) -> Array:
+        """Looks up the levels; [B, N, D] with those of a patch side by side."""
+        o = self.options
+        return patches(table[z_BxL].reshape(-1, *o.shape[:2], o.shape[2] * o.embedding), o.patch)
+
+    def _headed(self, x_BxNxD: Array, condition_BxGxD: Array | None) -> Array:
+        o = self.options
+        h_BxNxD = self.head_in(super()._headed(x_BxNxD, condition_BxGxD))
+        shape = (*o.shape[:2], o.shape[2] * o.head_size)
+        return unpatched(h_BxNxD, shape, o.patch).reshape(len(h_BxNxD), -1, o.head_size)
+
+
+def forward_flops(params: Params, length: int, block: int = 0, *, options: DiT) -> float:
+    """Returns the FLOPs of a forward pass per dimension of an image.
+
+    2 for each weight of a linear layer and patch, or dimension for the head, and 4 N D for each
+    layer and patch, with N patches.
+    """
+    del block
+    per_patch, per_dimension = 4.0 * math.prod(options.grid) * options.size * options.depth, 0.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = [key.key for key in path]
+        if names[-1] != "kernel" or names[-2] in OF_A_SEQUENCE:
+            continue
+        if names[0] == "head":
+            per_dimension += 2.0 * math.prod(leaf.shape)
+        else:
+            per_patch += 2.0 * math.prod(leaf.shape)
+    return per_dimension + per_patch / options.dimensions

@@ -1,0 +1,170 @@
+"""Arrays in safetensors files: read one by one from a folder, written in files of limited size.
+
+A file is 8 bytes, the length of its header, then the header, JSON with type, shape and place of
+each array, then the arrays. Several files of a folder have an index, which names the file of each
+array.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, read_range
+
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Name of a type in the format -> that of numpy.
+TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+# Largest file that is written.
+FILE_BYTES = 5 * 2**30
+
+
+class Stored(NamedTuple):
+    """Place of one array: its bytes [start, stop) in a file."""
+
+    file: Place
+    type: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Tensors(Mapping):
+    """Arrays of a folder by name. Each is read when it is asked for, and no other with it.
+
+    UserError for a folder without safetensors, a missing or damaged file, and an unknown name.
+    """
+
+    def __init__(self, folder: Place):
+        self.folder = folder
+        self._stored: dict[str, Stored] = {}
+        for file in _files(folder):
+            self._stored |= _header(file)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        found = self.stored(name)
+        raw = read_range(found.file, found.start, found.stop)
+        return np.frombuffer(raw, jnp.dtype(TYPES[found.type])).reshape(found.shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array without reading it."""
+        return self.stored(name).shape
+
+    def stored(self, name: str) -> Stored:
+        """Returns the place of an array."""
+        if name not in self._stored:
+            raise UserError(f"{self.folder} holds no array {name!r}, which the model needs")
+        return self._stored[name]
+
+    def count(self, pattern: str) -> int:
+        """Returns 1 + the largest number that the group of a pattern matches in names; 0: none."""
+        found = (re.match(pattern, name) for name in self._stored)
+        return max((int(match.group(1)) + 1 for match in found if match), default=0)
+
+
+def is_folder(folder: Place) -> bool:
+    """Returns whether a folder holds safetensors."""
+    return folder.is_dir() and any(path.suffix == ".safetensors" for path in folder.iterdir())
+
+
+def _files(folder: Place) -> list[Place]:
+    """Returns the files of the model; UserError if there is none, or if one is missing."""
+    if (folder / INDEX).exists():
+        names = sorted(set(_json(folder / INDEX)["weight_map"].values()))
+        missing = [name for name in names if not (folder / name).exists()]
+        if missing:
+            raise UserError(
+                f"{folder} lacks {missing[0]}, one of the {len(names)} files that {INDEX} names: "
+                "fetch it again"
+            )
+        return [folder / name for name in names]
+    names = sorted(path.name for path in folder.iterdir())
+    found = [name for name in names if name.endswith(".safetensors")]
+    if FILE in found:
+        found = [FILE]
+    if len(found) == 1:
+        return [folder / found[0]]
+    if found:
+        raise UserError(f"{folder} holds {len(found)} safetensors files and no {INDEX}")
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if pickles:
+        raise UserError(
+            f"{folder}/{pickles[0]} is a pickle, which runs code when it is read: convert it where "
+            "you trust it, with torch.load(FILE, weights_only=True) and "
+            "safetensors.torch.save_file(arrays, 'model.safetensors')"
+        )
+    raise UserError(f"{folder} holds no safetensors file")
+
+
+def _header(file: Place) -> dict[str, Stored]:
+    """Reads where the arrays of a file lie; UserError if it is damaged."""
+    size = file.stat().length
+    try:
+        length = int.from_bytes(read_range(file, 0, 8), "little")
+        fields = json.loads(read_range(file, 8, 8 + min(length, size)))
+        fields.pop("__metadata__", None)
+        found = {name: _stored(file, 8 + length, entry) for name, entry in fields.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is not a safetensors file, or its start is damaged") from error
+    end = max((stored.stop for stored in found.values()), default=8 + length)
+    if end > size:
+        raise UserError(f"{file} is cut short: it has {size} bytes of {end}; fetch it again")
+    return found
+
+
+def _stored(file: Place, begin: int, entry: Mapping[str, Any]) -> Stored:
+    start, stop = (begin + offset for offset in entry["data_offsets"])
+    if entry["dtype"] not in TYPES:
+        raise UserError(f"{file} has arrays of the unknown type {entry['dtype']}")
+    return Stored(file, entry["dtype"], tuple(entry["shape"]), start, stop)
+
+
+def _json(file: Place) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file} is not readable JSON: {error}") from error
+
+
+def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> None:
+    """Writes arrays into one file, or into several of at most `most` bytes with an index.
+
+    An array may be split over devices; each is fetched when its file is written.
+    """
+    from safetensors.numpy import save
+
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, array in arrays.items():
+        if groups[-1] and size + array.nbytes > most:
+            groups, size = [*groups, []], 0
+        groups[-1].append(name)
+        size += array.nbytes
+    where = {}
+    for number, group in enumerate(groups, start=1):
+        file = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else FILE
+        parts = {name: np.ascontiguousarray(arrays[name]) for name in group}
+        (folder / file).write_bytes(save(parts, metadata={"format": "md4_jax"}))
+        where |= dict.fromkeys(group, file)
+    if len(groups) > 1:
+        total = sum(array.nbytes for array in arrays.values())
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

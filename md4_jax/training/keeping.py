@@ -1,0 +1,100 @@
+"""Rules by which checkpoints are kept, and the best of those that were evaluated."""
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from orbax.checkpoint import checkpoint_managers as rules
+
+from md4_jax.experiment import Experiment
+from md4_jax.options import CheckpointOptions
+from md4_jax.protocols import UserError
+
+
+class Best(NamedTuple):
+    """Checkpoint with the lowest evaluation: its step, the value and its standard error."""
+
+    step: int
+    value: float
+    error: float
+
+
+class Kept(NamedTuple):
+    """Description of a checkpoint for Orbax's rules, which look at the step alone."""
+
+    step: int
+    metrics: None = None
+    time: None = None
+
+
+def kept_by(options: CheckpointOptions, best: int | None) -> list[rules.PreservationPolicy]:
+    """Returns the rules in force; a checkpoint is kept if one of them keeps it.
+
+    best: step of the best checkpoint, None if there is none.
+    """
+    found = [rules.LatestN(options.keep)]
+    if options.keep_every:
+        found.append(rules.EveryNSteps(options.keep_every))
+    if best is not None:
+        found.append(rules.CustomSteps([best]))
+    return found
+
+
+def surplus(steps: Iterable[int], options: CheckpointOptions, best: int | None) -> list[int]:
+    """Returns the steps, of ascending ones, whose checkpoints no rule keeps."""
+    found = [Kept(step) for step in steps]
+    rule = rules.AnyPreservationPolicy(kept_by(options, best))
+    keeps = rule.should_preserve(found, context=rules.PreservationContext())
+    return [one.step for one, is_kept in zip(found, keeps, strict=True) if not is_kept]
+
+
+def check_best(experiment: Experiment) -> None:
+    """Raises UserError if checkpoint.best names no evaluator that can compare checkpoints."""
+    name, evals = experiment.checkpoint.best, experiment.evals
+    if not name:
+        if experiment.eval.checkpoint == "best":
+            raise UserError(
+                "eval.checkpoint='best' needs checkpoint.best, the name of an evaluator by which "
+                "checkpoints are compared, such as 'validation'"
+            )
+        return
+    if name not in evals:
+        raise UserError(
+            f"checkpoint.best={name!r} is not an evaluator; those under evals are "
+            f"{', '.join(sorted(evals))}"
+        )
+    if not getattr(evals[name], "main_figure", ""):
+        kind = experiment.config["evals"][name]["name"]
+        raise UserError(
+            f"checkpoint.best={name!r} needs an evaluator with a number to compare checkpoints by, "
+            f"such as a likelihood; evals.{name}.name={kind!r} has none"
+        )
+    if not evals[name].every:
+        raise UserError(
+            f"checkpoint.best={name!r} compares evaluations while training, and "
+            f"evals.{name}.every=0: set it to a number of steps"
+        )
+
+
+def figure_of(experiment: Experiment) -> str:
+    """Returns the number of metrics.jsonl by which checkpoints are compared, '' for none."""
+    name = experiment.checkpoint.best
+    return f"{name}/{experiment.evals[name].main_figure}" if name else ""
+
+
+def best_of(rows: Iterable[Mapping[str, Any]], figure: str, steps: Container[int]) -> Best | None:
+    """Returns the checkpoint with the lowest figure, of equal ones the first; None without any.
+
+    rows: those of metrics.jsonl. steps: the checkpoints that exist. Figures that are not finite
+    do not count.
+    """
+    found = [
+        Best(row["step"], row[figure], row.get(f"{figure}_se", math.nan))
+        for row in rows
+        if row["step"] in steps and _is_finite(row.get(figure))
+    ]
+    return min(found, key=lambda one: (one.value, one.step), default=None)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

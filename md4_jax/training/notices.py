@@ -1,0 +1,94 @@
+"""Reasons to stop or to save that come from outside of a run: signals and the clock."""
+
+import signal
+import time
+from typing import NamedTuple
+
+import jax
+
+from md4_jax.runtime.sharding import max_of_each
+
+# Reason to stop when the time budget is spent; the other reasons are signal numbers above 1.
+BUDGET = 1
+# Seconds between two exchanges of several processes; each waits for the devices.
+PAUSE = 1.0
+
+
+class Signals:
+    """Records SIGTERM and Ctrl-C, so that the loop stops after the current step, and SIGHUP.
+
+    SIGHUP says that the terminal is gone, which is a reason to save but not to stop. It stays
+    ignored if it was, as nohup does.
+    """
+
+    def __init__(self):
+        self.number: int | None = None
+        self.hung_up = False
+        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGTERM, signal.SIGINT)}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
+
+    def _hang_up(self, number: int, frame: object) -> None:
+        del number, frame
+        self.hung_up = True
+
+    def _note(self, number: int, frame: object) -> None:
+        del frame
+        if self.number is not None:  # second signal: stop at once
+            self.release()
+            signal.raise_signal(number)
+        self.number = number
+
+    def release(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Notice(NamedTuple):
+    """Answer after a step, alike on all processes.
+
+    stop  0, BUDGET, or the number of a signal that any process received
+    save  whether the last save is too long ago, or the terminal is gone
+    """
+
+    stop: int = 0
+    save: bool = False
+
+
+class Notices:
+    """Decides after each step whether to stop or to save.
+
+    Several processes exchange what they know about once in PAUSE seconds, at the same steps. The
+    number of steps between two exchanges follows from the time that the slowest process took since
+    the last one. It at most doubles each time.
+
+    budget  seconds until the run stops; 0: none
+    pause   seconds between saves; 0: any
+    """
+
+    def __init__(self, signals: Signals, budget: float, pause: float):
+        self._signals, self._budget, self._pause = signals, budget, pause
+        self._began = self._saved = self._met = time.monotonic()
+        self._stride = self._left = 1
+
+    def saved(self) -> None:
+        """Notes that a save begins."""
+        self._saved, self._signals.hung_up = time.monotonic(), False
+
+    def after_step(self) -> Notice:
+        """Returns what to do; every process must call it after each step."""
+        now = time.monotonic()
+        is_over = 0 < self._budget <= now - self._began
+        stop = self._signals.number or BUDGET * is_over
+        save = self._signals.hung_up or 0 < self._pause <= now - self._saved
+        if jax.process_count() == 1:
+            return Notice(stop, save)
+        self._left -= 1
+        if self._left:
+            return Notice()
+        taken = int(1000 * (now - self._met))
+        stop, save, taken = max_of_each([stop, int(save), taken])
+        self._met = time.monotonic()
+        fitting = int(1000 * PAUSE * self._stride / max(taken, 1))
+        self._stride = self._left = max(1, min(fitting, 2 * self._stride))
+        return Notice(stop, bool(save))

@@ -1,0 +1,112 @@
+"""Every config trains for 20 steps, is evaluated and sampled: small, on data of its own source."""
+
+import functools
+import json
+import math
+
+import pytest
+import runs
+import stand_ins
+from every_config import spelled
+
+from md4_jax.config import schema
+from md4_jax.config.load import flatten
+from md4_jax.data import SOURCES
+from md4_jax.data.images import ImageSource
+
+SMALL = {
+    "data.length": 32,
+    "data.validation": 20,
+    "data.test": 20,
+    "network.size": 32,
+    "network.depth": 1,
+    "network.heads": 2,
+    "network.hidden": 64,
+    "network.kv_heads": 0,
+    "network.scan_blocks": False,
+    "objective.block": 8,
+    "objective.timesteps": 16,
+    "process.timesteps": 16,
+    "optim.warmup_steps": 4,
+    "train.num_steps": 20,
+    "train.batch_size": 4,
+    "train.microbatches": 1,
+    "evals.*.every": 0,
+    "evals.*.batch_size": 4,
+    "evals.*.draws": 1,
+    "evals.*.limit": 8,
+    "evals.*.objective.block": 8,
+    "evals.*.objective.timesteps": 16,
+    "evals.ngrams.final": False,
+    "sample.num": 1,
+    "sample.batch_size": 1,
+    "sample.steps": 2,
+    "sample.length": 0,
+    "sample.memory": 0,
+    "log.every": 10,
+    "mesh.data": 1,
+    "mesh.fsdp": 1,
+    "mesh.tensor": 1,
+}
+# test_families.py runs these, with other objectives and samplers beside them.
+ELSEWHERE = "configs/families.py"
+ALL = [name for name in spelled() if not name.startswith(ELSEWHERE)]
+# One with masks and characters, one with uniform noise and GPT-2's vocabulary, one by blocks.
+QUICK = ("configs/text8.py", "configs/udlm_owt.py", "configs/block_owt.py")
+MARKED = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow, id=name) for name in ALL
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(here, tmp_path_factory):
+    """A cache directory in which all public data lies."""
+    folder = tmp_path_factory.mktemp("published")
+    for make in stand_ins.ALL:
+        make(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MD4_JAX_CACHE", str(folder))
+        yield
+
+
+def small(config: dict) -> dict[str, str]:
+    """The keys of a config that are made small; an image keeps its size."""
+    found = {key: SMALL.get(key, SMALL.get(schema.kind(key))) for key, _ in flatten(config)}
+    if issubclass(SOURCES[config["data"]["name"]], ImageSource):
+        del found["data.length"]
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+@pytest.fixture(scope="module")
+def ended(run, tmp_path_factory):
+    """Runs a config once, small; configs that differ in what is made small alone are one run."""
+
+    @functools.cache
+    def of(reduced: str):
+        name, keys = first[reduced]
+        workdir = tmp_path_factory.mktemp("run") / "small"
+        words = [f"--config.{key}={value}" for key, value in keys.items()]
+        return run("--config", name, "--workdir", workdir, *words), workdir
+
+    first = {}
+
+    def ended(name: str):
+        keys = small(schema.load_config(name, {}))
+        reduced = json.dumps(schema.load_config(name, keys), sort_keys=True)
+        first.setdefault(reduced, (name, keys))
+        return of(reduced)
+
+    return ended
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_config_trains_evaluates_and_samples(name, ended):
+    found, workdir = ended(name)
+    assert found.code == 0, found
+    rows = runs.rows(workdir)
+    assert [row["step"] for row in rows] == [10, 20]
+    loss = next(key for key in ("train_bits_per_token", "train_loss_bits") if key in rows[0])
+    assert all(math.isfinite(row[loss]) for row in rows) and rows[0][loss] != rows[1][loss]
+    result = runs.evaluated(workdir)
+    assert result["step"] == 20 and 0 < result["bits_per_token"] < math.inf
+    assert runs.evaluated(workdir, "samples")["step"] == 20

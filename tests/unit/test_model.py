@@ -1,0 +1,373 @@
+"""Models of other projects and of this one, as `md4_jax.load` returns them."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from peer_folders import TOLD, answers, peer_folder, tokenizer
+from safetensors.numpy import load_file, save_file
+
+import md4_jax
+from md4_jax.config import build, files
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
+from md4_jax.model import hub, importing
+from md4_jax.model.model import Model
+from md4_jax.protocols import UserError
+from md4_jax.runtime import tensors
+from md4_jax.runtime.paths import Place
+from md4_jax.training.loop import fresh_state
+
+ROOT = Path(__file__).parents[2]
+CLOSE = 1e-4  # times are computed from sigma
+TOKEN = np.arange(16) % 11
+
+
+def time_of(model, sigma) -> np.ndarray:
+    """t with this sigma."""
+    noise = -np.expm1(-np.asarray(sigma, np.float64))
+    return np.asarray(model.experiment.process.schedule.inverse(noise))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{name: folder} of all instances."""
+    directory = tmp_path_factory.mktemp("peers")
+    return {name: peer_folder(directory, name) for name in TOLD}
+
+
+@pytest.fixture(scope="module")
+def mdlm(folders):
+    return md4_jax.load(folders["mdlm"])
+
+
+def test_importing_the_package_does_not_import_jax():
+    script = "import sys, md4_jax; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize("name", [name for name in TOLD if name.startswith("md4")])
+def test_models_of_md4(name, folders):
+    told = answers(name)
+    found = md4_jax.load(folders[name]).logits(told["z"], 0.0 if told["t"] is None else told["t"])
+    np.testing.assert_allclose(found, np.asarray(told["outputs"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_mdlm_is_told_the_noise_only_if_its_config_says_so(timed, tmp_path):
+    told = answers("mdlm")
+    model = md4_jax.load(peer_folder(tmp_path, "mdlm", time_conditioning=timed))
+    found = model.logits(told["z"], time_of(model, told["sigma"]))
+    expected = told["outputs" if timed else "outputs_sigma_zero"]
+    np.testing.assert_allclose(found, np.asarray(expected)[..., :11], atol=CLOSE)
+
+
+def test_duo(folders):
+    model, told = md4_jax.load(folders["duo"]), answers("duo")
+    found = model.logits(told["z"], time_of(model, told["sigma"]))
+    np.testing.assert_allclose(found, np.asarray(told["outputs"]), atol=CLOSE)
+    # The symbol that Duo has for a mask, and never uses, has no text.
+    assert model.domain.vocab_size == 12 and model.domain.decode([0, 11, 1]) == "ab"
+
+
+def test_bd3lm(folders):
+    model, told = md4_jax.load(folders["bd3lm"]), answers("bd3lm")
+    denoiser = model.experiment.network.denoiser(model.params)
+    z, clean = np.asarray(told["z"]), np.asarray(told["clean"])
+    h = jax.jit(lambda z, clean: denoiser.blocks.features(z, np.zeros((3, 4)), clean, 4))(z, clean)
+    expected = np.asarray(told["outputs_sigma_zero"])[..., :11]
+    np.testing.assert_allclose(denoiser.unembed(h), expected, atol=1e-5)
+    assert model.experiment.objective.block == 4
+
+
+def test_sedd_with_masks(folders):
+    model, told = md4_jax.load(folders["sedd_absorb"]), answers("sedd_absorb")
+    z, sigma = np.asarray(told["z"]), np.asarray(told["sigma"])
+    found = model.logits(z, time_of(model, sigma)) - np.log(np.expm1(sigma) * 11)[:, None, None]
+    expected = np.asarray(told["outputs"])[..., :11]
+    np.testing.assert_allclose(found[z == 11], expected[z == 11], atol=CLOSE)
+    assert model.experiment.objective.scaled
+
+
+def test_sedd_with_uniform_noise(folders):
+    model, told = md4_jax.load(folders["sedd_uniform"]), answers("sedd_uniform")
+    z, t = np.asarray(told["z"]), time_of(model, told["sigma"])
+    found = model.experiment.process.log_score(model.logits(z, t), z, t)
+    np.testing.assert_allclose(found, np.asarray(told["outputs"]), atol=CLOSE)
+
+
+def test_radd(folders):
+    model, told = md4_jax.load(folders["radd"]), answers("radd")
+    expected = np.asarray(told["logits"])[..., :11]
+    np.testing.assert_allclose(model.logits(told["z"]), expected, atol=1e-5)
+    assert model.config["objective"]["name"] == "lambda_dce"
+
+
+def test_llada(folders):
+    model, told = md4_jax.load(folders["llada"]), answers("llada")
+    expected = np.asarray(told["outputs"])[..., :125]
+    np.testing.assert_allclose(model.logits(told["z"]), expected, atol=1e-5)
+    with pytest.raises(UserError, match="no symbol of the model"):
+        model.score("ab<|special_0|>")
+
+
+def test_sizes_and_heads_need_no_config(tmp_path):
+    """Only what arrays cannot tell is asked for."""
+    folder = peer_folder(tmp_path, "mdlm")
+    (folder / "config.json").write_text(json.dumps({"model_type": "mdlm"}))
+    found = md4_jax.load(folder).logits(answers("mdlm")["z"])
+    expected = np.asarray(answers("mdlm")["outputs_sigma_zero"])[..., :11]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("gone", ["output_layer.linear.weight", "vocab_embed.embedding"])
+def test_a_tied_head_is_stored_under_either_name(gone, tmp_path):
+    folder = peer_folder(tmp_path, "bd3lm")
+    arrays = load_file(folder / "model.safetensors")
+    both = ("backbone.output_layer.linear.weight", "backbone.vocab_embed.embedding")
+    arrays |= dict.fromkeys(both, arrays[both[1]])
+    save_file(arrays, folder / "model.safetensors")
+    untied = md4_jax.load(folder).logits(answers("bd3lm")["z"])
+    del arrays[f"backbone.{gone}"]
+    save_file(arrays, folder / "model.safetensors")
+    model = md4_jax.load(folder)
+    assert model.config["network"]["tied"]
+    np.testing.assert_allclose(model.logits(answers("bd3lm")["z"]), untied, atol=1e-5)
+
+
+def sharded(folder: Place, count: int = 3) -> None:
+    """Splits a folder's file into several with an index."""
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    where = {}
+    for number in range(count):
+        part = dict(list(arrays.items())[number::count])
+        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        save_file(part, folder / file)
+        where |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
+def test_sharded_files(tmp_path, mdlm):
+    folder = peer_folder(tmp_path, "mdlm")
+    sharded(folder)
+    assert np.array_equal(md4_jax.load(folder).logits(TOKEN), mdlm.logits(TOKEN))
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match="lacks model-00002-of-00003.safetensors, one of the 3"):
+        md4_jax.load(folder)
+
+
+def test_bfloat16_is_widened(tmp_path, mdlm):
+    folder = peer_folder(tmp_path, "mdlm")
+    arrays = load_file(folder / "model.safetensors")
+    narrow = {name: array.astype(jax.numpy.bfloat16) for name, array in arrays.items()}
+    (folder / "model.safetensors").unlink()
+    tensors.write(Place(folder), narrow)
+    found = md4_jax.load(folder)
+    leaves = jax.tree.leaves(found.params)
+    assert {leaf.dtype for leaf in leaves} == {np.dtype("float32")}
+    np.testing.assert_allclose(found.logits(TOKEN), mdlm.logits(TOKEN), atol=0.2)
+
+
+def cut(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def renamed(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt_bigcode"}))
+
+
+def other_tokenizer(folder):
+    tokenizer(9).save(str(folder / "tokenizer.json"))
+
+
+def other_size(folder):
+    (folder / "config.json").write_text(json.dumps({**TOLD["mdlm"], "hidden_dim": 64}))
+
+
+def wrong_shape(folder):
+    arrays = load_file(folder / "model.safetensors")
+    arrays["backbone.blocks.1.attn_out.weight"] = np.zeros((32, 16), np.float32)
+    save_file(arrays, folder / "model.safetensors")
+
+
+def array_gone(folder):
+    arrays = load_file(folder / "model.safetensors")
+    del arrays["backbone.blocks.1.attn_out.weight"]
+    save_file(arrays, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (cut, "model.safetensors is cut short: it has .* bytes of"),
+        (pickled, "pytorch_model.bin is a pickle, which runs code when it is read: convert it"),
+        (renamed, "is of no known architecture .*gpt_bigcode.*: known are mdlm, bd3lm, duo"),
+        (other_tokenizer, "the tokenizer has 9 symbols, and the model in .* 11: give the one"),
+        (other_size, "config.json says hidden_dim=64, and its arrays have 32"),
+        (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), and .* \(32, 32\)"),
+        (array_gone, "holds no array 'backbone.blocks.1.attn_out.weight'"),
+        (shutil.rmtree, "there is no folder"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_errors_are_one_sentence(damage, said, tmp_path):
+    folder = peer_folder(tmp_path, "mdlm")
+    damage(folder)
+    with pytest.raises(UserError, match=said) as caught:
+        md4_jax.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_saved_and_loaded_it_draws_the_same_samples(mdlm, tmp_path):
+    model = md4_jax.load(mdlm.save(tmp_path / "saved"))
+    first, second = (m.sample(num=3, steps=4, seed=7) for m in (mdlm, model))
+    assert first.texts == second.texts and np.array_equal(first.tokens, second.tokens)
+    assert (tmp_path / "saved" / "README.md").read_text().startswith("---\nlibrary_name: md4_jax")
+    assert np.array_equal(mdlm.logits(TOKEN), model.logits(TOKEN))
+
+
+def test_what_is_saved_can_be_split_over_files(mdlm, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors.write, "__defaults__", (50_000,))
+    folder = mdlm.save(tmp_path / "saved")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert np.array_equal(md4_jax.load(folder).logits(TOKEN), mdlm.logits(TOKEN))
+
+
+def test_samples_keep_the_prompt_and_take_the_options_of_the_section(mdlm):
+    drawn = mdlm.sample(num=2, prompt="abc", sampler="confidence", steps=4, trace=True)
+    assert [text[:3] for text in drawn.texts] == ["abc", "abc"] and drawn.tokens.shape == (2, 16)
+    assert drawn.trace.final_words()[:3] == ["a", "b", "c"]
+    assert drawn.evaluations.tolist() == [4, 4]
+    with pytest.raises(UserError, match="unknown key in sample 'stepz'; did you mean 'steps'"):
+        mdlm.sample(stepz=4)
+    with pytest.raises(UserError, match="unknown sample.name"):
+        mdlm.sample(sampler="annealed")
+
+
+def test_infilling_ends_with_the_text(mdlm):
+    found = mdlm.infill("ab__cd_", num=3, steps=4)
+    assert {(len(t), t[:2], t[4:6]) for t in found.texts} == {(7, "ab", "cd")}
+    assert found.tokens.shape == (3, 7)
+
+
+def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
+    mdlm.sample(num=2, steps=4)
+    before = len(mdlm._programs)
+    mdlm.sample(num=2, steps=4, seed=1)
+    assert len(mdlm._programs) == before
+    mdlm.sample(num=2, steps=5)
+    assert len(mdlm._programs) == before + 1
+
+
+def test_the_hubs_cache_is_enough(folders, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    cache = tmp_path / "models--kuleshov-group--mdlm-owt"
+    shutil.copytree(folders["mdlm"], cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert md4_jax.load("hf:kuleshov-group/mdlm-owt").length == 16
+    with pytest.raises(UserError, match="hf:nobody/nothing is not in the hub's cache and cannot"):
+        md4_jax.load("hf:nobody/nothing")
+
+
+def test_pushing_uploads_what_is_saved(mdlm, monkeypatch):
+    class Interface:
+        def create_repo(self, name, **options):
+            return f"hub/{name}"
+
+        def upload_folder(self, *, repo_id, folder_path):
+            names = sorted(path.name for path in Place(folder_path).iterdir())
+            assert names == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+
+    monkeypatch.setattr(hub, "_library", lambda: types.SimpleNamespace(HfApi=Interface))
+    assert mdlm.push("user/name") == "hub/user/name"
+
+
+def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
+    changes = {"train.num_steps": "2", "optim.warmup_steps": "0"}
+    importing.run(str(folders["mdlm"]), changes, Place(tmp_path / "run"))
+    run = md4_jax.load(tmp_path / "run")
+    assert run.step == 0 and run.config["train"]["num_steps"] == 2
+    assert np.array_equal(run.logits(TOKEN), mdlm.logits(TOKEN))
+    saved = md4_jax.load(run.save(tmp_path / "saved"))
+    assert saved.sample(num=2, steps=3).texts == run.sample(num=2, steps=3).texts
+    with pytest.raises(UserError, match="holds a run already: choose another --workdir"):
+        importing.run(str(folders["mdlm"]), {}, Place(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_loading_holds_the_parameters_and_little_more(tmp_path):
+    """Less than 1.5 of the largest of 4 files besides, onto a mesh of 1 x 4 devices."""
+    command = [sys.executable, "tools/loading.py", "--gigabytes", "0.4", "--shards", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["parameters"] > 3e8
+    assert found["peak"] < found["limit"]
+
+
+ON_A_MESH = """
+import sys, jax, md4_jax
+model = md4_jax.load(sys.argv[1], {"mesh.data": 2, "mesh.tensor": 2})
+assert model.params["network"]["embedding"].sharding.shard_shape((128, 32)) == (64, 32)
+print(model.logits([[1, 2, 3, 11]] * 3).tolist())
+print(model.score(["abc", "abcdabcdabcdabcdabcd"]).nats.tolist())
+print(model.sample(num=3, steps=4).texts)
+"""
+
+
+@pytest.mark.slow
+def test_on_a_mesh_the_numbers_are_the_same(folders, mdlm):
+    """Two by two devices, and three rows, which these do not divide."""
+    flag = "--xla_force_host_platform_device_count=4"
+    command = [sys.executable, "-c", ON_A_MESH, str(folders["mdlm"])]
+    done = subprocess.run(
+        command, env={**os.environ, "XLA_FLAGS": flag}, capture_output=True, text=True, check=True
+    )
+    logits, nats, texts = map(ast.literal_eval, done.stdout.strip().splitlines())
+    np.testing.assert_allclose(logits, mdlm.logits([[1, 2, 3, 11]] * 3), atol=1e-5)
+    texts_here = mdlm.sample(num=3, steps=4).texts
+    assert texts == texts_here
+    here = mdlm.score(["abc", "abcdabcdabcdabcdabcd"])
+    assert np.all(np.abs(nats - here.nats) < 4 * here.nats_se * 2**0.5)
+
+
+def snippets(page: Path) -> list[str]:
+    """The indented Python of a page, with what its lines print."""
+    blocks = re.findall(r"(?:^    \S.*\n|^    .*\n|^\n(?=    ))+", page.read_text(), re.M)
+    return [textwrap.dedent(block) for block in blocks if "import md4_jax" in block]
+
+
+def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
+    """With a model of random parameters in place of the run that it names."""
+    config = files.load("quickstart")
+    config["network"] |= dict(size=16, depth=1, heads=2, hidden=32)
+    config["data"] |= dict(length=32)
+    alphabet = "".join(chr(c) for c in range(32, 127)) + "\n"
+    experiment = build.experiment(config, TextDomain(Characters(alphabet), 32))
+    params = fresh_state(experiment).ema
+    facts = {"commit": "unknown", "results": {}}
+    Model(experiment, params, 0, "", facts).save(tmp_path / "runs" / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = snippets(ROOT / "docs" / "python.md")
+    exec(snippet, {})
+    assert capsys.readouterr().out.startswith("ROMEO:")
+    assert md4_jax.load("folder").length == 32

@@ -1,0 +1,164 @@
+"""Stopping and saving by signals and by the clock, alike on all processes."""
+
+import signal
+import threading
+
+import pytest
+
+from md4_jax.training import notices
+from md4_jax.training.notices import BUDGET, Notice, Notices, Signals
+
+
+class Clock:
+    """A clock that each thread, which plays a process, advances by itself."""
+
+    def __init__(self):
+        self._own = threading.local()
+
+    def monotonic(self) -> float:
+        return getattr(self._own, "now", 100.0)
+
+    def advance(self, seconds: float) -> None:
+        self._own.now = self.monotonic() + seconds
+
+
+class Received:
+    """Signals of one process."""
+
+    number, hung_up = None, False
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(notices.time, "monotonic", made.monotonic)
+    return made
+
+
+@pytest.fixture
+def play(clock, monkeypatch):
+    """Runs processes(index, exchanges) in threads that exchange numbers; returns their answers."""
+
+    def play(process, count=2):
+        barrier, told, exchanges = threading.Barrier(count, timeout=20), {}, []
+
+        def max_of_each(numbers):
+            told[threading.get_ident()] = numbers
+            barrier.wait()
+            found = [max(column) for column in zip(*told.values(), strict=True)]
+            if barrier.wait() == 0:
+                exchanges.append(found)
+            return found
+
+        monkeypatch.setattr(notices.jax, "process_count", lambda: count)
+        monkeypatch.setattr(notices, "max_of_each", max_of_each)
+        answers = [[] for _ in range(count)]
+        threads = [
+            threading.Thread(target=lambda i=i: answers[i].extend(process(i)), daemon=True)
+            for i in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return answers, len(exchanges)
+
+    return play
+
+
+def test_one_process_decides_at_once(clock):
+    received = Received()
+    asked = Notices(received, budget=10.0, pause=3.0)
+    assert asked.after_step() == Notice(0, False)
+    clock.advance(3.0)
+    assert asked.after_step() == Notice(0, True)
+    asked.saved()
+    assert asked.after_step() == Notice(0, False)
+    clock.advance(7.0)
+    assert asked.after_step() == Notice(BUDGET, True)
+    received.number = signal.SIGTERM
+    assert asked.after_step().stop == signal.SIGTERM
+
+
+def test_without_a_budget_and_a_pause_the_clock_decides_nothing(clock):
+    asked = Notices(Received(), budget=0.0, pause=0.0)
+    clock.advance(1e9)
+    assert asked.after_step() == Notice(0, False)
+
+
+@pytest.mark.parametrize("seconds, most, late", [(0.01, 25, 1.1), (3.0, 1000, 3.0)])
+def test_processes_stop_at_the_same_step_and_seldom_wait(seconds, most, late, play, clock):
+    """Ten seconds or a hundred steps after the start one process of two gets a signal."""
+    steps = max(100, round(10 / seconds))
+
+    def process(index):
+        received = Received()
+        asked = Notices(received, budget=0.0, pause=0.0)
+        for step in range(1, 10 * steps):
+            clock.advance(seconds * (1.0 + 0.1 * index))
+            if step == steps and index == 1:
+                received.number = signal.SIGTERM
+            notice = asked.after_step()
+            if notice.stop:
+                return [(step, notice)]
+        return []
+
+    answers, exchanges = play(process)
+    assert answers[0] == answers[1] and answers[0][0][1].stop == signal.SIGTERM
+    assert 0 <= answers[0][0][0] - steps <= late / seconds - 1
+    assert exchanges < most if most < 1000 else exchanges == answers[0][0][0]
+
+
+def test_processes_save_and_end_together(play, clock):
+    """Only the clock of one of them says so."""
+
+    def process(index):
+        asked, found = Notices(Received(), budget=30.0, pause=5.0), []
+        for step in range(1, 400):
+            clock.advance(0.1 * (1 + index))
+            notice = asked.after_step()
+            if notice.save:
+                asked.saved()
+            if notice != Notice():
+                found.append((step, notice))
+            if notice.stop:
+                return found
+        return found
+
+    answers, _ = play(process)
+    assert answers[0] == answers[1]
+    assert 4 <= sum(notice.save for _, notice in answers[0]) <= 6
+    assert answers[0][-1][1].stop == BUDGET and 150 <= answers[0][-1][0] <= 165
+
+
+def test_a_signal_is_recorded_and_the_next_one_is_not():
+    before = signal.getsignal(signal.SIGTERM)
+    received = notices.Signals()
+    signal.raise_signal(signal.SIGTERM)
+    assert received.number == signal.SIGTERM
+    received.release()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_lost_terminal_saves_once_and_does_not_stop():
+    signals = Signals()
+    made = Notices(signals, 0.0, 0.0)
+    try:
+        assert made.after_step() == Notice()
+        signal.raise_signal(signal.SIGHUP)
+        assert made.after_step() == Notice(0, True)
+        made.saved()
+        assert made.after_step() == Notice()
+    finally:
+        signals.release()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+def test_a_hang_up_that_is_ignored_stays_so():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        Signals().release()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

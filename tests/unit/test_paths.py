@@ -1,0 +1,65 @@
+"""Files that are written whole or not at all."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from md4_jax.runtime import paths
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """What was flushed to the disk, in order: (kind, files of the directory at that time)."""
+    found, real = [], os.fsync
+
+    def noting(number):
+        what = os.readlink(f"/proc/self/fd/{number}")
+        is_directory = stat.S_ISDIR(os.fstat(number).st_mode)
+        directory = what if is_directory else os.path.dirname(what)
+        found.append((os.path.basename(what), sorted(os.listdir(directory))))
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    return found
+
+
+def test_the_content_is_on_the_disk_before_the_name_and_the_name_at_the_end(synced, tmp_path):
+    file = paths.place(tmp_path / "run" / "config.json")
+    file.parent.mkdir()
+    paths.replace(file, "new")
+    before = ("config.json.partial", ["config.json.partial"])
+    assert synced == [before, ("run", ["config.json"])]
+    assert file.read_text() == "new"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    file = paths.place(tmp_path / "config.json")
+    file.write_text("old")
+
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        paths.replace(file, "new")
+    assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize("number, is_fine", [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_whose_directories_cannot_be_flushed(number, is_fine, tmp_path, monkeypatch):
+    file, real = paths.place(tmp_path / "config.json"), os.fsync
+
+    def unable(opened):
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(opened)
+
+    monkeypatch.setattr(os, "fsync", unable)
+    if is_fine:
+        paths.replace(file, "new")
+    else:
+        with pytest.raises(OSError, match="Input/output"):
+            paths.replace(file, "new")
+    assert file.read_text() == "new"
