@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from md4_jax.auditor import audit
+from md4_jax.auditor.options import AuditOptions
 from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.schema import build_section, options_from
-from md4_jax.options import AuditOptions
 
 SYMBOLS = 3
 
