@@ -15,8 +15,8 @@ FILE = "config.json"
 # Where the data lies; whether it is the same data is checked by its tokens.
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
-FREE = ("mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
-FREE += ("audit.", "train.seconds", "data.store", "data.keep_files")
+FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
+FREE += ("train.seconds", "data.store", "data.keep_files")
 FREE += PLACES
 
 # Sections of an evaluator that the command line may add.

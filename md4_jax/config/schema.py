@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from md4_jax.auditor.options import AuditOptions
 from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
@@ -16,7 +17,6 @@ from md4_jax.evals import EVALUATORS
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
-    AuditOptions,
     BenchOptions,
     CheckpointOptions,
     DataOptions,
