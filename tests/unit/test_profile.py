@@ -3,6 +3,7 @@
 import itertools
 
 import exact
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,9 +106,11 @@ def test_samplers_of_given_numbers_reveal_these(schedule, counts):
         assert np.bincount(rounds).tolist() == counts
     np.testing.assert_allclose(np.sort(np.unique(made.time))[::-1], grid[:0:-1], rtol=1e-6)
     step, denoiser = Confidence("margin"), exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, 2)))
+    keys = exact.keys_for(1, 2)
+    call = jax.jit(lambda chain, s, t: step(denoiser, process, chain, s, t, keys))
     for s, t, count in zip(grid[-2::-1], grid[:0:-1], counts, strict=True):
         before = np.asarray(process.is_noise(chain.z)).sum(axis=1)
-        chain = step(denoiser, process, chain, jnp.float32(s), jnp.float32(t), exact.keys_for(1, 2))
+        chain = call(chain, jnp.float32(s), jnp.float32(t))
         assert (before - np.asarray(process.is_noise(chain.z)).sum(axis=1) == count).all()
 
 
