@@ -30,7 +30,8 @@ def get_config() -> ConfigDict:
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
                 name="masking",
                 # linear | polynomial(power) | cosine | shifted_cosine(shift) |
-                # geometric(minimum, maximum) | log_linear(eps) | clipped(eps)
+                # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
+                # clipped(eps)
                 schedule=dict(name="linear"),
                 conditioning="time",  # time input of the network: time | alpha | sigma | zero
             ),
@@ -42,7 +43,7 @@ def get_config() -> ConfigDict:
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
                 # uniform_elbo | cross_entropy, with process uniform |
                 # concrete_score(form, time), with process uniform |
-                # ctmc(passes, first_time), with process rates |
+                # ctmc(passes, first_time, cross_entropy), with process rates |
                 # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform or
                 # transition
                 name="md4",
@@ -112,9 +113,9 @@ def get_config() -> ConfigDict:
                 fsdp=1,
                 tensor=1,
             ),
-            # Evaluators under any names: likelihood | path | ngrams | information_profile |
-            # samples. Each runs every `every`
-            # steps (0: never), and with final=True also at the end and in --mode eval.
+            # Evaluators under any names: likelihood | path | ngrams | information_profile | samples |
+            # zero_shot | frechet (of images). Each runs every `every` steps (0: never), and with
+            # final=True also at the end and in --mode eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",
@@ -177,6 +178,7 @@ def get_config() -> ConfigDict:
                 stop="",  # end_of_text: a text ends with the block that has it; '': never
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none
+                guidance=1.0,  # weight of the label: 0 ignores it, 1 obeys it, more exaggerates it
                 stride=0,  # new tokens of each window, for longer text; 0: one window
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
@@ -191,7 +193,7 @@ def get_config() -> ConfigDict:
                 inpaint="",  # picture of which a part is filled; images only, as the next three
                 image_from="",  # or examples of the data: test:3, test:0,3,7
                 mask="",  # picture whose white is filled
-                box=(),  # or the rectangle that is: top, left, height, width
+                box="",  # or the rectangle that is: top,left,height,width
                 trace=False,  # write pictures of how the first sample evolves
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
             ),

@@ -22,5 +22,6 @@ def get_config():
     config.train.update(num_steps=2_000_000, batch_size=256)
     # As in the reference no training image is held out.
     config.evals.validation.update(split="test", every=10_000)
+    config.checkpoint.update(keep=5, keep_every=10_000)
     config.sample.update(steps=256, grid="cosine")
     return config

@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The GPU build where there is an NVIDIA driver; that of CUDA 13 needs version 580 or newer.
 build=""
 if [ -r /proc/driver/nvidia/version ]; then
-  driver="$(grep -oE '[0-9]+\.[0-9]+' /proc/driver/nvidia/version | head -n 1)"
+  driver="$(grep -m1 -oE '[0-9]{3,}\.[0-9]+' /proc/driver/nvidia/version || echo 0)"
   if [ "${driver%%.*}" -ge 580 ]; then build="[cuda13]"; else build="[cuda12]"; fi
 fi
 # shellcheck source=launch/environment.sh

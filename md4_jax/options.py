@@ -1,6 +1,7 @@
 """Config keys that do not depend on the `name` of their section, as dataclasses."""
 
 import dataclasses
+import math
 
 from md4_jax.protocols import UserError
 
@@ -98,6 +99,7 @@ class SampleOptions:
     stride      new tokens of each window, for text longer than in training; 0: one window, the
                 network sees the whole text at once
     label       class of the samples, for a network with classes; -1: none
+    guidance    weight w of the label: samples follow p(x | label)^w p(x)^(1 - w) at each step
     batch_size  sequences sampled at once
     seed        sample i depends on the seed and i alone
     trace       whether to write pictures of how the first sample evolves
@@ -116,6 +118,7 @@ class SampleOptions:
     stop: str = ""
     min_entropy: float = 0.0
     label: int = -1
+    guidance: float = 1.0
     batch_size: int = 16
     seed: int = 0
     trace: bool = False
@@ -131,6 +134,8 @@ class SampleOptions:
                 raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")
         if self.label < -1:
             raise UserError(f"sample.label must be a class or -1 for none, not {self.label}")
+        if not math.isfinite(self.guidance):
+            raise UserError(f"sample.guidance must be a finite number, not {self.guidance}")
         if self.stop not in ("", "end_of_text"):
             raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
 
@@ -148,7 +153,7 @@ class PromptOptions:
     inpaint    picture of the size of the data, of which a part is filled
     image_from examples of the data instead, by split and number: test:3, or test:0,3,7
     mask       picture of the same size: white is to be filled
-    box        rectangle to be filled instead: top, left, height, width
+    box        rectangle to be filled instead: top,left,height,width
     """
 
     prompt: str = ""
@@ -159,7 +164,7 @@ class PromptOptions:
     inpaint: str = ""
     image_from: str = ""
     mask: str = ""
-    box: tuple[int, ...] = ()
+    box: str = ""
 
     def __post_init__(self):
         if len(self.blank) != 1:

@@ -16,13 +16,18 @@ def prepare(root, splits: dict[str, int], name="tiny", version="1.0.0", images=N
     """
     folder = root / name / version
     folder.mkdir(parents=True)
+    name, _, variant = name.partition("/")
     features = {"text": tfds.features.Text(), "title": np.int64}
     example = lambda split, i: {"text": f"{split} ö {i}", "title": i}  # noqa: E731
     if images is not None:
         features, example = images
     made = tfds.core.DatasetInfo(
         builder=tfds.core.dataset_info.DatasetIdentity(
-            name=name, version=tfds.core.Version(version), data_dir=str(folder), module_name=""
+            name=name,
+            version=tfds.core.Version(version),
+            data_dir=str(folder),
+            module_name="",
+            config_name=variant or None,
         ),
         features=tfds.features.FeaturesDict(features),
     )

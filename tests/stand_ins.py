@@ -1,7 +1,9 @@
 """Public corpora and vocabularies, small, as they lie in the cache directory once downloaded."""
 
+import gzip
 import io
 import json
+import struct
 import tarfile
 from pathlib import Path
 
@@ -55,6 +57,20 @@ def text8(cache: Path) -> None:
     (cache / "text8").write_text(" ".join(WORDS * 400))
 
 
+def mnist(cache: Path) -> None:
+    """Writes MNIST's four files with 60 and 20 images."""
+    (cache / "mnist").mkdir()
+    for name, count in (("train", 60), ("t10k", 20)):
+        images = bytes(range(196)) * 4 * count
+        classes = bytes(n % 10 for n in range(count))
+        for kind, sizes, raw in (
+            ("images-idx3", (0x803, count, 28, 28), images),
+            ("labels-idx1", (0x801, count), classes),
+        ):
+            packed = gzip.compress(struct.pack(f">{len(sizes)}I", *sizes) + raw)
+            (cache / "mnist" / f"{name}-{kind}-ubyte.gz").write_bytes(packed)
+
+
 def gpt2(cache: Path) -> None:
     """Writes a byte-level vocabulary of two merges in place of GPT-2's."""
     from tokenizers import pre_tokenizers
@@ -67,4 +83,21 @@ def gpt2(cache: Path) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
 
 
-ALL = (openwebtext, lm1b, fineweb_edu, text8, gpt2)
+def cifar10(cache: Path) -> None:
+    """Writes a file of 60 images in the format of CIFAR-10's."""
+    record = bytes([3]) + bytes(range(256)) * 12
+    (cache / "cifar10.bin").write_bytes(record * 60)
+
+
+def downsampled_imagenet(cache: Path) -> None:
+    """Writes what TFDS prepares of ImageNet 64, with images of 16 pixels."""
+    from PIL import Image
+    from records import prepare, tfds
+
+    features = {"image": tfds.features.Image(shape=(16, 16, 3), encoding_format="png")}
+    image = lambda split, n: {"image": Image.new("RGB", (16, 16), (n, 99, 7))}  # noqa: E731
+    sizes = {"train": 40, "validation": 20}
+    prepare(cache, sizes, "downsampled_imagenet/64x64", "2.0.0", images=(features, image))
+
+
+ALL = (openwebtext, lm1b, fineweb_edu, text8, mnist, gpt2, cifar10, downsampled_imagenet)

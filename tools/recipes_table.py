@@ -21,8 +21,9 @@ import program
 PAGE, KEPT = program.ROOT / "docs" / "recipes.md", program.ROOT / "docs" / "recipes.json"
 MARKS = "<!-- the table below is written by tools/recipes_table.py -->\n", "\n<!-- end -->"
 NAME = re.compile(r"`(\w+\.py(?::\w+)?)`")
-# Symbols of random tokens in place of data.
-SYMBOLS = {"text8": 27, "bpe": 50257}
+# Symbols of random tokens in place of data; 0: those of the config's own domain, of images.
+SYMBOLS = {"text8": 27, "cifar10": 0, "imagenet64": 0}
+GPT2 = 50257
 MICROBATCHES = (1, 2, 4, 8)
 # Refusals by the compiler, and by the sum of what it counts: GiB, and GiB of the chip.
 TOO_LARGE = re.compile(
@@ -35,6 +36,11 @@ def published() -> list[str]:
     """Returns the configs of the page's table of sources, in its order."""
     rows = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     return list(dict.fromkeys(name for row in rows for name in NAME.findall(row)))
+
+
+def symbols(config: str) -> int:
+    """Returns the number of symbols of a config's data; 0 for images, which say it themselves."""
+    return next((size for name, size in SYMBOLS.items() if name in config), GPT2)
 
 
 def planned(config: str, topology: str) -> dict[str, Any]:
@@ -56,8 +62,7 @@ def planned(config: str, topology: str) -> dict[str, Any]:
 
 def numbers(config: str, topology: str, microbatches: int) -> dict[str, Any]:
     """Runs --mode plan with that many microbatches; returns what it prints."""
-    tokenizer = "text8" if "text8" in config else "bpe"
-    keys = f"plan.parts=train plan.random_tokens={SYMBOLS[tokenizer]}"
+    keys = f"plan.parts=train plan.random_tokens={symbols(config)}"
     words = [
         "--mode=plan",
         f"--topology={topology}",

@@ -33,6 +33,7 @@ CONTRACTS = {
     "process.schedule.base": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
     "objective": ("needs", "is_bound", "__call__"),
     "evals.*.objective": ("needs", "is_bound", "__call__"),
+    "evals.*.features": ("__call__",),
     "network": ("vocab_size", "build"),
     "optim": ("build",),
     "sample": ("needs", "level", "transform", "__call__"),

@@ -20,7 +20,7 @@ FREE += ("train.seconds", "data.store", "data.keep_files")
 FREE += PLACES
 
 # Sections of an evaluator that the command line may add.
-OF_EVALUATORS = ("data", "objective")
+OF_EVALUATORS = ("data", "objective", "features")
 
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
@@ -44,6 +44,7 @@ ADDED = {
     "network.rotary_base": 10_000.0,
     "network.tied": False,
     "network.time_embedding": "plain",
+    "objective.cross_entropy": 0.0,
     "optim.decayed": "matrices",
     "process.conditioning": "time",
 }

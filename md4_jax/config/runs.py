@@ -23,7 +23,7 @@ from md4_jax.training.report import METRICS
 from md4_jax.training.writers import read_rows
 
 # Values of `sample` that read no file, for a run that only judges or begins another.
-NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ()}
+NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ""}
 
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
 from md4_jax.data import SOURCES, TOKENIZERS
 from md4_jax.evals import EVALUATORS
+from md4_jax.evals.features import FEATURES
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
@@ -55,6 +57,7 @@ REGISTRIES = {
     "optim": OPTIMIZERS,
     "evals.*": EVALUATORS,
     "evals.*.objective": {"auto": Tightest, **OBJECTIVES},
+    "evals.*.features": FEATURES,
     "sample": SAMPLERS,
 }
 CLASSES = {
@@ -80,7 +83,7 @@ LATER = {
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
-SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective")
+SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective", "features")
 
 
 def kind(path: str) -> str:
@@ -266,6 +269,7 @@ def load_config(
         config[name] = dataclasses.asdict(options) | config.get(name, {})
     config_lib.override(config, assignments, accepts)
     check_keys(config)
+    config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir)
     return config

@@ -60,6 +60,13 @@ def files(dataset: str, folder: str) -> list[HubFile]:
     return found
 
 
+def model_file(model: str, name: str) -> pathlib.Path:
+    """Returns the path of a file of a model, OWNER/NAME, which is downloaded if it is missing."""
+    path = cache_root() / "hub" / "models" / model / name
+    url = f"{_address()}/{model}/resolve/main/{_quoted(name, '/')}"
+    return fetch(url, path, headers=_login(), instead=f"Fetch it elsewhere and put it at {path}")
+
+
 def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
     base = f"{_address()}/api/datasets/{dataset}"
     try:

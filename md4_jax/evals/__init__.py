@@ -13,6 +13,7 @@ experiment. The key is evals.NAME, the name of the section in the config. --eval
 kind without a section with its default options.
 """
 
+from md4_jax.evals.frechet import FrechetDistance
 from md4_jax.evals.information_profile import InformationProfile
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
@@ -21,6 +22,7 @@ from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.zero_shot import ZeroShot
 
 EVALUATORS = {
+    "frechet": FrechetDistance,
     "information_profile": InformationProfile,
     "likelihood": LikelihoodBound,
     "ngrams": NGramModels,

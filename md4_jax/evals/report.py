@@ -35,6 +35,15 @@ def label(name: str, split: str) -> str:
     return name if name == split else f"{name} ({split} split)"
 
 
+def quality(result: Mapping[str, Any]) -> str:
+    """Formats the comparison of samples with images."""
+    others = ("split", "samples", "images", "copies", "picture")
+    numbers = {k: v for k, v in result.items() if k not in others}
+    words = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items())
+    copies = f"; {result['copies']} copies of training images" if "copies" in result else ""
+    return f"{words} ({result['samples']} samples, {result['images']} images){copies}"
+
+
 def learned(process: Any, domain: Any, most: int = 10) -> str:
     """Formats learned values of symbols: their range, and the largest and smallest ones."""
     lines = []

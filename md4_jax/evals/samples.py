@@ -1,6 +1,7 @@
 """Samples of the model: drawn, written, printed and, if there is a judge, judged."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -79,28 +80,36 @@ def _written(
 
 
 def drawn_samples(
-    experiment: Experiment, params: Params, programs: dict, prompts: list[Prompt] | None = None
+    experiment: Experiment,
+    params: Params,
+    programs: dict,
+    prompts: list[Prompt] | None = None,
+    context: Mapping[str, np.ndarray] | None = None,
 ) -> Samples:
     """Draws samples as the `sample` section says; `programs` caches the compiled sampler.
 
-    prompts: None: those of the section, which must not name examples of the data
+    prompts  None: those of the section, which must not name examples of the data
+    context  as for `draw_samples`
     """
+    options = experiment.sample
     if prompts is None:
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
     traced = TRACED if has_pictures(experiment.domain) else 1
-    traced = traced if experiment.sample.trace else 0
+    traced = traced if options.trace else 0
     network, loop, grid = experiment.network, experiment.loop, experiment.grid
+    guidance = options.guidance
     sampler = programs.setdefault(
-        ("samples", network, loop, grid.tobytes(), traced),
-        make_sampler(network, loop, grid, experiment.mesh, trace=traced),
+        ("samples", network, loop, grid.tobytes(), traced, guidance),
+        make_sampler(network, loop, grid, experiment.mesh, trace=traced, guidance=guidance),
     )
     return draw_samples(
         sampler,
         params,
         experiment.sampler_step,
-        experiment.sample,
+        options,
         prompts,
         window=sample_window(experiment),
+        context=context,
     )
 
 

@@ -52,14 +52,22 @@ def _check(options: PromptOptions) -> None:
         raise UserError(f"sample.{image} needs what to fill: sample.mask or sample.box")
     if region and not image:
         raise UserError(f"sample.{region} needs an image: sample.inpaint or sample.image_from")
-    box = options.box
-    if box and (len(box) != 4 or min(box) < 0 or min(box[2:]) < 1):
-        raise UserError(
-            f"sample.box={box} must be four numbers: top and left from 0 on, then height and "
-            "width of at least 1"
-        )
+    if options.box:
+        _box(options)
     if options.image_from:
         _examples(options)
+
+
+def _box(options: PromptOptions) -> tuple[int, int, int, int]:
+    """Returns top, left, height and width of the rectangle to be filled."""
+    parts = [part.strip() for part in options.box.split(",")]
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts) or "0" in parts[2:]:
+        raise UserError(
+            f"sample.box={options.box} must be four whole numbers: top and left from 0 on, then "
+            "height and width of at least 1, such as 4,0,4,8"
+        )
+    top, left, height, width = map(int, parts)
+    return top, left, height, width
 
 
 def _examples(options: PromptOptions) -> list[tuple[str, int]]:
@@ -78,10 +86,10 @@ def _to_fill(options: PromptOptions, domain: Any) -> np.ndarray:
     height, width = domain.shape[:2]
     if options.mask:
         return _image(options.mask, "sample.mask", domain)[..., 0] >= 128
-    top, left, rows, columns = options.box
+    top, left, rows, columns = _box(options)
     if top + rows > height or left + columns > width:
         raise UserError(
-            f"sample.box={top},{left},{rows},{columns} (top, left, height, width) ends at row "
+            f"sample.box={options.box} (top, left, height, width) ends at row "
             f"{top + rows} and column {left + columns}; the images have {height} x {width} pixels"
         )
     found = np.zeros((height, width), bool)

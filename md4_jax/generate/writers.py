@@ -50,6 +50,15 @@ def write_pictures(
     return path
 
 
+def write_rows(directory: Place, step: int, domain: Any, rows: np.ndarray, name: str) -> Place:
+    """Writes rows of images, symbols [N, M, L], as step_N.NAME.png."""
+    ending = f".{name}.png"
+    path = directory / f"{_new_stem(directory, step, ending)}{ending}"
+    scale = pictures.factor(domain.shape)
+    pictures.save(pictures.grid(pictures.coloured(domain, rows), scale), path)
+    return path
+
+
 def _new_stem(directory: Place, step: int, ending: str) -> str:
     """Returns step_N, with a number behind it if there is such a file; makes the directory."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.md4 import SMALLEST_TIME, prompted
-from md4_jax.objectives.token_nats import counted, rate_divergence, rate_excess
+from md4_jax.objectives.token_nats import counted, rate_divergence, rate_excess, token_nats
 from md4_jax.processes.capabilities import HasGenerator
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
@@ -36,6 +36,10 @@ class CTMC:
     one_weighted  as 'one', with the first term times q_t(z') / psi(z') = 1 / N(z') (identity T10).
                   Exact, since psi > 0 wherever the integrand is not zero
 
+    cross_entropy adds that many times the mean of -log mu(x | z) over tokens, with which tauLDR
+    trains on CIFAR-10 (0.001). Above 0 it is a training-only loss. It learns the posterior of x,
+    for which without masks only the mixture form is right.
+
     The mixture's rates grow as 1/t unless the network's output is sharp at t -> 0, so mixture needs
     t_1 > 0; joint takes 0 too.
     """
@@ -46,6 +50,7 @@ class CTMC:
 
     passes: str = "one_weighted"
     first_time: float = 1e-5
+    cross_entropy: float = 0.0
 
     def __post_init__(self):
         if self.passes not in PASSES:
@@ -54,9 +59,22 @@ class CTMC:
             )
         if not 0 <= self.first_time < 1:
             raise UserError(f"objective.first_time must lie in [0, 1), not {self.first_time}")
+        if self.cross_entropy < 0:
+            raise UserError(
+                f"objective.cross_entropy must not be negative, not {self.cross_entropy}"
+            )
 
     def is_bound(self, process: HasGenerator) -> bool:
-        return self.passes != "one"
+        return self.passes != "one" and self.cross_entropy == 0.0
+
+    def check(self, process: HasGenerator) -> None:
+        """Raises UserError for a cross-entropy that teaches another distribution than the bound."""
+        joint = getattr(process, "parametrisation", "") == "joint"
+        if self.cross_entropy > 0 and joint and not process.shows_clean:
+            raise UserError(
+                f"objective.cross_entropy={self.cross_entropy} needs process.parametrisation="
+                "'mixture', not 'joint': the cross-entropy learns the posterior of x"
+            )
 
     def __call__(
         self, denoiser: Denoiser, process: HasGenerator, batch: Batch, u: Array, keys: Array
@@ -99,7 +117,8 @@ class CTMC:
         both_BxLx2 = jnp.stack([z, jumped], axis=1).reshape(2 * size, length)
         h = denoiser.repeated(2).features(both_BxLx2, jnp.repeat(t, 2))
         h_Bx2xLxD = h.reshape(size, 2, length, -1)
-        log_score = process.log_score(denoiser.unembed(h_Bx2xLxD[:, 0]), z, t)
+        outputs = denoiser.unembed(h_Bx2xLxD[:, 0])
+        log_score = process.log_score(outputs, z, t)
         ratio = process.score_given(z, batch.tokens, t)
         leaving = rate_excess(process.backward_rates(z), log_score, ratio)
         # After the jump only the position that jumped needs logits.
@@ -113,7 +132,8 @@ class CTMC:
         returning = jnp.take_along_axis(log_score - log_ratio, back[..., None], axis=-1)
         total = counted(process.exit_rate(z), batch)
         nats = counted(leaving, batch) - total * returning[:, 0, 0]
-        return (1.0 - self.first_time) * process.beta(t) * nats
+        nats = (1.0 - self.first_time) * process.beta(t) * nats
+        return nats + self._auxiliary(process, outputs, batch, z)
 
     def loss_at(
         self, denoiser: Denoiser, process: HasGenerator, batch: Batch, z: Array, t: Array
@@ -122,14 +142,26 @@ class CTMC:
 
         The bound is its mean over psi, in which states without a jump count as 0.
         """
-        log_score = process.log_score(denoiser(z, t), z, t)
+        outputs = denoiser(z, t)
+        log_score = process.log_score(outputs, z, t)
         ratio, rates = process.score_given(z, batch.tokens, t), process.backward_rates(z)
         many = predecessors(process, ratio, z, batch)
         part = jnp.where(many > 0, 1.0 / jnp.where(many > 0, many, 1.0), 0.0)
         nats = part * counted(rate_divergence(rates, log_score, ratio), batch)
         if self.passes == "one":
             nats += (1.0 - part) * counted(rate_excess(rates, log_score, ratio), batch)
-        return (1.0 - self.first_time) * process.beta(t) * nats
+        nats = (1.0 - self.first_time) * process.beta(t) * nats
+        return nats + self._auxiliary(process, outputs, batch, z)
+
+    def _auxiliary(self, process: HasGenerator, outputs: Array, batch: Batch, z: Array) -> Array:
+        """Returns cross_entropy times the mean of -log mu(x) over tokens, 0 where z shows x."""
+        if self.cross_entropy == 0.0:
+            return jnp.zeros(len(z))
+        each = token_nats(outputs, batch.tokens)
+        if process.shows_clean:
+            each = jnp.where(process.is_noise(z), each, 0.0)
+        count = jnp.maximum(jnp.sum(batch.loss_mask, axis=1), 1)
+        return self.cross_entropy * counted(each, batch) / count
 
 
 def predecessors(process: HasGenerator, ratio: Array, z: Array, batch: Batch) -> Array:

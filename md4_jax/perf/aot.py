@@ -137,7 +137,13 @@ def _sample(experiment: Experiment, shapes: Any) -> Plan:
     rows, length = experiment.sample.batch_size, sample_length(experiment)
     shards = math.prod(experiment.mesh.shape[axis] for axis in ("data", "fsdp"))
     rows = -(-rows // shards) * shards
-    sampler = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
+    sampler = make_sampler(
+        experiment.network,
+        experiment.loop,
+        experiment.grid,
+        experiment.mesh,
+        guidance=experiment.sample.guidance,
+    )
     split = batch_sharding(experiment.mesh)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     keys = jax.ShapeDtypeStruct(
@@ -148,7 +154,8 @@ def _sample(experiment: Experiment, shapes: Any) -> Plan:
         (no_prompt(rows, length), context_of(experiment.sample, rows)),
     )
     flops = (
-        experiment.sample.steps
+        sampler.calls
+        * experiment.sample.steps
         * rows
         * length
         * forward_flops(experiment, shapes.params["network"])

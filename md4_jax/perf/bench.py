@@ -210,14 +210,20 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     params, rows = fresh_state(experiment).ema, experiment.sample.batch_size
     length = sample_length(experiment)
-    sampler = make_sampler(experiment.network, experiment.loop, experiment.grid, experiment.mesh)
+    sampler = make_sampler(
+        experiment.network,
+        experiment.loop,
+        experiment.grid,
+        experiment.mesh,
+        guidance=experiment.sample.guidance,
+    )
     keys = jax.random.split(jax.random.key(0), rows)
     told = context_of(experiment.sample, rows)
     arguments = (params, experiment.sampler_step, keys, no_prompt(rows, length), told)
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(sampler.program, *arguments)
     facts["flops"] = 0.0
-    used = float(np.mean(compiled(*arguments)[0].evaluations))
+    used = sampler.calls * float(np.mean(compiled(*arguments)[0].evaluations))
     # With blocks an evaluation is of one block. Appending to the cache is not counted.
     size = sample_block(experiment) or length
     model = used * rows * size * forward_flops(experiment, params["network"])

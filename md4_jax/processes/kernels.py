@@ -21,6 +21,7 @@ class Kernel(NamedTuple):
     rates       lambda [K] > 0, the eigenvalues of -R besides 0, ascending; [1.0] if R = 1 pi^T - I
     right, left U [S, K] and W [K, S] in exp(s R) = 1 pi^T + U exp(-lambda s) W; None if
                 R = 1 pi^T - I, whose exponential has a closed form
+    gap         spectral gap of the rates before they are scaled, those with c = 1 below
     """
 
     generator: np.ndarray
@@ -28,6 +29,7 @@ class Kernel(NamedTuple):
     rates: np.ndarray
     right: np.ndarray | None
     left: np.ndarray | None
+    gap: float = 1.0
 
     def exponential(self, time: float) -> np.ndarray:
         """Computes exp(time R) [S, S] in float64; time may be inf."""
@@ -130,4 +132,4 @@ def _reversible(symmetric: np.ndarray, stationary: np.ndarray) -> Kernel:
     rates, vectors = -values[-2::-1], vectors[:, -2::-1]
     generator = symmetric * root / root[:, None] / rates[0]
     right, left = vectors / root[:, None], (vectors * root[:, None]).T
-    return Kernel(generator, stationary, rates / rates[0], right, left)
+    return Kernel(generator, stationary, rates / rates[0], right, left, float(rates[0]))

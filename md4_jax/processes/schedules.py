@@ -112,8 +112,18 @@ class ShiftedCosine:
         return jnp.clip(1.0 - jnp.arcsin(self._first * alpha) / self._slope, 0.0, 1.0)
 
 
+class _Integrated:
+    """Schedule alpha = exp(-sigma_bar)."""
+
+    def alpha(self, t: Array) -> Array:
+        return jnp.exp(-self._sigma_bar(t))
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return -jnp.expm1(-self._sigma_bar(t))
+
+
 @dataclasses.dataclass(frozen=True)
-class Geometric:
+class Geometric(_Integrated):
     """Schedule alpha_t = exp(-sigma_bar_t), sigma_bar_t = minimum^(1-t) maximum^t.
 
     SEDD (arXiv:2310.16834). It starts at alpha_0 = exp(-minimum) < 1 and stops at
@@ -133,12 +143,6 @@ class Geometric:
     def _sigma_bar(self, t: Array) -> Array:
         return self.minimum * jnp.exp(t * math.log(self.maximum / self.minimum))
 
-    def alpha(self, t: Array) -> Array:
-        return jnp.exp(-self._sigma_bar(t))
-
-    def one_minus_alpha(self, t: Array) -> Array:
-        return -jnp.expm1(-self._sigma_bar(t))
-
     def dalpha(self, t: Array) -> Array:
         return -math.log(self.maximum / self.minimum) * self._sigma_bar(t) * self.alpha(t)
 
@@ -146,6 +150,37 @@ class Geometric:
         sigma_bar = -jnp.log1p(-jnp.clip(one_minus_alpha, 0.0, 1.0))
         ratio = jnp.clip(sigma_bar, self.minimum, self.maximum) / self.minimum
         return jnp.log(ratio) / math.log(self.maximum / self.minimum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential(_Integrated):
+    """Schedule alpha_t = exp(-scale (exponent^t - 1)), so that the rate grows as exponent^t.
+
+    tauLDR (arXiv:2205.14987). It starts at alpha_0 = 1 and stops above 0, at
+    exp(-scale (exponent - 1)). tauLDR's base of 3 on CIFAR-10 counts time in the rates of its own
+    generator. Those of `Rates` are scaled to a gap of 1: there scale is 3 times `Kernel.gap`.
+    """
+
+    scale: float = 0.06276
+    exponent: float = 100.0
+
+    def __post_init__(self):
+        if not (self.scale > 0 and self.exponent > 1):
+            raise UserError(
+                "process.schedule needs scale > 0 and exponent > 1, "
+                f"not scale={self.scale} and exponent={self.exponent}"
+            )
+
+    def _sigma_bar(self, t: Array) -> Array:
+        return self.scale * jnp.expm1(t * math.log(self.exponent))
+
+    def dalpha(self, t: Array) -> Array:
+        slope = math.log(self.exponent)
+        return -self.scale * slope * jnp.exp(t * slope) * self.alpha(t)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        sigma_bar = -jnp.log1p(-jnp.clip(one_minus_alpha, 0.0, 1.0))
+        return jnp.clip(jnp.log1p(sigma_bar / self.scale) / math.log(self.exponent), 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +244,7 @@ SCHEDULES = {
     "cosine": Cosine,
     "shifted_cosine": ShiftedCosine,
     "geometric": Geometric,
+    "exponential": Exponential,
     "log_linear": LogLinear,
     "clipped": Clipped,
 }

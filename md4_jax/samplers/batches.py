@@ -13,6 +13,7 @@ from md4_jax.protocols import Array, Network, Params, Prompt
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
+from md4_jax.samplers.guidance import calls, guided
 
 
 class Samples(NamedTuple):
@@ -41,14 +42,22 @@ class Sampler(NamedTuple):
 
     program  (params, step, keys [B], prompt [B, L], context {name: [B]}) -> (Chain, frames)
     mesh     the devices that each batch is split over
+    calls    network calls of one of the chain's evaluations, two with guidance
     """
 
     program: Callable[..., tuple[Any, Any]]
     mesh: Mesh
+    calls: int = 1
 
 
 def make_sampler(
-    network: Network, loop: Callable, grid: np.ndarray, mesh: Mesh, *, trace: int = 0
+    network: Network,
+    loop: Callable,
+    grid: np.ndarray,
+    mesh: Mesh,
+    *,
+    trace: int = 0,
+    guidance: float = 1.0,
 ) -> Sampler:
     """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`.
 
@@ -56,13 +65,11 @@ def make_sampler(
     """
 
     def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
-        denoiser = network.denoiser(params, context)
+        denoiser, process = guided(network, params, context, guidance)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
-        return loop(
-            denoiser, params["process"], step, grid=grid, keys=keys, prompt=prompt, trace=trace
-        )
+        return loop(denoiser, process, step, grid=grid, keys=keys, prompt=prompt, trace=trace)
 
-    return Sampler(jit(run, mesh), mesh)
+    return Sampler(jit(run, mesh), mesh, calls(guidance))
 
 
 def draw_samples(
@@ -110,7 +117,8 @@ def draw_samples(
                 confidence = frames[-1][1][-1]
             keep = min(size, total - start)
             out[start : start + keep, part] = to_host(chain.z)[:keep]
-            evaluations[start : start + keep] += to_host(chain.evaluations)[:keep]
+            used = sampler.calls * to_host(chain.evaluations)
+            evaluations[start : start + keep] += used[:keep]
         known[:, part] = True
     path = tuple(np.stack(x) for x in zip(*frames, strict=True)) if frames else None
     # Positions after the end of a text are masks.

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 
 import pytest
 import runs
@@ -23,6 +24,8 @@ SMALL = {
     "network.heads": 2,
     "network.hidden": 64,
     "network.kv_heads": 0,
+    "network.channels": 32,
+    "network.blocks": 1,
     "network.scan_blocks": False,
     "objective.block": 8,
     "objective.timesteps": 16,
@@ -48,6 +51,13 @@ SMALL = {
     "mesh.fsdp": 1,
     "mesh.tensor": 1,
 }
+# What sources need besides to read the stand-ins in a folder.
+OWN = {
+    "cifar10": {"data.path": "{folder}/cifar10.bin", "data.test": "20"},
+    "tfds_images": {
+        "data.data_dir": "{folder}", "data.image_shape": "(16, 16, 3)", "data.length": "768"
+    },
+}  # fmt: skip
 # test_families.py runs these, with other objectives and samplers beside them.
 ELSEWHERE = "configs/families.py"
 ALL = [name for name in spelled() if not name.startswith(ELSEWHERE)]
@@ -74,7 +84,9 @@ def small(config: dict) -> dict[str, str]:
     found = {key: SMALL.get(key, SMALL.get(schema.kind(key))) for key, _ in flatten(config)}
     if issubclass(SOURCES[config["data"]["name"]], ImageSource):
         del found["data.length"]
-    return {key: str(value) for key, value in found.items() if value is not None}
+    own = OWN.get(config["data"]["name"], {}).items()
+    own = {key: value.format(folder=os.environ["MD4_JAX_CACHE"]) for key, value in own}
+    return {key: str(value) for key, value in found.items() if value is not None} | own
 
 
 @pytest.fixture(scope="module")

@@ -78,3 +78,26 @@ def test_inpainting_and_paths_from_the_command_line(digits, run, tmp_path):
         assert refused.code == 2 and re.search(words, refused.err), refused
     refused = run(*sample, "--config.sample.image_from=test:180", box[0])
     assert refused.code == 2 and "the test split has 180 images" in refused.err
+
+
+@pytest.mark.slow
+def test_quality_and_guidance_from_the_command_line(digits, run):
+    """Each evaluation of guided samples calls the network twice; its options are checked."""
+    workdir, _ = digits
+    sample = ["--workdir", workdir, "--mode", "sample", "--config.sample.label=3"]
+    ended = run(*sample, "--config.sample.guidance=2.5")
+    assert ended.code == 0, ended
+    found = json.loads(ended.out.splitlines()[-1])
+    assert found["network_evaluations"] > 4  # of four steps
+    ended = run("--workdir", workdir, "--mode", "sample", "--config.sample.guidance=2.5")
+    assert ended.code == 2 and "set sample.label" in ended.err
+    options = dict(name="frechet", num=12, labels=True, nearest=5, split="test")
+    quality = [f"--config.evals.quality.{key}={value}" for key, value in options.items()]
+    quality += ["--config.evals.quality.features.name=random"]
+    quality += ["--config.evals.quality.features.channels=4"]
+    ended = run("--workdir", workdir, "--mode", "eval", "--evals", "quality", *quality)
+    assert ended.code == 0, ended
+    found = json.loads(ended.out.splitlines()[-1])
+    assert found["random_feature_distance"] > 0 and 0 <= found["recall"] <= 1
+    assert (found["samples"], found["images"], found["copies"]) == (12, 12, 0)
+    assert found["picture"].endswith("step_00000006.quality.png")

@@ -4,13 +4,13 @@ import json
 import re
 
 import pytest
-from peer_folders import TOLD, peer_folder
+from peer_folders import peer_folder
 
 import md4_jax
 from md4_jax import main
 from md4_jax.protocols import UserError
 
-QUICK = ("mdlm",)
+NAMES = ("bd3lm", "duo", "sedd_uniform", "radd", "llada", "md4_text")
 KEYS = {
     "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
     "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
@@ -19,7 +19,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TOLD]
+    "name", ["mdlm", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES)]
 )
 def test_training_goes_on_from_a_published_model(name, tmp_path):
     text, run = tmp_path / "text.txt", tmp_path / "run"

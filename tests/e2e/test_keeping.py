@@ -1,5 +1,6 @@
 """Runs that keep the checkpoint with the best evaluation, and what reads it."""
 
+import gc
 import json
 import math
 import re
@@ -87,12 +88,15 @@ def test_there_may_be_no_best(whole, refused):
     assert "they are of steps [4, 9]" in message
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_best_that_is_damaged_is_not_replaced_by_another(whole, refused, tmp_path):
     workdir = shutil.copytree(whole[0], tmp_path / "run")
     for file in (workdir / "checkpoints" / "4").rglob("d/*"):
         file.write_bytes(b"")
     at = ("--workdir", workdir, "--mode", "sample", "--config.eval.checkpoint=best")
-    assert re.search("checkpoint 4 in .* cannot be read.* of steps .4, 9.: choose", refused(*at))
+    message = refused(*at)
+    gc.collect()  # what Orbax leaves of a failed read
+    assert re.search("checkpoint 4 in .* cannot be read.* of steps .4, 9.: choose", message)
 
 
 @pytest.mark.parametrize("step, saved_before", [(4, 3), pytest.param(6, 6, marks=pytest.mark.slow)])

@@ -101,7 +101,9 @@ def test_a_config_has_constructors_for_its_data(path: str):
 
 def test_the_base_config_spells_every_key_of_its_constructors():
     """Those that an objective, tokenizer or schedule takes are in comments beside its name."""
-    optional = {"tokenizer", "objective", "process.schedule", "evals.*.objective"}
+    optional = {
+        "tokenizer", "objective", "process.schedule", "evals.*.objective", "evals.*.features"
+    }  # fmt: skip
     paths = {path for path in [*schema.REGISTRIES, *schema.CLASSES] if "base" not in path}
     paths = paths - optional - {"evals.*"} | {f"evals.{name}" for name in BASE["evals"]}
     for path in sorted(paths):
@@ -133,6 +135,10 @@ def test_the_base_config_has_the_defaults_of_the_constructors():
 def test_an_unknown_key_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="linear", bad=1)))
+    elif section == "evals.*.features":
+        section = "evals.quality.features"
+        features = dict(name="random", bad=1)
+        config = changed(evals__quality=dict(name="frechet", features=features))
     else:
         section = section.replace("*", "test")
         config = changed(**{section.replace(".", "__") + "__bad": 1})
@@ -144,6 +150,8 @@ def test_an_unknown_key_is_refused_in_every_section(section):
 def test_an_unknown_name_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="nothing")))
+    elif section == "evals.*.features":
+        config = changed(evals__test=dict(name="frechet", features=dict(name="nothing")))
     else:
         path = section.replace("*", "test")
         config = changed(**{path.replace(".", "__") + "__name": "nothing"})
@@ -284,6 +292,15 @@ def test_nested_sections_are_made_first():
         (dict(sample__label=1), "sample.label=1 asks for .* and network.classes=0"),
         (dict(sample__label=3, network__classes=3),
          "sample.label=3 must be below network.classes=3"),
+        (dict(sample__guidance=2.0, network__classes=3, network__label_dropout=0.1),
+         "sample.guidance=2.0 steers samples towards a class: set sample.label"),
+        (dict(sample__guidance=0.5, sample__label=1, network__classes=3),
+         "needs the prediction without a label, .* network.label_dropout above 0, .* has 0.0"),
+        (dict(sample__guidance=2.0, sample__label=1, sample__top_p=0.9, network__classes=3,
+              network__label_dropout=0.1, process=dict(name="uniform"),
+              objective=dict(name="uniform_elbo")),
+         "sample.top_k=0 and sample.top_p=1.0, not 0 and 0.9"),
+        (dict(sample__guidance=float("inf")), "sample.guidance must be a finite number, not inf"),
         (dict(checkpoint__keep=0), "checkpoint.keep must be at least 1, not 0"),
         (dict(data__length=1), "data.length must be at least 2, not 1"),
     ],

@@ -11,7 +11,7 @@ from md4_jax.objectives.ctmc import CTMC, predecessors
 from md4_jax.objectives.token_nats import rate_divergence, rate_excess
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import Cosine, Geometric, Polynomial
-from md4_jax.protocols import Denoiser, UserError
+from md4_jax.protocols import Denoiser, UserError, batch_of
 
 pytestmark = pytest.mark.slow
 
@@ -267,6 +267,24 @@ def test_rows_are_apart_and_the_context_is_repeated(passes):
     assert len(seen[0]) == (6 if passes == "two" else 3)
 
 
+@pytest.mark.parametrize("passes", ["one", "two"])
+def test_the_cross_entropy_of_tauldr_is_a_mean_over_tokens(passes):
+    """Of 5 tokens, two of which do not count, with the law (3, 1, 1) / 5 everywhere."""
+    process = Rates(3, parametrisation="mixture")
+    outputs = jnp.log(jnp.asarray([3.0, 1.0, 1.0]))
+    denoiser = Denoiser(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 3)), lambda h: h)
+    batch = batch_of(np.array([[0, 1, 0, 2, 2]]), loss_mask=np.array([[1, 1, 1, 0, 0]], bool))
+    args = denoiser, process, batch, jnp.full(1, 0.4), exact.keys_for(0, 1)
+    plain, more = (CTMC(passes, cross_entropy=weight)(*args)[0] for weight in (0.0, 2.0))
+    want = 2.0 * (2 * np.log(5 / 3) + np.log(5)) / 3
+    np.testing.assert_allclose(more - plain, want, rtol=1e-5)
+    assert not CTMC("two", cross_entropy=0.1).is_bound(process)
+    with pytest.raises(UserError, match="cross_entropy=0.1 needs process.parametrisation='mixture"):
+        CTMC(cross_entropy=0.1).check(Rates(3))
+    for fine in (process, Rates(3, kernel="absorbing")):
+        CTMC(cross_entropy=0.1).check(fine)
+
+
 def test_only_the_unweighted_single_pass_is_no_bound():
     bounds = {name: CTMC(name).is_bound(Rates(3)) for name in ("one", "one_weighted", "two")}
     assert bounds == {"one": False, "one_weighted": True, "two": True}
@@ -278,6 +296,7 @@ def test_only_the_unweighted_single_pass_is_no_bound():
         (dict(passes="three"), "objective.passes must be one of one_weighted, .* not 'three'"),
         (dict(first_time=1.0), r"objective.first_time must lie in \[0, 1\), not 1.0"),
         (dict(first_time=-0.1), "not -0.1"),
+        (dict(cross_entropy=-1.0), "objective.cross_entropy must not be negative, not -1.0"),
     ],
 )
 def test_impossible_objectives_are_refused(settings, words):

@@ -310,6 +310,10 @@ def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     assert np.array_equal(run.logits(TOKEN), mdlm.logits(TOKEN))
     saved = md4_jax.load(run.save(tmp_path / "saved"))
     assert saved.sample(num=2, steps=3).texts == run.sample(num=2, steps=3).texts
+    importing.run(str(tmp_path / "saved"), {"train.num_steps": "3"}, Place(tmp_path / "again"))
+    again = md4_jax.load(tmp_path / "again")
+    assert again.config["train"]["num_steps"] == 3
+    assert np.array_equal(again.logits(TOKEN), mdlm.logits(TOKEN))
     with pytest.raises(UserError, match="holds a run already: choose another --workdir"):
         importing.run(str(folders["mdlm"]), {}, Place(tmp_path / "run"))
 

@@ -165,14 +165,14 @@ def test_a_mask_is_white_where_all_channels_are_filled(image):
 
 
 def test_a_box_is_top_left_height_and_width(image):
-    (prompt,) = asked(RGB, inpaint=image[0], box=(1, 0, 1, 2))
+    (prompt,) = asked(RGB, inpaint=image[0], box="1,0,1,2")
     assert prompt.mask.reshape(2, 2, 3).all(axis=2).tolist() == [[True, True], [False, False]]
     assert prompt.mask.sum() == 6
 
 
 def test_a_colour_picture_is_made_grey_for_grey_data_and_quantised(tmp_path):
     Image.new("RGB", (3, 2), (200, 200, 200)).save(tmp_path / "a.png")
-    (prompt,) = asked(GREY, inpaint=str(tmp_path / "a.png"), box=(0, 0, 1, 1))
+    (prompt,) = asked(GREY, inpaint=str(tmp_path / "a.png"), box="0,0,1,1")
     assert prompt.tokens.tolist() == [3] * 6
 
 
@@ -183,11 +183,11 @@ def test_examples_of_the_data():
         seen.append((split, number))
         return np.full(6, number % 4, np.uint8)
 
-    found = asked(GREY, example, image_from="test:2,5", box=(0, 0, 2, 1))
+    found = asked(GREY, example, image_from="test:2,5", box="0,0,2,1")
     assert seen == [("test", 2), ("test", 5)]
     assert [prompt.tokens[0] for prompt in found] == [2, 1]
     assert found[0].mask.tolist() == [False, True, True, False, True, True]
-    assert len(asked(GREY, image_from="test:2", box=(0, 0, 2, 1))) == 1  # is checked, not read
+    assert len(asked(GREY, image_from="test:2", box="0,0,2,1")) == 1  # is checked, not read
 
 
 @pytest.mark.parametrize(
@@ -195,18 +195,19 @@ def test_examples_of_the_data():
     [
         (dict(inpaint="a.png"), "sample.inpaint needs what to fill: sample.mask or sample.box"),
         (dict(image_from="test:1"), "sample.image_from needs what to fill"),
-        (dict(box=(0, 0, 1, 1)), "sample.box needs an image: sample.inpaint or sample.image_from"),
+        (dict(box="0,0,1,1"), "sample.box needs an image: sample.inpaint or sample.image_from"),
         (dict(mask="a.png"), "sample.mask needs an image"),
         (dict(inpaint="a", image_from="test:1"), "inpaint cannot be combined with sample.image_"),
-        (dict(inpaint="a", mask="b", box=(0, 0, 1, 1)), "mask cannot be combined with sample.box"),
-        (dict(image_from="test:1", box=(0, 0, 1)), r"box=\(0, 0, 1\) must be four numbers"),
-        (dict(image_from="test:1", box=(0, 0, 0, 1)), "height and width of at least 1"),
-        (dict(image_from="test:1", box=(1, 1, 2, 1)), "ends at row 3 and column 2; .* 2 x 3 pix"),
-        (dict(image_from="test:1", box=(0, 2, 1, 2)), "ends at row 1 and column 4; .* 2 x 3 pix"),
-        (dict(image_from="exam:1", box=(0, 0, 1, 1)), "image_from=exam:1 must be a split .train,"),
-        (dict(image_from="test", box=(0, 0, 1, 1)), "such as test:3 or test:0,3,7"),
-        (dict(image_from="test:-1", box=(0, 0, 1, 1)), "image_from=test:-1 must be"),
-        (dict(inpaint="no.png", box=(0, 0, 1, 1)), "sample.inpaint=no.png cannot be read as an"),
+        (dict(inpaint="a", mask="b", box="0,0,1,1"), "mask cannot be combined with sample.box"),
+        (dict(image_from="test:1", box="0,0,1"), "box=0,0,1 must be four whole numbers"),
+        (dict(image_from="test:1", box="0,0,0,1"), "height and width of at least 1"),
+        (dict(image_from="test:1", box="0,0,-1,1"), "four whole numbers"),
+        (dict(image_from="test:1", box="1,1,2,1"), "ends at row 3 and column 2; .* 2 x 3 pix"),
+        (dict(image_from="test:1", box="0,2,1,2"), "ends at row 1 and column 4; .* 2 x 3 pix"),
+        (dict(image_from="exam:1", box="0,0,1,1"), "image_from=exam:1 must be a split .train,"),
+        (dict(image_from="test", box="0,0,1,1"), "such as test:3 or test:0,3,7"),
+        (dict(image_from="test:-1", box="0,0,1,1"), "image_from=test:-1 must be"),
+        (dict(inpaint="no.png", box="0,0,1,1"), "sample.inpaint=no.png cannot be read as an"),
         (dict(prompt="To be"), "sample.prompt is for text; this run has images"),
         (dict(template="_"), "sample.template is for text"),
     ],
@@ -218,11 +219,11 @@ def test_prompts_of_images_that_are_refused(options, words):
 
 def test_sizes_are_named(image):
     with pytest.raises(UserError, match=r"image.png has 2 x 2 pixels .height x width., .* 2 x 3"):
-        asked(GREY, inpaint=image[0], box=(0, 0, 1, 1))
+        asked(GREY, inpaint=image[0], box="0,0,1,1")
     with pytest.raises(UserError, match="sample.mask=.*mask.png has 2 x 2 pixels"):
         asked(GREY, image_from="test:0", mask=image[1])
 
 
 def test_text_takes_no_image():
     with pytest.raises(UserError, match="sample.box is for images; this run has text"):
-        templates(PromptOptions(box=(0, 0, 1, 1)), Bytes(), 8)
+        templates(PromptOptions(box="0,0,1,1"), Bytes(), 8)

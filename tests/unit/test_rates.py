@@ -12,7 +12,7 @@ from scipy.linalg import expm
 from md4_jax.processes import kernels
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
-from md4_jax.processes.schedules import Cosine, Geometric, LogLinear
+from md4_jax.processes.schedules import Cosine, Exponential, Geometric, LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.ancestral import Ancestral
@@ -80,6 +80,25 @@ def test_gaussian_target_rates_are_those_of_tauldr_with_their_gap():
     np.testing.assert_allclose(parts.stationary, law, atol=1e-9)
     row = [0.192289008, 0.343670707, 0.233211439, 0.164993895, 0.065834951]
     np.testing.assert_allclose(parts.exponential(gap * 0.648683298)[1], row, atol=1e-9)
+
+
+def test_gaussian_target_transitions_with_tauldrs_time(x64):
+    """S = 5, base 0.3, exponent 10, t = 0.5: row 1, with the base in units of the gap."""
+    widths = dict(rate_width=1.5, stationary_width=0.4)
+    gap = Rates(5, kernel="gaussian_target", **widths).parts.gap
+    assert gap == pytest.approx(1.584084498, abs=1e-9)
+    process = Rates(5, Exponential(0.3 * gap, 10.0), "gaussian_target", **widths)
+    assert process.sigma_bar(jnp.asarray(0.5)) / gap == pytest.approx(0.648683298, abs=1e-9)
+    row = [0.192289008, 0.343670707, 0.233211439, 0.164993895, 0.065834951]
+    np.testing.assert_allclose(process.marginal(jnp.full(1, 0.5))[0, 1], row, atol=2e-9)
+
+
+def test_the_default_time_is_tauldrs_on_cifar_10():
+    """Base 3 and exponent 100 in the rates of 256 symbols; little is left of x at the end."""
+    process = Rates(256, Exponential(), "gaussian_target")
+    assert 3.0 * process.parts.gap == pytest.approx(Exponential().scale, rel=1e-4)
+    prior = np.asarray(process.prior_nats(jnp.arange(256)))
+    assert (prior > 0).all() and prior.max() < 1e-4
 
 
 def test_gaussian_target_rates_of_256_symbols_as_they_stand():

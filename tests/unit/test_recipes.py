@@ -4,13 +4,13 @@ import json
 import math
 import re
 import sys
-import types
 
 import jax
 import pytest
 from every_config import spelled
 
-from md4_jax.config import build, schema
+from md4_jax.config import build, inputs, schema
+from md4_jax.perf.bench import RandomTokens
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
 sys.path.insert(0, str(PACKAGE_ROOT / "tools"))
@@ -38,8 +38,8 @@ def test_every_config_is_on_the_page():
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_page_has_the_number_of_parameters(name):
     config = schema.load_config(f"configs/{name}", {"mesh.data": "1", "mesh.fsdp": "1"})
-    symbols = recipes_table.SYMBOLS[config["tokenizer"]["name"]]
-    domain = types.SimpleNamespace(vocab_size=symbols, eot_id=0, unit="token")
+    symbols = recipes_table.symbols(name)
+    domain = RandomTokens(symbols) if symbols else inputs.domain_and_source(config, None)[0]
     built = build.experiment(config, domain)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     schedule = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(built.process.init()))

@@ -10,6 +10,7 @@ from md4_jax.processes.schedules import (
     SCHEDULES,
     Clipped,
     Cosine,
+    Exponential,
     Geometric,
     Linear,
     Polynomial,
@@ -23,6 +24,7 @@ CASES = {name: make() for name, make in SCHEDULES.items()} | {
     "polynomial, 3": Polynomial(3.0),
     "shifted_cosine, 0": ShiftedCosine(0.0),
     "geometric, short": Geometric(0.01, 20.0),
+    "exponential, slow": Exponential(0.3, 10.0),
     "clipped cosine": Clipped(Cosine(), 0.05),
 }
 every_schedule = pytest.mark.parametrize("schedule", CASES.values(), ids=CASES)

@@ -9,7 +9,7 @@ import pytest
 from peer_folders import peer_folder
 
 import md4_jax
-from md4_jax.evals.texts import bucket
+from md4_jax.evals.texts import Row, bucket
 from md4_jax.protocols import UserError
 
 ERRORS = 4  # standard errors
@@ -161,6 +161,15 @@ def test_texts_that_have_no_likelihood(loaded):
     with pytest.raises(UserError, match="objective='score_entropy' is no bound"):
         loaded("mdlm").score("a", objective="score_entropy")
     assert len(loaded("mdlm").score([]).nats) == 0
+
+
+def test_no_token_sees_the_padding(loaded):
+    model = loaded("mdlm")
+    x = np.array([3, 11, 1, 11], np.int32)
+    row = Row(0, x, np.ones(4, bool), np.zeros(4, np.int32)).padded(16)
+    found = model.logits(row.tokens[None], context={"segments": row.segments[None]})
+    np.testing.assert_allclose(found[0, :4], model.logits(x), atol=1e-5)
+    assert row.counted.sum() == 4
 
 
 def test_lengths_are_rounded_up_to_few():

@@ -1,0 +1,130 @@
+"""Checks of the section `sample`; errors name the keys and both values."""
+
+import dataclasses
+
+from md4_jax.experiment import Experiment, sample_block, sample_length
+from md4_jax.generate.pictures import has_pictures
+from md4_jax.generate.prompts import templates
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import UserError
+from md4_jax.samplers.transforms import Transform
+
+
+def check_sampling(experiment: Experiment) -> None:
+    """Raises UserError if sampling settings do not fit together."""
+    transform, plain = experiment.sampler_step.transform, Transform()
+    for key, value in dataclasses.asdict(transform).items():
+        if (
+            value != getattr(plain, key)
+            and getattr(experiment.process, "parametrisation", "") == "score"
+        ):
+            raise UserError(
+                f"sample.{key}={value} needs a distribution over symbols, but with "
+                "process.parametrisation='score' the network predicts ratios"
+            )
+    _check_label(experiment)
+    _check_image(experiment)
+    _check_guidance(experiment)
+    _check_blocks(experiment)
+    if experiment.sample.stride >= experiment.data.length:
+        raise UserError(
+            f"sample.stride={experiment.sample.stride} must be less than data.length="
+            f"{experiment.data.length}, the window that it moves"
+        )
+    templates(experiment.prompt, experiment.domain, sample_length(experiment))
+
+
+def _check_label(experiment: Experiment) -> None:
+    """Raises UserError if the network does not have the class `sample.label`."""
+    label, classes = experiment.sample.label, experiment.config["network"].get("classes", 0)
+    if label >= 0 and not classes:
+        raise UserError(
+            f"sample.label={label} asks for samples of a class, and network.classes=0: train "
+            "with network.classes on data with labels, or leave sample.label=-1"
+        )
+    if label >= classes > 0:
+        raise UserError(
+            f"sample.label={label} must be below network.classes={classes}; -1 means no label"
+        )
+
+
+def _check_image(experiment: Experiment) -> None:
+    """Raises UserError if samples of images would have another size than the images."""
+    options, whole = experiment.sample, experiment.data.length
+    if not has_pictures(experiment.domain):
+        return
+    for key, value, allowed in (
+        ("length", options.length, (0, whole)),
+        ("stride", options.stride, (0,)),
+    ):
+        if value not in allowed:
+            raise UserError(
+                f"sample.{key}={value} is for text: this run has images of {whole} values; leave "
+                f"sample.{key}=0"
+            )
+
+
+def _check_guidance(experiment: Experiment) -> None:
+    """Raises UserError if `sample.guidance` has no label, or no prediction without one."""
+    options, transform = experiment.sample, experiment.sampler_step.transform
+    said = f"sample.guidance={options.guidance}"
+    if options.guidance == 1.0:
+        return
+    if options.label < 0:
+        raise UserError(
+            f"{said} steers samples towards a class: set sample.label to one of the classes of a "
+            "network with network.classes, or leave sample.guidance=1.0"
+        )
+    dropout = experiment.config["network"].get("label_dropout", 0.0)
+    if not dropout:
+        raise UserError(
+            f"{said} also needs the prediction without a label, which a network learns only with "
+            f"network.label_dropout above 0, such as 0.1; this one has {dropout}"
+        )
+    if not experiment.process.shows_clean and (transform.top_k, transform.top_p) != (0, 1.0):
+        raise UserError(
+            f"{said} on noise that is no mask combines whole distributions: leave sample.top_k=0 "
+            f"and sample.top_p=1.0, not {transform.top_k} and {transform.top_p}"
+        )
+
+
+def _check_blocks(experiment: Experiment) -> None:
+    """Raises UserError if `sample` options do not fit sampling block by block."""
+    options, block = experiment.sample, sample_block(experiment)
+    if not block:
+        for key in ("memory", "stop", "min_entropy"):
+            if getattr(options, key):
+                raise UserError(
+                    f"sample.{key}={getattr(options, key)} is for sampling block by block: "
+                    "set sample.block too"
+                )
+        return
+    window = options.memory or experiment.data.length
+    for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
+        if size % block:
+            raise UserError(f"sample.block={block} must divide {key}={size}")
+    if not (isinstance(experiment.process, RevealsMasks) and experiment.network.blockwise):
+        raise UserError(
+            f"sample.block={block} needs process.name='masking', network.local_width=0 and "
+            "network.causal=False"
+        )
+    if options.stride:
+        raise UserError(
+            f"sample.stride={options.stride} is for sampling without blocks: set it to 0. With "
+            f"sample.block={block} each block sees the sample.memory={window} tokens before it"
+        )
+    if options.judge and (options.stop or options.min_entropy):
+        raise UserError(
+            f"sample.judge={options.judge!r} needs texts of one length, and sample.stop="
+            f"{options.stop!r} with sample.min_entropy={options.min_entropy} may end some early"
+        )
+    if options.min_entropy and window > sample_length(experiment):
+        raise UserError(
+            f"sample.min_entropy={options.min_entropy} is computed on the last sample.memory="
+            f"{window} tokens, more than sample.length={sample_length(experiment)}"
+        )
+    if options.stop and experiment.domain.eot_id is None:
+        raise UserError(
+            "sample.stop='end_of_text' needs a tokenizer with an end-of-text token; "
+            f"{experiment.config['tokenizer']['name']!r} has none"
+        )

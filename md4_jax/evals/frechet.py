@@ -1,0 +1,147 @@
+"""Quality of sampled images: Frechet distance, precision and recall, nearest neighbours."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from md4_jax.data.corpus import Corpus
+from md4_jax.evals import report, sets
+from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.features import RandomFeatures
+from md4_jax.evals.samples import drawn_samples
+from md4_jax.experiment import Experiment
+from md4_jax.generate import writers
+from md4_jax.generate.pictures import has_pictures
+from md4_jax.protocols import Array, Params, Prompt, UserError
+
+AT_ONCE = 1000  # images that are read
+SHOWN, NEIGHBOURS = 16, 7  # samples in the picture, and training images beside each
+
+
+@dataclasses.dataclass(frozen=True)
+class FrechetDistance:
+    """Draws samples of images and compares them with those of a split: docs/quality.md.
+
+    every, final, split, data  as in `likelihood`
+    features    in which sets are compared: random, inception (FID), or package.module:attribute
+    num         samples to draw, and most images of the split to use; published FIDs take 50,000
+    labels      whether each sample gets the label of one of these images; otherwise sample.label
+    neighbours  k of precision and recall; 0: leaves them out
+    nearest     samples whose nearest training images are found and, for some, shown; 0: none
+    """
+
+    features: Any = RandomFeatures()
+    every: int = 0
+    final: bool = False
+    split: str = "train"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    num: int = 50_000
+    labels: bool = False
+    neighbours: int = 3
+    nearest: int = 64
+
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_data(self)
+        for name in ("every", "neighbours", "nearest"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.num < 2 or self.num <= self.neighbours:
+            raise UserError(
+                f"num={self.num} must be at least 2 and more than neighbours={self.neighbours}"
+            )
+
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError for data that are no images, or that have no labels."""
+        shape = experiment.domain.shape
+        if not has_pictures(experiment.domain):
+            raise UserError(f"{key} compares images; this data has examples of the shape {shape}")
+        if self.labels and not experiment.domain.labels:
+            raise UserError(f"{key}.labels=True needs data with labels; this data has none")
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Returns distance, precision and recall, and how near samples are to training images."""
+        domain = experiment.domain
+        rows, labels = spread(context.corpus(self.data), self.split, self.num)
+        asked = dataclasses.replace(experiment.sample, num=self.num, trace=False)
+        length = rows.shape[1]
+        blank = Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
+        told = {"label": np.resize(labels, self.num)} if self.labels else None
+        drawn = drawn_samples(
+            experiment._replace(sample=asked), params, context.programs, [blank], context=told
+        )
+        if jax.process_index() != 0:
+            return {}
+        samples = decoded(domain, drawn.tokens)
+        result = {
+            "split": self.split,
+            "samples": len(samples),
+            "images": len(rows),
+            **self._compared(samples, rows, domain, context),
+        }
+        if self.nearest:
+            result |= self._nearest(drawn.tokens[: self.nearest], domain, context)
+        context.say(f"{report.label(context.name, self.split)}: {report.quality(result)}")
+        return result
+
+    def _compared(
+        self, samples: np.ndarray, rows: np.ndarray, domain: Any, context: Context
+    ) -> dict[str, float]:
+        """Returns the comparisons in the space of the features; those of images are kept."""
+        key = ("features", context.name)
+        if key not in context.programs:
+            context.programs[key] = np.asarray(self.features(decoded(domain, rows)))
+        found, theirs = np.asarray(self.features(samples)), context.programs[key]
+        name = getattr(self.features, "distance", "frechet_distance")
+        result = {name: sets.frechet_distance(found, theirs)}
+        if self.neighbours and len(theirs) > self.neighbours:
+            both = sets.precision_recall(found, theirs, self.neighbours)
+            result |= dict(zip(("precision", "recall"), both, strict=True))
+        return result
+
+    def _nearest(self, samples: np.ndarray, domain: Any, context: Context) -> dict[str, Any]:
+        """Writes a picture of samples beside training images; returns how near these are."""
+        rows, away = beside_nearest(samples, context.corpus({}).stream("train"), NEIGHBOURS)
+        file = writers.write_rows(
+            context.workdir / "samples", context.step, domain, rows[:SHOWN], context.name
+        )
+        return {
+            "nearest_distance": float(away.mean()),
+            "copies": int(np.sum(away == 0)),
+            "picture": str(file),
+        }
+
+
+def spread(corpus: Corpus, split: str, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns at most `count` sequences of a split, evenly spaced in it, and their labels."""
+    total = corpus.sizes([split])[split].sequences
+    wanted = np.linspace(0, total, min(count, total), endpoint=False).astype(int)
+    tokens, labels, first = [], [], 0
+    for batch in corpus.eval_batches(split, batch_size=AT_ONCE, rows=np.arange(AT_ONCE)):
+        own = wanted[(wanted >= first) & (wanted < first + AT_ONCE)] - first
+        tokens.append(np.asarray(batch.tokens)[own])
+        if "label" in batch.context:
+            labels.append(np.asarray(batch.context["label"])[own])
+        first += AT_ONCE
+    return np.concatenate(tokens), np.concatenate(labels) if labels else None
+
+
+def decoded(domain: Any, rows: Array) -> np.ndarray:
+    """Returns the images of rows of symbols [N, L]: uint8 [N, H, W, C]."""
+    return np.stack([domain.decode(row) for row in np.asarray(rows)])
+
+
+def beside_nearest(samples: np.ndarray, train: Array, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the training images nearest to samples [N, L] in the values of their symbols.
+
+    Returns rows of a sample and its `count` nearest images, the nearest first [N, 1 + count, L],
+    and the distance to the nearest one: the root of the mean square over dimensions [N].
+    """
+    images = train.reshape(-1, samples.shape[1])
+    index, away = sets.nearest(samples, images, count)
+    rows = np.concatenate([samples[:, None], images[index]], axis=1)
+    return rows, np.sqrt(away[:, 0] / samples.shape[1])

@@ -1,0 +1,122 @@
+"""Classifier-free guidance towards a class: docs/samplers.md#guidance."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, Process
+
+
+def guided(
+    network: Network, params: Params, context: Mapping[str, Array], weight: float
+) -> tuple[Denoiser, Any]:
+    """Returns the denoiser and the process that sample with guidance (arXiv:2412.10193).
+
+    weight  w, 0: the label of the context is ignored; 1: it is obeyed; above 1: more than obeyed
+
+    Masks: mu prop p(x | z, y)^w p(x | z)^(1 - w); a reveal's probability does not depend on x.
+    Other noise: p(z_s | z_t) prop p(z_s | z_t, y)^w p(z_s | z_t)^(1 - w), see `GuidedProcess`.
+    Both are normalised at each position. Each evaluation calls the network twice.
+    """
+    process = params["process"]
+    if weight == 1.0:
+        return network.denoiser(params, context), process
+    free = network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
+    if weight == 0.0:
+        return free, process
+    told = network.denoiser(params, context)
+    if process.shows_clean:
+        return both(told, free, functools.partial(combined, weight=weight)), process
+    return both(told, free, lambda *each: jnp.stack(each)), GuidedProcess(process, weight)
+
+
+def calls(weight: float) -> int:
+    """Returns the number of network calls of one evaluation."""
+    return 1 if weight in (0.0, 1.0) else 2
+
+
+def combined(told: Array, free: Array, weight: float) -> Array:
+    """Returns w log p(. | y) + (1 - w) log p(.); -inf where either is."""
+    possible = (told > -jnp.inf) & (free > -jnp.inf)
+    return jnp.where(possible, weight * told + (1.0 - weight) * free, -jnp.inf)
+
+
+class GuidedProcess:
+    """A process of other noise than masks, whose steps combine outputs with and without a label.
+
+    Its functions of the network's outputs take both, [2, B, L, V], and return
+
+        reverse_logits, clean_logits  w log p(. | y) + (1 - w) log p(.) of the step
+        log_score                     the same of scores, so that p_t(z | y)^w p_t(z)^(1 - w) has
+                                      these ratios
+        reverse_rates                 R(. | y)^w R^(1 - w) (arXiv:2406.01572)
+
+    It has all other public attributes of the process.
+    """
+
+    def __init__(self, process: Process, weight: float):
+        public = {name: getattr(process, name) for name in dir(process) if name[0] != "_"}
+        steps = {
+            name: functools.partial(_step, public[name], rule, weight)
+            for name, rule in RULES.items()
+            if name in public
+        }
+        # Attributes of the object itself, which the checks of protocols find in every Python.
+        vars(self).update(public | steps)
+
+
+def _rates(told: Array, free: Array, weight: float) -> Array:
+    return jnp.exp(combined(jnp.log(told), jnp.log(free), weight))
+
+
+RULES: dict[str, Callable[[Array, Array, float], Array]] = {
+    "reverse_logits": combined,
+    "clean_logits": combined,
+    "log_score": combined,
+    "reverse_rates": _rates,
+}
+
+
+def _step(function: Callable, rule: Callable, weight: float, outputs: Array, *rest) -> Array:
+    told, free = (function(each, *rest) for each in outputs)
+    return rule(told, free, weight)
+
+
+def both(told: Denoiser, free: Denoiser, join: Callable[[Array, Array], Array]) -> Denoiser:
+    """Makes one denoiser of two; its logits are join(logits of told, logits of free).
+
+    Its features are those of both side by side, so that caches and gathers go on as before.
+    """
+
+    def unembed(h: Array) -> Array:
+        one, other = jnp.split(h, 2, axis=-1)
+        return join(told.unembed(one), free.unembed(other))
+
+    return Denoiser(
+        _side_by_side(told.features, free.features),
+        unembed,
+        Accelerator(told.accelerator.groups, _side_by_side(told.features_at, free.features_at)),
+        None if told.blocks is None else _blockwise(told.blocks, free.blocks),
+        lambda count: both(told.repeated(count), free.repeated(count), join),
+    )
+
+
+def _side_by_side(one: Callable, other: Callable) -> Callable:
+    return lambda *arguments: jnp.concatenate([one(*arguments), other(*arguments)], axis=-1)
+
+
+def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
+    """Makes the functions of both, with a pair of caches."""
+
+    def append_block(z: Array, t: Array, caches: tuple[Any, Any]) -> tuple[Array, Any]:
+        one, first = told.append_block(z, t, caches[0])
+        other, second = free.append_block(z, t, caches[1])
+        return jnp.concatenate([one, other], axis=-1), (first, second)
+
+    return Blockwise(
+        _side_by_side(told.features, free.features),
+        lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
+        append_block,
+    )
