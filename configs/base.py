@@ -113,9 +113,9 @@ def get_config() -> ConfigDict:
                 fsdp=1,
                 tensor=1,
             ),
-            # Evaluators under any names: likelihood | path | ngrams | information_profile | samples |
-            # zero_shot | frechet (of images). Each runs every `every` steps (0: never), and with
-            # final=True also at the end and in --mode eval.
+            # Evaluators under any names: likelihood | path | ngrams | information_profile |
+            # samples | zero_shot | frechet (of images). Each runs every `every` steps (0: never),
+            # and with final=True also at the end and in --mode eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",

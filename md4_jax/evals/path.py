@@ -169,6 +169,11 @@ class PathLikelihood:
                     f"{key}: sample.{option}={getattr(step.transform, option)} gives most texts "
                     "probability 0; leave it out"
                 )
+        if experiment.sample.guidance != 1.0:
+            raise UserError(
+                f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path; set it "
+                "to 1"
+            )
         if sample_block(experiment):
             raise UserError(
                 f"{key} is for sampling without blocks, and a block has "
