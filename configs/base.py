@@ -16,8 +16,9 @@ def get_config() -> ConfigDict:
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
-                windows="grid",  # training sequences: grid, adjacent | every, at every offset
+                windows="grid",  # sequences: grid, adjacent | every, at every offset | documents
                 store="",  # directory of the tokens of large texts, gs:// too; '': the cache
+                detokenise="",  # rules for text split into tokens: wikitext | ptb | lm1b | ...
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe
@@ -112,9 +113,9 @@ def get_config() -> ConfigDict:
                 fsdp=1,
                 tensor=1,
             ),
-            # Evaluators under any names: likelihood | ngrams | samples | frechet (of images). Each
-            # runs every `every` steps (0: never), and with final=True also at the end and in --mode
-            # eval.
+            # Evaluators under any names: likelihood | path | ngrams | information_profile |
+            # samples | zero_shot | frechet (of images). Each runs every `every` steps (0: never),
+            # and with final=True also at the end and in --mode eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",
@@ -169,7 +170,7 @@ def get_config() -> ConfigDict:
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps
-                grid="cosine",  # cosine | uniform | log_linear | a list of times from 1.0 to 0.0
+                grid="cosine",  # cosine | uniform | log_linear | optimal | times from 1.0 to 0.0
                 length=0,  # tokens; 0: as in training
                 block=0,  # tokens sampled together; 0: objective.block if there is one, else all
                 memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
@@ -208,6 +209,10 @@ def get_config() -> ConfigDict:
             ),
             log=dict(
                 every=100,  # steps between lines of metrics
+            ),
+            audit=dict(
+                steps=80,  # of gradient ascent, with which --mode audit looks for a counterexample
+                seed=0,
             ),
             plan=dict(
                 topology="v5e:8x8",  # devices for --mode plan: v5e:16x16, v5p:4x4x8, cpu:8

@@ -30,6 +30,16 @@ def load(
     return read(source, config, trust=trust)
 
 
+def audit(objective: Any, process: Any, **options: Any) -> Any:
+    """Decides whether an objective is a bound of -log p with a process: docs/objectives.md.
+
+    Returns an `md4_jax.auditor.Audit`; the options are those of `md4_jax.auditor.audit`.
+    """
+    from md4_jax.auditor import audit as decide
+
+    return decide(objective, process, **options)
+
+
 def __getattr__(name: str) -> Any:
     """Finds UserError, with which every mistake of the user is reported."""
     if name == "UserError":

@@ -46,12 +46,12 @@ def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    modes.silence_libraries()
+    streams.silence_libraries()
     streams.outlive()
     try:
         code = run(sys.argv[1:])
     except UserError as error:
-        code = modes.print_user_error(error)
+        code = streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
         print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
         code = 130

@@ -1,16 +1,15 @@
-"""Modes of the command line: train, eval, sample, plan, bench and prepare."""
+"""Modes of the command line: train, eval, sample, plan, bench, prepare and audit."""
 
 import errno
-import logging
 import signal
-import sys
 from typing import Any, NamedTuple
 
 import jax
 
-from md4_jax.config import build, foreign, inputs, runs
+from md4_jax.config import audits, build, foreign, inputs, runs
 from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
+from md4_jax.config.evaluators import with_kinds
 from md4_jax.config.schema import options_from
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import keep_domain, stored_domain
@@ -83,7 +82,8 @@ def train_mode(call: Call) -> int:
 
 def eval_mode(call: Call) -> int:
     """Runs evaluators and prints their results, then each as a line of JSON, likelihoods last."""
-    experiment, corpus = _experiment(_config_of_run(call), call.workdir)
+    asked = with_kinds(_config_of_run(call), call.evals)
+    experiment, corpus = _experiment(asked, call.workdir)
     if config.moved(config.stored(call.workdir), call.config):
         runs.check_text(experiment, corpus, call.workdir)
     suite = _suite(experiment, call.workdir, corpus)
@@ -107,7 +107,9 @@ def sample_mode(call: Call) -> int:
     """Writes and prints samples of a checkpoint, then their statistics as JSON."""
     asked = _config_of_run(call)
     experiment = build.experiment(
-        asked, stored_domain(call.workdir, asked["data"]["length"], foreign.load)
+        asked,
+        stored_domain(call.workdir, asked["data"]["length"], foreign.load),
+        workdir=call.workdir,
     )
     experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
     step, params = runs.averaged(experiment, call.workdir)
@@ -181,6 +183,7 @@ MODES = {
     "bench": bench_mode,
     "plan": plan_mode,
     "prepare": prepare_mode,
+    "audit": lambda call: audits.run(call.config, _say),
 }
 
 
@@ -225,7 +228,7 @@ def _config_of_run(call: Call) -> dict[str, Any]:
 
 def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
     domain, source = inputs.domain_and_source(asked, workdir)
-    experiment = build.experiment(asked, domain)
+    experiment = build.experiment(asked, domain, workdir=workdir)
     return experiment, Corpus(source, domain, experiment.data)
 
 
@@ -277,24 +280,3 @@ def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]]) -> s
         f"  metrics       {workdir / report.METRICS} (and TensorBoard: {workdir})\n"
         f"  checkpoints   {workdir / 'checkpoints'}"
     )
-
-
-def print_user_error(error: UserError) -> int:
-    """Prints a UserError without a traceback; returns the exit code 2."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return 2
-
-
-def silence_libraries() -> None:
-    """Silences the logs of libraries; this package reports its errors itself."""
-    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
-    others = sys.unraisablehook
-
-    def hook(event) -> None:
-        text = str(event.exc_value)
-        if "Event loop is closed" not in text and "TensorStore" not in text:
-            others(event)
-
-    sys.unraisablehook = hook

@@ -18,20 +18,27 @@ class DataOptions:
 
     length              tokens of one sequence
     separate_documents  attention stays within a document
-    windows             training sequences: "grid" cuts the token stream into adjacent sequences,
-                        "every" takes one at every offset
+    windows             sequences: "grid" cuts the token stream into adjacent ones, "every" takes
+                        one at every offset when training, "documents" makes one of each document,
+                        cut or padded; padding does not count
     store               directory of the tokens of large texts, gs:// too: all machines of a pod
                         then use what one of them makes. "": the cache directory
+    detokenise          name of the rules of data/detokenise.py that documents are changed by, for
+                        corpora whose text was split into tokens: wikitext, ptb, lm1b, lambada,
+                        scientific_papers. "": none
     """
 
     length: int = 256
     separate_documents: bool = False
     windows: str = "grid"
     store: str = ""
+    detokenise: str = ""
 
     def __post_init__(self):
-        if self.windows not in ("grid", "every"):
-            raise UserError(f"data.windows must be 'grid' or 'every', not {self.windows!r}")
+        if self.windows not in ("grid", "every", "documents"):
+            raise UserError(
+                f"data.windows must be 'grid', 'every' or 'documents', not {self.windows!r}"
+            )
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 
@@ -79,7 +86,8 @@ class SampleOptions:
 
     num         sequences to draw, of each template
     steps       reverse steps T of a named grid
-    grid        cosine, uniform, log_linear, or a list of times that falls from 1.0 to 0.0
+    grid        cosine, uniform, log_linear, a list of times that falls from 1.0 to 0.0, or
+                optimal, made from the information profile of the run
     length      tokens per sequence; 0: as in training
     block       tokens that are sampled together, given those before them; 0: objective.block if
                 there is one, else the whole text

@@ -22,16 +22,26 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Objective, UserError
+from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import make_mesh
-from md4_jax.samplers import GRIDS, loop
+from md4_jax.samplers import GRIDS, loop, profile
 from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
 
 
-def experiment(config: dict[str, Any], domain: Domain, devices: list | None = None) -> Experiment:
-    """Builds and checks everything but the data, for these devices; None: all devices."""
+def experiment(
+    config: dict[str, Any],
+    domain: Domain,
+    devices: list | None = None,
+    workdir: Place | None = None,
+) -> Experiment:
+    """Builds and checks everything but the data, for these devices; None: all devices.
+
+    workdir: directory of the run, which has its information profile (sample.grid=optimal)
+    """
     train = options_from(TrainOptions, config["train"])
     sample = options_from(SampleOptions, config["sample"])
     data = options_from(DataOptions, config["data"])
@@ -58,7 +68,9 @@ def experiment(config: dict[str, Any], domain: Domain, devices: list | None = No
         learning_rate=rate,
         sampler_step=build_section("sample", config["sample"], transform=transform),
         loop=_loop(objective, sample, data, domain),
-        grid=_grid(sample),
+        grid=_optimal(sample, data, process, objective, workdir)
+        if sample.grid == "optimal"
+        else _grid(sample),
         mesh=mesh,
         data=data,
         train=train,
@@ -82,13 +94,33 @@ def _grid(sample: SampleOptions) -> np.ndarray:
         if times in GRIDS:
             return GRIDS[times](sample.steps)
         if not times.startswith(("[", "(")):
-            raise unknown("sample.grid", times, [*GRIDS, "[1.0, ..., 0.0]"])
+            raise unknown("sample.grid", times, [*GRIDS, "optimal", "[1.0, ..., 0.0]"])
         times = parse(times, None)
     if not isinstance(times, list | tuple) or not all(isinstance(t, int | float) for t in times):
         raise UserError(
             f"sample.grid={sample.grid} is not a list of numbers; one looks like [1.0, 0.5, 0.0]"
         )
     return listed(times)
+
+
+def _optimal(
+    sample: SampleOptions,
+    data: DataOptions,
+    process: Any,
+    objective: Objective,
+    workdir: Place | None,
+) -> np.ndarray:
+    """Returns the times that lose least by the information profile of the run."""
+    block = sample.block or getattr(objective, "block", 0)
+    if block or not isinstance(process, RevealsMasks):
+        raise UserError(
+            "sample.grid='optimal' is for masks in a whole text: it needs process.name='masking', "
+            f"and no blocks, which have {block} tokens here"
+        )
+    length = sample.length or data.length
+    window = min(length, data.length) if sample.stride else length
+    counts = profile.best_counts(profile.stored(workdir, window), sample.steps)
+    return profile.grid_of(counts, process.schedule)
 
 
 def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain: Domain):

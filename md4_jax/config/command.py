@@ -11,7 +11,7 @@ from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
-MODES = ("train", "eval", "sample", "bench", "plan", "prepare", "import")
+MODES = ("train", "eval", "sample", "bench", "plan", "prepare", "import", "audit")
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 

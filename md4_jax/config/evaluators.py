@@ -1,6 +1,6 @@
 """Builds the evaluators of a config and chooses the bounds that they report."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from md4_jax.config.schema import arguments_of, build_section
@@ -39,6 +39,12 @@ def evaluators(
                 supplied["objective"] = build_section(f"{path}.objective", asked)
         found[name] = _evaluator(path, section, supplied)
     return found
+
+
+def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Adds evaluators that are named by their kind alone, with its default options."""
+    kinds = {name: {"name": name} for name in names if name in EVALUATORS}
+    return {**config, "evals": {**kinds, **config["evals"]}}
 
 
 def _evaluator(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:

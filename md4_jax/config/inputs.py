@@ -7,6 +7,7 @@ from typing import Any
 from md4_jax.config import foreign
 from md4_jax.config.schema import build_section, merged, options_from
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.detokenise import Detokenised
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, read_domain
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
@@ -16,7 +17,7 @@ from md4_jax.runtime.paths import Place
 def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
     """Returns (domain, source): the run's own domain, or one fitted to the training split."""
     length = options_from(DataOptions, config["data"]).length
-    source = build_section("data", config["data"])
+    source = _source(config["data"])
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
         return read_domain(kept, length, foreign.load), source
@@ -55,4 +56,9 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
         )
     if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)
-    return Corpus(build_section("data", section), domain, options)
+    return Corpus(_source(section), domain, options)
+
+
+def _source(section: Mapping[str, Any]) -> Any:
+    source, rules = build_section("data", section), section.get("detokenise", "")
+    return Detokenised(source, rules) if rules else source

@@ -15,7 +15,7 @@ FILE = "config.json"
 # Where the data lies; whether it is the same data is checked by its tokens.
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
-FREE = ("mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
+FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
 FREE += ("train.seconds", "data.store", "data.keep_files")
 FREE += PLACES
 
@@ -24,6 +24,7 @@ OF_EVALUATORS = ("data", "objective", "features")
 
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
+    "data.detokenise": "",
     "data.windows": "grid",
     "network.attention_dropout": 0.0,
     "network.classes": 0,

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from md4_jax.auditor.options import AuditOptions
 from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
@@ -69,9 +70,11 @@ CLASSES = {
     "log": (LogOptions,),
     "bench": (BenchOptions,),
     "plan": (PlanOptions,),
+    "audit": (AuditOptions,),
 }
 # Sections that a config may lack, or some of whose keys, because they came later -> defaults.
 LATER = {
+    "audit": AuditOptions(),
     "bench": BenchOptions(),
     "checkpoint": CheckpointOptions(),
     "eval": EvalOptions(),

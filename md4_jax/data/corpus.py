@@ -22,8 +22,8 @@ class Corpus:
     """A source, read as symbols of a domain.
 
     The documents of each split are joined to a token stream, which is cut into windows. Labelled
-    documents are not joined: each is one sequence. A source with `rows` supplies the sequences and
-    their context itself.
+    documents, and all with windows='documents', are not joined: each is one sequence. A source with
+    `rows` supplies the sequences and their context itself.
     Batches hold the rows of a global batch that belong to this process: `rows`, ascending.
     """
 
@@ -36,6 +36,8 @@ class Corpus:
             return
         self._check_symbols()
         length = math.prod(self.domain.shape)
+        if self._are_documents and not hasattr(self.source, "documents"):
+            raise UserError("data.windows='documents' is for text; this data is single examples")
         if not self._is_labelled and self.options.length != length:
             raise UserError(
                 f"data.length={self.options.length} must be {length}: an example of this data "
@@ -162,6 +164,8 @@ class Corpus:
     def _rows(self, split: str) -> Rows:
         if self._is_labelled:
             return labelled.rows(self.source, self.domain, split, self.options.length)
+        if self._are_documents:
+            return labelled.of_documents(self.source, self.domain, split, self.options.length)
         return self.source.rows(split)
 
     def _text_size(self, *, are_texts: bool) -> Callable | None:
@@ -182,7 +186,12 @@ class Corpus:
 
     @property
     def _has_rows(self) -> bool:
-        return self._is_labelled or hasattr(self.source, "rows")
+        return self._is_labelled or self._are_documents or hasattr(self.source, "rows")
+
+    @property
+    def _are_documents(self) -> bool:
+        """Returns whether each document of a text is one sequence."""
+        return self.options.windows == "documents"
 
     @property
     def _is_labelled(self) -> bool:

@@ -64,6 +64,27 @@ def rows(source: Any, domain: Any, split: str, length: int) -> Rows:
     return Rows(found[:, :length], {"label": found[:, length + 1]}, found[:, length])
 
 
+def of_documents(source: Any, domain: Any, split: str, length: int) -> Rows:
+    """Returns the documents of a split, without labels, as rows of `length` tokens; see `rows`."""
+    tokenizer = domain.tokenizer
+    end = [] if tokenizer.eot_id is None else [tokenizer.eot_id]
+    described = [source.fingerprint(), tokenizer.to_json(), split, "documents", length]
+
+    def pieces() -> Iterator[np.ndarray]:
+        for ids in packing.encoded(source, tokenizer, split, source.documents(split)):
+            yield _row(ids, end, length)
+
+    size = max(tokenizer.vocab_size, length + 1)
+    found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 1)
+    return Rows(found[:, :length], lengths=found[:, length])
+
+
+def _row(ids: np.ndarray, end: list[int], length: int) -> np.ndarray:
+    """Returns `length` tokens, cut or padded, and how many of them count."""
+    own = np.concatenate([ids, np.array(end, int)])[:length].astype(int)
+    return np.concatenate([own, np.zeros(length - len(own), int), [len(own)]])
+
+
 def _pieces(
     source: Any, tokenizer: Any, split: str, length: int, numbers: dict[str | int, int]
 ) -> Iterator[np.ndarray]:
@@ -78,6 +99,4 @@ def _pieces(
                 f"{text.where}, of the {split} split, has the label {text.label!r}, which no text "
                 f"of the train split has; it has {known or 'none'}"
             )
-        own = np.concatenate([ids, np.array(end, int)])[:length].astype(int)
-        padding = np.zeros(length - len(own), int)
-        yield np.concatenate([own, padding, [len(own), numbers[text.label]]])
+        yield np.append(_row(ids, end, length), numbers[text.label])

@@ -9,17 +9,24 @@ A new one is a file here and a line below. It is a frozen dataclass of its optio
     run(experiment, params, context) -> {name: number}, JSON; see context.py
 
 and optionally check(experiment, key), which raises UserError for options that do not fit the
-experiment. The key is evals.NAME, the name of the section in the config.
+experiment. The key is evals.NAME, the name of the section in the config. --evals KIND runs a
+kind without a section with its default options.
 """
 
 from md4_jax.evals.frechet import FrechetDistance
+from md4_jax.evals.information_profile import InformationProfile
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
+from md4_jax.evals.path import PathLikelihood
 from md4_jax.evals.samples import DrawnSamples
+from md4_jax.evals.zero_shot import ZeroShot
 
 EVALUATORS = {
     "frechet": FrechetDistance,
+    "information_profile": InformationProfile,
     "likelihood": LikelihoodBound,
     "ngrams": NGramModels,
+    "path": PathLikelihood,
     "samples": DrawnSamples,
+    "zero_shot": ZeroShot,
 }

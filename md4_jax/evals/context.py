@@ -9,6 +9,7 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
+from md4_jax.runtime.sharding import batch_shards
 
 SPLITS = ("train", "validation", "test", "all")
 
@@ -40,6 +41,22 @@ def check_data(evaluator: Any) -> None:
     """Raises UserError if there is no such split."""
     if evaluator.split not in SPLITS:
         raise UserError(f"split must be {', '.join(SPLITS[:-1])} or all, not {evaluator.split!r}")
+
+
+def check_sizes(evaluator: Any, experiment: Experiment, key: str, length: int = 0) -> None:
+    """Raises UserError if batch_size does not fit the mesh, or stride exceeds the length.
+
+    length: tokens of a sequence; 0: those of the evaluator's data
+    """
+    size, shards = (
+        evaluator.batch_size or experiment.train.batch_size,
+        batch_shards(experiment.mesh),
+    )
+    if size % shards:
+        raise UserError(f"{key}.batch_size={size} must be divisible by the {shards} batch shards")
+    length = length or evaluator.data.get("length", experiment.data.length)
+    if getattr(evaluator, "stride", 0) > length:
+        raise UserError(f"{key}.stride={evaluator.stride} must be at most {length}, the length")
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:

@@ -97,6 +97,25 @@ def powers(
     _save(figure, path)
 
 
+def information_profile(profile: np.ndarray, losses: dict[str, Sequence], path: Place) -> None:
+    """Plots Z(k) against visible tokens, and predicted losses in nats against steps."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
+    left.plot(np.arange(len(profile)), np.asarray(profile) / np.log(2.0))
+    left.set_xlabel("visible tokens k")
+    left.set_ylabel("cross-entropy of another token Z(k), bits")
+    for name in ("uniform", "cosine", "optimal"):
+        values = np.asarray(losses[name]) / np.log(2.0) / len(profile)
+        right.plot(losses["steps"], values, "o-", markersize=4, label=name)
+    right.set_xscale("log", base=2)
+    right.set_xlabel("steps")
+    right.set_ylabel("predicted loss of parallel reveals, bits per token")
+    right.legend(title="grid", frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _save(figure, path)
+
+
 def frontier(rows: Sequence[dict], path: Place) -> None:
     """Plots bits under the judge and unigram entropy of samples against network evaluations.
 

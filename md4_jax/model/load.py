@@ -55,7 +55,7 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
     is_run = (folder / "checkpoints").exists()
     asked = schema.load_config(None, changes, folder, may_differ=not is_run)
     domain = stored_domain(folder, asked["data"]["length"], foreign.load)
-    experiment = build.experiment(asked, domain)
+    experiment = build.experiment(asked, domain, workdir=folder)
     facts = {"commit": told.get("commit", "unknown"), "results": told.get("results", {})}
     if is_run:
         with _silent_checkpoints():

@@ -199,7 +199,8 @@ class Model:
         config_lib.override(config, changes, schema.accepts)
         schema.check_keys(config)
         # The same network object, so that compiled programs are found again.
-        made = build.experiment(config, self.domain, list(self.experiment.mesh.devices.flat))
+        devices = list(self.experiment.mesh.devices.flat)
+        made = build.experiment(config, self.domain, devices, place(self.origin))
         return made._replace(network=self.experiment.network, mesh=self.experiment.mesh)
 
     def _bound(self, name: str) -> Any:

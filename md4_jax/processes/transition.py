@@ -128,6 +128,10 @@ class Transition(Scheduled):
             jnp.int32
         )
 
+    def marginal(self, t: Array) -> Array:
+        """Returns q(z = b | x = a) at step t T, from t [B]: [B, V, S]."""
+        return jnp.asarray(self._tables.products)[self.step(t), : self.vocab_size]
+
     def step(self, t: Array) -> Array:
         """Returns the step i nearest to t T, int32 like t."""
         return jnp.clip(jnp.round(t * self.timesteps), 0, self.timesteps).astype(jnp.int32)

@@ -1,8 +1,11 @@
-"""Standard streams that may go away, with a terminal or a pipe, without ending a run."""
+"""Output of a process: streams that may go away without ending it, errors, silent libraries."""
 
 import contextlib
+import logging
 import sys
 from typing import Any, TextIO
+
+from md4_jax.protocols import UserError
 
 
 class Lasting:
@@ -28,3 +31,24 @@ class Lasting:
 def outlive() -> None:
     """Makes this process go on when nobody can read what it prints; its logs are files anyway."""
     sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(sys.stderr)
+
+
+def print_user_error(error: UserError) -> int:
+    """Prints a UserError without a traceback; returns the exit code 2."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return 2
+
+
+def silence_libraries() -> None:
+    """Silences the logs of libraries; this package reports its errors itself."""
+    for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
+    others = sys.unraisablehook
+
+    def hook(event) -> None:
+        text = str(event.exc_value)
+        if "Event loop is closed" not in text and "TensorStore" not in text:
+            others(event)
+
+    sys.unraisablehook = hook

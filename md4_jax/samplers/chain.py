@@ -86,3 +86,17 @@ class RevealsInOrder(SamplerStep, Protocol):
     def per_round(self, length: int) -> int:
         """Returns the largest number of positions in a round."""
         ...
+
+
+@runtime_checkable
+class RevealsByLogits(SamplerStep, Protocol):
+    """A step that chooses the positions to reveal with the network."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether they are a function of the logits alone, so that samples have a likelihood."""
+        ...
+
+    def reveals(self, process: Any, chain: Chain, logits: Array, s: Array) -> Array:
+        """Marks the positions that the step to s reveals, given transformed logits: bool [B, L]."""
+        ...

@@ -11,6 +11,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
 SCORES = ("probability", "margin", "entropy")
@@ -33,8 +34,9 @@ class Confidence:
               floor((1 - alpha_s) n) of the n positions outside the prompt are masks
     noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT)
 
-    The order depends on the drawn tokens, so that samples do not follow the law of the model
-    and have no likelihood.
+    The law of the samples is not that of the model. With margin or entropy and without noise the
+    positions follow from the logits alone, and samples have a likelihood: the evaluator `path`.
+    With probability the order depends on the drawn tokens, and there is none.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -80,22 +82,29 @@ class Confidence:
         tokens = draw_token(token_keys, logits)
         gumbel = jax.vmap(lambda key: jax.random.gumbel(key, masks.shape[1:]))(noise_keys)
         score = self._score(logits, tokens) + self.noise * t * gumbel
-        best_first = jnp.argsort(jnp.where(masks, -score, jnp.inf), axis=1, stable=True)
-        rank = jnp.argsort(best_first, axis=1)
-        chosen = masks & (rank < count[:, None])
+        chosen = _best(masks, score, count)
         return chain._replace(
             z=jnp.where(chosen, tokens, chain.z),
             confidence=jnp.where(chosen, probability(outputs, tokens), chain.confidence),
             evaluations=chain.evaluations + (count > 0),
         )
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the positions to reveal are a function of the logits alone."""
+        return self.score != "probability" and self.noise == 0
+
+    def reveals(self, process: RevealsMasks, chain: Chain, logits: Array, s: Array) -> Array:
+        """Marks the positions that the step to s reveals, given transformed logits: bool [B, L]."""
+        masks = process.is_noise(chain.z)
+        count = self._count(process, chain, masks, s)
+        return _best(masks, self._score(logits, chain.z), count)
+
     def _count(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
         """Number of masks that the step to s reveals: [B]."""
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
-        free = jnp.sum(~chain.prompt_mask, axis=1)
-        left = jnp.floor(process.schedule.one_minus_alpha(s) * free + 1e-4)
-        return jnp.sum(masks, axis=1) - left.astype(jnp.int32)
+        return jnp.sum(masks, axis=1) - masks_left(process, chain, s)
 
     def _score(self, logits: Array, tokens: Array) -> Array:
         if self.score == "probability":
@@ -106,3 +115,10 @@ class Confidence:
             return jnp.exp(best) - jnp.exp(second)
         mu = jnp.exp(log_mu)
         return jnp.sum(jnp.where(mu > 0, mu * log_mu, 0.0), axis=-1)
+
+
+def _best(masks: Array, score: Array, count: Array) -> Array:
+    """Marks the count [B] masks with the highest scores of each sequence: bool [B, L]."""
+    best_first = jnp.argsort(jnp.where(masks, -score, jnp.inf), axis=1, stable=True)
+    rank = jnp.argsort(best_first, axis=1)
+    return masks & (rank < count[:, None])

@@ -85,9 +85,11 @@ class FirstHitting:
 class AnyOrder:
     """Reveals `per_step` masks at a time, in a random order, left to right or right to left.
 
-    With per_step 1 and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, the law
-    whose likelihood `along_order` computes. steps and grid change nothing. The network is told
-    the time at which the expected share of masks is that of the sequence.
+    per_step 0 reveals as many as the grid says: after a step to s, floor((1 - alpha_s) n) of the n
+    positions outside the prompt are masks. Otherwise steps and grid change nothing, and the network
+    is told the time at which the expected share of masks is that of the sequence. With per_step 1
+    and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, the law whose likelihood
+    `along_order` computes.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -100,8 +102,8 @@ class AnyOrder:
     def __post_init__(self):
         if self.order not in ORDERS:
             raise UserError(f"sample.order must be one of {', '.join(ORDERS)}, not {self.order!r}")
-        if self.per_step < 1:
-            raise UserError(f"sample.per_step must be at least 1, not {self.per_step}")
+        if self.per_step < 0:
+            raise UserError(f"sample.per_step must not be negative, not {self.per_step}")
 
     def __call__(
         self,
@@ -114,17 +116,23 @@ class AnyOrder:
     ) -> Chain:
         return run_segment(self, denoiser, process, chain, s, t, keys)
 
+    @property
+    def has_fixed_order(self) -> bool:
+        """Whether the order is always the same, so that samples have an exact likelihood."""
+        return self.order != "random"
+
     def schedule(
         self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
     ) -> RevealSchedule:
-        """Draws the order of all masks, whatever the grid."""
-        del grid
+        """Draws the order of all masks, or of those that the grid reveals."""
         length, chosen = chain.z.shape[1], process.is_noise(chain.z)
         here = jnp.broadcast_to(jnp.arange(length, dtype=jnp.float32), chain.z.shape)
         if self.order == "random":
             here = uniforms(keys, length)
         elif self.order == "right_to_left":
             here = -here
+        if not self.per_step:
+            return _by_grid(process, chain, _ranks(here, chosen), grid)
         rank = _ranks(here, chosen) // self.per_step
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
         return RevealSchedule(
@@ -133,4 +141,16 @@ class AnyOrder:
 
     def per_round(self, length: int) -> int:
         """Returns how many positions a round reveals at most."""
-        return min(self.per_step, length)
+        return min(self.per_step or length, length)
+
+
+def _by_grid(
+    process: RevealsMasks, chain: Chain, rank: Array, grid: Array | np.ndarray
+) -> RevealSchedule:
+    """Reveals masks in the order of their rank, as many in each step as the grid says."""
+    times, masks = jnp.asarray(grid)[::-1], process.is_noise(chain.z)
+    left_BxT = reveal.masks_left(process, chain, times[1:])
+    revealed_BxT = jnp.sum(masks, axis=1, keepdims=True) - left_BxT
+    step = jnp.sum(revealed_BxT[:, None] <= rank[..., None], axis=2, dtype=jnp.int32)
+    reached = masks & (step < left_BxT.shape[1])
+    return RevealSchedule(jnp.where(reached, step, NEVER), times[jnp.minimum(step, len(times) - 2)])

@@ -119,6 +119,16 @@ def _passes(rounds: Array, capacity: int) -> Array:
     return jnp.cumsum(first | (rank % capacity == 0), axis=1, dtype=jnp.int32) - 1
 
 
+def masks_left(process: RevealsMasks, chain: Chain, t: Array) -> Array:
+    """Returns floor((1 - alpha_t) n) for the n positions outside the prompt: int32 [B, *t.shape].
+
+    Samplers of given numbers of tokens leave that many masks at t.
+    """
+    free = jnp.sum(~chain.prompt_mask, axis=1)
+    free = free.reshape(-1, *[1] * jnp.ndim(t))
+    return jnp.floor(process.schedule.one_minus_alpha(t) * free + 1e-4).astype(jnp.int32)
+
+
 def draw_where(
     denoiser: Denoiser,
     transform: Transform,

@@ -24,9 +24,10 @@ class Transform:
     top_k: int = 0
 
     def __call__(self, logits: Array) -> Array:
-        """Returns float32 logits [..., V], with excluded symbols at -inf."""
+        """Returns logits [..., V] of at least float32, with excluded symbols at -inf."""
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         # Divided by 1e-6, any difference of two logits is larger than Gumbel noise.
-        logits = logits.astype(jnp.float32) / jnp.maximum(self.temperature, 1e-6)
+        logits = logits / jnp.maximum(self.temperature, 1e-6)
         if 0 < self.top_k < logits.shape[-1]:
             smallest = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits < smallest, -jnp.inf, logits)
@@ -39,7 +40,7 @@ class Transform:
         smallest such probability among the bits of float32, which are in the order of the numbers.
         """
         # 10 times the speed of a sort at [1, 1024, 32768] on CPU, 3.6 times at [64, 256, 27].
-        probability = jax.nn.softmax(logits, axis=-1)
+        probability = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
         bits = jax.lax.bitcast_convert_type(probability, jnp.int32)
         most = jnp.max(bits, axis=-1, keepdims=True)
 

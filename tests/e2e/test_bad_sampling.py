@@ -62,7 +62,7 @@ VALUES = [
     (["name=confidence", "noise=-1"], ["sample.noise must not be negative, not -1"]),
     (["name=confidence", "per_step=-1"], ["sample.per_step must not be negative, not -1"]),
     (["name=any_order", "order=sorted"], ["sample.order", "random, left_to_right", "'sorted'"]),
-    (["name=any_order", "per_step=0"], ["sample.per_step must be at least 1, not 0"]),
+    (["name=any_order", "per_step=-1"], ["sample.per_step must not be negative, not -1"]),
     (
         ["name=predictor_corrector", "predictor=gibbs"],
         ["sample.predictor", "ancestral, euler, tau_leaping", "'gibbs'"],

@@ -17,6 +17,7 @@ ALLOWED = {
     "options": set(),
     "processes": set(),
     "objectives": {"processes"},
+    "auditor": {"processes"},
     "runtime": {"options"},
     "networks": {"runtime"},
     "data": {"options", "runtime"},
@@ -28,7 +29,7 @@ ALLOWED = {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
     "config": {
-        "data", "evals", "experiment", "generate", "networks", "objectives", "options",
+        "auditor", "data", "evals", "experiment", "generate", "networks", "objectives", "options",
         "processes", "runtime", "samplers", "training",
     },
     "perf": {

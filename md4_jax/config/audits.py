@@ -1,0 +1,43 @@
+"""Audit of the objectives of a config: --mode audit."""
+
+import json
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from md4_jax.auditor import audit
+from md4_jax.auditor.options import AuditOptions
+from md4_jax.auditor.report import numbers, text
+from md4_jax.config.evaluators import evaluators
+from md4_jax.config.schema import build_section, options_from
+
+SYMBOLS = 3
+
+
+def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Returns ({key: objective}, process) of few symbols; evaluators that differ have a key."""
+    process = build_section("process", config["process"], vocab_size=SYMBOLS)
+    objective = build_section("objective", config["objective"])
+    network = SimpleNamespace(causal=config["network"].get("causal", False))
+    found = {"objective": objective}
+    for name, evaluator in evaluators(config, objective, process, network).items():
+        own = getattr(evaluator, "objective", None)
+        if own is not None and own not in found.values():
+            found[f"evals.{name}.objective"] = own
+    return found, process
+
+
+def run(config: Mapping[str, Any], say: Callable[[str], None]) -> int:
+    """Audits the objectives of a config; returns 1 if one claims to be a bound and is none.
+
+    Each is printed, with a counterexample if there is one, and last a line of JSON.
+    """
+    options = options_from(AuditOptions, config.get("audit", {}))
+    found, process = objectives(config)
+    results = {}
+    for key, objective in found.items():
+        result = audit(objective, process, steps=options.steps, seed=options.seed)
+        say(f"{key}: {text(result)}\n")
+        results[key] = numbers(result)
+    say(json.dumps(results))
+    return int(not all(result["passed"] for result in results.values()))

@@ -1,0 +1,179 @@
+"""Information profile of a masked model, from which the loss of any schedule is predicted."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.evals.context import Context, check_data, check_sizes
+from md4_jax.evals.metrics import bits
+from md4_jax.experiment import Experiment, rows_of
+from md4_jax.generate import figures
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.draws import draws
+from md4_jax.objectives.head import noise_of
+from md4_jax.objectives.md4 import prompted
+from md4_jax.objectives.token_nats import masked_nats
+from md4_jax.options import check_seed
+from md4_jax.protocols import Array, Batch, Network, Params, UserError
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import to_global, to_host
+from md4_jax.samplers import GRIDS, profile
+
+
+@dataclasses.dataclass(frozen=True)
+class InformationProfile:
+    """Measures Z(k), the mean cross-entropy of a token given k visible ones: samplers/profile.py.
+
+    Writes information_profile.json, which sample.grid=optimal reads, and a picture of Z and of the
+    predicted loss against steps. The prediction is exact for the data of which the network's
+    conditionals are true.
+
+    every, final, split, data, batch_size, limit, seed  as in `likelihood`
+    draws  numbers of visible tokens per sequence
+    """
+
+    every: int = 0
+    final: bool = False
+    split: str = "validation"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    draws: int = 1
+    batch_size: int = 0
+    limit: int = 0
+    seed: int = 0
+
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_data(self)
+        check_seed("seed", self.seed)
+        if self.draws < 1:
+            raise UserError(f"draws must be at least 1, not {self.draws}")
+        for name in ("every", "batch_size", "limit"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError if the process or the network is not that of a masked model."""
+        masks = isinstance(experiment.process, AnyOrder.needs.processes)
+        if not masks or experiment.network.causal:
+            raise UserError(
+                f"{key} needs process.name='masking' and network.causal=False: it counts visible "
+                "tokens on both sides"
+            )
+        check_sizes(self, experiment, key)
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Writes and prints the profile; returns its mean and the predicted losses."""
+        visible, nats, weight, length = self._measured(experiment, params, context)
+        if jax.process_index() != 0:
+            return {}
+        found = profile.fitted(visible, nats, weight, length)
+        losses = predicted(found, experiment.process)
+        kept = {
+            "step": context.step, "split": self.split, "sequences": len(nats) // self.draws,
+            "draws": self.draws, "nats": found.tolist(), **losses,
+        }  # fmt: skip
+        path = profile.keep(context.workdir, kept)
+        picture = context.workdir / "figures" / "information_profile.png"
+        figures.information_profile(found, losses, picture)
+        context.say(_table(context.name, losses, length))
+        context.say(f"profile: {path}, {picture}")
+        named = {
+            f"{name}_{steps}_steps_bits_per_token": bits(value) / length
+            for name in ("optimal", "cosine", "uniform")
+            for steps, value in zip(losses["steps"], losses[name], strict=True)
+        }
+        mean = bits(float(found.mean()))
+        return {"split": self.split, "profile_mean_bits_per_token": mean, **named}
+
+    def _measured(
+        self, experiment: Experiment, params: Params, context: Context
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Returns (numbers of visible tokens, mean nats of the others, their number), and L."""
+        key = ("information_profile", experiment.network, self.draws, self.seed)
+        if key not in context.programs:
+            step = make_profile_step(experiment.network, self.draws, self.seed)
+            context.programs[key] = jit(step, experiment.mesh)
+        parts, seen = [], 0
+        length = self.data.get("length", experiment.data.length)
+        batches = context.corpus(self.data).eval_batches(
+            self.split, **rows_of(experiment, self.batch_size or experiment.train.batch_size)
+        )
+        for index, batch in enumerate(batches):
+            if batch.tokens.shape[1] != length:  # the rest of the split
+                continue
+            rows = to_global(batch, experiment.mesh)._replace(text=None)
+            with jax.set_mesh(experiment.mesh):
+                out = context.programs[key](params, rows, jnp.int32(index))
+            whole = to_host(rows.loss_mask).all(axis=1)
+            parts.append([to_host(part)[:, whole].ravel() for part in out])
+            seen += int(whole.sum())
+            if self.limit and seen >= self.limit:
+                break
+        if not seen:
+            raise UserError(
+                f"evals.{context.name}: no sequence of the {self.split} split is whole, and the "
+                "profile needs sequences of one length"
+            )
+        visible, nats, masks = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return visible, nats.astype(np.float64), masks.astype(np.float64), length
+
+
+def make_profile_step(
+    network: Network, draws_per_sequence: int, seed: int
+) -> Callable[[Params, Batch, Array], tuple[Array, Array, Array]]:
+    """Makes (params, batch, index) -> (visible tokens, nats of a masked one, masks), [draws, B].
+
+    The numbers of visible tokens are stratified over the batch; the nats are a mean over masks.
+    """
+
+    def profile_step(params: Params, batch: Batch, index: Array) -> tuple[Array, Array, Array]:
+        denoiser, process = network.denoiser(params, batch.context), params["process"]
+        tokens = jnp.sum(batch.loss_mask, axis=1)
+
+        def one(draw: Array) -> tuple[Array, Array, Array]:
+            u, keys = draws(seed, index * draws_per_sequence + draw, len(tokens))
+            count = jnp.clip(jnp.floor(u * tokens).astype(jnp.int32) + 1, 1, tokens)
+            z, noise = process.mask_exactly(keys, batch.tokens, count, batch.loss_mask)
+            z = prompted(batch, z)
+            nats = masked_nats(denoiser, process, batch, z, process.schedule.inverse(noise))
+            masks = jnp.sum(noise_of(process, batch, z), axis=1)
+            return tokens - masks, nats / jnp.maximum(masks, 1), masks
+
+        return jax.lax.map(one, jnp.arange(draws_per_sequence))
+
+    return profile_step
+
+
+def predicted(found: np.ndarray, process: Any) -> dict[str, list]:
+    """Returns predicted losses in nats of the best counts and of two grids, by steps 1, 2, ..."""
+    length = len(found)
+    steps = [2**n for n in range(length.bit_length()) if 2**n <= min(length, 256)]
+    losses: dict[str, list] = {"steps": steps}
+    losses["optimal"] = [profile.loss(found, profile.best_counts(found, n)) for n in steps]
+    for name in ("cosine", "uniform"):
+        losses[name] = [
+            profile.loss(found, _counts(GRIDS[name](n), process, length)) for n in steps
+        ]
+    return losses
+
+
+def _counts(grid: np.ndarray, process: Any, length: int) -> np.ndarray:
+    """Returns the numbers of tokens that the steps of a grid reveal, first steps first."""
+    left = np.floor(np.asarray(process.schedule.one_minus_alpha(grid)) * length + 1e-4)
+    left[0], left[-1] = 0, length
+    return np.diff(left.astype(int))[::-1]
+
+
+def _table(name: str, losses: Mapping[str, list], length: int) -> str:
+    """Formats the predicted losses."""
+    lines = [f"{name}: predicted loss of parallel reveals, bits per token"]
+    lines.append(f"  {'steps':>6} {'optimal':>9} {'cosine':>9} {'uniform':>9}")
+    columns = (losses[key] for key in ("steps", "optimal", "cosine", "uniform"))
+    for n, *values in zip(*columns, strict=True):
+        lines.append(f"  {n:>6} " + " ".join(f"{bits(v) / length:9.4f}" for v in values))
+    return "\n".join(lines)

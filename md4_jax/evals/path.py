@@ -1,0 +1,193 @@
+"""Likelihood of the sampler: -log p of the texts that it draws, along the path to each."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.evals.context import Context, check_data, check_sizes
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.experiment import Experiment, sample_block
+from md4_jax.objectives.head import at_positions
+from md4_jax.objectives.token_nats import token_nats
+from md4_jax.protocols import Array, Batch, Denoiser, Network, Params, UserError
+from md4_jax.samplers import reveal
+from md4_jax.samplers.chain import NEVER, Chain, RevealsByLogits
+from md4_jax.samplers.left_to_right import LeftToRight
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """Negative log-likelihood of the samples of a step along a grid, in nats per sequence [B].
+
+    If the positions that are revealed next do not depend on the drawn tokens, one path leads to x:
+
+        -log p(x) = sum over steps, sum over the positions n that it reveals, -log mu_n(z, t)[x_n],
+
+    where z holds the tokens of x that earlier steps revealed (arXiv:2603.01367). It is exact for
+    any number of tokens a step, with the temperature of the sampler. If the positions are drawn
+    without the network (a random order, the times of ancestral sampling), this is -log p(x | what
+    was drawn), and its mean over draws is a bound of -log p(x). u is unused.
+    """
+
+    step: Any
+    grid: tuple[float, ...]
+
+    @property
+    def needs(self) -> Any:
+        """Requires what the sampler requires."""
+        return self.step.needs
+
+    def is_bound(self, process: Any) -> bool:
+        """Whether the sampler has a likelihood with this process."""
+        by_logits = isinstance(self.step, RevealsByLogits) and self.step.is_deterministic
+        is_left_to_right = isinstance(self.step, LeftToRight)
+        return by_logits or is_left_to_right or reveal.has_schedule(self.step, process)
+
+    def is_exact(self, network: Network) -> bool:
+        """Whether nothing but tokens is drawn."""
+        known = isinstance(self.step, LeftToRight | RevealsByLogits)
+        return known or getattr(self.step, "has_fixed_order", False)
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        del u
+        if isinstance(self.step, LeftToRight):
+            begin = jnp.full((len(batch.tokens), 1), process.mask_id, jnp.int32)
+            z = jnp.concatenate([begin, batch.tokens[:, :-1]], axis=1)
+            return self._cost(denoiser, z, jnp.zeros(len(z)), batch, batch.loss_mask), {}
+        z = jnp.where(batch.loss_mask, process.mask_id, batch.tokens)
+        given = jnp.logical_not(batch.loss_mask)
+        chain = Chain(z, given, given.astype(jnp.float32), jnp.zeros(len(z), jnp.int32))
+        if isinstance(self.step, RevealsByLogits):
+            return self._by_logits(denoiser, process, batch, chain), {}
+        return self._by_schedule(denoiser, process, batch, chain, keys), {}
+
+    def _by_logits(self, denoiser: Denoiser, process: Any, batch: Batch, chain: Chain) -> Array:
+        """Follows a step that chooses positions with the network; masks left come last."""
+        x, times = batch.tokens, jnp.asarray(self.grid)
+
+        def reveals(z: Array, t: Array, s: Array | None) -> tuple[Array, Array]:
+            logits = self.step.transform(denoiser(z, jnp.full(len(z), t)))
+            chosen = process.is_noise(z) & batch.loss_mask
+            if s is not None:
+                chosen &= self.step.reveals(process, chain._replace(z=z), logits, s)
+            nats = jnp.sum(jnp.where(chosen, token_nats(logits, x), 0.0), axis=1)
+            return jnp.where(chosen, x, z), nats
+
+        def body(z: Array, index: Array) -> tuple[Array, Array]:
+            return reveals(z, times[index], times[index - 1])
+
+        z, nats = jax.lax.scan(body, chain.z, jnp.arange(len(self.grid) - 1, 0, -1))
+        return jnp.sum(nats, axis=0) + reveals(z, jnp.zeros_like(times[0]), None)[1]
+
+    def _by_schedule(
+        self, denoiser: Denoiser, process: Any, batch: Batch, chain: Chain, keys: Array
+    ) -> Array:
+        """Follows a schedule that is drawn without the network."""
+        grid, length = np.asarray(self.grid, np.float32), chain.z.shape[1]
+        schedule = reveal.schedule_of(self.step, process, chain, grid, keys)
+        rounds = _numbered(jnp.where(batch.loss_mask, schedule.round, NEVER))
+        most = reveal.capacity_of(self.step, process, grid, length)
+
+        def body(state: tuple[Array, Array]) -> tuple[Array, Array]:
+            number, nats = state
+            here = (rounds == number) & batch.loss_mask
+            z = jnp.where((rounds >= number) & batch.loss_mask, process.mask_id, batch.tokens)
+            t = jnp.max(jnp.where(here, schedule.time, 0.0), axis=1)
+            return number + 1, nats + self._cost(denoiser, z, t, batch, here, most / length)
+
+        last = jnp.max(jnp.where(batch.loss_mask, rounds, -1))
+        first = (jnp.int32(0), jnp.zeros(len(chain.z), jnp.result_type(float)))
+        return jax.lax.while_loop(lambda state: state[0] <= last, body, first)[1]
+
+    def _cost(
+        self, denoiser: Denoiser, z: Array, t: Array, batch: Batch, here: Array, part: float = 1.0
+    ) -> Array:
+        """Sums -log mu_n(z, t)[x_n] over the positions `here`, a `part` of all or less: [B]."""
+
+        def nats(logits: Array, x: Array) -> Array:
+            return token_nats(self.step.transform(logits), x)
+
+        h_BxLxD, capacities = denoiser.features(z, t), (part,) if part < 1.0 else ()
+        rows = (batch.tokens,)
+        found = at_positions(denoiser, h_BxLxD, here, reduce=nats, rows=rows, capacities=capacities)
+        return jnp.sum(found, axis=1)
+
+
+def _numbered(rounds: Array) -> Array:
+    """Numbers the rounds of each sequence from 0 on, without gaps: int32 [B, L]."""
+    order = jnp.argsort(rounds, axis=1, stable=True)
+    ascending = jnp.take_along_axis(rounds, order, axis=1)
+    first = jnp.pad(ascending[:, 1:] != ascending[:, :-1], ((0, 0), (1, 0)))
+    number = jnp.cumsum(first, axis=1, dtype=jnp.int32)
+    return jnp.take_along_axis(number, jnp.argsort(order, axis=1), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PathLikelihood:
+    """Evaluates -log p of a split under the sampler of the `sample` section: see `Path`.
+
+    every, final, split, data, batch_size, stride, limit, seed  as in `likelihood`
+    draws  orders or times of reveals per sequence, where they are drawn
+    """
+
+    every: int = 0
+    final: bool = False
+    split: str = "test"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    draws: int = 1
+    batch_size: int = 0
+    stride: int = 0
+    limit: int = 0
+    seed: int = 0
+
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_data(self)
+        self._bound(None)
+
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError for a sampler without a likelihood, and for sizes that do not fit."""
+        step, name = experiment.sampler_step, experiment.config["sample"]["name"]
+        if not Path(step, ()).is_bound(experiment.process):
+            raise UserError(
+                f"{key}: sample.name={name!r} has no likelihood along a path, because its "
+                "positions depend on the drawn tokens or on noise. confidence with "
+                "sample.score=margin or entropy and sample.noise=0 has one, and so have any_order, "
+                "first_hitting, ancestral on masks and left_to_right"
+            )
+        plain = type(step.transform)()
+        for option in ("top_k", "top_p"):
+            if getattr(step.transform, option) != getattr(plain, option):
+                raise UserError(
+                    f"{key}: sample.{option}={getattr(step.transform, option)} gives most texts "
+                    "probability 0; leave it out"
+                )
+        if experiment.sample.guidance != 1.0:
+            raise UserError(
+                f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path; set it "
+                "to 1"
+            )
+        if sample_block(experiment):
+            raise UserError(
+                f"{key} is for sampling without blocks, and a block has "
+                f"{sample_block(experiment)} tokens: set sample.block and objective.block to 0"
+            )
+        check_sizes(self, experiment, key)
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Returns the likelihood in all units, each with its standard error, and prints it."""
+        path = Path(experiment.sampler_step, tuple(map(float, experiment.grid)))
+        result = self._bound(path).run(experiment, params, context)
+        asked = experiment.config["sample"]
+        return {"sampler": asked["name"], "steps": len(experiment.grid) - 1, **result}
+
+    def _bound(self, path: Path | None) -> LikelihoodBound:
+        names = [field.name for field in dataclasses.fields(self)]
+        return LikelihoodBound(path, **{name: getattr(self, name) for name in names})

@@ -1,0 +1,176 @@
+"""Zero-shot likelihood: the bound of a run on the field's sets of other text."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import TextDomain
+from md4_jax.evals import report
+from md4_jax.evals.context import Context, check_sizes
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.experiment import Experiment, rows_of
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.paths import replace
+
+FILE = "zero_shot.json"
+# Set -> (keys of the section `data`, split), with the documents and splits of MDLM's evaluation.
+SETS: dict[str, tuple[dict[str, str], str]] = {
+    "lambada": (dict(dataset="lambada", detokenise="lambada"), "test"),
+    "wikitext2": (dict(dataset="wikitext2_rows", detokenise="wikitext"), "validation"),
+    "wikitext103": (dict(dataset="wikitext103_rows", detokenise="wikitext"), "validation"),
+    "ptb": (dict(dataset="ptb_sentences", detokenise="ptb"), "validation"),
+    "lm1b": (dict(dataset="lm1b", detokenise="lm1b"), "test"),
+    "ag_news": (dict(dataset="ag_news", detokenise=""), "test"),
+    "arxiv": (
+        dict(dataset="arxiv", detokenise="scientific_papers", text_key="article"), "validation"
+    ),
+    "pubmed": (
+        dict(dataset="pubmed", detokenise="scientific_papers", text_key="article"), "validation"
+    ),
+}  # fmt: skip
+# The run's own text may be a public corpus too, with other keys.
+PLAIN = {
+    "name": "public", "folder": "", "text_key": "text", "validation": None, "test": None,
+}  # fmt: skip
+CHUNKS = {"concatenate": "grid", "documents": "documents"}
+BLOCK = 1 << 20  # tokens that are hashed at once
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShot:
+    """Evaluates the likelihood bound of a run on other sets, and writes how each was made.
+
+    every, final, draws, batch_size, limit, seed, objective  as in `likelihood`
+    sets    names in SETS, with commas
+    split   train, validation, test or all; '': the field's split of each set
+    path    directory with the files of each set in a directory of its name; '': the cache, or a
+            download
+    chunks  concatenate: documents are joined and cut; documents: one in each sequence, cut or
+            padded
+    length  tokens of a sequence; 0: as in training
+    stride  new tokens of each sequence, which slides; 0: adjacent sequences
+
+    zero_shot.json has for each set the detokeniser, the chunks, the end of text, the length, the
+    number of documents, and SHA-256 of the raw files, of the detokenised text and of the tokens.
+    Where two numbers differ, the first hash that differs says why.
+    """
+
+    objective: Any
+    every: int = 0
+    final: bool = False
+    sets: str = ",".join(SETS)
+    split: str = ""
+    path: str = ""
+    chunks: str = "concatenate"
+    length: int = 0
+    stride: int = 0
+    draws: int = 1
+    batch_size: int = 0
+    limit: int = 0
+    seed: int = 0
+
+    needs_data: ClassVar[bool] = False
+
+    def __post_init__(self):
+        for name in self.chosen:
+            if name not in SETS:
+                raise UserError(f"sets has {name!r}; the sets are {', '.join(SETS)}")
+        if self.chunks not in CHUNKS:
+            raise UserError(f"chunks must be {' or '.join(CHUNKS)}, not {self.chunks!r}")
+        if self.stride and self.chunks == "documents":
+            raise UserError(f"stride={self.stride} slides over joined text: chunks=concatenate")
+        for name in self.chosen:
+            self._bound(name)
+
+    @property
+    def chosen(self) -> list[str]:
+        """Returns the names of the sets."""
+        return [name.strip() for name in self.sets.split(",") if name.strip()]
+
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError for a model that is not of text, and for sizes that do not fit."""
+        if not isinstance(experiment.domain, TextDomain):
+            raise UserError(f"{key} is for models of text, and this one is not")
+        check_sizes(self, experiment, key, self.length or experiment.data.length)
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Returns the bound of each set in all units and prints them; writes zero_shot.json."""
+        results, manifests = {}, {}
+        for name in self.chosen:
+            corpus = context.corpus(self._changes(name))
+            bound = self._bound(name)
+            sequences = bound.sequences(experiment)
+            batches = corpus.eval_batches(
+                bound.split, stride=self.stride, **rows_of(experiment, sequences)
+            )
+            found = bound.of_batches(experiment, params, batches, context.programs)
+            result = {"split": bound.split, **found}
+            context.say(f"{context.name} {name} ({bound.split}): {report.line(result)}")
+            manifests[name] = {**self._manifest(name, corpus), "result": result}
+            results |= {f"{name}_{key}": value for key, value in result.items()}
+        if jax.process_index() == 0:
+            kept = {"step": context.step, "sets": manifests}
+            replace(context.workdir / FILE, json.dumps(kept, indent=2) + "\n")
+            context.say(f"{context.name}: {context.workdir / FILE}")
+        return results
+
+    def _changes(self, name: str) -> dict[str, Any]:
+        """Returns the keys of the section `data` that differ from the run's."""
+        path = os.path.join(self.path, name) if self.path else None
+        keys: dict[str, Any] = {**PLAIN, "path": path, **SETS[name][0]}
+        keys |= {"windows": CHUNKS[self.chunks]}
+        keys |= {"separate_documents": False} if self.chunks == "documents" else {}
+        return keys | ({"length": self.length} if self.length else {})
+
+    def _bound(self, name: str) -> LikelihoodBound:
+        same = ("draws", "batch_size", "stride", "limit", "seed", "objective")
+        options = {key: getattr(self, key) for key in same}
+        return LikelihoodBound(split=self.split or SETS[name][1], **options)
+
+    def _manifest(self, name: str, corpus: Corpus) -> dict[str, Any]:
+        """Returns how the sequences of a set are made, with the hashes of each stage."""
+        changes, split = SETS[name][0], self.split or SETS[name][1]
+        tokenizer, options = corpus.domain.tokenizer, corpus.options
+        documents, characters, text = _text_facts(corpus.source.documents(split))
+        tokens = corpus.stream(split)
+        end = "nothing after a document"
+        if tokenizer.eot_id is not None:
+            end = f"token {tokenizer.eot_id} after each document, predicted like any other"
+        elif self.chunks == "concatenate" and tokenizer.separator:
+            end = f"{tokenizer.separator!r} between documents"
+        return {
+            "dataset": changes["dataset"], "split": split,
+            "detokenise": changes["detokenise"] or "none",
+            "chunks": self.chunks, "length": options.length,
+            "stride": self.stride or options.length,
+            "end_of_text": end, "start_of_text": "none", "limit": self.limit,
+            "separate_documents": options.separate_documents,
+            "documents": documents, "characters": characters, "tokens": len(tokens),
+            "raw_sha256": corpus.source.facts(), "detokenised_sha256": text,
+            "tokens_sha256": _tokens_sha256(tokens),
+            "tokenizer_sha256": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
+        }  # fmt: skip
+
+
+def _text_facts(documents: Iterable[str]) -> tuple[int, int, str]:
+    """Returns the numbers of documents and characters, and a SHA-256 of UTF-8, each ended by 0."""
+    hashed, count, characters = hashlib.sha256(), 0, 0
+    for document in documents:
+        hashed.update(document.encode() + b"\0")
+        count, characters = count + 1, characters + len(document)
+    return count, characters, hashed.hexdigest()
+
+
+def _tokens_sha256(tokens: Any) -> str:
+    """Returns a SHA-256 of the ids as little-endian int32."""
+    hashed = hashlib.sha256()
+    for first in range(0, len(tokens), BLOCK):
+        hashed.update(np.asarray(tokens[first : first + BLOCK]).astype("<i4").tobytes())
+    return hashed.hexdigest()

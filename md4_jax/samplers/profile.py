@@ -1,0 +1,108 @@
+"""Information profile of a masked model, and the schedule of reveals that loses least by it.
+
+The profile Z(k), k = 0..L-1, is the mean cross-entropy in nats of a token given k visible ones,
+over random orders. Revealing m tokens at once after k costs m Z(k) - sum_{j<m} Z(k + j) nats of
+divergence between data and samples, whatever the order (arXiv:2510.25544, arXiv:2511.04647).
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, exists, replace
+
+FILE = "information_profile.json"
+
+
+def loss(profile: np.ndarray, counts: np.ndarray) -> float:
+    """Predicts the divergence in nats of reveals of `counts` tokens a step, which add up to L."""
+    counts = np.asarray(counts)[np.asarray(counts) > 0]
+    visible = np.cumsum(counts) - counts
+    return float(counts @ profile[visible] - profile.sum())
+
+
+def best_counts(profile: np.ndarray, steps: int) -> np.ndarray:
+    """Returns the numbers of tokens a step that lose least, by dynamic programming: int [T].
+
+    T is `steps`, or L if there are fewer tokens. It takes T L^2 operations.
+    """
+    length = len(profile)
+    steps = min(steps, length)
+    begin, end = np.arange(length)[:, None], np.arange(1, length + 1)
+    cost = np.where(end > begin, (end - begin) * profile[:, None], np.inf)
+    least, origin = cost[0], np.zeros((steps, length), int)
+    for step in range(1, steps):
+        # least[j] belongs to j + 1 visible tokens, from which the next step begins.
+        through = least[:-1, None] + cost[1:]
+        origin[step] = np.argmin(through, axis=0) + 1
+        least = np.min(through, axis=0)
+    visible = [length]
+    for step in range(steps - 1, -1, -1):
+        visible.append(origin[step][visible[-1] - 1])
+    return np.diff(visible[::-1])
+
+
+def grid_of(counts: np.ndarray, schedule: Any) -> np.ndarray:
+    """Returns times t(0) < ... < t(T) at which that many masks are left: float32 [T + 1].
+
+    Samplers that reveal given numbers of tokens reveal these, the others do so on average.
+    UserError if the schedule does not reach all of these numbers.
+    """
+    length = int(np.sum(counts))
+    left = length - np.cumsum(counts)[::-1]
+    # A little above the number, which is rounded down.
+    inner = np.asarray(schedule.inverse((left[1:] + 1e-3) / length), np.float32)
+    grid = np.concatenate([[0.0], inner, [1.0]]).astype(np.float32)
+    if not (np.diff(grid) > 0).all():
+        raise UserError(
+            f"sample.grid='optimal' needs a schedule that masks all numbers of tokens, and "
+            f"process.schedule={schedule} stops before 0 or 1: take a list of times"
+        )
+    return grid
+
+
+def fitted(visible: np.ndarray, nats: np.ndarray, weight: np.ndarray, length: int) -> np.ndarray:
+    """Fits a falling profile to measured cross-entropies: [L].
+
+    It is the weighted least squares among falling functions (pool adjacent violators), with lines
+    between the measured numbers of visible tokens.
+    """
+    at = np.unique(visible)
+    total = np.array([weight[visible == k].sum() for k in at])
+    mean = np.array([weight[visible == k] @ nats[visible == k] for k in at]) / total
+    pools: list[list[float]] = []
+    for value, amount in zip(mean, total, strict=True):
+        pools.append([value, amount, 1])
+        while len(pools) > 1 and pools[-2][0] < pools[-1][0]:
+            later, own = pools.pop(), pools.pop()
+            amount = own[1] + later[1]
+            value = (own[0] * own[1] + later[0] * later[1]) / amount
+            pools.append([value, amount, own[2] + later[2]])
+    level = np.concatenate([np.full(size, value) for value, _, size in pools])
+    return np.interp(np.arange(length), at, level)
+
+
+def keep(workdir: Place, content: dict[str, Any]) -> Place:
+    """Writes the profile of a run and returns its path."""
+    path = workdir / FILE
+    replace(path, json.dumps(content) + "\n")
+    return path
+
+
+def stored(workdir: Place | None, length: int) -> np.ndarray:
+    """Returns the profile of a run, [L]; UserError if there is none, or one of another length."""
+    if workdir is None or not exists(workdir / FILE):
+        raise UserError(
+            f"sample.grid='optimal' reads {workdir or 'DIR'}/{FILE}, which is not there. It is "
+            f"made from a trained run by: python -m md4_jax --workdir {workdir or 'DIR'} --mode "
+            "eval --evals information_profile"
+        )
+    profile = np.array(json.loads((workdir / FILE).read_text())["nats"])
+    if len(profile) != length:
+        raise UserError(
+            f"sample.grid='optimal' needs a profile of {length} tokens, those of a sample, and "
+            f"{workdir / FILE} has {len(profile)}: set sample.length to it, or measure again"
+        )
+    return profile

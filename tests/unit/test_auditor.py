@@ -1,0 +1,223 @@
+"""The auditor: no false alarm on the objectives of the package, and wrong losses found out."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.auditor import audit
+from md4_jax.auditor.report import numbers, text
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.autoregressive import Autoregressive
+from md4_jax.objectives.genmd4 import GenMD4
+from md4_jax.objectives.md4 import MD4, noised
+from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.masking import Masking
+from md4_jax.processes.schedules import Clipped, Linear
+from md4_jax.processes.state_dependent import StateDependent
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Needs
+
+# The others are among the slow tests.
+QUICK = (
+    "md4, masking", "block, masking", "autoregressive, masking", "four steps, masking",
+    "clipped schedule", "twice the weight", "small times",
+)  # fmt: skip
+STEPS = 40
+
+
+def named(names):
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in names]
+
+
+def bounds() -> list[str]:
+    """The pairs of objective and process in which the objective says that it is a bound."""
+    return [name for name, (of, make) in exact.FITTING.items() if of.is_bound(make(3))]
+
+
+@pytest.mark.parametrize("name", named(bounds()))
+def test_no_false_alarm(name):
+    objective, make = exact.FITTING[name]
+    # Chains with jumps have many outcomes.
+    size = (2, 2) if name.startswith("ctmc") else (3, 2)
+    found = audit(objective, make(vocab_size=3), problems=(size,), steps=STEPS)
+    assert found.passed and found.claims, text(found)
+    assert "counterexample" not in text(found)
+    # Draws of the objective's own (orders, blocks) are averaged over, the others enumerated.
+    own = name.startswith(("block", "a time", "along_order"))
+    assert found.results[0].enumerated is not own
+
+
+def test_a_training_loss_that_says_so_passes():
+    short = Masking(3, Clipped(Linear(), 0.2))
+    found = audit(MD4(), short, problems=((3, 2),), steps=5)
+    assert found.passed and not found.claims and not found.is_bound
+    assert "the objective says itself that it is no bound" in text(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """An objective with its number changed, which still claims to be a bound."""
+
+    right: Any
+    change: Callable
+
+    @property
+    def needs(self):
+        return self.right.needs
+
+    @property
+    def timesteps(self):
+        return getattr(self.right, "timesteps", None)
+
+    def is_bound(self, process) -> bool:
+        return True
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        nats, parts = self.right(denoiser, process, batch, u, keys)
+        return self.change(nats, parts, batch), parts
+
+
+@dataclasses.dataclass(frozen=True)
+class JointReconstruction:
+    """An energy couples the reconstructed tokens, and -log p of all masked ones is weighed by 1/t.
+
+    The bound wants the conditional of each token; the joint one costs less.
+    """
+
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
+
+    def is_bound(self, process) -> bool:
+        return True
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        z, t = noised(process, batch, u, keys)
+        logits = jax.nn.log_softmax(denoiser(z, t), axis=-1)
+        every = jnp.asarray(exact.sequences(process.vocab_size, z.shape[1]))
+        each = logits[:, jnp.arange(z.shape[1]), every]
+        masked = process.is_noise(z)[:, None]
+        energy = 3.0 * (every[:, 0] == every[:, -1]) + jnp.sum(jnp.where(masked, each, 0.0), axis=2)
+        fits = jnp.all(masked | (every == z[:, None]), axis=2)
+        total = jax.nn.logsumexp(jnp.where(fits, energy, -jnp.inf), axis=1)
+        own = jnp.all(every == batch.tokens[:, None], axis=2)
+        return (total - jnp.sum(jnp.where(own, energy, 0.0), axis=1)) / t, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class TimesCut(MD4):
+    """The integral from 0.05 on, without the rest."""
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        nats, parts = super().__call__(denoiser, process, batch, 0.05 + 0.95 * u, keys)
+        return 0.95 * nats, parts
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallTimes(MD4):
+    """t ~ U(0, 1/2): right for the uniform denoiser, so that only a search finds it out."""
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        return super().__call__(denoiser, process, batch, 0.5 * u, keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeesTheAnswer(Autoregressive):
+    """The network reads x itself in place of x shifted by one."""
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        return self.loss_at(denoiser, process, batch, batch.tokens, jnp.zeros(len(u))), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims(AnyOrder):
+    """A training-only loss that claims to be a bound."""
+
+    def is_bound(self, process) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedMD4(MD4):
+    """MD4's integral over what a clipped schedule leaves, without the other terms."""
+
+    def is_bound(self, process) -> bool:
+        return True
+
+
+def scaled(factor) -> Callable:
+    return lambda nats, parts, batch: factor * nats
+
+
+def without(part) -> Callable:
+    return lambda nats, parts, batch: nats - parts[part]
+
+
+LINEAR = Masking(3)
+SHORT = Uniform(3, Clipped(Linear(), 0.1))
+WRONG = {
+    "joint reconstruction": (JointReconstruction(), LINEAR, "bound"),
+    # MD4's own code, at its own eps: 3e-4 nats short.
+    "clipped schedule": (ClippedMD4(), Masking(3, Clipped(Linear(), 1e-4)), "bound"),
+    "times cut": (TimesCut(), LINEAR, "bound"),
+    "small times": (SmallTimes(), LINEAR, "bound"),
+    "no prior": (Wrong(UniformELBO(), without("prior")), SHORT, "bound"),
+    "no reconstruction": (
+        Wrong(GenMD4(first_time=0.1), without("reconstruction")), StateDependent(3), "bound"
+    ),
+    "half the weight": (Wrong(MD4(), scaled(0.5)), LINEAR, "bound"),
+    "twice the weight": (Wrong(MD4(), scaled(2.0)), LINEAR, "tight"),
+    "bytes by assumption": (Wrong(AnyOrder(), scaled(1 / 4.5)), LINEAR, "bound"),
+    "nats per token": (
+        Wrong(AnyOrder(), lambda nats, parts, batch: nats / jnp.sum(batch.loss_mask, axis=1)),
+        LINEAR,
+        "bound",
+    ),
+    "bits for nats": (Wrong(AnyOrder(), scaled(1 / math.log(2.0))), LINEAR, "tight"),
+    "few masks": (Claims(max_masked=0.5), LINEAR, "bound"),
+    "sees the answer": (SeesTheAnswer(), LINEAR, "bound"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", named(WRONG))
+def test_a_wrong_loss_is_found_out(name):
+    objective, process, what = WRONG[name]
+    found = audit(objective, process, problems=((3, 2),), steps=STEPS)
+    assert not found.passed
+    assert (found.is_bound, found.is_tight)[what == "tight"] is False
+    said = text(found)
+    assert "counterexample: x of 2 tokens" in said
+    assert numbers(found)["passed"] is False
+    result = found.results[0]
+    worst = result.largest if what == "bound" else result.closest
+    # The counterexample is one: the numbers that are printed give what is claimed.
+    rows = result.problem.groups[worst.group]
+    if what == "bound":
+        assert np.exp(-worst.nats[rows]).sum() > 1.0
+        assert np.log(np.exp(-worst.nats[rows]).sum()) == pytest.approx(worst.value, abs=1e-9)
+    else:
+        assert worst.nats[rows].mean() > np.log(rows.sum()) + 0.02
+    assert f"{worst.nats[rows][0]:.6f}" in said
+
+
+def test_m11_the_sums_are_those_of_the_identity():
+    """The table denoiser of the identities: 0.8499 over V = 3, L = 2, for both forms."""
+    from md4_jax.auditor.problem import problem, rule
+
+    with jax.enable_x64(True):
+        logits = np.zeros((4, 16, 2, 3))
+        # The auditor's code has the first position as the lowest digit.
+        z = exact.sequences(4, 2)
+        logits[0, z @ [1, 4]] = exact.table_logits(3, 2)
+        for objective in (MD4(), AnyOrder()):
+            case = problem(objective, Masking(3), 3, 2)
+            nats = jax.jit(case.nats(rule(case.steps, 24)))(
+                jnp.asarray(logits), *jax.random.split(jax.random.key(0))
+            )
+            np.testing.assert_allclose(np.exp(-nats[:9]).sum(), 0.84991548841, rtol=2e-6)
