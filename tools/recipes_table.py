@@ -99,7 +99,9 @@ def render(kept: dict[str, Any]) -> None:
     """Writes the table into the page, between its marks."""
     before, _, rest = PAGE.read_text().partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table(kept)}\n{MARKS[1]}{after}")
+    absent = [f"`{name}`" for name in published() if name not in kept]
+    missing = f"\nNot compiled yet: {', '.join(absent)}.\n" if absent else ""
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table(kept)}\n{missing}{MARKS[1]}{after}")
 
 
 def main() -> None:
