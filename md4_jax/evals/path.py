@@ -171,8 +171,8 @@ class PathLikelihood:
                 )
         if experiment.sample.guidance != 1.0:
             raise UserError(
-                f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path; set it "
-                "to 1"
+                f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path: set "
+                "it to 1"
             )
         if sample_block(experiment):
             raise UserError(
