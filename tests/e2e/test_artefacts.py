@@ -225,7 +225,7 @@ def test_samples_of_a_run(sample, trained):
         assert row["step"] == 30 and len(row["tokens"]) == 16 == len(row["text"])
         assert max(row["tokens"]) < 65  # no mask is left
         assert row["text"] in ended.out
-    assert "2 samples of 16 tokens from step 30" in lines(ended)[-2]
+    assert "2 samples of 16 characters from step 30" in lines(ended)[-2]
     assert 1 <= json.loads(lines(ended)[-1])["network_evaluations_max"] <= 4
     written = (trained / "samples" / "step_00000030.jsonl").read_text().splitlines()
     assert tokens(rows) == tokens(map(json.loads, written))  # those of the training run
@@ -338,7 +338,7 @@ def test_another_sampler_may_be_asked_for_later(run, tiny, trained):
         *("--config.sample.num=1", "--config.sample.steps", "3"),  # the value as a word of its own
     )
     assert ended.code == 0
-    assert "1 samples of 16 tokens from step 30" in lines(ended)[-2]
+    assert "1 samples of 16 characters from step 30" in lines(ended)[-2]
     assert json.loads(lines(ended)[-1])["network_evaluations"] <= 3
 
 
@@ -351,7 +351,7 @@ def test_a_run_is_evaluated_by_its_own_config(run, trained, evaluated):
 def test_a_run_is_sampled_by_its_own_config(run, trained):
     ended = run("--workdir", trained, "--mode", "sample", "--config.sample.num=1")
     assert ended.code == 0, ended
-    assert "1 samples of 16 tokens from step 30" in lines(ended)[-2]
+    assert "1 samples of 16 characters from step 30" in lines(ended)[-2]
 
 
 def test_a_run_goes_on_by_its_own_config(run, copy, tiny, trained, same_run):

@@ -20,6 +20,7 @@ from md4_jax.data.domains import (
     same_symbols,
     stored_domain,
 )
+from md4_jax.data.pixels import PixelDomain
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols, Tokenizer
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
@@ -172,5 +173,7 @@ def test_a_run_without_a_domain_is_named(workdir):
 
 
 def test_the_built_in_domains_say_their_names():
-    for name in domains.DOMAINS:
-        assert json.loads(AB.to_json())["domain"] == name
+    made = {"text": AB, "pixels": PixelDomain((2, 2, 1))}
+    assert made.keys() == domains.DOMAINS.keys()
+    for name, domain in made.items():
+        assert json.loads(domain.to_json())["domain"] == name
