@@ -1,7 +1,9 @@
 """Modes of the command line: train, eval, sample, plan, bench, prepare and audit."""
 
+import contextlib
 import errno
 import signal
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +27,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
+from md4_jax.runtime.locks import exclusive
 from md4_jax.runtime.paths import Place, check_name, check_writable
 from md4_jax.training import report
 from md4_jax.training.loop import abstract_state, train
@@ -62,21 +65,20 @@ def train_mode(call: Call) -> int:
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     abstract_state(experiment)
     begin = runs.beginning(experiment, workdir, _say)
-    if jax.process_index() == 0:
-        _open_workdir(experiment, call.config, workdir)
-    for warning in corpus.source.warnings:
-        _say(f"warning: {warning}")
-    for name, size in sizes.items():
-        _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
-    step, signalled = train(experiment, corpus, workdir, suite, begin)
-    if signalled is not None:
-        name = signal.Signals(signalled).name
-        _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
-        return 128 + signalled
-    step, results = _evaluated(experiment, suite, suite.final(), workdir)
-    best = runs.best_line(experiment, workdir)
-    if jax.process_index() == 0:
-        _say(_summary(workdir, step, results) + best)
+    with _open_workdir(experiment, call.config, workdir):
+        for warning in corpus.source.warnings:
+            _say(f"warning: {warning}")
+        for name, size in sizes.items():
+            _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
+        step, signalled = train(experiment, corpus, workdir, suite, begin)
+        if signalled is not None:
+            name = signal.Signals(signalled).name
+            _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
+            return 128 + signalled
+        step, results = _evaluated(experiment, suite, suite.final(), workdir)
+        best = runs.best_line(experiment, workdir)
+        if jax.process_index() == 0:
+            _say(_summary(workdir, step, results) + best)
     return 0
 
 
@@ -205,11 +207,20 @@ def run(mode: str, call: Call) -> int:
         ) from error
 
 
-def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place) -> None:
-    """Creates the run directory with its config and domain; UserError if it is not writable."""
+@contextlib.contextmanager
+def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place) -> Iterator[None]:
+    """Holds the run directory, with its config and domain in it.
+
+    UserError if it is not writable, or if another run is at work in it.
+    """
+    if jax.process_index():
+        yield
+        return
     check_writable(workdir)
-    config.store(workdir, asked)
-    keep_domain(experiment.domain, workdir)
+    with exclusive(workdir):
+        config.store(workdir, asked)
+        keep_domain(experiment.domain, workdir)
+        yield
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from typing import IO
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
 
-FILE = "in_use"
+FILE = ".in_use"
 # In object storage, a lock is written again so often, and one that is older than LOST is void.
 BEAT, LOST = 60.0, 300.0
 

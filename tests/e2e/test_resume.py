@@ -101,6 +101,18 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     same_run(workdir, reference)
 
 
+def test_two_runs_in_one_directory(tiny, tmp_path, start, program, reference, same_run):
+    """The second is refused while the first is at work, which ends as if nothing had been."""
+    arguments = ("--config", tiny, "--workdir", tmp_path / "run")
+    first = start("-m", "md4_jax.main", *arguments)
+    assert first.stderr.readline().startswith("step 3/")
+    ended = program(*arguments)
+    assert ended.code == 2
+    assert f"is in use by process {first.pid} on " in ended.err
+    assert first.communicate(timeout=300) and first.returncode == 0
+    same_run(tmp_path / "run", reference)
+
+
 def test_a_run_goes_on_when_nobody_can_read_what_it_prints(
     tiny, tmp_path, start, reference, same_run
 ):

@@ -47,7 +47,7 @@ def test_in_object_storage_a_lock_counts_while_it_beats(tmp_path, monkeypatch):
         while not path.exists():
             time.sleep(0.01)
         first = json.loads(path.read_text())
-        with pytest.raises(UserError, match=f"process {os.getpid()} .*or delete .*in_use"):
+        with pytest.raises(UserError, match=f"process {os.getpid()} .*or delete .*.in_use"):
             locks.exclusive(place(tmp_path)).__enter__()
         while json.loads(path.read_text()) == first:
             time.sleep(0.01)
