@@ -31,6 +31,10 @@ CONFIG = [
     (["objective.name=md5"], ["objective.name 'md5'", "mean 'md4'?"]),
     (["evals.test.objective.name=anyorder"], ["evals.test.objective.name", "mean 'any_order'?"]),
     (["evals.test.name=likelyhood"], ["evals.test.name", "mean 'likelihood'?"]),
+    (
+        ["evals.test.features.name=rndom", "evals.test.name=frechet"],
+        ["evals.test.features.name", "mean 'random'?"],
+    ),
     (["network.name=transformers"], ["network.name", "mean 'transformer'?"]),
     (["optim.name=adam"], ["optim.name 'adam'", "mean 'adamw'?"]),
     (["sample.name=ancestry"], ["sample.name 'ancestry'", "mean 'ancestral'?"]),

@@ -26,6 +26,7 @@ SMALL = {
     "network.kv_heads": 0,
     "network.channels": 32,
     "network.blocks": 1,
+    "network.multipliers": (1, 1),
     "network.scan_blocks": False,
     "objective.block": 8,
     "objective.timesteps": 4,
@@ -63,9 +64,17 @@ ELSEWHERE = "configs/families.py"
 ALL = [name for name in spelled() if not name.startswith(ELSEWHERE)]
 # One with masks and characters, one with uniform noise and GPT-2's vocabulary, one by blocks.
 QUICK = ("configs/text8.py", "configs/udlm_owt.py", "configs/block_owt.py")
-MARKED = [
-    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow, id=name) for name in ALL
-]
+# Two minutes each: 3,072 symbols of 256 levels, a matrix for each step.
+LONG = ("configs/d3pm_cifar10.py", "configs/tauldr_cifar10.py")
+
+
+def marks(name: str) -> list:
+    if name in QUICK:
+        return []
+    return [pytest.mark.campaign if name.startswith(LONG) else pytest.mark.slow]
+
+
+MARKED = [pytest.param(name, marks=marks(name), id=name) for name in ALL]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -112,7 +112,7 @@ def test_samples_are_drawn_and_judged_while_a_run_trains(run, tiny, tmp_path):
     assert not any(isinstance(value, str) for row in rows for value in row.values())
     written = sorted(path.name for path in (workdir / "samples").glob("*.txt"))
     assert written == ["step_00000003.txt", "step_00000006-2.txt", "step_00000006.txt"]
-    assert "step 3  2 samples of 16 tokens from step 3" in ended.err
+    assert "step 3  2 samples of 16 characters from step 3" in ended.err
     assert "held out" not in ended.err and "trained to step 6\n" in ended.out
     kept = runs.evaluated(workdir, "samples")
     assert kept["step"] == 6 and kept["judge"] == "self" and kept["judge_bits_per_token"] > 0

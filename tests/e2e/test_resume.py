@@ -77,7 +77,7 @@ def test_the_command_that_resumes_a_run_of_its_own_config(
     assert arguments == ["--mode=train", f"--workdir={workdir}", "--config.sample.num=1"]
     ended = program(*arguments)
     assert ended.code == 0, ended
-    assert "1 samples of 16 tokens" in ended.out
+    assert "1 samples of 16 characters" in ended.out
     same_run(workdir, reference)
 
 

@@ -77,7 +77,7 @@ def test_windows_of_training_are_a_grid_or_every_offset():
         assert sizes["train"].sequences == len(expected) and sizes["test"] == (2, 10)
         shown = [b.tokens.tolist() for b in data.eval_batches("test", batch_size=2, rows=[0, 1])]
         assert shown == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9], [0, 0]]]
-    with pytest.raises(UserError, match="data.windows must be 'grid' or 'every', not 'all'"):
+    with pytest.raises(UserError, match="'grid', 'every' or 'documents', not 'all'"):
         DataOptions(windows="all")
 
 
