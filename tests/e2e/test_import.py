@@ -23,7 +23,7 @@ KEYS = {
 )
 def test_training_goes_on_from_a_published_model(name, tmp_path):
     text, run = tmp_path / "text.txt", tmp_path / "run"
-    text.write_text("abcdefghijk" * 100)
+    text.write_text("abcdefghijk" * 400)
     keys = {**KEYS, "data.path": text}
     assignments = [f"--config.{key}={value}" for key, value in keys.items()]
     source = str(peer_folder(tmp_path, name))
