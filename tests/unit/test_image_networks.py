@@ -30,7 +30,10 @@ def made(make, **options):
 
 
 IMAGES = [UNet, UViT, DiT]
-every_network = pytest.mark.parametrize("make", IMAGES)
+every_network = pytest.mark.parametrize(
+    "make",
+    [make if make is DiT else pytest.param(make, marks=pytest.mark.slow) for make in IMAGES],
+)
 KEYS = jax.random.split(jax.random.key(3), 3)
 CIFAR = dict(vocab_size=256, shape=(32, 32, 3))
 IMAGENET = dict(vocab_size=256, shape=(64, 64, 3))
@@ -212,6 +215,7 @@ def layers(params, length):
     return [jax.tree.map(lambda x, n=n: x[n], params) for n in range(length)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [UNet, UViT])
 def test_scanned_and_unrolled_blocks_compute_the_same(make):
     scanned, params = made(make, dropout=0.2)

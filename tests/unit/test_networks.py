@@ -18,7 +18,13 @@ from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import make_mesh, shardings_of
 
-every_network = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+every_network = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if name in ("unet", "uvit") else [])
+        for name, make in NETWORKS.items()
+    ],
+)
 
 
 def unrolled(params, depth=2):
