@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import md4_jax
@@ -192,3 +193,10 @@ def test_docstrings_open_with_a_verb_or_a_noun():
                     name = getattr(node, "name", "the module")
                     wrong.append(f"{path.relative_to(ROOT)}: {name}: {first.group()}")
     assert wrong == []
+
+
+def test_the_wheel_has_every_folder_of_the_package():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {file.parent.relative_to(ROOT) for file in PACKAGE.rglob("*.py")}
+    found = {".".join(folder.parts) for folder in folders} | {"md4_jax.configs"}
+    assert set(listed["tool"]["setuptools"]["packages"]) == found
