@@ -217,7 +217,7 @@ def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place)
         yield
         return
     check_writable(workdir)
-    with exclusive(workdir):
+    with exclusive(workdir, _say):
         config.store(workdir, asked)
         keep_domain(experiment.domain, workdir)
         yield

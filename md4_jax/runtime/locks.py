@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from md4_jax.protocols import UserError
@@ -16,18 +16,20 @@ from md4_jax.runtime.paths import Place, is_remote, replace
 
 FILE = ".in_use"
 # In object storage, a lock is written again so often, and one that is older than LOST is void.
-BEAT, LOST = 60.0, 300.0
+BEAT, LOST = 15.0, 60.0
 
 
 @contextlib.contextmanager
-def exclusive(directory: Place) -> Iterator[None]:
+def exclusive(directory: Place, say: Callable[[str], None] = print) -> Iterator[None]:
     """Holds the lock of a run directory; UserError, which says who has it, if another process does.
 
     The operating system frees the lock of a local directory when its holder ends in any way. In
-    object storage the holder writes it again every BEAT seconds, and it counts for LOST seconds.
+    object storage the holder writes it again every BEAT seconds. A lock that is found there counts
+    if it is written again within LOST seconds, for which this process waits, and says so.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (_in_store if is_remote(directory) else _on_disk)(directory / FILE):
+    path = directory / FILE
+    with _in_store(path, say) if is_remote(directory) else _on_disk(path):
         yield
 
 
@@ -36,29 +38,24 @@ def _on_disk(path: Place) -> Iterator[None]:
     with open(path, "a+") as file:
         if not take(file):
             file.seek(0)
-            raise UserError(
-                f"{path.parent} is in use by {file.read() or 'another process'}: stop that one, "
-                "or choose another --workdir"
-            )
+            raise _in_use(path, file.read() or "another process")
         sign(file)
-        yield
-        file.truncate(0)
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 @contextlib.contextmanager
-def _in_store(path: Place) -> Iterator[None]:
-    found = json.loads(path.read_text()) if path.exists() else None
-    if found is not None and time.time() - found["beat"] < LOST:
-        raise UserError(
-            f"{path.parent} is in use by {found['owner']}: stop that one, or choose another "
-            f"--workdir. If it has ended, wait {LOST:.0f} s or delete {path}"
-        )
-    ended, owner = threading.Event(), whoami()
+def _in_store(path: Place, say: Callable[[str], None]) -> Iterator[None]:
+    _outlast(path, say)
+    ended = threading.Event()
+    signature = {"owner": whoami(), "machine": _machine(), "process": os.getpid()}
 
     def beat() -> None:
         while True:
             with contextlib.suppress(Exception):  # the store may be away for a while
-                replace(path, json.dumps({"owner": owner, "beat": time.time()}))
+                replace(path, json.dumps({**signature, "beat": time.time()}))
             if ended.wait(BEAT):
                 return
 
@@ -70,6 +67,57 @@ def _in_store(path: Place) -> Iterator[None]:
         ended.set()
         thread.join()
         path.unlink(missing_ok=True)
+
+
+def _outlast(path: Place, say: Callable[[str], None]) -> None:
+    """Waits until a lock in object storage is void; UserError as soon as it is written again."""
+    found = _read(path)
+    if found is None or _is_dead(found):
+        return
+    left = min(found["beat"] + LOST - time.time(), LOST)
+    if left > 0:
+        say(f"{path.parent} was in use by {found['owner']}: waiting {left:.0f} s for a sign of it")
+    until = time.monotonic() + left
+    while time.monotonic() < until:
+        time.sleep(min(1.0, BEAT))
+        now = _read(path)
+        if now is None:
+            return
+        if now != found:
+            raise _in_use(path, now["owner"])
+
+
+def _read(path: Place) -> dict | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _is_dead(found: dict) -> bool:
+    """Returns whether a lock is of a process of this machine that has ended."""
+    if found["machine"] != _machine():
+        return False
+    try:
+        os.kill(found["process"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return found["process"] == os.getpid()  # the first process of a container that was restarted
+
+
+def _machine() -> str:
+    """Returns what processes have in common that see each other's numbers."""
+    names = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # Linux alone has these
+        names.append(os.readlink("/proc/self/ns/pid"))
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            names.append(file.read().strip())
+    return " ".join(names)
+
+
+def _in_use(path: Place, owner: str) -> UserError:
+    return UserError(
+        f"{path.parent} is in use by {owner}: stop that one, or choose another --workdir"
+    )
 
 
 def take(file: IO[str]) -> bool:

@@ -39,19 +39,57 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
         pass
 
 
-def test_in_object_storage_a_lock_counts_while_it_beats(tmp_path, monkeypatch):
+def test_the_name_of_a_holder_that_fails_is_taken_back(tmp_path):
+    with pytest.raises(ZeroDivisionError), locks.exclusive(place(tmp_path)):
+        raise ZeroDivisionError
+    assert (tmp_path / locks.FILE).read_text() == ""
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """The lock of a directory that is treated as one in object storage, with fast clocks."""
     monkeypatch.setattr(locks, "is_remote", lambda path: True)
     monkeypatch.setattr(locks, "BEAT", 0.02)
-    path = tmp_path / locks.FILE
-    with locks.exclusive(place(tmp_path)):
-        while not path.exists():
+    monkeypatch.setattr(locks, "LOST", 0.5)
+    return tmp_path / locks.FILE
+
+
+def lock(directory, said: list[str]):
+    return locks.exclusive(place(directory), said.append)
+
+
+def test_in_object_storage_a_lock_counts_while_it_beats(stored):
+    said = []
+    with lock(stored.parent, said):
+        while not stored.exists():
             time.sleep(0.01)
-        first = json.loads(path.read_text())
-        with pytest.raises(UserError, match=f"process {os.getpid()} .*or delete .*.in_use"):
-            locks.exclusive(place(tmp_path)).__enter__()
-        while json.loads(path.read_text()) == first:
-            time.sleep(0.01)
-    assert not path.exists()
-    path.write_text(json.dumps({"owner": "a dead one", "beat": time.time() - locks.LOST - 1}))
-    with locks.exclusive(place(tmp_path)):
-        pass
+        owner = json.loads(stored.read_text())["owner"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(locks, "_machine", lambda: "another")
+            with pytest.raises(UserError, match=f"in use by process {os.getpid()} .*: stop"):
+                lock(stored.parent, said).__enter__()
+        assert f"was in use by {owner}: waiting" in said[0]
+    assert not stored.exists()
+
+
+@pytest.mark.parametrize(("age", "wait"), [(0.0, 0.5), (0.3, 0.2), (9.0, 0.0), (-99.0, 0.5)])
+def test_a_lock_that_no_longer_beats_is_waited_for(age, wait, stored):
+    """Never longer than LOST, though the clock of its holder was ahead of ours."""
+    dead = {"owner": "a lost one", "machine": "m", "process": 1, "beat": time.time() - age}
+    stored.write_text(json.dumps(dead))
+    said, start = [], time.monotonic()
+    with lock(stored.parent, said):
+        passed = time.monotonic() - start
+    assert wait - 0.1 < passed < wait + 10.0
+    assert bool(said) == (wait > 0)
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_void_at_once(stored):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead = {"owner": "a dead one", "machine": locks._machine(), "beat": time.time()}
+    for process in (ended.pid, os.getpid()):
+        stored.write_text(json.dumps({**dead, "process": process}))
+        said = []
+        with lock(stored.parent, said):
+            assert not said
