@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from md4_jax.networks.attention import attend
-from md4_jax.networks.convolution import Convolution, GroupNorm
+from md4_jax.networks.convolution import Convolution
 from md4_jax.networks.dropout import kept, scaled
+from md4_jax.networks.group_norm import GroupNorm
 from md4_jax.networks.linear import Linear
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain

@@ -10,7 +10,7 @@ import jax
 
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.context import check_choices, check_rates
-from md4_jax.networks.convolution import GROUPS
+from md4_jax.networks.group_norm import GROUPS
 from md4_jax.networks.images import check_images, image_network
 from md4_jax.networks.ordinal import log_probabilities
 from md4_jax.networks.residual import REMAT

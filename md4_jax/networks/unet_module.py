@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
 from md4_jax.networks.context import label_rows
-from md4_jax.networks.convolution import Convolution, GroupNorm
+from md4_jax.networks.convolution import Convolution
 from md4_jax.networks.dropout import layer_keys
+from md4_jax.networks.group_norm import GroupNorm
 from md4_jax.networks.linear import embedding_init
 from md4_jax.networks.residual import REMAT, PixelAttention, ResidualBlock, doubled
 from md4_jax.networks.trunk import rounded

@@ -22,6 +22,7 @@ class LogSettings(NamedTuple):
 
     every: steps of a window. batch_shape: (sequences, tokens). is_bound: whether the training loss
     is a bound. learning_rate: step -> rate. held_out: the evaluator whose bound is shown beside it.
+    unit: name of a token in the lines, as a domain has it.
     """
 
     every: int
@@ -30,6 +31,7 @@ class LogSettings(NamedTuple):
     learning_rate: Callable[[int], Array]
     max_skipped_in_a_row: int
     held_out: str = ""
+    unit: str = "token"
 
 
 class TrainLog:
@@ -114,9 +116,10 @@ class TrainLog:
         }
         self._writer.write(step, numbers)
         kind = "bound" if self._settings.is_bound else "training loss"
+        unit = self._settings.unit
         text = (
-            f"{kind} {loss:.3f}{_plus_minus(error)} bits/token{self._held_out_text}, "
-            f"{rate * size * length:,.0f} tokens/s" + (f", {skipped} skipped" if skipped else "")
+            f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}, "
+            f"{rate * size * length:,.0f} {unit}s/s" + (f", {skipped} skipped" if skipped else "")
         )
         self._progress.show(step, text, rate)
 

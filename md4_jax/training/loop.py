@@ -159,6 +159,7 @@ def _log_settings(experiment: Experiment) -> LogSettings:
         learning_rate=experiment.learning_rate,
         max_skipped_in_a_row=experiment.train.max_skipped_in_a_row,
         held_out=_held_out(experiment),
+        unit=experiment.domain.unit,
     )
 
 

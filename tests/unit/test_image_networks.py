@@ -12,8 +12,9 @@ from md4_jax.config import build, schema
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.tokenizers import Text8Symbols
 from md4_jax.networks.attention import rotate
-from md4_jax.networks.convolution import GroupNorm, convolve, plainly
+from md4_jax.networks.convolution import convolve, plainly
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.group_norm import GroupNorm, normalised
 from md4_jax.networks.images import patches, unpatched
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.residual import ResidualBlock
@@ -82,6 +83,28 @@ def test_groups_of_channels_are_normalised_over_the_image():
     mean, variance = (f(pairs, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
     y = ((pairs - mean) / np.sqrt(variance + 1e-6)).reshape(x.shape)
     np.testing.assert_allclose(found, 2.0 * y + params["bias"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("swish", [False, True])
+def test_the_gradient_of_the_normalisation_is_that_of_its_formula(swish):
+    rng = np.random.default_rng(1)
+    x, slope = rng.normal(size=(2, 2, 3, 5, 64)).astype(np.float32)
+    gain, bias = rng.normal(size=(2, 2, 64)).astype(np.float32)
+
+    def formula(x, gain, bias):
+        pairs = x.reshape(2, 15, 32, 2)
+        mean, variance = (f(pairs, axis=(1, 3), keepdims=True) for f in (jnp.mean, jnp.var))
+        y = ((pairs - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape)
+        y = gain[:, None, None] * y + bias[:, None, None]
+        return y * jax.nn.sigmoid(y) if swish else y
+
+    (found, pull), (expected, wanted) = (
+        jax.vjp(f, x, gain, bias)
+        for f in (lambda *a: normalised(*a, swish, 1e-6), formula)
+    )  # fmt: skip
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for a, b in zip(pull(slope), wanted(slope), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
 def test_patches_are_squares_row_by_row():

@@ -1,0 +1,100 @@
+"""Times one part of this package for `versus.py`, which asks for a number of calls at a time.
+
+    python tools/versus_worker.py CONFIG PART [key=value ...]
+
+CONFIG is a config file, or a size of `SIZES`. PART is train, eval or sample. Sizes are timed on
+random tokens; for a config file, give bench.random_tokens=V data.length=L.
+
+What it prints: `INFO {...}` with what is known of the compiled program, `READY` once it is warm,
+and for each line `run K` on its standard input `TIMES {...}` (see `answer`). `quit` ends it.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+BASE = "configs/base.py"
+CHARACTERS = "bench.random_tokens=27 data.length=256 network.scan_blocks=false"
+SMALL = "network.size=256 network.depth=4 network.heads=4 network.scan_blocks=false"
+# The sizes at which other programs are timed: 4 layers of 256 and 12 of 768 on 27 characters, and
+# 4 layers of 256 on GPT-2's vocabulary.
+SIZES = {
+    "a": f"{CHARACTERS} {SMALL} train.batch_size=16 sample.batch_size=16 sample.steps=64",
+    "b": f"{CHARACTERS} train.batch_size=4 sample.batch_size=4 sample.steps=16",
+    "c": (
+        f"bench.random_tokens=50257 data.length=1024 {SMALL} train.batch_size=2 "
+        "sample.batch_size=1 sample.steps=32"
+    ),
+}
+# A call during which other programs used more than this share of a core is disturbed.
+DISTURBED = 0.15
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def make(config: str, name: str, keys: list[str]) -> tuple[Callable[[], Any], dict[str, float]]:
+    """Compiles a part; returns a function that runs it to its end, and facts on it."""
+    import jax
+
+    from md4_jax.config import build, schema
+    from md4_jax.perf.bench import MAKERS, RandomTokens
+
+    words = [*SIZES.get(config, "").split(), f"bench.parts={name}", *keys]
+    asked = schema.load_config(
+        BASE if config in SIZES else config, dict(word.split("=", 1) for word in words)
+    )
+    domain = RandomTokens(asked["bench"]["random_tokens"], asked["data"]["length"])
+    part = MAKERS[name](build.experiment(asked, domain), None)
+    facts = dict(compile=part.compile, gflop=part.flops / 1e9, temp=part.temporary / 2**20)
+    return lambda: jax.block_until_ready(part.call()), facts
+
+
+def answer(call: Callable[[], Any], count: int) -> dict[str, Any]:
+    """Times calls until `count` were undisturbed, or twice as many were made.
+
+    Returns lists with an entry a call: ts seconds, oth cores that others used, cpu seconds of this
+    process; and rss, the largest resident memory so far in KiB.
+    """
+    seconds, others, own = [], [], []
+    while sum(o < DISTURBED for o in others) < count and len(seconds) < 2 * count + 1:
+        before = busy(), used(), time.perf_counter()
+        call()
+        passed = time.perf_counter() - before[2]
+        mine = used() - before[1]
+        seconds.append(passed)
+        own.append(mine)
+        others.append((busy() - before[0] - mine) / passed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return dict(ts=seconds, oth=others, cpu=own, rss=peak)
+
+
+def busy() -> float:
+    """Returns the seconds that all cores have worked."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
+    return (user + nice + system + sum(interrupts)) / TICKS
+
+
+def used() -> float:
+    """Returns the CPU seconds of this process."""
+    times = os.times()
+    return times.user + times.system
+
+
+def main() -> None:
+    call, facts = make(sys.argv[1], sys.argv[2], sys.argv[3:])
+    print("INFO", json.dumps(facts), flush=True)
+    for _ in range(2):
+        call()
+    print("READY", flush=True)
+    for line in sys.stdin:
+        if line.startswith("quit"):
+            return
+        print("TIMES", json.dumps(answer(call, int(line.split()[1]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
