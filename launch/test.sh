@@ -9,8 +9,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=launch/environment.sh
 source launch/environment.sh "[dev]"
 
-# A worker takes over to a gigabyte; each takes tests from the others when it has none left.
-arguments=(-q -n auto --maxprocesses 16 --dist worksteal)
+# Half as many workers again as cores, since a test that started a process waits for it; each takes
+# about a gigabyte, and tests from the others when it has none left.
+workers=$(($(getconf _NPROCESSORS_ONLN) * 3 / 2))
+arguments=(-q -n "$workers" --maxprocesses 16 --dist worksteal)
 if [ "${1:-}" = --all ]; then
   shift
 else

@@ -27,14 +27,14 @@ def compare(environment, workdir, *words, extra=SMALL):
 
 
 def test_a_table_at_equal_steps_and_time_and_no_run_twice(environment, tmp_path):
-    words = ("--families", "md4,udlm", "--steps", "5", "--seconds", "0.2")
+    words = ("--families", "md4", "--steps", "5", "--seconds", "0.2")
     first = compare(environment, tmp_path, *words)
     assert first.returncode == 0, first.stderr
     head, _, *rows = first.stdout.strip().splitlines()
-    assert "bits, 5 steps" in head and [row.split()[1] for row in rows] == ["md4", "udlm"]
+    assert "bits, 5 steps" in head and [row.split()[1] for row in rows] == ["md4"]
     assert all(row.count(" +- ") == 2 for row in rows)
     logs = sorted((p.name, p.stat().st_mtime_ns) for p in tmp_path.glob("*.log"))
-    assert len(logs) == 6
+    assert len(logs) == 3
     assert compare(environment, tmp_path, *words).stdout == first.stdout
     assert logs == sorted((p.name, p.stat().st_mtime_ns) for p in tmp_path.glob("*.log"))
 
@@ -50,12 +50,12 @@ def test_speed_alone_says_which_family_a_vocabulary_is_too_large_for(environment
 
 
 def test_a_key_is_varied(environment, tmp_path):
-    words = ("--families", "block", "--vary", "objective.block=1,4,5", "--speed")
+    words = ("--families", "block", "--vary", "objective.block=4,5", "--speed")
     ended = compare(environment, tmp_path, *words)
     assert ended.returncode == 0, ended.stderr
     _, _, *rows = ended.stdout.strip().splitlines()
-    assert [row.split()[1] for row in rows] == [f"block-block-{size}" for size in (1, 4, 5)]
-    assert "objective.block=5 must divide" in rows[2]
+    assert [row.split()[1] for row in rows] == [f"block-block-{size}" for size in (4, 5)]
+    assert "objective.block=5 must divide" in rows[1]
 
 
 def test_an_unknown_family_is_named(environment, tmp_path):

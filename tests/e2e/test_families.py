@@ -123,6 +123,7 @@ def test_a_model_of_clean_text_is_sampled_by_metropolis(run, tmp_path):
     assert evaluations(tmp_path / "run") == 12
 
 
+@pytest.mark.campaign  # test_pairs.py takes one step of it on eight devices
 def test_a_learned_schedule_is_the_same_on_eight_devices(start, tiny, rows, arrays, scratch):
     """Six steps of GenMD4, REINFORCE included, on one device and on 2 x 2 x 2: to rounding."""
     runs = {"one": ("mesh.data=1",), "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")}

@@ -73,7 +73,8 @@ def test_local_passes_arguments_on(launch):
 )
 def test_tests_are_the_quick_ones_unless_asked_for(arguments, passed_on, launch):
     """Always on all cores, and with tests that are taken over by who has none left."""
-    workers = "[-m][pytest][-q][-n][auto][--maxprocesses][16][--dist][worksteal]"
+    number = os.cpu_count() * 3 // 2
+    workers = f"[-m][pytest][-q][-n][{number}][--maxprocesses][16][--dist][worksteal]"
     assert launch("test.sh", *arguments)[-1] == workers + passed_on
 
 

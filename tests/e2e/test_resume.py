@@ -81,7 +81,9 @@ def test_the_command_that_resumes_a_run_of_its_own_config(
     same_run(workdir, reference)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.campaign)]
+)
 def test_a_signal_saves_and_names_the_command_that_resumes(
     number, tiny, tmp_path, start, program, reference, same_run
 ):

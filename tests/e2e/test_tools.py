@@ -40,6 +40,7 @@ def test_what_a_mesh_communicates_is_what_the_formula_says(table):
     assert abs(float(ratio) - 1.0) < 0.05 and float(counted) > 0.5 and float(expected) > 0.5
 
 
+@pytest.mark.campaign
 def test_the_noise_of_a_gradient_under_nine_ways_to_draw(table, run, tiny, tmp_path):
     keys = ("train.num_steps=4", "optim.warmup_steps=1", "evals.validation.every=0", "sample.num=1")
     assert run("--config", tiny, "--workdir", tmp_path, *(f"--config.{k}" for k in keys)).code == 0

@@ -25,16 +25,23 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Needs
 
-# The others are among the slow tests.
 QUICK = (
-    "md4, masking", "block, masking", "autoregressive, masking", "four steps, masking",
-    "clipped schedule", "twice the weight", "small times",
+    "md4, masking", "autoregressive, masking", "four steps, masking", "clipped schedule",
+    "twice the weight", "small times",
+)  # fmt: skip
+# Right ones of which there are variants of the same code among the slow tests.
+VARIANTS = (
+    "along_order, masking", "score_entropy, uniform, mixture", "uniform_elbo, uniform, mixture",
+    "d3pm, uniform", "d3pm, uniform, mixture", "d3pm, transition, mixture",
+    "d3pm, transition, absorbing", "ctmc, rates, absorbing", "ctmc, rates, gaussian",
+    "ctmc, rates, mixture", "blocks of one, masking", "a time for each block, masking",
 )  # fmt: skip
 STEPS = 40
 
 
 def named(names):
-    return [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in names]
+    kinds = {n: pytest.mark.campaign if n in VARIANTS else pytest.mark.slow for n in names}
+    return [pytest.param(n, marks=[] if n in QUICK else kinds[n]) for n in names]
 
 
 def bounds() -> list[str]:

@@ -84,11 +84,20 @@ def drawn(trained_on: str, name: str, loop, steps=24, **options):
     return out.tokens
 
 
+# One sampler for each model, and one that orders the tokens; the others are of campaigns.
+ORDINARY = {
+    ("masking", "ancestral"): [],
+    ("masking", "confidence"): pytest.mark.slow,
+    ("uniform", "tweedie"): pytest.mark.slow,
+    ("autoregressive", "left_to_right"): pytest.mark.slow,
+    ("block", "first_hitting"): pytest.mark.slow,
+}
+
+
 def marked():
-    quick = ("masking", "ancestral")
     return [
         pytest.param(
-            *case, id=" ".join(case[:2]), marks=[] if case[:2] == quick else pytest.mark.slow
+            *case, id=" ".join(case[:2]), marks=ORDINARY.get(case[:2], pytest.mark.campaign)
         )
         for case in CASES
     ]

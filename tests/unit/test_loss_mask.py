@@ -40,7 +40,7 @@ KEYS = exact.keys_for(1, ROWS)
 every_pair = pytest.mark.parametrize(
     "objective, make_process",
     [
-        pytest.param(*pair, id=name, marks=[pytest.mark.slow] * (name.count(",") > 1))
+        pytest.param(*pair, id=name, marks=[pytest.mark.campaign] * (name.count(",") > 1))
         for name, pair in exact.FITTING.items()
     ],
 )

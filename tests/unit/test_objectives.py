@@ -20,7 +20,7 @@ every_objective = pytest.mark.parametrize("objective", CASES.values(), ids=CASES
 every_pair = pytest.mark.parametrize(
     "objective, make_process",
     [
-        pytest.param(*pair, id=name, marks=[pytest.mark.slow] * (name.count(",") > 1))
+        pytest.param(*pair, id=name, marks=[pytest.mark.campaign] * (name.count(",") > 1))
         for name, pair in exact.FITTING.items()
     ],
 )
