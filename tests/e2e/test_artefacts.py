@@ -80,6 +80,7 @@ def test_the_picture(trained):
     assert len({pixels[i * stride : (i + 1) * stride] for i in range(height)}) > 100
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
     words = (
         "train.num_steps=2",
@@ -354,6 +355,7 @@ def test_a_run_is_sampled_by_its_own_config(run, trained):
     assert "1 samples of 16 characters from step 30" in lines(ended)[-2]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_its_own_config(run, copy, tiny, trained, same_run):
     shutil.rmtree(copy / "checkpoints" / "30")
     stored = (copy / "config.json").read_bytes()

@@ -11,6 +11,8 @@ from md4_jax.runtime import compiling
 from md4_jax.samplers import batches as sample
 from md4_jax.training import loop as train
 
+pytestmark = pytest.mark.slow
+
 STEPS = ["eval_step", "run", "train_step"]
 # The last sequence of a split is shorter than the others, a shape of its own.
 SHAPES = {"eval_step": 2, "run": 1, "train_step": 1}

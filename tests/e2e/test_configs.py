@@ -62,8 +62,7 @@ OWN = {
 # test_families.py runs these, with other objectives and samplers beside them.
 ELSEWHERE = "configs/families.py"
 ALL = [name for name in spelled() if not name.startswith(ELSEWHERE)]
-# One with masks and characters, one with uniform noise and GPT-2's vocabulary, one by blocks.
-QUICK = ("configs/text8.py", "configs/udlm_owt.py", "configs/block_owt.py")
+QUICK = ("configs/text8.py",)
 # Two minutes each: 3,072 symbols of 256 levels, a matrix for each step.
 LONG = ("configs/d3pm_cifar10.py", "configs/tauldr_cifar10.py")
 

@@ -10,6 +10,8 @@ import md4_jax
 from md4_jax import main
 from md4_jax.protocols import UserError
 
+pytestmark = pytest.mark.slow
+
 SLOW = ("bd3lm", "llada")
 CAMPAIGN = ("duo", "sedd_uniform", "radd", "md4_text")  # read by code that the others use
 KEYS = {

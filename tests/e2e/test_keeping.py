@@ -10,6 +10,8 @@ import pytest
 
 from md4_jax.evals.likelihood import LikelihoodBound
 
+pytestmark = pytest.mark.slow
+
 # Nats per token that the evaluations while training are said to find: the best is at step 4, which
 # no rule but that of the best saves or keeps.
 NATS = {2: 3.0, 4: 1.5, 6: 2.0, 8: math.nan}

@@ -17,6 +17,7 @@ def last(out: str) -> dict:
     return json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
 
 
+@pytest.mark.slow
 def test_the_path_of_a_sampler(run, refused, own):
     at = ("--workdir", own, "--mode", "eval", "--evals=path")
     some = ("--config.evals.path.name=path", "--config.evals.path.limit=64")
@@ -31,6 +32,7 @@ def test_the_path_of_a_sampler(run, refused, own):
     assert "sample.top_k=3 gives most texts" in refused(*at, *some, "--config.sample.top_k=3")
 
 
+@pytest.mark.slow
 def test_the_profile_gives_the_optimal_grid(run, refused, own):
     at = ("--workdir", own, "--mode")
     message = refused(*at, "sample", "--config.sample.grid=optimal")

@@ -7,6 +7,8 @@ import pytest
 
 from md4_jax.config import load as config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def on_a_file(run, tiny, scratch):

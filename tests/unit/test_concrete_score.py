@@ -15,6 +15,8 @@ from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 
+pytestmark = pytest.mark.slow
+
 P, STATES = exact.P_V3L2, exact.sequences(3, 2)
 SCORE, JOINT = Uniform(3, LogLinear(), "score"), Uniform(3, LogLinear(), "joint")
 # All neighbours: a row of STATES, a position, and a symbol other than the one there.

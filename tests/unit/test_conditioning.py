@@ -17,6 +17,8 @@ from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Accelerator, Blockwise, Denoiser, Network, UserError
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = [Masking, Uniform, Transition, Rates]
 # Of the linear schedule at t = 0, 0.3 and 0.8.
 TOLD = {"time": [0.0, 0.3, 0.8], "alpha": [1.0, 0.7, 0.2], "sigma": [0.0, 0.35667494, 1.6094379]}

@@ -12,6 +12,8 @@ from md4_jax.networks.layers import dropped
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
 
+pytestmark = pytest.mark.slow
+
 RATE = 0.3
 RATES = dict(dropout=RATE, attention_dropout=RATE, embedding_dropout=RATE)
 KEYS = jax.random.split(jax.random.key(3), 3)

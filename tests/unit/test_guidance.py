@@ -26,6 +26,8 @@ from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.guidance import calls, guided
 from md4_jax.samplers.loop import sample
 
+pytestmark = pytest.mark.slow
+
 # p(y), and p(x | y) of one pixel of three levels and of two pixels.
 CLASSES = np.array([0.4, 0.6])
 PIXEL = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])

@@ -21,6 +21,8 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Accelerator, Denoiser
 
+pytestmark = pytest.mark.slow
+
 B, L, D, V = 4, 8, 6, 1100
 KEY = jax.random.key(0)
 PARAMS = {

@@ -18,6 +18,8 @@ from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import no_prompt, sample
 
+pytestmark = pytest.mark.slow
+
 P = exact.P_V3L2
 N = 20_000
 CLEAN = (exact.sequences(4, 2) < 3).all(axis=1)

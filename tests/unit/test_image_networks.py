@@ -145,6 +145,7 @@ LEVELS = dict(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
     """At the start the head adds nothing: a logistic of scale 1 around tanh(x), and 0 at masks."""
     network = UNet(**LEVELS).build()
@@ -159,6 +160,7 @@ def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, output",
     [(UNet, "truncated_logistic"), (UViT, "categorical"), (DiT, "truncated_logistic")],
@@ -175,6 +177,7 @@ def test_gradients_are_finite_and_reach_every_parameter(make, output):
         assert jnp.isfinite(slope).all() and jnp.abs(slope).max() > 0, path
 
 
+@pytest.mark.slow
 @every_network
 def test_dropout_has_keys_for_each_image_and_is_off_without(make):
     network, params = made(make, dropout=0.3)
@@ -188,6 +191,7 @@ def test_dropout_has_keys_for_each_image_and_is_off_without(make):
     np.testing.assert_array_equal(logits(network, params), logits(plain, params))
 
 
+@pytest.mark.slow
 def test_dropout_of_a_residual_block_keeps_its_mean():
     """A linear layer follows: the mean of 2,000 draws, to 4.5 standard errors in 192 numbers."""
     options = UNet(**SIZES_OF[UNet], dropout=0.3)
@@ -201,6 +205,7 @@ def test_dropout_of_a_residual_block_keeps_its_mean():
     assert (np.abs(found.mean(axis=0) - whole[0]) < 4.5 * error).all() and error.min() > 1e-4
 
 
+@pytest.mark.slow
 @every_network
 def test_labels_are_told_hidden_and_refused(make):
     network, params = made(make, classes=3, label_dropout=0.5)
@@ -226,6 +231,7 @@ def test_labels_are_told_hidden_and_refused(make):
         built(make)[0].bind(built(make)[1], {"label": label})
 
 
+@pytest.mark.slow
 def test_rows_are_repeated_with_their_labels():
     network, params = made(UNet, classes=3)
     denoiser = network.bind(params, {"label": jnp.asarray([2, 0, 1])}).repeated(2)

@@ -19,6 +19,8 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import make_mesh, shardings_of
 from md4_jax.training.step import init_state, make_train_step
 
+pytestmark = pytest.mark.slow
+
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24, classes=3)
 Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])
 T = jnp.asarray([0.1, 0.6, 1.0])

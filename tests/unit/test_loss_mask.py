@@ -264,6 +264,7 @@ def test_one_token_given_the_other_with_any_number_of_steps_of_masks(objective, 
         np.testing.assert_allclose(found, -np.log(conditional(p, first)), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False], ids=["closed form", "matrices"])
 def test_one_token_given_the_other_with_uniform_steps(closed, x64):
     """Of identity D05: exact once z_T is coded by its own law, given the prompt."""
@@ -385,6 +386,7 @@ POINTWISE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POINTWISE)
 def test_at_each_state_a_prompt_leaves_the_objective_of_the_rest(name, x64):
     """Any denoiser: as the rest alone with what the denoiser says of it after that prompt."""
@@ -407,6 +409,7 @@ def test_at_each_state_a_prompt_leaves_the_objective_of_the_rest(name, x64):
             np.testing.assert_allclose(*ends, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_neighbours_of_concrete_score_matching_differ_in_what_counts(first, x64):
     """J at every move of the rest is that of the rest alone; drawn moves never touch a prompt."""

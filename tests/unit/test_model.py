@@ -302,6 +302,7 @@ def test_pushing_uploads_what_is_saved(mdlm, monkeypatch):
     assert mdlm.push("user/name") == "hub/user/name"
 
 
+@pytest.mark.slow
 def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     changes = {"train.num_steps": "2", "optim.warmup_steps": "0"}
     importing.run(str(folders["mdlm"]), changes, Place(tmp_path / "run"))
@@ -360,6 +361,7 @@ def snippets(page: Path) -> list[str]:
     return [textwrap.dedent(block) for block in blocks if "import md4_jax" in block]
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
     """With a model of random parameters in place of the run that it names."""
     config = files.load("quickstart")

@@ -20,6 +20,8 @@ from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import AnyOrder
 from md4_jax.samplers.reveal import schedule_of
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 4
 P = (((7 * np.arange(16) + 3) % 16 + 1) / 136).reshape(2, 2, 2, 2)
 X = exact.sequences(2, LENGTH)

@@ -12,6 +12,8 @@ import md4_jax
 from md4_jax.evals.texts import Row, bucket
 from md4_jax.protocols import UserError
 
+pytestmark = pytest.mark.slow
+
 ERRORS = 4  # standard errors
 
 

@@ -9,6 +9,8 @@ from md4_jax.networks.attention import attend
 from md4_jax.networks.blocks import block_diffusion_attention
 from md4_jax.networks.splash import BlockDiffusionMask, fits, kernel_of, splash
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])

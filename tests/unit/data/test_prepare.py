@@ -239,6 +239,7 @@ def test_joined_checksums():
         assert shards.joined_crc(zlib.crc32(a), zlib.crc32(b), second) == zlib.crc32(a + b)
 
 
+@pytest.mark.slow
 def test_gpt2_tokens_of_real_text(shared):
     path = shared("openwebtext/openwebtext-900.jsonl")
     tokenizer = BytePairs(path=str(shared("gpt2_bpe")))
