@@ -102,6 +102,7 @@ def eval_mode(call: Call) -> int:
     for name, result in sorted(results.items(), key=lambda item: "bits_per_token" in item[1]):
         label = {"eval": name} if len(results) > 1 else {}
         _say(report.as_json({**label, "step": step, **result}))
+        report.keep_also(call.workdir, {"eval": name, "step": step, **result}, call.command, _say)
     return 0
 
 

@@ -49,7 +49,7 @@ def train(words: list[str], workdir: Path) -> dict:
     if not kept.exists():
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
-    return [row for row in rows if row["eval"] == "test"][-1]
+    return [row for row in rows if row["eval"] == "test" and "command" not in row][-1]
 
 
 def bench(

@@ -18,7 +18,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.tensors import Tensors, is_folder
-from md4_jax.training.report import EVALUATIONS
+from md4_jax.training.report import kept
 
 
 def load(
@@ -137,8 +137,6 @@ def _silent_checkpoints() -> Iterator[None]:
 
 
 def _results(workdir: Place, step: int) -> dict[str, Any]:
-    """Returns the last result of each evaluator at this step, by name."""
-    if not (workdir / EVALUATIONS).exists():
-        return {}
-    rows = map(json.loads, (workdir / EVALUATIONS).read_text().splitlines())
-    return {row["eval"]: row for row in rows if row.get("step") == step}
+    """Returns what training found at its end, if that was at this step, by evaluator."""
+    final = [row for row in kept(workdir) if "command" not in row]
+    return {row["eval"]: row for row in final if row.get("step") == step}

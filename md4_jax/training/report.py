@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,8 +55,26 @@ def picture(workdir: Place, levels: list[float]) -> str:
 
 
 def keep(workdir: Place, result: dict[str, Any]) -> None:
-    """Adds the result of a finished training to evaluations.jsonl, with its commit."""
+    """Adds a result of a finished training to evaluations.jsonl, with the commit."""
     append(workdir / EVALUATIONS, as_json({**result, "commit": commit()}) + "\n")
+
+
+def keep_also(
+    workdir: Place, result: dict[str, Any], command: str, say: Callable[[str], None]
+) -> None:
+    """Adds a result of --mode eval, marked by its command; a warning if it cannot be written."""
+    if jax.process_index():
+        return
+    try:
+        keep(workdir, {**result, "command": command})
+    except OSError as error:
+        say(f"warning: the result is not kept in {workdir}: {error.strerror or error}")
+
+
+def kept(workdir: Place) -> list[dict[str, Any]]:
+    """Returns the results of evaluations.jsonl in order; none if there is no such file."""
+    path = workdir / EVALUATIONS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def as_json(numbers: dict[str, Any]) -> str:

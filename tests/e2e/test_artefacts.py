@@ -159,10 +159,22 @@ def test_no_line_says_a_bound_without_its_error(run, tiny, tmp_path):
     assert len(said) == 7 and all("+-" in line for line in said), said
 
 
-def test_eval_changes_nothing(copy, run, tiny, snapshot):
-    before = snapshot(copy)
-    assert run("--config", tiny, "--workdir", copy, "--mode", "eval").code == 0
-    assert snapshot(copy) == before
+def test_eval_adds_its_result_and_changes_nothing_else(copy, run, tiny, snapshot):
+    before, kept = snapshot(copy), copy / "evaluations.jsonl"
+    first = kept.read_text()
+    ended = run(
+        "--config", tiny, "--workdir", copy, "--mode", "eval", "--config.evals.test.draws=3"
+    )
+    assert ended.code == 0
+    after = snapshot(copy)
+    assert after.pop(kept.name) != before.pop(kept.name) and after == before
+    assert kept.read_text().startswith(first)
+    row, printed = (
+        json.loads(kept.read_text()[len(first) :]),
+        json.loads(ended.out.splitlines()[-1]),
+    )
+    assert row["eval"] == "test" and "--config.evals.test.draws=3" in row["command"]
+    assert {key: row[key] for key in printed} == printed
 
 
 @pytest.mark.slow
