@@ -147,20 +147,12 @@ def _family_cells(n: dict[str, Any]) -> list[str]:
 
 # Speed
 
-# Part -> keys of each size: samples of a batch and reverse steps; the evaluation is of as many
-# sequences as a training step.
-SAMPLING = {
-    "a": "sample.batch_size=16 sample.steps=64",
-    "b": "sample.batch_size=4 sample.steps=16",
-    "c": "sample.batch_size=1 sample.steps=32",
-}
-
 
 def _speed_rows(settings: Settings) -> list[Row]:
     windows, seconds = (2, 0.05) if settings.quick else (5, 2.0)
     rows = []
     for name in "a" if settings.quick else "abc":
-        keys = f"{SIZES[name].config} network.scan_blocks=false {SAMPLING[name]}"
+        keys = SIZES[name]
         if settings.quick:
             keys += " train.batch_size=2 sample.batch_size=2 sample.steps=4"
         for part in ("train", "eval", "sample"):

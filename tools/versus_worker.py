@@ -2,7 +2,7 @@
 
     python tools/versus_worker.py CONFIG PART [key=value ...]
 
-CONFIG is a config file, or a size of `SIZES`. PART is train, eval or sample. Sizes are timed on
+CONFIG is a config file, or a size of sizes.py. PART is train, eval or sample. Sizes are timed on
 random tokens; for a config file, give bench.random_tokens=V data.length=L.
 
 What it prints: `INFO {...}` with what is known of the compiled program, `READY` once it is warm,
@@ -17,19 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BASE = "configs/base.py"
-CHARACTERS = "bench.random_tokens=27 data.length=256 network.scan_blocks=false"
-SMALL = "network.size=256 network.depth=4 network.heads=4 network.scan_blocks=false"
-# The sizes at which other programs are timed: 4 layers of 256 and 12 of 768 on 27 characters, and
-# 4 layers of 256 on GPT-2's vocabulary.
-SIZES = {
-    "a": f"{CHARACTERS} {SMALL} train.batch_size=16 sample.batch_size=16 sample.steps=64",
-    "b": f"{CHARACTERS} train.batch_size=4 sample.batch_size=4 sample.steps=16",
-    "c": (
-        f"bench.random_tokens=50257 data.length=1024 {SMALL} train.batch_size=2 "
-        "sample.batch_size=1 sample.steps=32"
-    ),
-}
+from sizes import CONFIG, SIZES
+
 # A call during which other programs used more than this share of a core is disturbed.
 DISTURBED = 0.15
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -44,7 +33,7 @@ def make(config: str, name: str, keys: list[str]) -> tuple[Callable[[], Any], di
 
     words = [*SIZES.get(config, "").split(), f"bench.parts={name}", *keys]
     asked = schema.load_config(
-        BASE if config in SIZES else config, dict(word.split("=", 1) for word in words)
+        CONFIG if config in SIZES else config, dict(word.split("=", 1) for word in words)
     )
     domain = RandomTokens(asked["bench"]["random_tokens"], asked["data"]["length"])
     part = MAKERS[name](build.experiment(asked, domain), None)

@@ -1,5 +1,6 @@
 """The benchmark scripts of tools/ run, at the smallest size, and print whole tables."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,24 @@ def test_the_noise_of_a_gradient_under_nine_ways_to_draw(table, run, tiny, tmp_p
         ["md4", "independent"], ["md4", "offset"], ["md4", "antithetic"]
     ]  # fmt: skip
     assert len(rows) == 9 and rows[0][2].startswith("1.000 +- ")
+
+
+def test_programs_are_timed_in_turn(table, tmp_path):
+    keys = "train.batch_size=1 network.size=32 network.depth=1 network.heads=2 data.length=8"
+    worker = f"{sys.executable} tools/versus_worker.py a train {keys}"
+    words = [f"ours:1={worker}", f"twice:1={worker} train.batch_size=2"]
+    rows = table("versus", "--out", tmp_path / "v.json", "--rounds", "2", *words)
+    assert [row[0] for row in rows] == ["ours", "twice"]
+    assert rows[0][2] == "1.00 (1.00-1.00)" and float(rows[1][2].split()[0]) > 0.3
+    calls = json.loads((tmp_path / "v.json").read_text())["calls"]
+    assert [len(calls[name]) for name in ("product", "ours", "twice")] == [2, 2, 2]
+    assert min(seconds for answer in calls["ours"] for seconds in answer["ts"]) > 0
+
+
+def test_a_program_that_fails_is_named(environment, tmp_path):
+    command = [sys.executable, "tools/versus.py", "--out", tmp_path / "v.json", "other:1=false"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1 and "error: false ended with 1 before" in ended.stderr
+    command[-1] = "other=false"
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2 and "'other=false' is not NAME:CALLS=COMMAND" in ended.stderr
