@@ -22,7 +22,7 @@ from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment
 from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
-from md4_jax.perf.bench import RandomTokens, bench, table
+from md4_jax.perf.bench import bench, table
 from md4_jax.protocols import UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.commit import commit
@@ -126,9 +126,7 @@ def plan_mode(call: Call) -> int:
     """Compiles for a topology; prints bytes, FLOPs and collectives of one chip, then as JSON."""
     asked = call.config
     devices = plans.devices_of(asked["plan"]["topology"])
-    size = asked["plan"]["random_tokens"]
-    length = asked["data"]["length"]
-    domain = RandomTokens(size, length) if size else inputs.domain_and_source(asked, call.run)[0]
+    domain = inputs.random_tokens(asked, "plan") or inputs.domain_and_source(asked, call.run)[0]
     experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
     chip = plans.CHIPS.get(devices[0].device_kind)
@@ -144,9 +142,8 @@ def plan_mode(call: Call) -> int:
 def bench_mode(call: Call) -> int:
     """Prints a table of times, then the same as a line of JSON; writes no file."""
     asked = call.config
-    size = asked["bench"]["random_tokens"]
-    if size:
-        domain = RandomTokens(size, asked["data"]["length"])
+    domain = inputs.random_tokens(asked, "bench")
+    if domain:
         experiment, corpus = build.experiment(asked, domain), None
     else:
         experiment, corpus = _experiment(asked, call.run)

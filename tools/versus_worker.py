@@ -28,15 +28,14 @@ def make(config: str, name: str, keys: list[str]) -> tuple[Callable[[], Any], di
     """Compiles a part; returns a function that runs it to its end, and facts on it."""
     import jax
 
-    from md4_jax.config import build, schema
-    from md4_jax.perf.bench import MAKERS, RandomTokens
+    from md4_jax.config import build, inputs, schema
+    from md4_jax.perf.bench import MAKERS
 
     words = [*SIZES.get(config, "").split(), f"bench.parts={name}", *keys]
     asked = schema.load_config(
         CONFIG if config in SIZES else config, dict(word.split("=", 1) for word in words)
     )
-    domain = RandomTokens(asked["bench"]["random_tokens"], asked["data"]["length"])
-    part = MAKERS[name](build.experiment(asked, domain), None)
+    part = MAKERS[name](build.experiment(asked, inputs.random_tokens(asked, "bench")), None)
     facts = dict(compile=part.compile, gflop=part.flops / 1e9, temp=part.temporary / 2**20)
     return lambda: jax.block_until_ready(part.call()), facts
 

@@ -1,14 +1,16 @@
 """Domain and data source of a config, and the corpora of its evaluators."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from md4_jax.config import foreign
-from md4_jax.config.schema import build_section, merged, options_from
+from md4_jax.config.schema import build_section, class_of, merged, options_from
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.detokenise import Detokenised
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, read_domain
+from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -62,3 +64,14 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
 def _source(section: Mapping[str, Any]) -> Any:
     source, rules = build_section("data", section), section.get("detokenise", "")
     return Detokenised(source, rules) if rules else source
+
+
+def random_tokens(config: Mapping[str, Any], section: str) -> RandomTokens | None:
+    """Makes the domain that bench.random_tokens or plan.random_tokens ask for; None if they do not.
+
+    Sequences are images if the network reads images.
+    """
+    size = config[section]["random_tokens"]
+    network = class_of("network", config["network"]["name"])
+    image = "shape" in inspect.signature(network).parameters
+    return RandomTokens(size, config["data"]["length"], image) if size else None

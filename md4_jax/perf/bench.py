@@ -1,6 +1,5 @@
 """Times each part of a config on this machine, beside the machine's own matrix rate."""
 
-import dataclasses
 import math
 import resource
 import statistics
@@ -27,28 +26,6 @@ from md4_jax.training.step import make_train_step
 
 MATRIX = {"cpu": 2048}  # size of the square product that gives the machine's rate
 OTHER_MATRIX = 8192
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomTokens:
-    """Domain of random tokens, for timing.
-
-    length  of a sequence, which tells the shape: that of a square image with 3 channels or 1 if
-            there is one, so that networks of images can be timed
-    """
-
-    vocab_size: int
-    length: int = 0
-    eot_id: int = 0
-    unit: str = "token"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        for channels in (3, 1):
-            side = math.isqrt(self.length // channels)
-            if self.length and side * side * channels == self.length:
-                return (side, side, channels)
-        return (self.length,)
 
 
 class Part(NamedTuple):

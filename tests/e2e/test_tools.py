@@ -71,3 +71,11 @@ def test_a_program_that_fails_is_named(environment, tmp_path):
     command[-1] = "other=false"
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2 and "'other=false' is not NAME:CALLS=COMMAND" in ended.stderr
+
+
+def test_a_step_is_lowered_for_a_gpu_that_is_not_there(environment):
+    command = [sys.executable, "tools/gpu_report.py", "--dry", "--only", "without dropout"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("the same without dropout: ")
+    assert ended.stdout.endswith(" operations, 2 calls of cuDNN\n")  # forward and backward

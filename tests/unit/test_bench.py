@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from md4_jax.config import build, schema
+from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.objectives.head import CAPACITIES
 from md4_jax.perf import bench
 
@@ -24,7 +25,7 @@ def step(objective, length=LENGTH, symbols=SYMBOLS, **overrides):
             "bench.random_tokens": str(symbols), "bench.parts": "train", **overrides,
         },
     )  # fmt: skip
-    experiment = build.experiment(config, bench.RandomTokens(symbols), jax.devices()[:1])
+    experiment = build.experiment(config, RandomTokens(symbols), jax.devices()[:1])
     part = bench.MAKERS["train"](experiment, None)
     head = 6.0 * ROWS * length * SIZE * symbols
     return part.flops, part.model - head, head
@@ -64,7 +65,7 @@ def test_a_step_of_a_unet_counts_its_convolutions():
         "data.length": str(16 * 16 * 3), "train.batch_size": "2",
     }  # fmt: skip
     config = schema.load_config("configs/base.py", images)
-    domain = bench.RandomTokens(256, 16 * 16 * 3)
+    domain = RandomTokens(256, 16 * 16 * 3, image=True)
     experiment = build.experiment(config, domain, jax.devices()[:1])
     part = bench.MAKERS["train"](experiment, None)
     assert part.flops == pytest.approx(part.model * (2 + 16 / 36) / 3, rel=0.1)

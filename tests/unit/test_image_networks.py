@@ -8,8 +8,9 @@ from pixels import Pixels
 from tiny_networks import SIZES_OF, T, Z, built, logits
 
 from configs import networks
-from md4_jax.config import build, schema
+from md4_jax.config import build, inputs, schema
 from md4_jax.data.domains import TextDomain
+from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.data.tokenizers import Text8Symbols
 from md4_jax.networks.attention import rotate
 from md4_jax.networks.convolution import convolve, plainly
@@ -20,7 +21,6 @@ from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.residual import ResidualBlock
 from md4_jax.networks.unet import UNet
 from md4_jax.networks.uvit import UViT, sinusoids
-from md4_jax.perf.bench import RandomTokens
 from md4_jax.protocols import UserError
 
 
@@ -332,4 +332,15 @@ def test_the_data_tell_the_shape():
     "length, shape", [(48, (4, 4, 3)), (784, (28, 28, 1)), (3072, (32, 32, 3)), (50, (50,))]
 )
 def test_random_tokens_are_square_images_if_they_can_be(length, shape):
-    assert RandomTokens(256, length).shape == shape
+    assert RandomTokens(256, length, image=True).shape == shape
+    assert RandomTokens(256, length).shape == (length,)
+
+
+def test_random_tokens_are_images_for_networks_of_images_alone():
+    """1024 is 32 x 32, and a text all the same."""
+    keys = {"bench.random_tokens": "9", "data.length": "1024", "bench.parts": "train"}
+    text = schema.load_config("configs/base.py", keys)
+    assert inputs.random_tokens(text, "bench").shape == (1024,)
+    assert inputs.random_tokens(text, "plan") is None
+    images = schema.load_config("configs/base.py", {**keys, "network.name": "unet"})
+    assert inputs.random_tokens(images, "bench").shape == (32, 32, 1)

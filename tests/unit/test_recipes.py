@@ -10,7 +10,7 @@ import pytest
 from every_config import spelled
 
 from md4_jax.config import build, inputs, schema
-from md4_jax.perf.bench import RandomTokens
+from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
 sys.path.insert(0, str(PACKAGE_ROOT / "tools"))
