@@ -184,6 +184,8 @@ class CheckpointOptions:
     keep        number of the newest checkpoints that are kept
     keep_every  steps between checkpoints that are saved and kept for ever; 0: none
     best        name of an evaluator: the checkpoint with its lowest result is kept too; "": none
+    retries     how often a save or a line of the log that fails is tried again, after 1, 2, 4, ...
+                seconds
     """
 
     every: int = 1000
@@ -191,12 +193,16 @@ class CheckpointOptions:
     keep: int = 3
     keep_every: int = 0
     best: str = ""
+    retries: int = 5
 
     def __post_init__(self):
-        for name, least in (("every", 1), ("keep", 1), ("keep_every", 0), ("seconds", 0)):
+        least = {"every": 1, "keep": 1, "keep_every": 0, "seconds": 0, "retries": 0}
+        for name, smallest in least.items():
             value = getattr(self, name)
-            if value < least:
-                raise UserError(f"checkpoint.{name} must be at least {least}, not {value}")
+            if value < smallest:
+                raise UserError(f"checkpoint.{name} must be at least {smallest}, not {value}")
+        if self.retries > 12:
+            raise UserError(f"checkpoint.retries={self.retries}: 12, over an hour, is the most")
 
     def is_due(self, step: int) -> bool:
         """Returns whether this step is saved, whatever the time and the evaluations."""

@@ -36,6 +36,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, others)
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
+    if flags.back and (flags.mode != "train" or not flags.workdir):
+        raise UserError(f"--back={flags.back} is for --mode train and needs --workdir")
+    if flags.back not in ("", "best") and not flags.back.isdecimal():
+        raise UserError(f"--back must be a step or best, not {flags.back!r}")
     if bool(flags.source) != (flags.mode == "import"):
         raise UserError("--mode import and --from FOLDER (or --from hf:USER/NAME) need each other")
     if flags.source and (flags.config or not flags.workdir):
@@ -59,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--from", dest="source", default="", help="model for --mode import: a folder, hf:USER/NAME"
+    )
+    parser.add_argument(
+        "--back",
+        default="",
+        help="return to a checkpoint, a step or best; later ones are kept aside",
     )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")

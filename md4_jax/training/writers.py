@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from md4_jax.generate import pictures
 from md4_jax.runtime.paths import Place, append, is_remote, place, replace
+from md4_jax.runtime.retries import patiently
+from md4_jax.runtime.streams import printable
+from md4_jax.training.tensorboard import Events
 
 # Seconds between writes of a log in object storage, since each write copies the whole file.
 OBJECT_PAUSE = 60.0
@@ -23,10 +25,11 @@ class Writer:
     """Writer of metrics.jsonl, with a JSON object per line, and TensorBoard events.
 
     Rows after `resume_step` are dropped at the start, since these steps are about to run again.
+    retries: how often a write that fails is repeated, with growing pauses.
     """
 
-    def __init__(self, workdir: Place, *, resume_step: int):
-        self._path = workdir / "metrics.jsonl"
+    def __init__(self, workdir: Place, *, resume_step: int, retries: int = 0):
+        self._path, self._retries = workdir / "metrics.jsonl", retries
         self._pause = OBJECT_PAUSE if is_remote(workdir) else 0.0
         self._pending: list[str] = []
         self._flushed = time.monotonic()
@@ -36,8 +39,8 @@ class Writer:
             for row in rows:
                 self._rows.setdefault(row["step"], {}).update(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            replace(self._path, text)
-        self._events = SummaryWriter(
+            patiently(lambda: replace(self._path, text), retries)
+        self._events = Events(
             str(workdir / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
         )
 
@@ -61,12 +64,12 @@ class Writer:
 
     def picture(self, step: int, name: str, file: str) -> None:
         """Shows a PNG in TensorBoard."""
-        self._events.add_image(name, pictures.read(place(file)), step, dataformats="HWC")
+        self._events.add_image(name, pictures.read(place(file)), step)
 
     def flush(self) -> None:
         """Writes pending rows. Call it before a save: a resumed run does not make them again."""
         if self._pending:
-            append(self._path, "".join(self._pending))
+            patiently(lambda: append(self._path, "".join(self._pending)), self._retries)
             self._events.flush()
         self._pending, self._flushed = [], time.monotonic()
 
@@ -103,13 +106,15 @@ class NullWriter:
 def read_rows(path: Place) -> list[dict]:
     """Reads the rows of a metrics.jsonl, without a last line that a crash cut short.
 
-    Numbers of old runs named eval_NAME become validation/NAME.
+    Lines that are no rows are left out. Numbers of old runs named eval_NAME become validation/NAME.
     """
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
             continue
         rows.append({re.sub("^eval_", "validation/", name): value for name, value in row.items()})
     return rows
@@ -154,6 +159,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a separate line without breaking the bar."""
+        text = printable(text)
         if self._live:
             self._bar.write(text, file=self._stream)
         elif self._plain:
