@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+# Faults after which some of the operations before are lost.
+POWER = ("ordered", "strict", "reordered")
 # Kinds of operations, as in file_faults.c.
 CREATE, RESIZE, WRITE, RENAME, UNLINK, MKDIR, RMDIR, SYNC = range(1, 9)
 
@@ -131,10 +133,14 @@ def state(fault: str, operations: list[Operation], lasts: list[float], n: int) -
     """Returns the disk after a fault at operation n."""
     disk, coin = Disk(), random.Random(n)
     for number, op in enumerate(operations[:n]):
-        is_lost = lasts[number] >= n and (
-            fault == "strict"
-            or (fault == "ordered" and op.kind in (WRITE, RESIZE))
-            or (fault == "reordered" and coin.random() < 0.5)
+        is_lost = (
+            fault in POWER
+            and lasts[number] >= n
+            and (
+                fault == "strict"
+                or (fault == "ordered" and op.kind in (WRITE, RESIZE))
+                or (fault == "reordered" and coin.random() < 0.5)
+            )
         )
         if not is_lost:
             disk.apply(op)

@@ -35,9 +35,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from recorded import Disk, Operation, needed, read_log, state  # noqa: E402
+from recorded import POWER, Disk, Operation, needed, read_log, state  # noqa: E402
 
-POWER = ("ordered", "strict", "reordered")
 REPLAYED = ("kill", "torn", *POWER)
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 LONGEST = 120.0  # seconds of a run; one that takes longer hangs
@@ -138,7 +137,11 @@ class Campaign:
     def _verdict(self, fault: str, n: int, ended: Ended) -> str:
         if ended.code == 0 and ended.made == self.expected:
             return "equal bit for bit"
-        what = "differs" if ended.code == 0 else f"exit code {ended.code}"
+        what = f"exit code {ended.code}"
+        if ended.code == 0:
+            keys = [key for key in ended.made if ended.made[key] != self.expected[key]]
+            what = f"differs in {', '.join(keys)}"
+            ended = ended._replace(text=f"{[ended.made[key] for key in keys]}"[-900:] + ended.text)
         self.wrong.append(f"{fault} at {n}: {what}: {ended.text[-1500:]}")
         return what
 
@@ -185,6 +188,12 @@ class Campaign:
         for path, content in recorded.items():
             assert content is None or content == there[path].read_bytes(), path
 
+    def note(self, n: int, of: int) -> None:
+        """Says how far it is, and writes what was found so far."""
+        print(f"{n} of {of}, {len(self.wrong)} wrong", file=sys.stderr, flush=True)
+        found = {"outcomes": self.count, "wrong": self.wrong}
+        (self.live.parent / "report.json").write_text(json.dumps(found, indent=1))
+
     def report(self, sizes: list[int]) -> str:
         lines = [f"{sizes[0]} operations of a run, {sizes[1]} of one that goes on after a kill"]
         lines += ["", "| fault | outcome | how often |", "|---|---|---|"]
@@ -229,16 +238,16 @@ def strike(campaign: Campaign, faults: list[str], first: int, every: int, last: 
     """Tries the faults at the operations first, first + every, ...; returns their number."""
     operations = campaign.record()
     records = [operations, campaign.continued(operations)]
+    for n in range(1 + first, min(len(operations), last or len(operations)) + 1, every):
+        for fault in [f for f in faults if f in ERRORS]:
+            campaign.fail(fault, n)
+        campaign.note(n, len(operations))
     for record, begin in zip(records, (0, len(operations) // 2), strict=True):
         lasts = needed(record)
         for n in range(begin + first, min(len(record) + 1, last or len(record) + 1), every):
             for fault in [f for f in faults if f in REPLAYED]:
                 campaign.recover(fault, n, state(fault, record, lasts, n))
-            print(f"{n} of {len(record)}, {len(campaign.wrong)} wrong", file=sys.stderr, flush=True)
-    for n in range(1 + first, min(len(operations), last or len(operations)) + 1, every):
-        for fault in [f for f in faults if f in ERRORS]:
-            campaign.fail(fault, n)
-        print(f"{n} of {len(operations)}, {len(campaign.wrong)} wrong", file=sys.stderr, flush=True)
+            campaign.note(n, len(record))
     return [len(operations), len(records[1]) - len(operations) // 2]
 
 
@@ -273,7 +282,6 @@ def main() -> int:
     campaign = Campaign(directory)
     sizes = strike(campaign, flags.faults.split(","), flags.first, flags.every, flags.last)
     print(f"commit {commit()}\n{campaign.report(sizes)}")
-    (directory / "report.json").write_text(json.dumps(campaign.count))
     return 1 if campaign.wrong else 0
 
 
