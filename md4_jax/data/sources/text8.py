@@ -21,7 +21,8 @@ TEXT_CRC = 0x7D6BE66F
 MIN_BYTES = 100
 # RuntimeError: a password, or a compression that Python lacks; the last two: a header of nonsense.
 ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, struct.error
+    OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError,
+    struct.error,
 )  # fmt: skip
 
 _ALLOWED = np.zeros(256, bool)
