@@ -140,7 +140,7 @@ def _members(path: Place, names: tuple[str, ...]) -> Mapping[str, bytes]:
                 name = member.name.rsplit("/", 1)[-1]
                 if member.isfile() and name in names:
                     found[f"{name} in {path}"] = archive.extractfile(member).read(LARGEST)
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} is not a whole .tar.gz file ({error}); delete it and fetch {URL} again"
         ) from error

@@ -23,7 +23,7 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
 LARGEST = 1 << 30  # bytes of a document that is unpacked
 ERRORS = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
-    ValueError, struct.error,  # a header of nonsense
+    TypeError, ValueError, struct.error,  # a header of nonsense
     RuntimeError,  # a zip file with a password, or of a compression that Python does not have
 )  # fmt: skip
 
