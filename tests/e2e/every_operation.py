@@ -40,6 +40,7 @@ from recorded import POWER, Disk, Operation, needed, read_log, state  # noqa: E4
 REPLAYED = ("kill", "torn", *POWER)
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 LONGEST = 120.0  # seconds of a run; one that takes longer hangs
+MADE = ("arrays", "rows", "result")  # by a run, besides the steps of its checkpoints
 SETTINGS = {
     "data.name": "text", "data.length": 8, "network.size": 16, "network.depth": 1,
     "network.heads": 1, "network.hidden": 16, "train.num_steps": 6, "train.batch_size": 4,
@@ -137,9 +138,10 @@ class Campaign:
     def _verdict(self, fault: str, n: int, ended: Ended) -> str:
         what = f"exit code {ended.code}"
         if ended.code == 0:
+            keys = [key for key in MADE if ended.made[key] != self.expected[key]]
             # A save that failed in the background is made up for by the next one.
-            compared = self.expected.keys() - ({"steps"} if fault in ERRORS else set())
-            keys = [key for key in compared if ended.made[key] != self.expected[key]]
+            lost = set(self.expected["steps"]) - set(ended.made["steps"])
+            keys += ["steps"] if lost and fault not in ERRORS else []
             if not keys:
                 return "equal bit for bit"
             what = f"differs in {', '.join(keys)}"

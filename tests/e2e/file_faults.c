@@ -76,7 +76,9 @@ static int below_file(int file, char *path) {
   ssize_t n = readlink(link, path, PATH_MAX - 1);
   if (n < 0) return 0;
   path[n] = 0;
-  return !strncmp(path, root, strlen(root)) && !strstr(path, " (deleted)");
+  size_t own = strlen(root) - 1;  /* the root itself may be fsynced */
+  return !strncmp(path, root, own) && (path[own] == '/' || !path[own])
+         && !strstr(path, " (deleted)");
 }
 
 /* Counts an operation; returns whether it must fail. */
