@@ -212,9 +212,9 @@ def made(run: Path) -> Any:
 
     found = {k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in runs.arrays(run).items()}
     steps = sorted(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal())
-    return {
-        "arrays": found, "rows": runs.rows(run), "result": runs.evaluated(run), "steps": steps
-    }  # fmt: skip
+    result = runs.evaluated(run)
+    result.pop("commit")  # the checkout may change meanwhile
+    return {"arrays": found, "rows": runs.rows(run), "result": result, "steps": steps}
 
 
 def preload(directory: Path) -> Path | None:
