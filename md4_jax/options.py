@@ -221,13 +221,25 @@ class EvalOptions:
 
 @dataclasses.dataclass(frozen=True)
 class LogOptions:
-    """The `log` section: steps between two lines of metrics."""
+    """The `log` section.
+
+    every     steps between two lines of metrics
+    trackers  what shows them besides metrics.jsonl: tensorboard, wandb
+    profile   first and last step of a trace by JAX's profiler; (): none
+    """
 
     every: int = 100
+    trackers: str = "tensorboard"
+    profile: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.every < 1:
             raise UserError(f"log.every must be at least 1, not {self.every}")
+        steps = list(self.profile)
+        if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1]):
+            raise UserError(
+                f"log.profile={steps} must be the first and the last step of a trace, such as 10,12"
+            )
 
 
 def words(text: str) -> list[str]:
