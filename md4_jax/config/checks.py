@@ -59,13 +59,16 @@ def validate(experiment: Experiment) -> None:
 
 
 def _check_log(experiment: Experiment) -> None:
-    """Raises UserError for an unknown tracker, and for a trace that training does not reach."""
+    """Raises UserError for an unknown tracker, and for a trace of steps that are no range."""
     for name in words(experiment.log.trackers):
         if name not in TRACKERS:
             raise unknown("tracker in log.trackers", name, list(TRACKERS))
     steps, num_steps = list(experiment.log.profile), experiment.train.num_steps
-    if steps and steps[1] > num_steps:
-        raise UserError(f"log.profile={steps} ends after train.num_steps={num_steps}")
+    if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1] <= num_steps):
+        raise UserError(
+            f"log.profile={steps} must be the first and the last step of a trace, such as 10,12, "
+            f"up to train.num_steps={num_steps}"
+        )
 
 
 def _check_classes(experiment: Experiment) -> None:

@@ -16,6 +16,8 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
 
 WANDB_FILE = "wandb.json"
+# Seconds for which the end of a run waits until W&B has all numbers; they lie on the disk too.
+PATIENCE = 60.0
 
 
 class Tracked(NamedTuple):
@@ -72,6 +74,7 @@ class WandB:
             resume="allow",
             config=dict(run.config),
             allow_val_change=True,
+            settings=wandb.Settings(finish_timeout=PATIENCE),
             dir=None if is_remote(run.workdir) else str(run.workdir),
         )
         self._run.define_metric("*", step_metric="step")

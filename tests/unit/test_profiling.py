@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from md4_jax.options import LogOptions
-from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 from md4_jax.training.profile import Profile
 
@@ -56,9 +54,3 @@ def test_a_trace_that_fails_is_given_up_with_one_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(jax.profiler, "start_trace", start_trace)
     found, (said,) = traced(tmp_path / "profile", (1, 2), range(1, 4))
     assert found == [] and said.startswith("warning: log.profile fails: RuntimeError: one is")
-
-
-@pytest.mark.parametrize("steps", [(3,), (0, 2), (5, 4), (1, 2, 3)])
-def test_steps_that_are_no_range(steps):
-    with pytest.raises(UserError, match="must be the first and the last step of a trace"):
-        LogOptions(profile=steps)

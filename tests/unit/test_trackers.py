@@ -119,7 +119,7 @@ def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_wandb_itself_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'md4_jax[wandb]'")
+    wandb = pytest.importorskip("wandb", reason="it needs pip install 'md4_jax[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     said = []
@@ -127,6 +127,7 @@ def test_wandb_itself_offline(tmp_path, monkeypatch):
         writer = opened(tmp_path / "run", ("tensorboard", "wandb"), step, said.append)
         writer.write(step + 10, {"validation/bits_per_token": 2.25})
         writer.close()
+    wandb.teardown()  # its own process has written all
     assert said == []
     kept = json.loads((tmp_path / "run" / "wandb.json").read_text())["id"]
     files = list((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{kept}.wandb"))

@@ -8,6 +8,11 @@ class Image:
         self.shape = pixels.shape
 
 
+class Settings:
+    def __init__(self, finish_timeout):
+        pass
+
+
 class Run:
     def define_metric(self, name, step_metric):
         told.append(("define_metric", name, step_metric))
