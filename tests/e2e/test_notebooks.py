@@ -39,13 +39,12 @@ def test_the_notebooks_run(tmp_path, tiny, environment):
         for cell in notebook.cells:
             if "parameters" in cell.metadata.get("tags", ()):
                 cell.source = f"flags = {FLAGS.format(tiny=tiny)!r}"
-        client = nbclient.NotebookClient(notebook, timeout=120, resources=place)
+        client = nbclient.NotebookClient(notebook, timeout=300, resources=place)
         client.execute(env=variables)
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
         said[name] = "".join(output.get("text", "") for output in outputs)
     assert "ROMEO:" in said["train_and_sample"] and "calls: " in said["train_and_sample"]
     assert "its letters shuffled" in said["score_and_infill"]
-    assert "gamma=0: a bound of -log p" in said["own_objective"]
-    assert "gamma=1: not a bound of -log p" in said["own_objective"]
+    assert "not a bound of -log p; the objective says itself" in said["own_objective"]
     assert "focal loss   <= " in said["own_objective"]
     assert "quickstart   <= " in said["own_objective"]
