@@ -5,11 +5,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from md4_jax.training import trackers
 
 STAND_IN = Path(__file__).parents[1] / "wandb_stand_in"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_a_tracker_and_a_trace(copy, trained, run, rows, same_run, monkeypatch):
     monkeypatch.syspath_prepend(STAND_IN)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
