@@ -58,6 +58,7 @@ CAGES = {
     "ml_collections": {"config"},
     "tensorboardX": {"training"},
     "tqdm": {"training", "data"},
+    "wandb": {"training"},
     "matplotlib": {"generate"},
     "PIL": {"data", "generate"},
     "etils": {"runtime"},
