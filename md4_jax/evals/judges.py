@@ -148,7 +148,7 @@ class TransformersJudge:
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of tokens."""
-        return self._tokenizer.decode(ids.tolist())
+        return self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
         """Returns the costs of texts of these tokens, of all but the first."""

@@ -41,6 +41,7 @@ def test_texts_end_with_the_first_end_of_text():
     assert [len(row) for row in judges.cut(rows, 5, None)] == [4, 3, 5]
 
 
+@pytest.mark.slow
 def test_the_perplexity_is_that_of_the_texts_under_the_run(run, trained, judge, tmp_path):
     """The same samples, scored by the judge from Python."""
     found = judged(run, trained, f"evals.judged.judge={judge}", "sample.num=5", "sample.seed=3")
@@ -81,11 +82,12 @@ def random_gpt(scratch):
     """A folder with a causal model of random weights and a tokenizer of letters."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install 'md4_jax[judge]'")
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     symbols = ["<|endoftext|>", "\n", *map(chr, range(32, 127))]
     letters = Tokenizer(models.WordLevel({s: k for k, s in enumerate(symbols)}, unk_token="?"))
     letters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    letters.decoder = decoders.Fuse()
     torch.manual_seed(0)
     sizes = dict(n_positions=32, n_embd=16, n_layer=1, n_head=2, vocab_size=len(symbols))
     made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
@@ -119,5 +121,7 @@ def test_a_model_of_transformers_gives_the_sum_of_its_log_probabilities(random_g
 def test_samples_are_judged_by_a_model_of_transformers(run, trained, random_gpt):
     found = judged(run, trained, f"evals.judged.judge=transformers:{random_gpt}", "sample.num=4")
     assert found["first_token_counts"] is False and found["judge_tokens"] == 4 * 15
+    ratio = found["generative_bits_per_token"] / found["generative_bits_per_byte"]
+    assert ratio == pytest.approx(1.0)  # of the 15 bytes that follow the first
     # Random weights know nothing: about as many choices as symbols.
     assert 60 < found["generative_perplexity"] < 160

@@ -148,7 +148,7 @@ def test_padding_has_no_stratum():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["md4", "sedd_uniform", "d3pm", "ctmc"])
+@pytest.mark.parametrize("family", ["udlm", "d3pm"])
 def test_intervals_hold_the_bound(family, tool):
     """100 repetitions: 95% within 4 standard errors of a share, 8.7; new and equal sequences."""
     found = tool.measured(*tool.FAMILIES[family], repeats=100, draws=1, plain=False)
@@ -163,4 +163,5 @@ def test_importance_sampling_takes_less_work_for_md4(tool):
         tool.measured(*tool.FAMILIES["md4"], repeats=100, draws=1, plain=plain)
         for plain in (True, False)
     )
-    assert squared.work < 0.8 * plain.work
+    assert squared.new > 86 and squared.same > 86
+    assert squared.work < 0.5 * plain.work
