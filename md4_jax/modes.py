@@ -245,7 +245,8 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
 def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:
     """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
-    return Suite(experiment, workdir, corpora, runs.judge_of(experiment))
+    judge, run_of = runs.judge_of(experiment), runs.run_of(experiment)
+    return Suite(experiment, workdir, corpora, judge, run_of)
 
 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:

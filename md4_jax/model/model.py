@@ -56,6 +56,7 @@ class Model:
     step        training steps that made them
     origin      folder that it was read from
     facts       commit that trained it, and results of its evaluations
+    programs    cache of compiled functions
     """
 
     experiment: Experiment
@@ -65,7 +66,7 @@ class Model:
     facts: dict[str, Any]
 
     def __post_init__(self):
-        self._programs: dict[Any, Any] = {}
+        self.programs: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         count = self.experiment.network.size(self.params["network"])
@@ -99,8 +100,8 @@ class Model:
         UserError for an unknown key and for options that do not fit the model.
         """
         asked = {"num": num, "prompt": prompt, **options}
-        experiment = self._sampling(asked | ({"name": sampler} if sampler else {}))
-        drawn = drawn_samples(experiment, self.params, self._programs)
+        experiment = self.sampling(asked | ({"name": sampler} if sampler else {}))
+        drawn = drawn_samples(experiment, self.params, self.programs)
         trace = None
         if drawn.frames is not None:
             z, confidence = (values[:, :, 0] for values in drawn.frames)
@@ -115,7 +116,7 @@ class Model:
 
         The samples end with the text. What the model draws after it is left out.
         """
-        self._check_text("infill")
+        self.check_text("infill")
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
@@ -143,12 +144,12 @@ class Model:
         batch_size  sequences at once
         label       class of the texts; -1: none
         """
-        self._check_text("score")
+        self.check_text("score")
         bound = LikelihoodBound(
-            self._bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
+            self.bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
         )
         texts = [texts] if isinstance(texts, str) else list(texts)
-        return score_texts(self.experiment, self.params, texts, bound, self._programs, label)
+        return score_texts(self.experiment, self.params, texts, bound, self.programs, label)
 
     def logits(
         self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None
@@ -166,12 +167,12 @@ class Model:
         own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh))
         own = np.minimum(own, len(rows) - 1)
         inputs = jax.tree.map(lambda x: x[own], (rows, times, told))
-        if "logits" not in self._programs:
-            self._programs["logits"] = jit(
+        if "logits" not in self.programs:
+            self.programs["logits"] = jit(
                 lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh
             )
         with jax.set_mesh(mesh):
-            found = self._programs["logits"](self.params, *to_global(inputs, mesh))
+            found = self.programs["logits"](self.params, *to_global(inputs, mesh))
         found = to_host(found.astype(jnp.float32))[: len(rows)]
         return found if np.ndim(tokens) == 2 else found[0]
 
@@ -186,12 +187,12 @@ class Model:
         with tempfile.TemporaryDirectory() as temporary:
             return hub.push(self.save(temporary), name, private=private)
 
-    def _check_text(self, method: str) -> None:
+    def check_text(self, method: str) -> None:
         """Raises UserError if the model is not one of text."""
         if not hasattr(self.domain, "encode"):
             raise UserError(f"{method} takes text, and this model has {self.domain.unit}s")
 
-    def _sampling(self, asked: Mapping[str, Any]) -> Experiment:
+    def sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
         config = copy.deepcopy(self.config)
         config["sample"] |= NO_PROMPT
@@ -203,7 +204,7 @@ class Model:
         made = build.experiment(config, self.domain, devices, place(self.origin))
         return made._replace(network=self.experiment.network, mesh=self.experiment.mesh)
 
-    def _bound(self, name: str) -> Any:
+    def bound(self, name: str) -> Any:
         """Returns the objective of that name; UserError if it is no bound for the model."""
         chosen = main_bound(self.experiment)
         own = self.experiment

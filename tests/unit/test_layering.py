@@ -37,8 +37,8 @@ ALLOWED = {
         "data", "evals", "experiment", "options", "runtime", "samplers", "training",
     },
     "model": {
-        "config", "data", "evals", "experiment", "generate", "networks", "options", "runtime",
-        "training",
+        "config", "data", "evals", "experiment", "generate", "networks", "objectives", "options",
+        "processes", "runtime", "training",
     },
     "modes": {
         "config", "data", "evals", "experiment", "options", "perf", "runtime", "training",
@@ -64,6 +64,10 @@ CAGES = {
     "etils": {"runtime"},
     "safetensors": {"runtime"},
     "huggingface_hub": {"model"},
+    "lm_eval": {"model"},
+    "torch": {"evals"},
+    "transformers": {"evals"},
+    "mauve": {"evals"},
     "fsspec": {"runtime"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
