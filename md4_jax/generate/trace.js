@@ -336,6 +336,7 @@ class Trace {
 
   // What is seen, as boxes with text: {width, height, items}.
   scene() {
+    this.refresh();
     const style = getComputedStyle(document.documentElement), items = [];
     const colour = name => style.getPropertyValue(name).trim();
     const inner = this.view.getBoundingClientRect(), left = 12, top = 36;

@@ -25,7 +25,10 @@ ALLOWED = {
     "samplers": {"options", "processes", "runtime"},
     "generate": {"options", "runtime"},
     "experiment": {"options", "runtime"},
-    "evals": {"data", "experiment", "generate", "objectives", "options", "runtime", "samplers"},
+    "evals": {
+        "data", "experiment", "generate", "objectives", "options", "processes", "runtime",
+        "samplers",
+    },
     "training": {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
@@ -38,12 +41,13 @@ ALLOWED = {
     },
     "model": {
         "config", "data", "evals", "experiment", "generate", "networks", "options", "runtime",
-        "training",
+        "samplers", "training",
     },
+    "server": {"generate"},
     "modes": {
         "config", "data", "evals", "experiment", "options", "perf", "runtime", "training",
     },
-    "main": {"config", "model", "modes", "runtime"},
+    "main": {"config", "model", "modes", "runtime", "server"},
 }  # fmt: skip
 
 # Third party -> the only rooms that import it.
@@ -64,6 +68,9 @@ CAGES = {
     "safetensors": {"runtime"},
     "huggingface_hub": {"model"},
     "fsspec": {"runtime"},
+    "starlette": {"server"},
+    "uvicorn": {"server"},
+    "anyio": {"server"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
 }

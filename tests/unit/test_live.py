@@ -80,6 +80,7 @@ def test_one_program_serves_all_steps_seeds_and_temperatures(text, monkeypatch):
     assert live._step._cache_size() == before
 
 
+@pytest.mark.slow
 def test_given_symbols_stay():
     images = of_images()
     mask = np.arange(16) % 3 == 0
