@@ -62,7 +62,7 @@ class Profile:
     def _end(self) -> None:
         if self._files is not None:
             self._files.cleanup()
-        self._files, self._steps = None, range(0)
+        self._files = None
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -47,7 +47,6 @@ def test_training_goes_on_from_a_published_model(name, tmp_path):
     assert re.search(r"- test: <= [\d.]+ \+- [\d.]+ bits/token", card)
 
 
-@pytest.mark.slow
 def test_a_run_saved_as_safetensors_draws_the_samples_of_the_run(trained, tmp_path):
     """Those that the command line has written, bit for bit."""
     (file,) = (trained / "samples").glob("*.jsonl")

@@ -18,7 +18,6 @@ from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.objectives.any_order import AnyOrder
-from md4_jax.perf.bench import RandomTokens
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
@@ -243,11 +242,6 @@ def test_the_bound_that_stands_for_a_run_is_the_first_final_one():
     del config["evals"]["validation"], config["evals"]["test"]
     with pytest.raises(UserError, match="evals has no likelihood"):
         reported(build.experiment(config, TOKENIZER))
-
-
-def test_random_tokens_may_be_sampled_at_another_length():
-    config = changed(data__length=1024, sample__length=512)  # 32 x 32 is an image of one channel
-    assert build.experiment(config, RandomTokens(9, 1024)).sample.length == 512
 
 
 def test_a_trace_may_end_with_the_last_step():
