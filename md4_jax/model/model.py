@@ -100,7 +100,7 @@ class Model:
     def has_token_costs(self) -> bool:
         """Whether `token_costs` works: the bound is a sum over tokens."""
         try:
-            splitting(self.experiment, self._bound(""))
+            splitting(self.experiment, self.bound(""))
         except UserError:
             return False
         return True
@@ -110,7 +110,7 @@ class Model:
         found = []
         for name in SAMPLERS:
             with contextlib.suppress(UserError):
-                self._sampling({"name": name})
+                self.sampling({"name": name})
                 found.append(name)
         return found
 
@@ -186,10 +186,10 @@ class Model:
         estimates  independent estimates, of 16 noise draws each
         objective  name of the bound, as in `score`; it must be a sum over tokens
         """
-        self._check_text("token_costs")
-        bound, own = self._bound(objective), self.experiment
+        self.check_text("token_costs")
+        bound, own = self.bound(objective), self.experiment
         settings = {"estimates": estimates, "label": label}
-        return token_costs(own, self.params, text, bound, self._programs, **settings)
+        return token_costs(own, self.params, text, bound, self.programs, **settings)
 
     def watch(
         self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
@@ -200,11 +200,11 @@ class Model:
         """
         text = prompt if isinstance(prompt, str) else ""
         asked = {"prompt": text, **options} | ({"name": sampler} if sampler else {})
-        experiment = self._sampling(asked | {"num": 1, "trace": True})
+        experiment = self.sampling(asked | {"num": 1, "trace": True})
         given = prompt
         if isinstance(prompt, str):
             (given,) = templates(experiment.prompt, self.domain, sample_length(experiment))
-        return watched(experiment, self.params, given, self._programs)
+        return watched(experiment, self.params, given, self.programs)
 
     def logits(
         self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None

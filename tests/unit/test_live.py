@@ -72,7 +72,7 @@ def test_blocks_are_watched_when_all_is_drawn(tmp_path):
 @pytest.mark.slow
 def test_one_program_serves_all_steps_seeds_and_temperatures(text, monkeypatch):
     list(text.watch(sampler="confidence", steps=8, label=1, guidance=2.0))
-    (live,) = (p for key, p in text._programs.items() if key[0] == "live")
+    (live,) = (p for key, p in text.programs.items() if key[0] == "live")
     before = live._step._cache_size()
     for steps, seed, temperature, weight in ((4, 1, 0.5, 1.5), (16, 2, 1.5, 3.0)):
         settings = dict(steps=steps, seed=seed, temperature=temperature, guidance=weight)

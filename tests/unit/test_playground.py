@@ -265,16 +265,18 @@ def test_a_ninth_request_is_refused_while_eight_are_at_work(text, model, monkeyp
     def slow(*arguments, **settings):
         yield next(watch(steps=4))
         begun.release()
-        go.wait(20)
+        go.wait(60)
 
     watch = model.watch
     monkeypatch.setattr(model, "watch", slow)
-    with concurrent.futures.ThreadPoolExecutor(app_module.MOST_AT_ONCE) as pool:
+    server = text.app._app.routes[-1].endpoint.__self__
+    with concurrent.futures.ThreadPoolExecutor(app_module.MOST_AT_ONCE + 1) as pool:
         asked = [pool.submit(sampled, text) for _ in range(app_module.MOST_AT_ONCE)]
         try:
             assert begun.acquire(timeout=60)
-            wait_until(lambda: text.post("/api/sample", json={}).status_code == 503)
-            refused = text.post("/api/costs", json={"text": "a"})
+            wait_until(lambda: server._taken == app_module.MOST_AT_ONCE)
+            ninth = pool.submit(text.post, "/api/costs", json={"text": "a"})
+            refused = ninth.result(timeout=20)
             assert text.post("/api/tokens", json={"text": "a"}).status_code == 200
         finally:
             go.set()
