@@ -1,0 +1,88 @@
+"""Settings of the documentation site: pip install -e '.[docs]', then sphinx-build docs site.
+
+Markdown is the source, so that the pages also read well on a code host. Nothing in them is written
+for this site alone: the tree of pages is the lists of links in index.md.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # the docstrings are those of this checkout
+
+project, author, copyright = "md4_jax", "md4_jax contributors", "md4_jax contributors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+exclude_patterns = ["notebooks", "results"]
+html_theme, html_title = "furo", "md4_jax"
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+highlight_language = "none"  # indented blocks are commands, output and drawings
+autodoc_member_order, autodoc_typehints_format = "bysource", "short"
+# Address of the code, such as https://HOST/OWNER/NAME/blob/main. Without it links to source files
+# are downloads, and links to folders plain text.
+CODE = os.environ.get("MD4_JAX_DOCS_CODE", "").rstrip("/")
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+
+
+def tree(index: str) -> str:
+    """Makes the sidebar from index.md: each heading with the pages that are linked below it."""
+    parts = re.split(r"^## (.+)$", index, flags=re.M)
+    listed = dict(zip(parts[1::2], parts[2::2], strict=True))
+    pages = {title: re.findall(r"^\* \[[^\]]*\]\((.+?)\.md\)", body, re.M)
+             for title, body in listed.items()}  # fmt: skip
+    known = {page for names in pages.values() for page in names} | {"index"}
+    found = (path.relative_to(HERE) for path in sorted(HERE.rglob("*.md")))
+    pages["More"] = [
+        str(path.with_suffix("")) for path in found
+        if str(path.with_suffix("")) not in known and path.parts[0] not in exclude_patterns
+    ]  # fmt: skip
+    blocks = [
+        f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(names) + "\n```\n"
+        for title, names in pages.items() if names
+    ]  # fmt: skip
+    return index + "\n" + "\n".join(blocks)
+
+
+def outward(page: str, folder: Path) -> str:
+    """Points links that leave docs/ to the code, if its address is known."""
+
+    def link(match: re.Match) -> str:
+        text, name, anchor = match.groups()
+        target = (folder / name).resolve()
+        if target.suffix == ".md" and target.is_relative_to(HERE):
+            return match.group()
+        if CODE and target.is_relative_to(HERE.parent):
+            return f"[{text}]({CODE}/{target.relative_to(HERE.parent).as_posix()}{anchor or ''})"
+        return text if target.is_dir() or target.suffix == ".md" else match.group()
+
+    return LINK.sub(link, page)
+
+
+def on_source(app, name: str, content: list[str]) -> None:
+    """Changes the text of a page before it is parsed."""
+    content[0] = outward(content[0], (HERE / name).parent)
+    if name == "index":
+        content[0] = tree(content[0])
+
+
+def on_docstring(app, kind, name, thing, options, lines: list[str]) -> None:
+    """Shows docstrings, which are plain text: tables of arguments keep their columns."""
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip())
+    found: list[str] = []
+    for paragraph in paragraphs:
+        if re.search(r"\S {2,}\S|^ ", paragraph, re.M):
+            found += ["::", "", *("    " + line for line in paragraph.splitlines()), ""]
+        else:
+            text = re.sub(r"([*_|\\])", r"\\\1", paragraph)
+            found += [*re.sub(r"`([^`]+)`", r"``\1``", text).splitlines(), ""]
+    lines[:] = found
+
+
+def setup(app) -> None:
+    """Registers the two changes of this file with Sphinx."""
+    app.connect("source-read", on_source)
+    app.connect("autodoc-process-docstring", on_docstring)
