@@ -17,6 +17,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 exclude_patterns = ["notebooks", "results"]
 html_theme, html_title = "furo", "md4_jax"
 html_copy_source = False
+smartquotes = False  # --mode stays as it is typed
 html_theme_options = {"navigation_with_keys": True}
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -77,8 +78,9 @@ def on_docstring(app, kind, name, thing, options, lines: list[str]) -> None:
         if re.search(r"\S {2,}\S|^ ", paragraph, re.M):
             found += ["::", "", *("    " + line for line in paragraph.splitlines()), ""]
         else:
-            text = re.sub(r"([*_|\\])", r"\\\1", paragraph)
-            found += [*re.sub(r"`([^`]+)`", r"``\1``", text).splitlines(), ""]
+            pieces = re.split(r"`([^`]+)`", paragraph)  # prose and code in turn
+            pieces[::2] = [re.sub(r"([*_|\\])", r"\\\1", piece) for piece in pieces[::2]]
+            found += ["``".join(pieces), ""]
     lines[:] = found
 
 
