@@ -9,13 +9,18 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # the docstrings are those of this checkout
 
 project, author, copyright = "md4_jax", "md4_jax contributors", "md4_jax contributors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_math_renderer = "mathml"  # of this file: no script, so that the pages work offline
 exclude_patterns = ["notebooks", "results"]
 html_theme, html_title = "furo", "md4_jax"
+html_static_path, html_css_files = ["_static"], ["site.css"]
 html_copy_source = False
 smartquotes = False  # --mode stays as it is typed
 html_theme_options = {"navigation_with_keys": True}
@@ -84,7 +89,26 @@ def on_docstring(app, kind, name, thing, options, lines: list[str]) -> None:
     lines[:] = found
 
 
+def mathml(tex: str, block: bool) -> str:
+    """Returns an equation as MathML, which browsers typeset themselves."""
+    tex = re.sub(r"\\[bB]ig *([(\[])", r"\\left\1", tex)  # brackets that grow by themselves
+    return tex2mathml(re.sub(r"\\[bB]ig *([)\]])", r"\\right\1", tex), as_block=block)
+
+
+def on_inline(translator, node) -> None:
+    """Writes an equation within a line."""
+    translator.body.append(mathml(node.astext(), block=False))
+    raise nodes.SkipNode
+
+
+def on_block(translator, node) -> None:
+    """Writes an equation of its own."""
+    translator.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app) -> None:
-    """Registers the two changes of this file with Sphinx."""
+    """Registers the changes of this file with Sphinx."""
+    app.add_html_math_renderer("mathml", (on_inline, None), (on_block, None))
     app.connect("source-read", on_source)
     app.connect("autodoc-process-docstring", on_docstring)

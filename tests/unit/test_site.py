@@ -26,7 +26,7 @@ def site(tmp_path_factory):
 def test_the_site_builds_without_a_warning(site):
     """Equations are typeset, docstrings are there, and the sidebar leads to every page."""
     bound = (site / "families" / "md4.html").read_text()
-    assert '<div class="math' in bound and "$$" not in bound
+    assert '<div class="math"><math' in bound and "<mfrac>" in bound and "$$" not in bound
     assert "Reads a trained model." in (site / "api.html").read_text()
     sidebar = (site / "index.html").read_text().partition('class="sidebar-tree"')[2]
     led = set(re.findall(r'href="([\w/]+)\.html"', sidebar.partition("</div>")[0]))
@@ -38,6 +38,18 @@ def page_files() -> list[Path]:
     """The pages of the site; notebooks/ has its own way to be shown."""
     inside = (ROOT / "docs").rglob("*.md")
     return [path for path in inside if "notebooks" not in path.parts]
+
+
+@pytest.mark.slow
+def test_pages_ask_no_other_machine_for_anything(site):
+    """Scripts, styles and pictures are files of the site."""
+    wrong = []
+    for page in site.rglob("*.html"):
+        asked = re.findall(
+            r'<(?:script|img|link)[^>]*(?:src|href)="(\w+://[^"]*)"', page.read_text()
+        )
+        wrong += [(page.name, address) for address in asked]
+    assert wrong == []
 
 
 def test_links_out_of_docs_lead_to_the_code_where_its_address_is_known(monkeypatch):
