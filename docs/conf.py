@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # the docstrings are those of this checkout
@@ -89,21 +91,26 @@ def on_docstring(app, kind, name, thing, options, lines: list[str]) -> None:
     lines[:] = found
 
 
-def mathml(tex: str, block: bool) -> str:
+def mathml(node: nodes.Node, block: bool) -> str:
     """Returns an equation as MathML, which browsers typeset themselves."""
+    tex = node.astext()
     tex = re.sub(r"\\[bB]ig *([(\[])", r"\\left\1", tex)  # brackets that grow by themselves
-    return tex2mathml(re.sub(r"\\[bB]ig *([)\]])", r"\\right\1", tex), as_block=block)
+    try:
+        return tex2mathml(re.sub(r"\\[bB]ig *([)\]])", r"\\right\1", tex), as_block=block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("%s in %s", error, tex, location=node)
+        return ""
 
 
 def on_inline(translator, node) -> None:
     """Writes an equation within a line."""
-    translator.body.append(mathml(node.astext(), block=False))
+    translator.body.append(mathml(node, block=False))
     raise nodes.SkipNode
 
 
 def on_block(translator, node) -> None:
     """Writes an equation of its own."""
-    translator.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
+    translator.body.append(f'<div class="math">{mathml(node, block=True)}</div>')
     raise nodes.SkipNode
 
 
