@@ -29,7 +29,7 @@ from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.locks import exclusive
 from md4_jax.runtime.paths import Place, check_name, check_writable
-from md4_jax.training import report
+from md4_jax.training import report, trackers
 from md4_jax.training.loop import abstract_state, train
 
 
@@ -59,6 +59,7 @@ def train_mode(call: Call) -> int:
         config.check_same(kept, call.config, workdir)
     experiment, corpus = _experiment(call.config, workdir)
     # Check everything before anything is written.
+    trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, workdir, corpus)
@@ -244,7 +245,8 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
 def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:
     """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
-    return Suite(experiment, workdir, corpora, runs.judge_of(experiment))
+    judge, run_of = runs.judge_of(experiment), runs.run_of(experiment)
+    return Suite(experiment, workdir, corpora, judge, run_of)
 
 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
