@@ -31,7 +31,7 @@ from md4_jax.runtime.locks import exclusive
 from md4_jax.runtime.paths import Place, check_links, check_name, check_writable
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.streams import printable
-from md4_jax.training import back, report
+from md4_jax.training import back, report, trackers
 from md4_jax.training.loop import abstract_state, train
 
 
@@ -63,6 +63,7 @@ def train_mode(call: Call) -> int:
         config.check_same(kept, call.config, workdir, back.FREE if call.back else ())
     experiment, corpus = _experiment(call.config, workdir)
     # Check everything before anything is written.
+    trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, workdir, corpus)
@@ -248,7 +249,8 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
 def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:
     """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
-    return Suite(experiment, workdir, corpora, runs.judge_of(experiment))
+    judge, run_of = runs.judge_of(experiment), runs.run_of(experiment)
+    return Suite(experiment, workdir, corpora, judge, run_of)
 
 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:

@@ -263,6 +263,9 @@ class Objective(Protocol):
 
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
     If the objective has `is_exact(network)` and it is True, the bound is the likelihood itself.
+    If it has a `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation
+    draws u = v^p (`objectives/draws.py`).
+    If it has `for_evaluation()`, that is the same bound with less noise, which auto takes.
     The diagnostics include the terms of the bound that are named in PARTS. u [B] are antithetic
     uniforms in [0, 1) over the global batch; the objective turns them into times, steps or numbers
     of masks. keys [B] holds one random key for each sequence, so that neither the mesh nor the

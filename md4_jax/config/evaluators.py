@@ -59,16 +59,18 @@ def _evaluator(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:
     """Returns the bound that `auto` stands for; the training objective if it is of that class.
 
-    Block diffusion is evaluated with its own block size. A process for which BOUNDS has nothing is
-    evaluated with the training objective; UserError if that is no bound.
+    An objective with `for_evaluation` is replaced by it: the same bound with less noise. Block
+    diffusion keeps its own block size. A process for which BOUNDS has nothing is evaluated with the
+    training objective; UserError if that is no bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
-        return objective if is_bound else BlockDiffusion(block=objective.block)
+        return objective.for_evaluation()
     for name in BOUNDS:
         if _suits(OBJECTIVES[name].needs, process, network):
             same = isinstance(objective, OBJECTIVES[name]) and is_bound
-            return objective if same else OBJECTIVES[name]()
+            chosen = objective if same else OBJECTIVES[name]()
+            return chosen.for_evaluation() if hasattr(chosen, "for_evaluation") else chosen
     if is_bound:
         return objective
     raise UserError(

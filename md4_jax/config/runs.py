@@ -10,7 +10,7 @@ from md4_jax.config import load as config
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
 from md4_jax.evals.likelihood import main_bound, reported
-from md4_jax.evals.suite import Judge
+from md4_jax.evals.suite import Judge, RunOf
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import is_first
@@ -145,6 +145,19 @@ def judge_of(experiment: Experiment) -> Judge | None:
     return lambda params: (judge, averaged(judge, directory)[1])
 
 
+def run_of(experiment: Experiment) -> RunOf:
+    """Returns (key, directory) -> (experiment, params) of another run, with any tokenizer.
+
+    Mesh, draws and batch size are this run's. UserError, which names the key, if there is no run.
+    """
+
+    def read(key: str, asked: str) -> tuple[Experiment, Params]:
+        other, directory = _other(experiment, key, asked, same_tokenizer=False)
+        return other, averaged(other, directory)[1]
+
+    return read
+
+
 def beginning(
     experiment: Experiment, workdir: Place, say: Callable[[str], None]
 ) -> Callable[[Params], Params] | None:
@@ -196,7 +209,7 @@ def _checkpoint_of(path: Place) -> tuple[Place, str]:
 
 
 def _other(
-    experiment: Experiment, key: str, asked: str, hint: str = ""
+    experiment: Experiment, key: str, asked: str, hint: str = "", *, same_tokenizer: bool = True
 ) -> tuple[Experiment, Place]:
     """Returns another run: (experiment with the mesh and batch size of this one, directory)."""
     directory, checkpoint = _checkpoint_of(place(asked, key))
@@ -204,7 +217,7 @@ def _other(
     if kept is None:
         raise UserError(f"{key}={asked} holds no run{hint}")
     domain = stored_domain(directory, kept["data"]["length"], foreign.load)
-    if not same_symbols(domain, experiment.domain):
+    if same_tokenizer and not same_symbols(domain, experiment.domain):
         raise UserError(f"{key}={asked} was trained with another tokenizer than this run")
     size = {
         "batch_size": experiment.train.batch_size,

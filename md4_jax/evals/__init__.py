@@ -14,6 +14,7 @@ kind without a section with its default options.
 """
 
 from md4_jax.evals.frechet import FrechetDistance
+from md4_jax.evals.generative import GenerativePerplexity
 from md4_jax.evals.information_profile import InformationProfile
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
@@ -23,6 +24,7 @@ from md4_jax.evals.zero_shot import ZeroShot
 
 EVALUATORS = {
     "frechet": FrechetDistance,
+    "generative_perplexity": GenerativePerplexity,
     "information_profile": InformationProfile,
     "likelihood": LikelihoodBound,
     "ngrams": NGramModels,

@@ -14,7 +14,7 @@ from md4_jax.evals import report
 from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
-from md4_jax.objectives.draws import antithetic_times, draws
+from md4_jax.objectives.draws import antithetic_times, draws, evaluation_times
 from md4_jax.options import check_seed
 from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
 from md4_jax.runtime.compiling import jit
@@ -130,7 +130,7 @@ class Estimator:
         self.exact = exact
 
     def nats(self, params: Params, rows: Batch, index: int) -> dict[str, Array]:
-        """Returns {'nats': [draws, B], and each of PARTS} of the global batch with this index."""
+        """Returns what the eval step makes of the global batch with this index."""
         with jax.set_mesh(self._mesh):
             return self._step(params, rows._replace(text=None), jnp.int32(index))
 
@@ -146,11 +146,12 @@ class Estimator:
         totals, seen = collections.defaultdict(Likelihood), 0
         for index, batch in enumerate(batches):
             rows = to_global(batch, self._mesh)
-            nats = self.nats(params, rows, index)
+            nats = {name: to_host(x) for name, x in self.nats(params, rows, index).items()}
             tokens = np.sum(to_host(rows.loss_mask), axis=1)
             text = None if rows.text is None else to_host(rows.text)
+            strata = nats.pop("strata", None)
             for name, value in nats.items():
-                totals[name].add(to_host(value), tokens, text=text)
+                totals[name].add(value, tokens, text=text, strata=None if self.exact else strata)
             seen += int(np.sum(tokens > 0))
             if limit and seen >= limit:
                 break
@@ -166,10 +167,11 @@ class Estimator:
 def make_eval_step(
     network: Network, objective: Objective, draws_per_sequence: int, seed: int
 ) -> Callable[[Params, Batch, Array], dict[str, Array]]:
-    """Makes (params, global batch, batch index) -> {'nats': [draws, B], and each of PARTS}.
+    """Makes (params, global batch, batch index) -> {'nats': [draws, B], PARTS, 'strata': [B]}.
 
     The times of a sequence's draws are `antithetic_times` with an offset of its own. The offsets
-    are stratified over the batch.
+    are stratified over the batch and returned as strata. Times and weights of an integral are those
+    of `evaluation_times`.
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:
@@ -180,9 +182,14 @@ def make_eval_step(
         def one(draw: Array) -> dict[str, Array]:
             _, keys = draws(seed, index * draws_per_sequence + draw, size)
             own = jax.vmap(antithetic_times, (0, None))(u, draws_per_sequence)[:, draw]
-            nats, extra = objective(denoiser, params["process"], batch, own, keys)
-            return {"nats": nats} | {name: extra[name] for name in PARTS if name in extra}
+            times, weight = evaluation_times(objective, params["process"], own)
+            nats, extra = objective(denoiser, params["process"], batch, times, keys)
+            parts = {name: extra[name] for name in PARTS if name in extra}
+            if weight is not None:
+                ends = sum(parts.values())
+                nats = weight * (nats - ends) + ends
+            return {"nats": nats, **parts}
 
-        return jax.lax.map(one, jnp.arange(draws_per_sequence))
+        return jax.lax.map(one, jnp.arange(draws_per_sequence)) | {"strata": u}
 
     return eval_step

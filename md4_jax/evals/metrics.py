@@ -7,6 +7,9 @@ import numpy as np
 from md4_jax.protocols import Array
 
 BITS = 1.0 / math.log(2.0)
+# Fewest sequences, or batches, whose spread gives an error; degree of the polynomial that is fitted
+# to the mean over strata.
+FEWEST, DEGREE = 32, 4
 
 
 def bits(nats: float) -> float:
@@ -19,9 +22,10 @@ class Likelihood:
 
     The estimate is the ratio (sum of nats) / (sum of tokens) over N sequences. The nats of a
     sequence are the mean of its draws. The standard error is that of a ratio,
-    sqrt(N / (N - 1) sum_i (nats_i - ratio tokens_i)^2) / sum_i tokens_i,
-    and includes the spread between sequences and the noise of the draws. For a single sequence it
-    is that of its draws alone, taken as independent: too large rather than too small.
+    sqrt(N / (N - 1) sum_i e_i^2) / sum_i tokens_i,   e_i = nats_i - ratio tokens_i,
+    and includes the spread between sequences and the noise of the draws. If the noise levels are
+    stratified over each batch, `_stratified` replaces the sum of squares. For a single sequence it
+    is the error of its draws alone, taken as independent: too large rather than too small.
     Nats per byte and nats per word are estimated in the same way.
     """
 
@@ -29,13 +33,25 @@ class Likelihood:
         self._nats: list[np.ndarray] = []
         self._tokens: list[np.ndarray] = []
         self._text: list[np.ndarray] = []
+        self._strata: list[np.ndarray] = []
 
-    def add(self, nats: Array, tokens: Array, *, text: Array | None = None) -> None:
+    def add(
+        self,
+        nats: Array,
+        tokens: Array,
+        *,
+        text: Array | None = None,
+        strata: Array | None = None,
+    ) -> None:
         """Adds nats [draws, B] of sequences with tokens [B] that count; rows with 0 are padding.
 
         text [B, 2]: numbers of bytes and words of the counted tokens, if they are known.
+        strata [B]: numbers in [0, 1), spread evenly over the batch, on which the noise levels
+        depend; None: the sequences' draws are independent.
         """
         real = np.asarray(tokens) > 0
+        if strata is not None:
+            self._strata.append(np.asarray(strata, np.float64)[real])
         self._nats.append(np.asarray(nats, np.float64)[:, real])
         self._tokens.append(np.asarray(tokens, np.float64)[real])
         if text is not None:
@@ -50,7 +66,7 @@ class Likelihood:
         sizes = {"tokens": tokens}
         if self._text:
             sizes["bytes"], sizes["words"] = np.concatenate(self._text).T
-        ratio, error = _ratio(nats, tokens)
+        ratio, error = _ratio(nats, tokens, self._strata)
         named = {
             "nats_per_token": (ratio, error),
             "bits_per_token": (bits(ratio), bits(error)),
@@ -58,9 +74,9 @@ class Likelihood:
         }
         named[f"bits_per_{unit}"] = named["bits_per_token"]
         if self._text and sizes["bytes"].any():
-            named["bits_per_byte"] = tuple(map(bits, _ratio(nats, sizes["bytes"])))
+            named["bits_per_byte"] = tuple(map(bits, _ratio(nats, sizes["bytes"], self._strata)))
         if self._text and sizes["words"].any():
-            named["word_perplexity"] = _perplexity(*_ratio(nats, sizes["words"]))
+            named["word_perplexity"] = _perplexity(*_ratio(nats, sizes["words"], self._strata))
         out: dict[str, float] = {"sequences": len(tokens)}
         out |= {name: int(size.sum()) for name, size in sizes.items()}
         for name, (value, its_error) in named.items():
@@ -68,16 +84,39 @@ class Likelihood:
         return out
 
 
-def _ratio(nats: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
+def _ratio(nats: np.ndarray, sizes: np.ndarray, strata: list[np.ndarray]) -> tuple[float, float]:
     """Returns (sum of nats [draws, N]) / (sum of sizes [N]) and its standard error."""
     draws, count = nats.shape
     each = nats.mean(axis=0)
     ratio = each.sum() / sizes.sum()
-    if count > 1:
-        spread = np.sum((each - ratio * sizes) ** 2) * count / (count - 1)
+    rest = each - ratio * sizes
+    if strata and count >= FEWEST:
+        spread = _stratified(rest, strata)
+    elif count > 1:
+        spread = np.sum(rest**2) * count / (count - 1)
     else:
         spread = np.var(nats, ddof=1) / draws if draws > 1 else math.nan
     return ratio, math.sqrt(spread) / sizes.sum()
+
+
+def _stratified(rest: np.ndarray, strata: list[np.ndarray]) -> float:
+    """Estimates the variance of sum(rest) [N], given the strata of each batch.
+
+    Batches are independent, so that many of them give it by their sums. For a few batches let m(v)
+    be the mean of an entry at stratum v. The variance around m is half of the mean squared
+    difference of neighbours in v, which have nearly the same m. The sum of m over a batch varies
+    too, though little in a large batch: a polynomial is fitted to m for it.
+    """
+    count, ends = len(rest), np.cumsum([len(part) for part in strata])[:-1]
+    if len(strata) >= FEWEST:
+        sums = [np.sum(part) for part in np.split(rest, ends)]
+        return np.sum(np.square(sums)) * len(sums) / (len(sums) - 1)
+    v = np.concatenate(strata)
+    differences = np.diff(rest[np.argsort(v)])
+    around = np.sum(differences**2) * count / (2 * (count - 1))
+    powers = np.polynomial.legendre.legvander(2.0 * v - 1.0, DEGREE)[:, 1:]
+    fitted = powers @ np.linalg.lstsq(powers, rest)[0]
+    return around + sum(np.sum(part) ** 2 for part in np.split(fitted, ends))
 
 
 def _perplexity(nats: float, error: float) -> tuple[float, float]:

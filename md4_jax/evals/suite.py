@@ -11,6 +11,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
 
 Judge = Callable[[Params], tuple[Experiment, Params]]
+RunOf = Callable[[str, str], tuple[Experiment, Params]]
 
 
 class Suite:
@@ -18,6 +19,7 @@ class Suite:
 
     corpus  (changes of the `data` section) -> the corpus
     judge   params -> (experiment, params) of the judge of samples; None: no judge
+    run_of  (key, directory) -> (experiment, params) of another run
     """
 
     def __init__(
@@ -26,9 +28,10 @@ class Suite:
         workdir: Place,
         corpus: Callable[[Mapping[str, Any]], Corpus],
         judge: Judge | None = None,
+        run_of: RunOf | None = None,
     ):
         self._experiment, self._workdir = experiment, workdir
-        self._corpus, self._judge = corpus, judge
+        self._corpus, self._judge, self._run_of = corpus, judge, run_of
         self._programs: dict[Any, Any] = {}
 
     def due(self, step: int) -> list[str]:
@@ -67,6 +70,7 @@ class Suite:
                 workdir=self._workdir,
                 corpus=self._corpus,
                 judge=self._judge,
+                run_of=self._run_of,
                 programs=self._programs,
                 earlier=earlier,
                 say=say,

@@ -99,31 +99,51 @@ def score_texts(
     A text longer than `data.length` is cut into windows as a split is. bound: its objective, draws,
     batch size, stride and seed are used. label: class of the texts; -1: none.
     """
-    tokens = [_encoded(experiment, index, text) for index, text in enumerate(texts)]
-    is_exact = getattr(bound.objective, "is_exact", lambda network: False)(experiment.network)
+    tokens = [encoded(experiment, index, text) for index, text in enumerate(texts)]
+    rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
+    nats, error = score_rows(experiment, params, rows, bound, programs, label)
+    return Scores(
+        nats,
+        error,
+        np.array([len(ids) for ids in tokens]),
+        np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]),
+        _is_exact(experiment, bound),
+        type(bound.objective).__name__,
+    )
+
+
+def score_rows(
+    experiment: Experiment,
+    params: Params,
+    rows: Sequence[Row],
+    bound: LikelihoodBound,
+    programs: dict,
+    label: int = -1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimates the bound for the counted tokens of each text, given the others of its rows.
+
+    Returns nats and their standard errors, each [texts]; the rows of a text are added up.
+    """
+    is_exact = _is_exact(experiment, bound)
     repeats = 1 if is_exact else max(2, -(-bound.draws // PAIR))
     # The seed chooses the numbers of batches, so that all seeds share one program.
     first = int(np.random.SeedSequence(bound.seed).generate_state(1)[0] % 2**28)
     shared = dataclasses.replace(bound, draws=1 if is_exact else PAIR, seed=0)
     estimator = shared.estimator(experiment, programs)
-    nats = np.zeros((repeats, len(texts)))
+    nats = np.zeros((repeats, 1 + max(row.text for row in rows)))
     pads = takes_segments(experiment, params)
-    rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
     for number, group in enumerate(_groups(rows, experiment, bound, pads)):
         batch = _batch(experiment, group, bound.sequences(experiment), pads, label)
         for repeat in range(repeats):
             found = estimator.nats(params, batch, first + number * repeats + repeat)["nats"]
             each = to_host(found).astype(np.float64).mean(axis=0)
             np.add.at(nats[repeat], [row.text for row in group], each[: len(group)])
-    error = nats.std(axis=0, ddof=1) / np.sqrt(repeats) if repeats > 1 else np.zeros(len(texts))
-    return Scores(
-        nats.mean(axis=0),
-        error,
-        np.array([len(ids) for ids in tokens]),
-        np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]),
-        is_exact,
-        type(bound.objective).__name__,
-    )
+    error = nats.std(axis=0, ddof=1) / np.sqrt(repeats) if repeats > 1 else np.zeros(nats.shape[1])
+    return nats.mean(axis=0), error
+
+
+def _is_exact(experiment: Experiment, bound: LikelihoodBound) -> bool:
+    return getattr(bound.objective, "is_exact", lambda network: False)(experiment.network)
 
 
 def takes_segments(experiment: Experiment, params: Params) -> bool:
@@ -136,7 +156,7 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
     return True
 
 
-def _encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
+def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
     """Returns the tokens of a text; UserError, which says which text it is, if there are none."""
     try:
         ids = experiment.domain.encode(text)
@@ -164,7 +184,7 @@ def _rows(
 
 
 def _groups(
-    rows: list[Row], experiment: Experiment, bound: LikelihoodBound, pads: bool
+    rows: Sequence[Row], experiment: Experiment, bound: LikelihoodBound, pads: bool
 ) -> Iterator[list[Row]]:
     """Yields rows of one length, padded to it if they may be, at most a batch at a time."""
     by_length: dict[int, list[Row]] = {}

@@ -1,9 +1,10 @@
 """A trained model with its domain: samples, likelihoods, logits, and a folder to give away."""
 
+import contextlib
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,16 +15,20 @@ from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
 from md4_jax.config.evaluators import tightest
 from md4_jax.evals.likelihood import LikelihoodBound, main_bound
-from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.evals.samples import decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
-from md4_jax.experiment import Experiment
+from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
+from md4_jax.experiment import Experiment, sample_length
+from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import folder, hub
 from md4_jax.options import PromptOptions
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.live import Watched
 
 # Prompts of the config do not go into samples that Python asks for.
 NO_PROMPT = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
@@ -56,6 +61,7 @@ class Model:
     step        training steps that made them
     origin      folder that it was read from
     facts       commit that trained it, and results of its evaluations
+    programs    cache of compiled functions
     """
 
     experiment: Experiment
@@ -65,11 +71,10 @@ class Model:
     facts: dict[str, Any]
 
     def __post_init__(self):
-        self._programs: dict[Any, Any] = {}
+        self.programs: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
-        count = self.experiment.network.size(self.params["network"])
-        return f"<Model of {self.origin}: {count:,} parameters, step {self.step}>"
+        return f"<Model of {self.origin}: {self.size:,} parameters, step {self.step}>"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -86,6 +91,29 @@ class Model:
         """Tokens of a training sequence."""
         return self.experiment.data.length
 
+    @property
+    def size(self) -> int:
+        """Number of parameters of the network."""
+        return self.experiment.network.size(self.params["network"])
+
+    @property
+    def has_token_costs(self) -> bool:
+        """Whether `token_costs` works: the bound is a sum over tokens."""
+        try:
+            splitting(self.experiment, self.bound(""))
+        except UserError:
+            return False
+        return True
+
+    def samplers(self) -> list[str]:
+        """Returns the names of the samplers that fit the process and the network."""
+        found = []
+        for name in SAMPLERS:
+            with contextlib.suppress(UserError):
+                self.sampling({"name": name})
+                found.append(name)
+        return found
+
     def sample(
         self, num: int = 4, prompt: str = "", *, sampler: str = "", **options: Any
     ) -> Generated:
@@ -99,8 +127,8 @@ class Model:
         UserError for an unknown key and for options that do not fit the model.
         """
         asked = {"num": num, "prompt": prompt, **options}
-        experiment = self._sampling(asked | ({"name": sampler} if sampler else {}))
-        drawn = drawn_samples(experiment, self.params, self._programs)
+        experiment = self.sampling(asked | ({"name": sampler} if sampler else {}))
+        drawn = drawn_samples(experiment, self.params, self.programs)
         trace = None
         if drawn.frames is not None:
             z, confidence = (values[:, :, 0] for values in drawn.frames)
@@ -115,7 +143,7 @@ class Model:
 
         The samples end with the text. What the model draws after it is left out.
         """
-        self._check_text("infill")
+        self.check_text("infill")
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
@@ -143,12 +171,40 @@ class Model:
         batch_size  sequences at once
         label       class of the texts; -1: none
         """
-        self._check_text("score")
+        self.check_text("score")
         bound = LikelihoodBound(
-            self._bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
+            self.bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
         )
         texts = [texts] if isinstance(texts, str) else list(texts)
-        return score_texts(self.experiment, self.params, texts, bound, self._programs, label)
+        return score_texts(self.experiment, self.params, texts, bound, self.programs, label)
+
+    def token_costs(
+        self, text: str, *, estimates: int = 4, objective: str = "", label: int = -1
+    ) -> TokenCosts:
+        """Estimates what each token of a text adds to its bound, in bits.
+
+        estimates  independent estimates, of 16 noise draws each
+        objective  name of the bound, as in `score`; it must be a sum over tokens
+        """
+        self.check_text("token_costs")
+        bound, own = self.bound(objective), self.experiment
+        settings = {"estimates": estimates, "label": label}
+        return token_costs(own, self.params, text, bound, self.programs, **settings)
+
+    def watch(
+        self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
+    ) -> Iterator[Watched]:
+        """Draws sample 0 of `sample` and yields its state after each step.
+
+        prompt  text that it begins with, or the symbols [L] that stay
+        """
+        text = prompt if isinstance(prompt, str) else ""
+        asked = {"prompt": text, **options} | ({"name": sampler} if sampler else {})
+        experiment = self.sampling(asked | {"num": 1, "trace": True})
+        given = prompt
+        if isinstance(prompt, str):
+            (given,) = templates(experiment.prompt, self.domain, sample_length(experiment))
+        return watched(experiment, self.params, given, self.programs)
 
     def logits(
         self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None
@@ -166,12 +222,12 @@ class Model:
         own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh))
         own = np.minimum(own, len(rows) - 1)
         inputs = jax.tree.map(lambda x: x[own], (rows, times, told))
-        if "logits" not in self._programs:
-            self._programs["logits"] = jit(
+        if "logits" not in self.programs:
+            self.programs["logits"] = jit(
                 lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh
             )
         with jax.set_mesh(mesh):
-            found = self._programs["logits"](self.params, *to_global(inputs, mesh))
+            found = self.programs["logits"](self.params, *to_global(inputs, mesh))
         found = to_host(found.astype(jnp.float32))[: len(rows)]
         return found if np.ndim(tokens) == 2 else found[0]
 
@@ -186,12 +242,12 @@ class Model:
         with tempfile.TemporaryDirectory() as temporary:
             return hub.push(self.save(temporary), name, private=private)
 
-    def _check_text(self, method: str) -> None:
+    def check_text(self, method: str) -> None:
         """Raises UserError if the model is not one of text."""
         if not hasattr(self.domain, "encode"):
             raise UserError(f"{method} takes text, and this model has {self.domain.unit}s")
 
-    def _sampling(self, asked: Mapping[str, Any]) -> Experiment:
+    def sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
         config = copy.deepcopy(self.config)
         config["sample"] |= NO_PROMPT
@@ -203,7 +259,7 @@ class Model:
         made = build.experiment(config, self.domain, devices, place(self.origin))
         return made._replace(network=self.experiment.network, mesh=self.experiment.mesh)
 
-    def _bound(self, name: str) -> Any:
+    def bound(self, name: str) -> Any:
         """Returns the objective of that name; UserError if it is no bound for the model."""
         chosen = main_bound(self.experiment)
         own = self.experiment

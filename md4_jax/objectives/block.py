@@ -69,6 +69,10 @@ class BlockDiffusion:
     def is_bound(self, process: RevealsMasks) -> bool:
         return not self.is_clipped
 
+    def for_evaluation(self) -> "BlockDiffusion":
+        """Returns the same bound with the least noise."""
+        return BlockDiffusion(self.block)
+
     def is_exact(self, network: Network) -> bool:
         return self.block == 1 and network.time_free and not self.is_clipped
 

@@ -46,6 +46,7 @@ class D3PM:
         parametrisations=("joint", "mixture"),
         why="a step of T has to be a distribution for every output of the network",
     )
+    time_power: ClassVar[int] = 2
 
     timesteps: int | None = None
     cross_entropy: float = 0.0

@@ -31,6 +31,7 @@ class GenMD4:
         time=True,
         why="with a schedule that depends on the symbol the optimal denoiser depends on t",
     )
+    time_power: ClassVar[int] = 2
 
     first_time: float = 1e-3
 

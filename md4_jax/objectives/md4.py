@@ -25,6 +25,7 @@ class MD4:
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
+    time_power: ClassVar[int] = 2
 
     def is_bound(self, process: RevealsMasks) -> bool:
         return process.is_complete
@@ -59,6 +60,7 @@ class DiscreteMD4:
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
+    time_power: ClassVar[int] = 2
 
     timesteps: int = 1000
     reconstruction: str = "model"

@@ -31,6 +31,7 @@ class TDCE:
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
+    time_power: ClassVar[int] = 2
 
     drawn_constant: bool = False
 
@@ -67,6 +68,7 @@ class LambdaDCE:
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
+    time_power: ClassVar[int] = 2
 
     def is_bound(self, process: RevealsMasks) -> bool:
         return True

@@ -39,6 +39,7 @@ class ScoreEntropy:
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks, RedrawsUniformly))
+    time_power: ClassVar[int] = 5
 
     scaled: bool = True
 

@@ -37,6 +37,7 @@ class UniformELBO:
         parametrisations=("joint", "mixture"),
         why="its outputs must be a distribution over x; score_entropy takes a score",
     )
+    time_power: ClassVar[int] = 5
 
     def is_bound(self, process: RedrawsUniformly) -> bool:
         return True

@@ -11,6 +11,8 @@ from md4_jax.samplers.transforms import Transform
 
 # Logits in memory at once: 64 MiB of float32.
 CHUNK = 2**24
+# Float width of the noise of draws, and the bits of it that are random, for results.
+WIDTH = "float32, all bits"
 # The smallest vocabulary from which a symbol is drawn in two stages.
 TWO_STAGES = 1024
 

@@ -1,9 +1,8 @@
-"""Events for TensorBoard, which never end or delay a run."""
+"""Events for TensorBoard, written at once: a thread that dies would let the run hang."""
 
 import contextlib
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,7 @@ from tensorboardX.record_writer import RecordWriter, directory_check
 
 
 class Events:
-    """Writer of TensorBoard events.
-
-    A write that fails is said, and ends these events: metrics.jsonl has the same numbers.
+    """Writer of TensorBoard events; OSError if one cannot be written, which closes the file.
 
     purge_step: events from this step on that lie in the directory are hidden; None: none
     """
@@ -57,13 +54,8 @@ class Events:
     def _attempt(self, action: Callable[[], Any]) -> None:
         try:
             action()
-        except OSError as error:
+        except OSError:
             with contextlib.suppress(OSError):
                 self._file and self._file.close()
             self._file = None
-            print(
-                f"warning: TensorBoard's events in {self._directory} cannot be written: {error}. "
-                "They end here; metrics.jsonl has all numbers",
-                file=sys.stderr,
-                flush=True,
-            )
+            raise

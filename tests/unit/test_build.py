@@ -244,6 +244,11 @@ def test_the_bound_that_stands_for_a_run_is_the_first_final_one():
         reported(build.experiment(config, TOKENIZER))
 
 
+def test_a_trace_may_end_with_the_last_step():
+    built = build.experiment(changed(log__profile=[9, 1_000_000]), TOKENIZER)
+    assert built.log.profile == [9, 1_000_000]
+
+
 def test_a_missing_argument_is_named():
     with pytest.raises(UserError, match=r"data.path is needed by data.name='text'"):
         schema.build_section("data", {"name": "text", "length": 8})
@@ -303,6 +308,10 @@ def test_nested_sections_are_made_first():
         (dict(sample__guidance=float("inf")), "sample.guidance must be a finite number, not inf"),
         (dict(checkpoint__keep=0), "checkpoint.keep must be at least 1, not 0"),
         (dict(data__length=1), "data.length must be at least 2, not 1"),
+        (dict(log__trackers="tensorboard, wandbb"),
+         "unknown tracker in log.trackers 'wandbb'; did you mean 'wandb'"),
+        *[(dict(log__profile=steps), "must be the first and the last step .* up to .*=1000000")
+          for steps in ([9, 1_000_001], [3], [0, 2], [5, 4], [1, 2, 3])],
     ],
 )  # fmt: skip
 def test_sections_that_do_not_go_together(values, words):
@@ -322,8 +331,11 @@ def test_sections_that_do_not_go_together(values, words):
          dict(name="concrete_score"), "ScoreEntropy()"),
         (dict(name="state_dependent"), dict(name="genmd4", first_time=0.1),
          "GenMD4(first_time=0.1)"),
-        (dict(name="rates"), dict(name="ctmc", passes="two"), "CTMC(passes='two')"),
-        (dict(name="rates"), dict(name="ctmc", passes="one"), "CTMC()"),
+        (dict(name="rates"), dict(name="ctmc", passes="two"), "CTMC(passes='score_entropy')"),
+        (dict(name="rates"), dict(name="ctmc", passes="one"), "CTMC(passes='score_entropy')"),
+        (dict(name="rates"), dict(name="ctmc", first_time=0.1), "CTMC(first_time=0.1)"),
+        (dict(name="masking"), dict(name="block", block=4, draws="times"),
+         "BlockDiffusion(block=4,draws='exact')"),
     ],
 )  # fmt: skip
 def test_the_bound_that_auto_reports(process, objective, bound):
@@ -335,8 +347,6 @@ def test_the_bound_that_auto_reports(process, objective, bound):
         assert repr(getattr(reported(built).objective, key)) == value
     if name == "AnyOrder":
         assert reported(built).objective.weight_power == 1.0
-    if bound == "CTMC()":
-        assert reported(built).objective.passes != "one"
 
 
 def test_auto_reports_the_likelihood_of_a_causal_network():

@@ -23,6 +23,7 @@ KERNELS = {
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 both_forms = pytest.mark.parametrize("form", ["joint", "mixture"])
 exact_passes = pytest.mark.parametrize("passes", ["two", "one_weighted"])
+SINGLE = {"one": False, "one_weighted": True, "two": True, "score_entropy": True}
 TABLE = exact.denoiser_of(exact.table_logits(3, 2), time=0.5)
 T = float(-np.expm1(-0.6))  # sigma_bar = 0.6 with the linear schedule
 
@@ -78,8 +79,12 @@ def test_s09_all_exact_ways_have_the_mean_of_score_entropy(kernel, form, x64):
     ratio = process.score_given(z, jnp.broadcast_to(x, z.shape), times)
     log_score = process.log_score(TABLE(z, times), z, times)
     each = rate_divergence(process.backward_rates(z), log_score, ratio).sum(axis=1)
-    entropy = np.zeros(3)
+    entropy, at_once = np.zeros(3), np.zeros(3)
     np.add.at(entropy, when, law[when, what] * np.asarray(process.beta(times) * each))
+    batch = exact.batch_of(np.broadcast_to(x, z.shape))
+    nats = CTMC("score_entropy", 0.0).loss_at(TABLE, process, batch, z, times)
+    np.add.at(at_once, when, law[when, what] * np.asarray(nats))
+    np.testing.assert_allclose(at_once, entropy, rtol=1e-9)
     np.testing.assert_allclose(values["two"], entropy, rtol=1e-9)
     np.testing.assert_allclose(values["one_weighted"], entropy, rtol=1e-9)
     if kernel is not KERNELS["absorbing"]:
@@ -267,7 +272,7 @@ def test_rows_are_apart_and_the_context_is_repeated(passes):
     assert len(seen[0]) == (6 if passes == "two" else 3)
 
 
-@pytest.mark.parametrize("passes", ["one", "two"])
+@pytest.mark.parametrize("passes", ["one", "two", "score_entropy"])
 def test_the_cross_entropy_of_tauldr_is_a_mean_over_tokens(passes):
     """Of 5 tokens, two of which do not count, with the law (3, 1, 1) / 5 everywhere."""
     process = Rates(3, parametrisation="mixture")
@@ -286,8 +291,7 @@ def test_the_cross_entropy_of_tauldr_is_a_mean_over_tokens(passes):
 
 
 def test_only_the_unweighted_single_pass_is_no_bound():
-    bounds = {name: CTMC(name).is_bound(Rates(3)) for name in ("one", "one_weighted", "two")}
-    assert bounds == {"one": False, "one_weighted": True, "two": True}
+    assert {name: CTMC(name).is_bound(Rates(3)) for name in SINGLE} == SINGLE
 
 
 @pytest.mark.parametrize(

@@ -268,11 +268,11 @@ def test_infilling_ends_with_the_text(mdlm):
 
 def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
     mdlm.sample(num=2, steps=4)
-    before = len(mdlm._programs)
+    before = len(mdlm.programs)
     mdlm.sample(num=2, steps=4, seed=1)
-    assert len(mdlm._programs) == before
+    assert len(mdlm.programs) == before
     mdlm.sample(num=2, steps=5)
-    assert len(mdlm._programs) == before + 1
+    assert len(mdlm.programs) == before + 1
 
 
 def test_the_hubs_cache_is_enough(folders, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from tensorboardX.record_writer import RecordWriter
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime import errors, paths, retries
-from md4_jax.training import writers
+from md4_jax.training import trackers, writers
 from md4_jax.training.writers import Writer
 
 
@@ -87,15 +87,17 @@ def test_a_row_is_on_the_disk_when_it_is_written(tmp_path, monkeypatch):
     assert synced == [str(tmp_path / "rows"), str(tmp_path)]
 
 
-def test_tensorboard_ends_alone(tmp_path, monkeypatch, capsys):
-    writer = Writer(paths.place(tmp_path), resume_step=0)
+def test_tensorboard_ends_alone(tmp_path, monkeypatch):
+    run, said = trackers.Tracked(paths.place(tmp_path), {}, 0), []
+    shown = trackers.Trackers(["tensorboard"], run, said.append)
+    writer = Writer(paths.place(tmp_path), resume_step=0, trackers=shown)
     with monkeypatch.context() as patch:
         patch.setattr(RecordWriter, "write", failing(1, RecordWriter.write))
         for step in range(1, 30):
             writer.write(step, {"a": float(step)})
     writer.close()
     assert len(writers.read_rows(tmp_path / "metrics.jsonl")) == 29
-    assert capsys.readouterr().err.count("TensorBoard's events in") == 1
+    assert len(said) == 1 and "tensorboard of log.trackers fails" in said[0]
 
 
 def test_no_memory_is_said(tmp_path):

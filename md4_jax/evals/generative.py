@@ -1,0 +1,154 @@
+"""Generative perplexity of samples: their cost under a causal judge, beside their entropy."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from md4_jax.data.domains import TextDomain
+from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.judges import MARK, RunJudge, TransformersJudge, cut, mauve
+from md4_jax.evals.metrics import Likelihood
+from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.experiment import Experiment
+from md4_jax.generate import diversity, writers
+from md4_jax.protocols import Params, UserError
+from md4_jax.samplers.draw import WIDTH
+
+RULES = ("first", "all")
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerativePerplexity:
+    """Draws samples and evaluates their text under a causal judge: docs/quality.md.
+
+    every, final, split, data  as in `likelihood`; the split is read for MAUVE alone
+    judge        directory of a causal run, or transformers:NAME, of its hub or a folder
+    num          samples; 0: sample.num
+    length       most tokens of a text, in the judge's; 0: as many as it takes
+    end_of_text  first: a text ends with its first end of text; all: all tokens count
+    batch_size   texts that are judged at once
+    mauve        whether MAUVE against texts of the split is computed, by the judge's features
+    """
+
+    judge: str = ""
+    every: int = 0
+    final: bool = False
+    split: str = "test"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    num: int = 0
+    length: int = 0
+    end_of_text: str = "first"
+    batch_size: int = 8
+    mauve: bool = False
+
+    def __post_init__(self):
+        check_data(self)
+        for name in ("every", "num", "length"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, not {self.batch_size}")
+        if self.end_of_text not in RULES:
+            raise UserError(f"end_of_text must be first or all, not {self.end_of_text!r}")
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether it reads data."""
+        return self.mauve
+
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError without a judge, and for a model that is not of text."""
+        if not self.judge:
+            raise UserError(f"{key}.judge must be the directory of a causal run, or {MARK}NAME")
+        if not isinstance(experiment.domain, TextDomain):
+            raise UserError(f"{key} is for models of text, and this one is not")
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Returns perplexity and bits under the judge, entropies and how they were found."""
+        judge = self._judge(context)
+        asked = dataclasses.replace(
+            experiment.sample, num=self.num or experiment.sample.num, trace=False
+        )
+        drawn = drawn_samples(experiment._replace(sample=asked), params, context.programs)
+        texts = decoded(experiment, drawn)
+        ids = self._cut(judge, texts)
+        found = judge.judge(ids, self.batch_size)
+        numbers = _numbers(found.nats, found.size, [_size_of(judge, row) for row in ids])
+        how = {
+            "judge": self.judge,
+            "judge_length": self.length or judge.length,
+            "end_of_text": self.end_of_text,
+            "first_token_counts": judge.counts_first,
+            "draws": WIDTH,
+            "sampler": experiment.config["sample"]["name"],
+        }
+        entropy, error = diversity.unigram_entropy(ids)
+        own = {"judge_unigram_entropy_bits": entropy, "judge_unigram_entropy_bits_se": error}
+        result = {**how, **numbers, **own, **writers.of_samples(drawn)}
+        if self.mauve:
+            result |= self._mauve(judge, ids, context)
+        context.say(f"{context.name}: {_line(result)}")
+        return result
+
+    def _judge(self, context: Context) -> RunJudge | TransformersJudge:
+        if self.judge.startswith(MARK):
+            return context.programs.setdefault(
+                ("judge", self.judge), TransformersJudge(self.judge.removeprefix(MARK))
+            )
+        key = f"evals.{context.name}.judge"
+        other, params = context.run_of(key, self.judge)
+        if not other.network.causal:
+            raise UserError(f"{key}={self.judge} is not causal: name a run with network.causal")
+        return RunJudge(other, params, context.programs)
+
+    def _cut(self, judge: Any, texts: list[str]) -> list[np.ndarray]:
+        """Returns the judge's tokens of texts; UserError for texts without any to count."""
+        length = min(self.length or judge.length, judge.length)
+        end = judge.end if self.end_of_text == "first" else None
+        ids = cut(judge.tokens(texts), length, end)
+        least = 1 if judge.counts_first else 2
+        found = [row for row in ids if len(row) >= least]
+        if not found:
+            raise UserError(f"judge={self.judge} finds no text with at least {least} tokens")
+        return found
+
+    def _mauve(self, judge: Any, ids: list[np.ndarray], context: Context) -> dict[str, Any]:
+        """Returns MAUVE against as many texts of the split, cut to the same length."""
+        corpus = context.corpus(self.data)
+        batches = corpus.eval_batches(self.split, batch_size=1, rows=np.arange(1))
+        rows = [batch.tokens[0] for _, batch in zip(range(len(ids)), batches, strict=False)]
+        theirs = self._cut(judge, [corpus.domain.decode(row) for row in rows])
+        sets = (judge.features(part, self.batch_size) for part in (ids, theirs))
+        return {"split": self.split, "mauve": mauve(*sets), "mauve_references": len(theirs)}
+
+
+def _size_of(judge: Any, ids: np.ndarray) -> tuple[int, int]:
+    """Returns the bytes and words of the tokens that count."""
+    text = judge.decode(ids if judge.counts_first else ids[1:])
+    return len(text.encode("utf-8")), len(text.split())
+
+
+def _numbers(nats: np.ndarray, size: np.ndarray, text: list) -> dict[str, Any]:
+    """Returns the judge's cost per token, byte and text, with standard errors over texts."""
+    total = Likelihood()
+    total.add(nats[None], size, text=np.array(text))
+    found = total.result()
+    kept = {"judge_tokens": found["tokens"], "judged": found["sequences"]}
+    for name in ("perplexity", "bits_per_token", "bits_per_byte"):
+        for key in (name, f"{name}_se"):
+            if key in found:
+                kept["generative_" + key] = found[key]
+    return kept
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    """Formats the result."""
+    shares = f", MAUVE {result['mauve']:.4f}" if "mauve" in result else ""
+    return (
+        f"generative perplexity {result['generative_perplexity']:.2f} +- "
+        f"{result['generative_perplexity_se']:.2f}{shares}, unigram entropy "
+        f"{result['judge_unigram_entropy_bits']:.3f} bits in the judge's tokens "
+        f"({result['judged']} texts, {result['judge_tokens']} tokens, {result['judge']})"
+    )

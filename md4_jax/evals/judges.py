@@ -1,0 +1,199 @@
+"""Causal models that judge texts: runs of this package, and models of transformers."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.evals.texts import Row, score_rows
+from md4_jax.experiment import Experiment
+from md4_jax.objectives.autoregressive import Autoregressive
+from md4_jax.protocols import Array, Params, UserError
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+
+MARK = "transformers:"
+
+
+class Judged(NamedTuple):
+    """Costs of N texts under a judge, in its own tokens.
+
+    nats  float64 [N], sum of -log p of the tokens that count
+    size  int64 [N], number of these tokens
+    ids   tokens of each text, the first one included
+    """
+
+    nats: np.ndarray
+    size: np.ndarray
+    ids: list[np.ndarray]
+
+
+def cut(ids: Sequence[np.ndarray], length: int, end: int | None) -> list[np.ndarray]:
+    """Returns at most `length` tokens of each text, and none after its first end of text.
+
+    end: the token of the end of text; None: all tokens stay
+    """
+    found = []
+    for row in ids:
+        row = np.asarray(row, np.int32)[:length]
+        # An end of text at the start opens the text.
+        ended = np.flatnonzero(row[1:] == end) if end is not None else []
+        found.append(row[: ended[0] + 2] if len(ended) else row)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class RunJudge:
+    """Causal run of this package, which gives the first token of a text a probability too."""
+
+    experiment: Experiment
+    params: Params
+    programs: dict
+
+    counts_first: ClassVar[bool] = True
+
+    @property
+    def length(self) -> int:
+        """Returns the most tokens of a text."""
+        return self.experiment.data.length
+
+    def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the tokens of texts."""
+        return [np.asarray(self.experiment.domain.encode(text), np.int32) for text in texts]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Returns the text of tokens."""
+        return self.experiment.domain.decode(ids)
+
+    @property
+    def end(self) -> int | None:
+        """Returns the token of the end of text; None if there is none."""
+        return self.experiment.domain.eot_id
+
+    def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
+        """Returns the costs of texts of these tokens."""
+        rows = [
+            Row(i, row, np.ones(len(row), bool), np.zeros_like(row)) for i, row in enumerate(ids)
+        ]
+        bound = LikelihoodBound(Autoregressive(), batch_size=batch_size)
+        nats, _ = score_rows(self.experiment, self.params, rows, bound, self.programs)
+        return Judged(nats, np.array([len(row) for row in ids]), ids)
+
+    def features(self, ids: list[np.ndarray], batch_size: int) -> np.ndarray:
+        """Returns the features that predict the last token of each text: float32 [N, D]."""
+        network, mesh = self.experiment.network, self.experiment.mesh
+        size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
+
+        def last(params: Params, z: Array, at: Array) -> Array:
+            h_BxLxD = network.denoiser(params).features(z, jnp.zeros(len(z)))
+            found = jnp.take_along_axis(h_BxLxD, at[:, None, None], axis=1)[:, 0]
+            return found.astype(jnp.float32)
+
+        # The network reads the mask, which stands for the start, and then the text.
+        z = np.full((len(ids), max(map(len, ids))), self.experiment.process.mask_id, np.int32)
+        for row, own in zip(z, ids, strict=True):
+            row[1 : len(own)] = own[:-1]
+        program, found = jit(last, mesh), []
+        for first in range(0, len(z), size):
+            rows = np.minimum(np.arange(first, first + size), len(z) - 1)
+            own = rows[local_rows(mesh, size)]
+            at = np.array([len(ids[row]) - 1 for row in own], np.int32)
+            with jax.set_mesh(mesh):
+                found.append(to_host(program(self.params, *to_global((z[own], at), mesh))))
+        return np.concatenate(found)[: len(z)]
+
+
+class TransformersJudge:
+    """Causal model of the library transformers, from its hub or a folder, on CPU or GPU.
+
+    The first token of a text has no probability, since nothing stands before it.
+    """
+
+    counts_first: ClassVar[bool] = False
+
+    def __init__(self, name: str):
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise UserError(
+                f"judge={MARK}{name} needs torch and transformers: pip install 'md4_jax[judge]'"
+            ) from error
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise UserError(f"judge={MARK}{name} cannot be read: {error}") from error
+        self._torch, self._device = torch, "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = model.to(self._device).eval()
+
+    @property
+    def length(self) -> int:
+        """Returns the most tokens of a text."""
+        return int(getattr(self._model.config, "max_position_embeddings", 1024))
+
+    @property
+    def end(self) -> int | None:
+        """Returns the token of the end of text; None if there is none."""
+        return self._tokenizer.eos_token_id
+
+    def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns the tokens of texts."""
+        found = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return [np.asarray(row, np.int32) for row in found]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Returns the text of tokens."""
+        return self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+
+    def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
+        """Returns the costs of texts of these tokens, of all but the first."""
+        torch, nats = self._torch, []
+        for padded, sizes, out in self._outputs(ids, batch_size):
+            logits = torch.log_softmax(out.logits[:, :-1].float(), dim=-1)
+            picked = -logits.gather(-1, padded[:, 1:, None])[..., 0]
+            counts = torch.arange(1, padded.shape[1], device=self._device) < sizes[:, None]
+            nats.append(torch.where(counts, picked, 0.0).double().sum(dim=1).cpu().numpy())
+        return Judged(np.concatenate(nats), np.array([len(row) - 1 for row in ids]), ids)
+
+    def features(self, ids: list[np.ndarray], batch_size: int) -> np.ndarray:
+        """Returns the last hidden state of the last token of each text: float32 [N, D]."""
+        found = []
+        for _, sizes, out in self._outputs(ids, batch_size):
+            rows = self._torch.arange(len(sizes), device=self._device)
+            found.append(out.hidden_states[-1][rows, sizes - 1].float().cpu().numpy())
+        return np.concatenate(found)
+
+    def _outputs(self, ids: list[np.ndarray], batch_size: int) -> Iterator[tuple]:
+        """Yields (tokens [B, L], numbers of them [B], outputs of the model)."""
+        torch = self._torch
+        for first in range(0, len(ids), batch_size):
+            rows = ids[first : first + batch_size]
+            sizes = torch.tensor([len(row) for row in rows], device=self._device)
+            padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
+            for row, own in zip(padded, rows, strict=True):
+                row[: len(own)] = own
+            tokens = torch.tensor(padded, device=self._device)
+            mask = torch.arange(tokens.shape[1], device=self._device) < sizes[:, None]
+            with torch.no_grad():
+                yield (
+                    tokens,
+                    sizes,
+                    self._model(
+                        input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True
+                    ),
+                )
+
+
+def mauve(found: np.ndarray, theirs: np.ndarray, seed: int = 0) -> float:
+    """Computes MAUVE (arXiv:2102.01454) of two sets of features [N, D], by its library."""
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise UserError("mauve=True needs mauve-text: pip install 'md4_jax[judge]'") from error
+    result = compute_mauve(p_features=theirs, q_features=found, seed=seed, verbose=False)
+    return float(result.mauve)

@@ -1,0 +1,107 @@
+"""Downstream tasks of lm-evaluation-harness: docs/downstream.md.
+
+python -m md4_jax.model.harness --model md4_jax --model_args path=RUN --tasks arc_easy,hellaswag
+"""
+
+import sys
+from typing import Any
+
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.evals.texts import score_texts
+from md4_jax.model import continuations
+from md4_jax.model.load import load
+from md4_jax.protocols import UserError
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise ImportError("downstream tasks need lm_eval: pip install 'md4_jax[lm-eval]'") from error
+
+# Options that the harness gives to every model.
+NOT_OURS = ("max_batch_size", "device")
+
+
+@register_model("md4_jax")
+class Harness(LM):
+    """Model as lm_eval asks it: log-likelihoods of continuations, and texts after a context.
+
+    path          what `md4_jax.load` takes
+    likelihood    name of the bound; '': that of the evaluator that --mode eval runs; any_order:
+                  exact numbers of masks; chain_rule: the likelihood itself, left to right
+    draws         noise draws of each continuation, where the likelihood is a bound
+    batch_size    sequences at once; auto is 16
+    seed          seed of draws and samples
+    greedy        whether `is_greedy` is computed, which tasks like lambada count
+    max_gen_toks  most tokens of a text, where a task does not say it
+    others        keys of the section `sample`: sampler (its name), steps, temperature, ...
+
+    UserError for a model that is not of text.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        likelihood: str = "",
+        draws: int = 16,
+        batch_size: int | str = 16,
+        seed: int = 0,
+        greedy: bool = True,
+        **others: Any,
+    ):
+        super().__init__()
+        self.model = load(path)
+        self.model.check_text("lm_eval")
+        size = int(batch_size) if str(batch_size).isdecimal() else 16
+        others = {key: value for key, value in others.items() if key not in NOT_OURS}
+        self._greedy, self._most = greedy, int(others.pop("max_gen_toks", 64))
+        if "sampler" in others:
+            others["name"] = others.pop("sampler")
+        self._sampling = {"seed": seed, "batch_size": size, **others}
+        objective = continuations.objective_of(self.model, likelihood)
+        self.bound = LikelihoodBound(objective, draws=draws, batch_size=size, seed=seed)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Returns the name under which requests are cached."""
+        return self.model.origin
+
+    def loglikelihood(self, requests: list, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Returns (log p(continuation | context), whether greedy decoding gives it) of each."""
+        pairs = [continuations.pair(self.model, *request.args) for request in requests]
+        logs, _ = continuations.log_likelihoods(self.model, pairs, self.bound)
+        greedy = [False] * len(pairs)
+        if self._greedy:
+            greedy = continuations.are_greedy(self.model, pairs, self.bound.batch_size)
+        return [(float(log), bool(one)) for log, one in zip(logs, greedy, strict=True)]
+
+    def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
+        """Returns log p of whole texts, cut into windows as a split is."""
+        own, texts = self.model, [request.args[0] for request in requests]
+        scores = score_texts(own.experiment, own.params, texts, self.bound, own.programs)
+        return [-float(nats) for nats in scores.nats]
+
+    def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
+        """Returns the text after each context, up to the first of its `until`."""
+        sizes = [int(request.args[1].get("max_gen_toks", self._most)) for request in requests]
+        found = [""] * len(requests)
+        for size in sorted(set(sizes)):
+            chosen = [i for i, own in enumerate(sizes) if own == size]
+            contexts = [requests[i].args[0] for i in chosen]
+            texts = continuations.continued(self.model, contexts, size, self._sampling)
+            for i, text in zip(chosen, texts, strict=True):
+                found[i] = continuations.before(text, requests[i].args[1].get("until", []))
+        return found
+
+
+def main() -> None:
+    """Runs lm_eval, which knows the model md4_jax now."""
+    try:
+        cli_evaluate()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

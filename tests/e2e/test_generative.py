@@ -1,0 +1,127 @@
+"""Generative perplexity under a causal run and under a model of transformers."""
+
+import json
+
+import numpy as np
+import pytest
+
+import md4_jax
+from md4_jax.evals import judges
+from md4_jax.evals.generative import GenerativePerplexity
+from md4_jax.protocols import UserError
+
+CAUSAL = ("network.causal=True", "objective.name=autoregressive", "sample.name=left_to_right")
+
+
+def keys(*pairs: str) -> list[str]:
+    return [f"--config.{pair}" for pair in pairs]
+
+
+@pytest.fixture(scope="module")
+def judge(run, tiny, scratch):
+    """The workdir of a causal run of two steps."""
+    workdir = scratch / "judge"
+    few = ("train.num_steps=2", "optim.warmup_steps=1", "evals.validation.every=0", "log.every=1")
+    ended = run("--config", tiny, "--workdir", workdir, *keys(*CAUSAL, *few))
+    assert ended.code == 0, ended
+    return workdir
+
+
+def judged(run, workdir, *pairs: str) -> dict:
+    name = "evals.judged.name=generative_perplexity"
+    ended = run("--mode", "eval", "--workdir", workdir, "--evals", "judged", *keys(name, *pairs))
+    assert ended.code == 0, ended
+    return json.loads(ended.out.splitlines()[-1])
+
+
+def test_texts_end_with_the_first_end_of_text():
+    rows = [np.array(row) for row in ([0, 5, 0, 6], [5, 6, 7], [1, 2, 3, 0, 4, 5])]
+    assert [row.tolist() for row in judges.cut(rows, 5, 0)] == [[0, 5, 0], [5, 6, 7], [1, 2, 3, 0]]
+    assert [len(row) for row in judges.cut(rows, 3, 0)] == [3, 3, 3]
+    assert [len(row) for row in judges.cut(rows, 5, None)] == [4, 3, 5]
+
+
+@pytest.mark.slow
+def test_the_perplexity_is_that_of_the_texts_under_the_run(run, trained, judge, tmp_path):
+    """The same samples, scored by the judge from Python."""
+    found = judged(run, trained, f"evals.judged.judge={judge}", "sample.num=5", "sample.seed=3")
+    texts = md4_jax.load(str(trained)).sample(5, seed=3).texts
+    scores = md4_jax.load(str(judge)).score(texts)
+    assert scores.exact and found["judged"] == 5 and found["judge_tokens"] == 5 * 16
+    nats = scores.nats.sum() / scores.tokens.sum()
+    assert found["generative_perplexity"] == pytest.approx(np.exp(nats), rel=1e-5)
+    assert found["generative_bits_per_byte"] == pytest.approx(nats / np.log(2), rel=1e-5)
+    entropies = (found["judge_unigram_entropy_bits"], found["unigram_entropy_bits"])
+    assert entropies[0] == pytest.approx(entropies[1]) and found["first_token_counts"] is True
+    assert (found["judge_length"], found["end_of_text"]) == (16, "first")
+    short = judged(
+        run, trained, f"evals.judged.judge={judge}", "sample.seed=3", "evals.judged.num=3",
+        "evals.judged.length=4",
+    )  # fmt: skip
+    assert (short["judged"], short["judge_tokens"], short["judge_length"]) == (3, 12, 4)
+
+
+def test_impossible_judges(refused, trained):
+    name = ("--mode", "eval", "--workdir", trained, "--evals", "judged")
+    kind = keys("evals.judged.name=generative_perplexity")
+    assert "evals.judged.judge must be the directory of a causal run" in refused(*name, *kind)
+    with_judge = lambda what: refused(*name, *kind, *keys(f"evals.judged.judge={what}"))  # noqa: E731
+    assert "evals.judged.judge=/nowhere holds no run" in with_judge("/nowhere")
+    assert f"evals.judged.judge={trained} is not causal" in with_judge(trained)
+    for options, words in (
+        (dict(end_of_text="last"), "end_of_text must be first or all, not 'last'"),
+        (dict(batch_size=0), "batch_size must be at least 1, not 0"),
+        (dict(num=-1), "num must not be negative, not -1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            GenerativePerplexity("runs/ar", **options)
+
+
+@pytest.fixture(scope="module")
+def random_gpt(scratch):
+    """A folder with a causal model of random weights and a tokenizer of letters."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install 'md4_jax[judge]'")
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = ["<|endoftext|>", "\n", *map(chr, range(32, 127))]
+    letters = Tokenizer(models.WordLevel({s: k for k, s in enumerate(symbols)}, unk_token="?"))
+    letters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    letters.decoder = decoders.Fuse()
+    torch.manual_seed(0)
+    sizes = dict(n_positions=32, n_embd=16, n_layer=1, n_head=2, vocab_size=len(symbols))
+    made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    folder = str(scratch / "gpt")
+    made.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=letters, eos_token=symbols[0]
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_transformers_gives_the_sum_of_its_log_probabilities(random_gpt):
+    """Texts of several lengths in one batch, against each one alone; the first token is free."""
+    import torch
+
+    judge = judges.TransformersJudge(random_gpt)
+    ids = judge.tokens(["to be or not", "a", "so it goes on"])
+    assert judge.length == 32 and [len(row) for row in ids] == [12, 1, 13]
+    found, features = judge.judge(ids, 2), judge.features(ids, 2)
+    assert found.size.tolist() == [11, 0, 12] and features.shape == (3, 16)
+    for row, nats in zip(ids, found.nats, strict=True):
+        with torch.no_grad():
+            logits = judge._model(torch.tensor(row[None].astype(np.int64))).logits[0]
+        logs = torch.log_softmax(logits.double(), dim=-1).numpy()
+        alone = -sum(logs[place, token] for place, token in enumerate(row[1:]))
+        assert nats == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_samples_are_judged_by_a_model_of_transformers(run, trained, random_gpt):
+    found = judged(run, trained, f"evals.judged.judge=transformers:{random_gpt}", "sample.num=4")
+    assert found["first_token_counts"] is False and found["judge_tokens"] == 4 * 15
+    ratio = found["generative_bits_per_token"] / found["generative_bits_per_byte"]
+    assert ratio == pytest.approx(1.0)  # of the 15 bytes that follow the first
+    # Random weights know nothing: about as many choices as symbols.
+    assert 60 < found["generative_perplexity"] < 160
