@@ -203,6 +203,7 @@ def get_config() -> ConfigDict:
                 keep=3,  # newest checkpoints kept
                 keep_every=0,  # steps between checkpoints that are kept for ever; 0: none
                 best="",  # evaluator whose best checkpoint is kept too; '': none
+                retries=5,  # how often a save or a line of the log that fails is tried again
             ),
             eval=dict(
                 checkpoint="newest",  # what is evaluated and sampled: newest | best | a step

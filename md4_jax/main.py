@@ -31,7 +31,8 @@ def run(arguments: list[str]) -> int:
         return serving.run(read, source, flags.host, flags.port)
     if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir)
-    config = schema.load_config(flags.config, assignments, workdir)
+    may_differ = bool(flags.back)  # which the mode checks
+    config = schema.load_config(flags.config, assignments, workdir, may_differ=may_differ)
     if workdir is None:
         if flags.mode in command.OF_A_RUN or flags.distributed:
             what = "--distributed" if flags.distributed else f"--mode {flags.mode}"
@@ -42,14 +43,14 @@ def run(arguments: list[str]) -> int:
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))
-    return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run))
+    return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run, flags.back))
 
 
 def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
     """Returns all that the processes of one program must have in common."""
     places = (*PLACES, "data.store")  # machines may keep the same data in different places
     keys = {key: value for key, value in flatten(config) if key not in places}
-    return {**keys, "--mode": flags.mode, "--evals": flags.evals, **code()}
+    return {**keys, "--mode": flags.mode, "--evals": flags.evals, "--back": flags.back, **code()}
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """Modes of the command line: train, eval, sample, plan, bench, prepare and audit."""
 
 import contextlib
-import errno
 import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -24,12 +23,15 @@ from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
 from md4_jax.perf.bench import bench, table
 from md4_jax.protocols import UserError
-from md4_jax.runtime import devices
+from md4_jax.runtime import devices, errors
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
+from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.locks import exclusive
-from md4_jax.runtime.paths import Place, check_name, check_writable
-from md4_jax.training import report, trackers
+from md4_jax.runtime.paths import Place, check_links, check_name, check_writable
+from md4_jax.runtime.sharding import max_over_processes
+from md4_jax.runtime.streams import printable
+from md4_jax.training import back, report, trackers
 from md4_jax.training.loop import abstract_state, train
 
 
@@ -41,6 +43,7 @@ class Call(NamedTuple):
     command  command line that starts the same thing again
     evals    names of evaluators; empty: the default of the mode
     run      directory of the run whose stored config this is; None if a config file was given
+    back     checkpoint to return to, a step or "best"; "": the newest
     """
 
     config: dict[str, Any]
@@ -48,15 +51,16 @@ class Call(NamedTuple):
     command: str
     evals: tuple[str, ...] = ()
     run: Place | None = None
+    back: str = ""
 
 
 def train_mode(call: Call) -> int:
     """Trains (or resumes), evaluates and draws the loss curve; returns the exit code."""
     workdir = call.workdir
     check_name(workdir)
-    kept = config.stored(workdir)
+    kept = config.stored(workdir, may_be_empty=True)
     if kept is not None:
-        config.check_same(kept, call.config, workdir)
+        config.check_same(kept, call.config, workdir, back.FREE if call.back else ())
     experiment, corpus = _experiment(call.config, workdir)
     # Check everything before anything is written.
     trackers.check_installed(experiment.log.trackers)
@@ -66,7 +70,7 @@ def train_mode(call: Call) -> int:
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     abstract_state(experiment)
     begin = runs.beginning(experiment, workdir, _say)
-    with _open_workdir(experiment, call.config, workdir):
+    with _open_workdir(experiment, call, workdir):
         for warning in corpus.source.warnings:
             _say(f"warning: {warning}")
         for name, size in sizes.items():
@@ -79,7 +83,7 @@ def train_mode(call: Call) -> int:
         step, results = _evaluated(experiment, suite, suite.final(), workdir)
         best = runs.best_line(experiment, workdir)
         if jax.process_index() == 0:
-            _say(_summary(workdir, step, results) + best)
+            _say(_summary(workdir, step, results, experiment.checkpoint.retries) + best)
     return 0
 
 
@@ -189,42 +193,41 @@ MODES = {
 
 
 def run(mode: str, call: Call) -> int:
-    """Runs a mode and returns the exit code; UserError if the disk is full."""
+    """Runs a mode and returns the exit code; UserError if a disk or the memory fails."""
     if mode in ("train", *OF_A_RUN):  # plan and bench measure compilation
         keep_programs()
     idle = "" if mode in ("plan", "prepare") else devices.warning()  # these need no device
     if idle:
         _say(f"warning: {idle}")
-    try:
+    with errors.said(call.workdir):
         return MODES[mode](call)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"{error.strerror} while writing to {call.workdir}: free some space and start the "
-            "same command again, which resumes from the last complete checkpoint"
-        ) from error
 
 
 @contextlib.contextmanager
-def _open_workdir(experiment: Experiment, asked: dict[str, Any], workdir: Place) -> Iterator[None]:
-    """Holds the run directory, with its config and domain in it.
+def _open_workdir(experiment: Experiment, call: Call, workdir: Place) -> Iterator[None]:
+    """Holds the run directory, with its config and domain in it, at the checkpoint to go on from.
 
     UserError if it is not writable, or if another run is at work in it.
     """
-    if jax.process_index():
-        yield
-        return
-    check_writable(workdir)
-    with exclusive(workdir, _say):
-        config.store(workdir, asked)
-        keep_domain(experiment.domain, workdir)
+    with contextlib.ExitStack() as held:
+        if is_first():
+            check_links(workdir)
+            check_writable(workdir)
+            held.enter_context(exclusive(workdir, _say))
+        if call.back:
+            runs.decide_back(experiment, workdir, call.back)
+        if is_first():
+            config.store(workdir, call.config)
+            keep_domain(experiment.domain, workdir)
+            back.finish(workdir, _say)
+        if call.back:
+            max_over_processes(0)  # the others wait until the checkpoints are moved
         yield
 
 
 def _say(text: str) -> None:
     if jax.process_index() == 0:
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 def _config_of_run(call: Call) -> dict[str, Any]:
@@ -232,6 +235,7 @@ def _config_of_run(call: Call) -> dict[str, Any]:
     kept = config.stored(call.workdir)
     if kept is None:
         raise UserError(f"{call.workdir} holds no run: train one first with --workdir DIR")
+    check_links(call.workdir)
     config.check_same(kept, call.config, call.workdir)
     return call.config
 
@@ -273,11 +277,11 @@ def _evaluated(
     return step, dict(suite.run(names, params, step, _say))
 
 
-def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]]) -> str:
+def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]], retries: int) -> str:
     """Logs the results of a finished training; returns a summary of them and of the files."""
     found: list[float] = []
     for name, result in results.items():
-        report.keep(workdir, {"eval": name, "step": step, **result})
+        report.keep(workdir, {"eval": name, "step": step, **result}, retries)
         found = found or levels(result)
     bounds = [
         f"; {eval_report.label(name, result['split'])}: {eval_report.line(result)}"

@@ -19,3 +19,5 @@ class AuditOptions:
     def __post_init__(self):
         if self.steps < 1:
             raise UserError(f"audit.steps must be at least 1, not {self.steps}")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"audit.seed must lie between 0 and {2**32 - 1}, not {self.seed}")

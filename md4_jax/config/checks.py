@@ -1,5 +1,6 @@
 """Checks of config sections against each other; errors name the keys and both values."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from md4_jax.config.load import unknown
@@ -40,6 +41,7 @@ def validate(experiment: Experiment) -> None:
                 f"evals.{name}.batch_size={evaluator.sequences(experiment)} must be divisible by "
                 f"the {shards} batch shards of the mesh {mesh} (data x fsdp x tensor)"
             )
+    _check_sizes(experiment, bounds)
     _check_fit(experiment)
     _check_steps(experiment)
     check_sampling(experiment)
@@ -69,6 +71,18 @@ def _check_log(experiment: Experiment) -> None:
             f"log.profile={steps} must be the first and the last step of a trace, such as 10,12, "
             f"up to train.num_steps={num_steps}"
         )
+
+
+def _check_sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> None:
+    """Raises UserError for a batch whose tokens cannot be counted in 32 bits."""
+    sizes = {"train": experiment.train.batch_size, "sample": experiment.sample.batch_size}
+    sizes |= {f"evals.{name}": bound.sequences(experiment) for name, bound in bounds.items()}
+    for name, size in sizes.items():
+        if size * experiment.data.length >= 2**31:
+            raise UserError(
+                f"{name}.batch_size={size} times data.length={experiment.data.length} must be "
+                f"below {2**31}: no device holds more tokens at once"
+            )
 
 
 def _check_classes(experiment: Experiment) -> None:

@@ -39,6 +39,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, others)
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
+    if flags.back and (flags.mode != "train" or not flags.workdir):
+        raise UserError(f"--back={flags.back} is for --mode train and needs --workdir")
+    if flags.back not in ("", "best") and not flags.back.isdecimal():
+        raise UserError(f"--back must be a step or best, not {flags.back!r}")
     _check_source(flags)
     flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
@@ -78,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address for --mode serve")
     parser.add_argument("--port", default=8000, type=int, help="for --mode serve; 0: a free one")
+    parser.add_argument(
+        "--back", default="", help="return to a checkpoint, a step or best; later ones are kept"
+    )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
     return parser

@@ -142,10 +142,11 @@ def store(workdir: paths.Place, config: Mapping[str, Any]) -> None:
     paths.replace(workdir / FILE, json.dumps(content, indent=2) + "\n")
 
 
-def stored(workdir: paths.Place) -> dict[str, Any] | None:
+def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any] | None:
     """Returns the config of a run directory, with today's key names; None for a new directory.
 
-    UserError if this package did not write it.
+    may_be_empty: None also for a file without content, which is written anew then. UserError if
+    this package did not write it.
     """
     file = workdir / FILE
     if not paths.exists(file):
@@ -156,7 +157,10 @@ def stored(workdir: paths.Place) -> dict[str, Any] | None:
             )
         return None
     try:
-        content = json.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+        if not text.strip("\0 \n"):
+            return _of_empty(file, may_be_empty)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of too many digits
         raise UserError(
             f"{file} is not readable JSON: {error}; choose another --workdir"
@@ -165,6 +169,15 @@ def stored(workdir: paths.Place) -> dict[str, Any] | None:
     if not is_ours or not isinstance(content.get("config"), dict):
         raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
     return _with_current_names(content["config"])
+
+
+def _of_empty(file: paths.Place, may_be_empty: bool) -> None:
+    if not may_be_empty:
+        raise UserError(
+            f"{file} is empty, as a machine that loses power can leave a file. Start the command "
+            "that trained the run again, with its --config: it is written anew, and the run goes on"
+        )
+    print(f"warning: {file} was empty; it is written anew from --config", flush=True)
 
 
 def _with_current_names(config: dict[str, Any]) -> dict[str, Any]:
@@ -195,11 +208,18 @@ def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Place) -> None:
+def check_same(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    workdir: paths.Place,
+    free: tuple[str, ...] = (),
+) -> None:
     """Raises UserError, which lists all keys with other values, unless two configs agree.
 
     A key that the run's version did not have may be ''. With a constant learning rate
     train.num_steps may change: no earlier step depends on it.
+
+    free: keys that may differ besides FREE; the name of the optimizer may not
     """
     before, after, missing = ADDED | dict(flatten(old)), ADDED | dict(flatten(new)), object()
     after = {key: value for key, value in after.items() if key in before or value != ""}
@@ -207,7 +227,8 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], workdir: paths.Pl
     differing = [
         key
         for key in sorted(before.keys() | after.keys())
-        if not key.startswith(FREE) and before.get(key, missing) != after.get(key, missing)
+        if not key.startswith((*FREE, *free)) or key == "optim.name"
+        if before.get(key, missing) != after.get(key, missing)
         if not (key == "train.num_steps" and is_constant)
     ]
     if not differing:

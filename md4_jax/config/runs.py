@@ -16,6 +16,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import max_over_processes, path_name
+from md4_jax.training import back
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of
 from md4_jax.training.loop import abstract_state
@@ -42,27 +43,49 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
     return found
 
 
-def _asked_step(experiment: Experiment, workdir: Place, steps: list[int]) -> int | None:
-    """Returns the step that eval.checkpoint names, None for the newest; UserError without it."""
-    asked = experiment.eval.checkpoint
+def _asked_step(
+    experiment: Experiment, workdir: Place, steps: list[int], asked: str | int = ""
+) -> int | None:
+    """Returns the step that `asked` names, None for the newest; UserError without it.
+
+    asked: "" for eval.checkpoint
+    """
+    key, asked = "--back" if asked else "eval.checkpoint", asked or experiment.eval.checkpoint
     if asked == "newest" or not steps:
         return None
     if asked != "best":
         if int(asked) in steps:
             return int(asked)
         raise UserError(
-            f"{workdir} has no checkpoint of step {asked} (eval.checkpoint); it has those of "
-            f"steps {steps}"
+            f"{workdir} has no checkpoint of step {asked} ({key}); it has those of steps {steps}"
         )
     found = best(experiment, workdir, steps)
     # On a shared disk the last rows may be there for the process that wrote them alone.
     step = max_over_processes(found.step if found and is_first() else 0)
     if not step:
         raise UserError(
-            f"eval.checkpoint='best': none of the checkpoints of {workdir} was evaluated by "
+            f"{key}='best': none of the checkpoints of {workdir} was evaluated by "
             f"evals.{experiment.checkpoint.best} (checkpoint.best); they are of steps {steps}"
         )
     return step
+
+
+def decide_back(experiment: Experiment, workdir: Place, asked: str) -> None:
+    """Decides to return to the checkpoint that --back names; UserError if it is not there."""
+    if back.is_done(workdir, asked, experiment.config["optim"]):
+        return
+
+    def newest(kept: Checkpoints) -> tuple[int, dict] | None:
+        steps = kept.steps()
+        step = _asked_step(experiment, workdir, steps, asked)
+        host = kept.host()
+        return host and (step, {**host, "step": steps[-1]})
+
+    found = _read(experiment, workdir, newest)
+    if found is None:
+        raise UserError(f"--back={asked}: {workdir} holds no checkpoint yet")
+    if is_first():
+        back.begin(workdir, asked, *found, experiment.config)
 
 
 def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:

@@ -140,6 +140,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
             raise UserError(f"the config has no section {section!r}; start from configs/base.py")
     for section in sorted(top):
         _check_section(section, config.get(section, {}))
+    if "length" not in config["data"]:
+        raise UserError("data.length is needed: the number of tokens of a sequence")
     if not isinstance(config["evals"], Mapping):
         raise UserError(f"evals must be a section (a dict), not {config['evals']!r}")
     for name, section in config["evals"].items():

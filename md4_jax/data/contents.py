@@ -64,7 +64,7 @@ def damage(path: pathlib.Path, facts: Mapping[str, Any]) -> str:
     """
     try:
         written = json.loads(record(path).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "there is no record of what it holds"
     if not isinstance(written, dict):
         return "its record is damaged"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -132,10 +133,14 @@ def same_symbols(one: Domain, other: Domain) -> bool:
 
 
 def keep_domain(domain: Domain, workdir: Place) -> None:
-    """Writes the domain of a run, whole or not at all; a file that exists is left unchanged."""
+    """Writes the domain of a run with a checksum, whole or not at all.
+
+    A file that exists is left unchanged.
+    """
     kept = workdir / DOMAIN_FILE
     if not kept.exists():
-        replace(kept, domain.to_json())
+        fields = json.loads(domain.to_json())
+        replace(kept, json.dumps({**fields, "crc32": _crc32(fields)}))
 
 
 def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Domain:
@@ -149,15 +154,27 @@ def stored_domain(workdir: Place, length: int, load: Load | None = None) -> Doma
 def read_domain(kept: Place, length: int, load: Load | None = None) -> Domain:
     """Reads a domain file; UserError that names the file if it is cut short or changed."""
     try:
-        return domain_from_json(kept.read_text(encoding="utf-8"), length, load)
+        return domain_from_json(_checked(kept.read_text(encoding="utf-8")), length, load)
     except UnknownClass as error:
         raise UserError(f"{kept}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(
             f"{kept} is damaged, or is not the tokenizer of a run ({_first_line(error)}). Put a "
             "copy of it back. If there is none, move it away and start the command that trained "
             "the run again: with the same data the same tokenizer is made"
         ) from error
+
+
+def _checked(text: str) -> str:
+    """Returns the JSON of a domain; UserError if it has not its checksum, which old files lack."""
+    fields = json.loads(text)
+    if fields.pop("crc32", None) not in (None, _crc32(fields)):
+        raise UserError("it does not have the checksum with which it was written")
+    return json.dumps(fields)
+
+
+def _crc32(fields: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def _first_line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from md4_jax.data.cache import new_file
 from md4_jax.data.tokenizers import id_dtype
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import cache_root
+from md4_jax.runtime.streams import printable
 
 FORMAT = 2  # increase it when the same text and tokenizer give another stream
 BATCH_DOCUMENTS = 1000
@@ -64,7 +65,8 @@ def kept(
     if not wrong:
         return path, dtype
     if path.exists():
-        print(f"{path} is not what was kept of the text: {wrong}. It is made again", flush=True)
+        said = printable(f"{path} is not what was kept of the text: {wrong}. It is made again")
+        print(said, flush=True)
     _write(path, facts, pieces)
     wrong = contents.damage(path, facts)
     if wrong:

@@ -22,6 +22,7 @@ from md4_jax.data.tokenizer_base import Tokenizer, id_dtype
 from md4_jax.protocols import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+MOST_ENTRIES = 1 << 24
 
 _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
 
@@ -206,7 +207,12 @@ class BytePairs(Tokenizer):
     @functools.cached_property
     def entries(self) -> int:
         """One more than the largest id of the vocabulary."""
-        return max(self._tokenizer.get_vocab().values()) + 1
+        found = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        if not 0 < found <= MOST_ENTRIES:
+            raise UserError(
+                f"the vocabulary needs 1 to {MOST_ENTRIES:,} ids; this one has {found:,}"
+            )
+        return found
 
     @functools.cached_property
     def eot_id(self) -> int | None:
@@ -258,7 +264,11 @@ def from_json(text: str, load: Load | None = None):
     """Makes the tokenizer that `to_json` wrote.
 
     load  finds the class of a name that is not built in, such as package.module:attribute
+
+    UserError for a definition that names other files, or the hub: it may be somebody else's.
     """
     fields = json.loads(text)
+    if fields["name"] == BytePairs.name and (fields.keys() & {"path", "hub"}):
+        raise UserError("it names another place instead of holding its vocabulary")
     built_in = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
     return class_of(fields.pop("name"), built_in, "tokenizer", load)(**fields)

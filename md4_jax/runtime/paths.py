@@ -1,11 +1,12 @@
 """Paths of files, local ones and addresses in object storage."""
 
+import contextlib
 import errno
 import importlib.util
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from etils import epath
 
@@ -97,12 +98,38 @@ def read_range(path: Place, start: int, stop: int) -> bytes:
 
 
 def append(path: Place, text: str) -> None:
-    """Appends to a file, which need not exist."""
+    """Appends lines to a file, which need not exist, and waits until the disk has them.
+
+    If that fails, the file is as before, so that the same lines can be appended again. A last line
+    that a crash cut short is removed.
+    """
     if is_remote(path):
         path.write_text((path.read_text() if path.exists() else "") + text)
         return
-    with path.open("a") as file:
-        file.write(text)
+    with open(path, "ab+", buffering=0) as file:
+        before = _whole_lines(file)
+        file.truncate(before)
+        try:
+            left = text.encode()
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(before)
+            raise
+    if not before:
+        sync_names(path.parent)
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """Returns the size of a file without a last line that is not ended."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if not size or file.read(1) == b"\n":
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
 
 
 def replace(path: Place, text: str) -> None:
@@ -119,12 +146,27 @@ def replace(path: Place, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # or the new name could outlive the content
     partial.replace(path)
-    _sync_names(path.parent)
+    sync_names(path.parent)
 
 
-def _sync_names(directory: Place) -> None:
+def sync_names(directory: Place) -> None:
     """Writes the names of the files in a local directory to the disk."""
-    opened = os.open(directory, os.O_RDONLY)
+    _sync(directory)
+
+
+def sync_all(directory: Place) -> None:
+    """Writes all files and names in a local directory to the disk, its own name last."""
+    if is_remote(directory):  # where every write is so
+        return
+    for folder, _, files in os.walk(directory, topdown=False):
+        for name in files:
+            _sync(os.path.join(folder, name))
+        _sync(folder)
+    _sync(directory.parent)
+
+
+def _sync(path: Any) -> None:
+    opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
     except OSError as error:
@@ -152,6 +194,25 @@ def _files(directory: Place) -> Iterator[Place]:
             yield path
 
 
+def check_links(directory: Place) -> None:
+    """Raises UserError for a symbolic link below a local directory that leads out of it.
+
+    The directory may be somebody else's: what is written there must not change other files.
+    """
+    if is_remote(directory):
+        return
+    top = os.path.realpath(directory)
+    for folder, folders, files in os.walk(directory):
+        for path in (os.path.join(folder, name) for name in (*folders, *files)):
+            target = os.path.realpath(path)
+            if os.path.islink(path) and os.path.commonpath([top, target]) != top:
+                raise UserError(
+                    f"{path} is a symbolic link to {target}, which lies outside of {directory}. "
+                    "Nothing is written through such a link: put the files here in its place, or "
+                    "make --workdir itself the link"
+                )
+
+
 def check_writable(directory: Place) -> None:
     """Makes the directory if need be; UserError with the reason if it cannot be written."""
     try:
@@ -159,6 +220,8 @@ def check_writable(directory: Place) -> None:
         probe = directory / f".writable-{os.getpid()}"
         probe.write_text("")
         probe.unlink()
+        if not is_remote(directory):
+            sync_names(directory.parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise

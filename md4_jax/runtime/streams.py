@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import sys
 from typing import Any, TextIO
 
@@ -33,9 +34,18 @@ def outlive() -> None:
     sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(sys.stderr)
 
 
+# Control characters but for line ends and tabs, changes of direction, and halves of a pair.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Escapes what a terminal would obey, such as in samples and names from files."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def print_user_error(error: UserError) -> int:
     """Prints a UserError without a traceback; returns the exit code 2."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
     return 2
 
 

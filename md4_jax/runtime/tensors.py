@@ -6,6 +6,8 @@ array.
 """
 
 import json
+import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -122,7 +124,7 @@ def _header(file: Place) -> dict[str, Stored]:
         fields = json.loads(read_range(file, 8, 8 + min(length, size)))
         fields.pop("__metadata__", None)
         found = {name: _stored(file, 8 + length, entry) for name, entry in fields.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a safetensors file, or its start is damaged") from error
     end = max((stored.stop for stored in found.values()), default=8 + length)
     if end > size:
@@ -134,13 +136,17 @@ def _stored(file: Place, begin: int, entry: Mapping[str, Any]) -> Stored:
     start, stop = (begin + offset for offset in entry["data_offsets"])
     if entry["dtype"] not in TYPES:
         raise UserError(f"{file} has arrays of the unknown type {entry['dtype']}")
-    return Stored(file, entry["dtype"], tuple(entry["shape"]), start, stop)
+    shape = tuple(map(operator.index, entry["shape"]))
+    size = math.prod(shape) * jnp.dtype(TYPES[entry["dtype"]]).itemsize
+    if not 0 <= begin <= start or stop - start != size:
+        raise ValueError("an array has another size than its shape")
+    return Stored(file, entry["dtype"], shape, start, stop)
 
 
 def _json(file: Place) -> Any:
     try:
         return json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not readable JSON: {error}") from error
 
 

@@ -93,7 +93,8 @@ class TrainLog:
                 f"{streak} steps in a row had a non-finite loss, gradient or update "
                 f"(train.max_skipped_in_a_row={self._settings.max_skipped_in_a_row}). They updated "
                 "no parameters and the last checkpoint is intact; try a lower "
-                "optim.learning_rate or a longer optim.warmup_steps"
+                "optim.learning_rate or a longer optim.warmup_steps. --back STEP (or best) does so "
+                "in this run, from an earlier checkpoint and without the data since"
             )
 
     def _line(self, step: int, skipped: int) -> None:

@@ -16,7 +16,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
-from md4_jax.training import report
+from md4_jax.training import back, report
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
@@ -44,7 +44,6 @@ class Saver(NamedTuple):
         """Starts to save in the background."""
         self.log.flush()
         self.log.write_down()
-        self.checkpoints.best = self.best([*self.checkpoints.steps(), step])
         position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
         self.notices.saved()
         self.checkpoints.save(step, state, position)
@@ -59,11 +58,11 @@ class Saver(NamedTuple):
         if step not in steps and self.best([*steps, step]) == step:
             self.save(step, state)
 
-    def finish(self) -> None:
+    def finish(self, step: int, state: TrainState) -> None:
         """Waits until all is on disk, and deletes what the options do not keep."""
-        self.checkpoints.wait()
-        self.checkpoints.best = self.best(self.checkpoints.steps())
-        self.checkpoints.prune()
+        if self.checkpoints.wait():
+            self.save(step, state)
+            self.checkpoints.wait()
 
 
 def train(
@@ -95,7 +94,7 @@ def train(
     profile = Profile(traced, workdir / "profile", progress.say)
     log = TrainLog(writer, progress, _log_settings(experiment))
     if host is not None:
-        data.set_state(host["data"])
+        data.set_state(back.position(workdir, step, host["data"]))
         log.set_state(host["log"])
     step_fn = make_train_step(
         experiment.network, experiment.objective, experiment.optimizer, experiment.train
@@ -104,6 +103,7 @@ def train(
     signals = Signals()
     notices = Notices(signals, experiment.train.seconds, experiment.checkpoint.seconds)
     saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
+    checkpoints.best = saver.best
 
     try:
         last = step >= experiment.train.num_steps
@@ -118,17 +118,16 @@ def train(
             profile.after_step(step, state)
             log.add(step, metrics)
             progress.advance()
-            if step % experiment.log.every == 0:
-                checkpoints.check()
+            failed = step % experiment.log.every == 0 and checkpoints.has_failed()
             notice = notices.after_step()
             last = step >= experiment.train.num_steps or notice.stop > 0
-            if last or notice.save or experiment.checkpoint.is_due(step):
+            if last or notice.save or failed or experiment.checkpoint.is_due(step):
                 saver.save(step, state)
             if notice.stop <= BUDGET:
                 evaluated = _evaluate_if_due(suite, log, state, step)
                 if experiment.checkpoint.best in evaluated:
                     saver.save_if_best(step, state)
-        saver.finish()
+        saver.finish(step, state)
         why = max_over_processes(signals.number or 0)
         if step < experiment.train.num_steps and not why:
             progress.say(
@@ -165,7 +164,8 @@ def _writer(
     """Returns the writer of a run that resumes from `step`, with its trackers."""
     run = Tracked(workdir, experiment.config, step)
     trackers = Trackers(words(experiment.log.trackers), run, say)
-    return Writer(workdir, resume_step=step, trackers=trackers)
+    again = experiment.checkpoint.retries
+    return Writer(workdir, resume_step=step, trackers=trackers, retries=again)
 
 
 def _log_settings(experiment: Experiment) -> LogSettings:

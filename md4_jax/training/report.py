@@ -12,6 +12,7 @@ from md4_jax.generate import figures
 from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.paths import Place, append
+from md4_jax.runtime.retries import patiently
 from md4_jax.training.writers import read_rows
 
 METRICS = "metrics.jsonl"
@@ -54,9 +55,10 @@ def picture(workdir: Place, levels: list[float]) -> str:
     return str(path)
 
 
-def keep(workdir: Place, result: dict[str, Any]) -> None:
+def keep(workdir: Place, result: dict[str, Any], retries: int = 0) -> None:
     """Adds a result of a finished training to evaluations.jsonl, with the commit."""
-    append(workdir / EVALUATIONS, as_json({**result, "commit": commit()}) + "\n")
+    line = as_json({**result, "commit": commit()}) + "\n"
+    patiently(lambda: append(workdir / EVALUATIONS, line), retries)
 
 
 def keep_also(

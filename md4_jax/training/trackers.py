@@ -1,5 +1,6 @@
 """Trackers: programs that show the numbers and pictures of a run while it trains."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorboardX import SummaryWriter
 
 from md4_jax.options import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
+from md4_jax.training.tensorboard import Events
 
 WANDB_FILE = "wandb.json"
 # Seconds for which the end of a run waits until W&B has all numbers; they lie on the disk too.
@@ -38,14 +39,14 @@ class TensorBoard:
 
     def __init__(self, run: Tracked):
         first = run.step + 1 if run.step else None  # events from there on are made again
-        self._events = SummaryWriter(str(run.workdir / "tensorboard"), purge_step=first)
+        self._events = Events(str(run.workdir / "tensorboard"), purge_step=first)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             self._events.add_scalar(name, value, step)
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
-        self._events.add_image(name, pixels, step, dataformats="HWC")
+        self._events.add_image(name, pixels, step)
 
     def flush(self) -> None:
         self._events.flush()
@@ -136,7 +137,9 @@ class Trackers:
         try:
             call(*arguments)
         except Exception as error:  # whatever a network or a service may do
-            self._open.pop(name, None)
+            failed = self._open.pop(name, None)
+            with contextlib.suppress(Exception):  # it may be its end that failed
+                failed and failed.close()
             self._say(
                 f"warning: {name} of log.trackers fails and gets no more numbers: "
                 f"{type(error).__name__}: {error}"

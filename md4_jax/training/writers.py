@@ -13,6 +13,8 @@ from tqdm import tqdm
 
 from md4_jax.generate import pictures
 from md4_jax.runtime.paths import Place, append, is_remote, place, replace
+from md4_jax.runtime.retries import patiently
+from md4_jax.runtime.streams import printable
 from md4_jax.training.trackers import Trackers
 
 # Seconds between writes of a log in object storage, since each write copies the whole file.
@@ -23,10 +25,19 @@ class Writer:
     """Writer of metrics.jsonl, with a JSON object per line, and of the run's trackers.
 
     Rows after `resume_step` are dropped at the start, since these steps are about to run again.
+    retries: how often a write that fails is repeated, with growing pauses.
     """
 
-    def __init__(self, workdir: Place, *, resume_step: int, trackers: Trackers | None = None):
+    def __init__(
+        self,
+        workdir: Place,
+        *,
+        resume_step: int,
+        trackers: Trackers | None = None,
+        retries: int = 0,
+    ):
         self._path, self._trackers = workdir / "metrics.jsonl", trackers
+        self._retries = retries
         self._pause = OBJECT_PAUSE if is_remote(workdir) else 0.0
         self._pending: list[str] = []
         self._flushed = time.monotonic()
@@ -36,7 +47,7 @@ class Writer:
             for row in rows:
                 self._rows.setdefault(row["step"], {}).update(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            replace(self._path, text)
+            patiently(lambda: replace(self._path, text), retries)
 
     def has(self, step: int, prefix: str) -> bool:
         """Returns whether a number with this prefix has been written for the step."""
@@ -62,7 +73,7 @@ class Writer:
     def flush(self) -> None:
         """Writes pending rows. Call it before a save: a resumed run does not make them again."""
         if self._pending:
-            append(self._path, "".join(self._pending))
+            patiently(lambda: append(self._path, "".join(self._pending)), self._retries)
             self._tell("flush")
         self._pending, self._flushed = [], time.monotonic()
 
@@ -103,13 +114,15 @@ class NullWriter:
 def read_rows(path: Place) -> list[dict]:
     """Reads the rows of a metrics.jsonl, without a last line that a crash cut short.
 
-    Numbers of old runs named eval_NAME become validation/NAME.
+    Lines that are no rows are left out. Numbers of old runs named eval_NAME become validation/NAME.
     """
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
             continue
         rows.append({re.sub("^eval_", "validation/", name): value for name, value in row.items()})
     return rows
@@ -154,6 +167,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a separate line without breaking the bar."""
+        text = printable(text)
         if self._live:
             self._bar.write(text, file=self._stream)
         elif self._plain:

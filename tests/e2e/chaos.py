@@ -35,6 +35,7 @@ SETTINGS = {
     "evals.validation.every": EVAL_EVERY,
     "evals.validation.limit": 512,
     "checkpoint.every": 7,
+    "checkpoint.retries": 0,
     "sample.num": 1,
 }
 STARTING, FINISHING = "at start-up", "in the final evaluation or sampling"

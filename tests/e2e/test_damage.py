@@ -260,7 +260,7 @@ def test_the_disk_is_full(free_kib, small_disk, tiny, trained, start, program, s
     Disks with some hundred KiB free are among the faults of chaos.py too.
     """
     workdir = small_disk / "run"
-    arguments = ("--config", tiny, "--workdir", workdir)
+    arguments = ("--config", tiny, "--workdir", workdir, "--config.checkpoint.retries=0")
     driver = tiny.with_name("driver.py")
     process = start(driver, "kill-in-save", 14, *arguments)
     process.communicate(timeout=120)

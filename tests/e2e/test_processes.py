@@ -193,6 +193,29 @@ def test_a_signal_and_the_clock_need_no_line_of_the_log(start, tiny, tmp_path):
     assert saved(tmp_path)[-1] == step
 
 
+@pytest.mark.campaign
+def test_one_of_four_stands_still(start, together, tiny, tmp_path):
+    """The others end with a sentence once its time is up; two processes go on with the run."""
+    words = [f"--config.{word}" for word in (*WIDE, *OFTEN, "train.num_steps=100000")]
+    arguments = ["--config", tiny, "--workdir", tmp_path, *words, "--config.optim.decay=constant"]
+    address = f"--distributed=127.0.0.1:{free_port()},4"
+    four = [start("-m", "md4_jax.main", *arguments, f"{address},{index}") for index in range(4)]
+    until = time.monotonic() + 300
+    while not saved(tmp_path):
+        assert time.monotonic() < until and all(p.poll() is None for p in four)
+        time.sleep(0.1)
+    four[2].send_signal(signal.SIGSTOP)
+    others = [p for p in four if p is not four[2]]
+    said = [p.communicate(timeout=4 * distributed.HEARTBEAT_SECONDS) for p in others]
+    assert all(p.returncode not in (0, None) for p in others)
+    assert all("error: " in err or "another task died" in err for _, err in said), said
+    four[2].kill()
+    last = saved(tmp_path)[-1] + 2
+    ended = together(2, 1, *arguments, f"--config.train.num_steps={last}")
+    assert all(code == 0 for _, _, code in ended), ended
+    assert saved(tmp_path)[-1] == last
+
+
 @pytest.mark.parametrize(
     "how, words",
     [

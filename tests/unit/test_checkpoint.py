@@ -1,6 +1,7 @@
 """Checkpoints: the first one that is saved is read back before any other is deleted."""
 
 import gc
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
-from md4_jax.training import checkpoint
+from md4_jax.training import checkpoint, items
 from md4_jax.training.checkpoint import Checkpoints
 
 # What TensorStore's threads say after a failed read; main silences it for users.
@@ -43,9 +44,9 @@ def opened(tmp_path):
     """Opens the checkpoints of one directory, with options for keeping; all are closed."""
     made = []
 
-    def opened(keep: int, keep_every: int = 0) -> Checkpoints:
+    def opened(keep: int, **more: int) -> Checkpoints:
         directory = paths.place(tmp_path / "checkpoints")
-        options = CheckpointOptions(every=1, keep=keep, keep_every=keep_every)
+        options = CheckpointOptions(every=1, keep=keep, **more)
         made.append(Checkpoints(directory, options))
         return made[-1]
 
@@ -98,7 +99,7 @@ def test_a_first_save_that_cannot_be_read_back(opened, monkeypatch):
 @pytest.mark.parametrize("part", [1, 12, 2**28])
 def test_read_back_part_by_part(part, opened, tmp_path, monkeypatch):
     """As many are kept as are asked for, and each is what was saved."""
-    monkeypatch.setattr(checkpoint, "PART_BYTES", part)
+    monkeypatch.setattr(items, "PART_BYTES", part)
     for step in range(1, 6):
         opened(keep=2).save(step, state(step), {"data": step})
     assert steps(tmp_path) == [4, 5]
@@ -110,9 +111,9 @@ def test_read_back_part_by_part(part, opened, tmp_path, monkeypatch):
 
 def test_every_array_is_read_back(opened, monkeypatch):
     read = []
-    whole = checkpoint._read_part
+    whole = items.read_part
     monkeypatch.setattr(
-        checkpoint, "_read_part", lambda where, part: read.extend(part) or whole(where, part)
+        items, "read_part", lambda where, part: read.extend(part) or whole(where, part)
     )
     checkpoints = opened(keep=1)
     for step in (1, 2, 3):
@@ -124,13 +125,13 @@ def test_every_array_is_read_back(opened, monkeypatch):
 
 @pytest.mark.parametrize("name", ["params/w", "step", "w"])
 def test_one_wrong_bit_is_seen(name, opened, monkeypatch):
-    whole = checkpoint._read_part
+    whole = items.read_part
 
     def flipped(where, part):
         found = whole(where, part)
         return {k: x + 1 if k == name else x for k, x in found.items()}
 
-    monkeypatch.setattr(checkpoint, "_read_part", flipped)
+    monkeypatch.setattr(items, "read_part", flipped)
     with pytest.raises(UserError, match=f"{name} does not have the checksum"):
         opened(keep=1).save(1, state(1), {})
 
@@ -153,18 +154,18 @@ def test_a_host_file_with_another_number_in_it_is_not_taken(opened, tmp_path):
 def test_the_best_and_those_of_every_so_many_steps_stay(opened, tmp_path):
     checkpoints = opened(keep=1, keep_every=4)
     for step in range(1, 11):
-        checkpoints.best = 3 if step >= 3 else None
+        checkpoints.best = lambda steps: 3 if 3 in steps else None
         checkpoints.save(step, state(step), {})
     checkpoints.wait()
     assert steps(tmp_path) == checkpoints.steps() == [3, 4, 8, 10]
-    checkpoints.best = 10
+    checkpoints.best = lambda steps: 10
     checkpoints.prune()
     assert steps(tmp_path) == checkpoints.steps() == [4, 8, 10]
 
 
 def test_options_that_keep_less_delete_after_the_first_save_alone(opened, tmp_path):
     before = opened(keep=2, keep_every=2)
-    before.best = 1
+    before.best = lambda steps: 1
     for step in range(1, 6):
         before.save(step, state(step), {})
     before.wait()
@@ -173,14 +174,14 @@ def test_options_that_keep_less_delete_after_the_first_save_alone(opened, tmp_pa
     less.prune()  # it has saved nothing
     assert int(less.restore(jax.tree.map(shape, state(0)))[0].step) == 5
     assert steps(tmp_path) == [1, 2, 4, 5]
-    less.best = 2
+    less.best = lambda steps: 2
     less.save(6, state(6), {})
     assert steps(tmp_path) == [2, 6]
 
 
 def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, monkeypatch):
-    checkpoints = opened(keep=1)
-    checkpoints.best = 1
+    checkpoints = opened(keep=1, retries=0)
+    checkpoints.best = lambda steps: 1
     for step in (1, 2):
         checkpoints.save(step, state(step), {})
     checkpoints.wait()
@@ -189,7 +190,7 @@ def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, mon
         raise OSError("No space left on device")
 
     monkeypatch.setattr(checkpoints._manager._checkpointer, "save", full)
-    checkpoints.best = 3
+    checkpoints.best = lambda steps: 3 if 3 in steps else 1
     with pytest.raises(UserError, match="No space left on device.*steps \\[1, 2\\]"):
         checkpoints.save(3, state(3), {})
     assert steps(tmp_path) == [1, 2]
@@ -236,3 +237,68 @@ def test_other_names_are_kept_and_read(name, tmp_path):
     checkpoints.save(1, state(1), {})
     assert checkpoints.restore(jax.tree.map(shape, state(0))) is not None
     checkpoints.close()
+
+
+def failing_saves(checkpoints, monkeypatch, times: int) -> None:
+    """Lets so many saves fail in the background."""
+    save, left = checkpoint.ocp.CheckpointManager.save, [times]
+
+    def failing(manager, step, args):
+        if left[0]:
+            left[0] -= 1
+            monkeypatch.setattr(manager, "check_for_errors", full, raising=False)
+            return True
+        return save(manager, step, args=args)
+
+    def full():
+        raise OSError(28, "No space left on device", "/disk/file")
+
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "save", failing)
+    monkeypatch.setattr(checkpoint.retries.time, "sleep", lambda seconds: None)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_save_that_fails_for_a_while(times, opened, tmp_path, monkeypatch):
+    checkpoints = opened(keep=1, retries=3)
+    checkpoints.save(1, state(1), {})
+    failing_saves(checkpoints, monkeypatch, times)
+    checkpoints.save(2, state(2), {})
+    assert steps(tmp_path) == [1] and checkpoints.has_failed()
+    checkpoints.save(3, state(3), {"data": 3})
+    assert not checkpoints.wait() and steps(tmp_path) == [3]
+    assert opened(keep=1).restore(jax.tree.map(shape, state(0)))[1] == {"data": 3}
+
+
+def test_a_save_that_fails_too_often(opened, tmp_path, monkeypatch):
+    checkpoints = opened(keep=1, retries=2)
+    checkpoints.save(1, state(1), {})
+    failing_saves(checkpoints, monkeypatch, 9)
+    checkpoints.save(2, state(2), {})
+    assert checkpoints.wait()
+    with pytest.raises(UserError, match="No space left on device.*steps \\[1\\]"):
+        checkpoints.save(2, state(2), {})
+    assert steps(tmp_path) == [1]
+
+
+def test_none_is_deleted_before_the_disk_has_the_next(opened, tmp_path, monkeypatch):
+    """Every file of it, its folders and its name."""
+    checkpoints, synced = opened(keep=1), set()
+    sync = os.fsync
+
+    def noting(handle):
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    delete = checkpoint.ocp.CheckpointManager.delete
+
+    def deleting(manager, step):
+        newest = tmp_path / "checkpoints" / str(step + 1)
+        assert {str(p) for p in (newest, newest.parent, *newest.rglob("*"))} <= synced
+        delete(manager, step)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "delete", deleting)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step), {})
+    checkpoints.wait()
+    assert steps(tmp_path) == [3]

@@ -195,6 +195,7 @@ def test_a_run_on_files_of_owt_goes_on_with_its_directory_alone(tmp_path):
     assert "eval" not in kept and set(kept["checkpoint"]) == {"every", "keep"}
     found = schema.load_config(None, {}, tmp_path)
     rules = {"every": 5000, "seconds": 0.0, "keep": 3, "keep_every": 0, "best": ""}
+    rules["retries"] = 5
     assert found == {**kept, "checkpoint": rules, "eval": {"checkpoint": "newest"}} | {
         "audit": {"steps": 80, "seed": 0}
     }

@@ -11,7 +11,7 @@ import numpy as np
 from md4_jax.data import contents, download
 from md4_jax.data.images import ImageSource, from_planes, in_pieces
 from md4_jax.data.pixels import VALUES
-from md4_jax.data.sources.mnist import unpacked
+from md4_jax.data.sources.mnist import LARGEST, unpacked
 from md4_jax.data.sources.splits import digest, with_test
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, exists, place
@@ -139,8 +139,8 @@ def _members(path: Place, names: tuple[str, ...]) -> Mapping[str, bytes]:
             for member in archive:
                 name = member.name.rsplit("/", 1)[-1]
                 if member.isfile() and name in names:
-                    found[f"{name} in {path}"] = archive.extractfile(member).read()
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+                    found[f"{name} in {path}"] = archive.extractfile(member).read(LARGEST)
+    except (tarfile.TarError, EOFError, zlib.error, OSError, TypeError, ValueError) as error:
         raise UserError(
             f"{path} is not a whole .tar.gz file ({error}); delete it and fetch {URL} again"
         ) from error

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -19,8 +20,10 @@ ROWS_AT_ONCE = 1024
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
 INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
+LARGEST = 1 << 30  # bytes of a document that is unpacked
 ERRORS = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+    TypeError, ValueError, struct.error,  # a header of nonsense
     RuntimeError,  # a zip file with a password, or of a compression that Python does not have
 )  # fmt: skip
 
@@ -108,12 +111,30 @@ def _opened(path: Place) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def _raw_lines(path: Place) -> Iterator[bytes]:
     with _opened(path) as (_, content):
-        yield from content
+        yield from _split(path, content)
+
+
+def _split(path: Place, content: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of a file."""
+    while line := content.readline(LARGEST + 1):
+        yield bounded(f"a line of {path}", line)
+
+
+def bounded(where: str, raw: bytes) -> bytes:
+    """Returns the content; UserError if it is larger than a document may be."""
+    if len(raw) > LARGEST:
+        raise UserError(
+            f"{where} has more than {LARGEST:,} bytes when it is unpacked. Unpack it yourself if "
+            "you trust it, and cut it into smaller documents"
+        )
+    return raw
 
 
 def _whole(path: Place) -> Document:
-    with _opened(path) as (_, content):
-        raw = content.read()
+    with _opened(path) as (file, content):
+        raw = content.read() if content is file else content.read(LARGEST + 1)
+    if path.suffix in COMPRESSED:
+        raw = bounded(str(path), raw)
     if raw.startswith(PARQUET) and raw.endswith(PARQUET):
         raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
     return Document(_decode(str(path), raw, 0), path, position=path.stat().length)
@@ -122,7 +143,7 @@ def _whole(path: Place) -> Document:
 def _lines(path: Place, text_key: str, label_key: str) -> Iterator[Document]:
     offset = 0
     with _opened(path) as (file, content):
-        for number, line in enumerate(content, 1):
+        for number, line in enumerate(_split(path, content), 1):
             if line.strip():
                 where = f"{path}, line {number}"
                 record = _record(where, _decode(str(path), line, offset))
@@ -181,14 +202,15 @@ def _of_zip(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if not member.is_dir():
-                yield member.filename, archive.read(member)
+                with archive.open(member) as content:
+                    yield member.filename, bounded(member.filename, content.read(LARGEST + 1))
 
 
 def _of_tar(content: BinaryIO) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=content, mode="r|*") as archive:
         for member in archive:
             if member.isfile():
-                raw = archive.extractfile(member).read()
+                raw = bounded(member.name, archive.extractfile(member).read(LARGEST + 1))
                 is_inner = member.name.endswith(INNER)
                 yield from _in_order(io.BytesIO(raw)) if is_inner else [(member.name, raw)]
 
@@ -211,7 +233,7 @@ def _record(where: str, line: str) -> dict[str, Any]:
     """Parses the object of one JSON line."""
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise UserError(f"{where}: not JSON ({error})") from error
     if not isinstance(record, dict):
         raise UserError(f"{where}: not a JSON object but a {type(record).__name__}")

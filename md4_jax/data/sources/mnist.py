@@ -25,6 +25,7 @@ FILES = {
     ("test", IMAGES): "t10k-images-idx3-ubyte",
     ("test", LABELS): "t10k-labels-idx1-ubyte",
 }
+LARGEST = 1 << 28  # bytes of a file that is unpacked
 WORDS = {IMAGES: "images", LABELS: "labels"}
 
 
@@ -166,9 +167,14 @@ def read_idx(path: Place, kind: int) -> np.ndarray:
 def unpacked(path: Place) -> bytes:
     """Reads a file, unpacking .gz; UserError if it is missing or damaged."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with path.open("rb") as file, gzip.open(file) as content:
+            raw = content.read(LARGEST + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is not a whole gzip file ({error}): fetch it again") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+    if len(raw) > LARGEST:
+        raise UserError(f"{path} has more than {LARGEST:,} bytes when it is unpacked")
+    return raw

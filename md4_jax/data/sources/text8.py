@@ -1,6 +1,8 @@
 """text8: the first 100 million characters of a 2006 Wikipedia, in 27 symbols."""
 
 import dataclasses
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -17,6 +19,11 @@ ZIP_BYTES = 31_344_016
 TEXT_BYTES = 100_000_000
 TEXT_CRC = 0x7D6BE66F
 MIN_BYTES = 100
+# RuntimeError: a password, or a compression that Python lacks; the last two: a header of nonsense.
+ZIP_ERRORS = (
+    OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError,
+    struct.error,
+)  # fmt: skip
 
 _ALLOWED = np.zeros(256, bool)
 _ALLOWED[list(b" abcdefghijklmnopqrstuvwxyz")] = True
@@ -80,6 +87,11 @@ def _member(path: Place, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
         raise UserError(f"{path} should hold one file, text8, but holds {len(members)}")
+    if members[0].file_size > TEXT_BYTES:
+        raise UserError(
+            f"{path} holds a file of {members[0].file_size:,} bytes, more than the "
+            f"{TEXT_BYTES:,} of text8; for other text set data.name to 'text'"
+        )
     return members[0]
 
 
@@ -89,7 +101,7 @@ def _text_size(path: Place) -> int:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return _member(path, archive).file_size
-    except (zipfile.BadZipFile, RuntimeError) as error:
+    except ZIP_ERRORS as error:
         raise UserError(_damaged(path, error)) from error
 
 
@@ -99,7 +111,7 @@ def _read(path: Place) -> bytes:
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             return archive.read(_member(path, archive))
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # or a password
+    except ZIP_ERRORS as error:
         raise UserError(_damaged(path, error)) from error
 
 

@@ -1,0 +1,45 @@
+"""Errors of the system, said in one sentence: a disk, a directory or the memory fails."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+import jax
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+SMALLER = (
+    "lower train.batch_size, evals.NAME.batch_size or sample.batch_size, or the network's sizes"
+)
+
+
+@contextlib.contextmanager
+def said(workdir: Place) -> Iterator[None]:
+    """Raises UserError instead of an error of the system."""
+    try:
+        yield
+    except MemoryError as error:
+        raise _memory(error) from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise _memory(error) from error
+    except OSError as error:
+        if error.errno is None:
+            raise
+        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        raise UserError(
+            f"{error.filename or 'a file'}: {error.strerror} (errno {error.errno}), while working "
+            f"on {workdir}: {remedy} and start the same command again, which resumes from the last "
+            "complete checkpoint"
+        ) from error
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of Rust, which is no Exception
+            raise UserError(f"the tokenizers library gives up: {error}") from error
+        raise
+
+
+def _memory(error: Exception) -> UserError:
+    first = (str(error).strip().splitlines() or ["no more is given"])[0][:200]
+    return UserError(f"there is not enough memory ({first}): {SMALLER}")

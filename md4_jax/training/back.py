@@ -1,0 +1,83 @@
+"""Return of a run to an earlier checkpoint, say because it diverged after that."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, append, move, replace
+from md4_jax.training.report import METRICS
+from md4_jax.training.writers import read_rows
+
+FILE = "back.json"
+ASIDE = "abandoned_checkpoints"
+# Keys that may change with a return: they do not change the arrays of a checkpoint.
+FREE = ("optim.", "train.max_skipped_in_a_row")
+
+
+def is_done(workdir: Place, asked: str, optim: Mapping[str, Any]) -> bool:
+    """Returns whether the last return was this one, so that the same command only goes on."""
+    last = _last(workdir)
+    return bool(last and last["done"] and (last["asked"], last["optim"]) == (asked, dict(optim)))
+
+
+def begin(
+    workdir: Place, asked: str, step: int, host: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    """Decides to return to a checkpoint; `finish` does it.
+
+    host: host state of the newest checkpoint. The training data go on after the last step that
+    can have run: that of the last row of the log, and the steps of a window after it.
+    """
+    log = workdir / METRICS
+    rows = read_rows(log) if log.exists() else []
+    newest = host["data"]["sequences"]
+    last = max((row["step"] for row in rows), default=0) + config["log"]["every"]
+    further = max(0, last - host["step"]) * config["train"]["batch_size"]
+    entry = {"asked": asked, "step": step, "sequences": newest + further}
+    replace(
+        workdir / FILE,
+        json.dumps({**entry, "optim": config["optim"], "done": False}, indent=1) + "\n",
+    )
+
+
+def finish(workdir: Place, say: Callable[[str], None]) -> None:
+    """Moves the later checkpoints aside, if a return was decided and is not finished."""
+    last = _last(workdir)
+    if last is None or last["done"]:
+        return
+    aside, log = workdir / ASIDE, workdir / METRICS
+    aside.mkdir(exist_ok=True)
+    if log.exists():
+        append(aside / f"metrics-{time.time_ns()}.jsonl", log.read_text())
+    for path in sorted((workdir / "checkpoints").iterdir(), key=lambda path: path.name):
+        if path.name.isdecimal() and int(path.name) > last["step"]:
+            target = aside / f"{path.name}-{time.time_ns()}"
+            move(path, target)
+            say(f"moved checkpoint {path.name} to {target}")
+    replace(workdir / FILE, json.dumps({**last, "done": True}, indent=1) + "\n")
+    say(f"back to step {last['step']}; the data go on after {last['sequences']:,} sequences")
+
+
+def position(workdir: Place, step: int, kept: Mapping[str, int]) -> Mapping[str, int]:
+    """Returns the position of the data after a step: that of a return to it, else `kept`."""
+    last = _last(workdir)
+    return {"sequences": last["sequences"]} if last and last["step"] == step else kept
+
+
+def _last(workdir: Place) -> dict[str, Any] | None:
+    file = workdir / FILE
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_text("utf-8"))
+        wanted = {"asked": str, "step": int, "sequences": int, "optim": dict, "done": bool}
+        if any(type(found[key]) is not kind for key, kind in wanted.items()):
+            raise ValueError("a value has another type")
+        return found
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{file} is damaged ({type(error).__name__}: {error}): it says where the data of this "
+            "run go on. Put a copy back, or move it away to go on with the data of the checkpoint"
+        ) from error

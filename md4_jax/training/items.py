@@ -1,0 +1,94 @@
+"""Items of a checkpoint: their arrays by name, and whether they are what was saved."""
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from md4_jax.runtime.checksums import checksums
+from md4_jax.runtime.paths import Place
+from md4_jax.runtime.sharding import max_over_processes
+
+# Extra bytes on a device while a checkpoint is read back, part by part.
+PART_BYTES = 2**28
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """Returns {path: array}, so that files depend on names and not on Python classes."""
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
+
+
+def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
+    """Returns (result, ''), or (None, reason) on all processes if reading failed on any.
+
+    Checksums are sums over all processes, so all of them must have read the arrays.
+    """
+    found, wrong = None, ""
+    try:
+        found = read()
+    except Exception as error:
+        wrong = reason(error)
+    if max_over_processes(int(bool(wrong))):
+        return None, wrong or "another process could not read it"
+    return found, ""
+
+
+def parts(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Splits arrays into parts of at most PART_BYTES on a device, or of one array."""
+    parts, size = [{}], 0
+    for name, x in arrays.items():
+        own = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        if parts[-1] and size + own > PART_BYTES:
+            parts, size = [*parts, {}], 0
+        parts[-1][name] = x
+        size += own
+    return parts
+
+
+def read_part(directory: Place, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads some arrays of an item, with the shapes and shardings of those given."""
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in arrays.items()
+    }
+    arguments = ocp.checkpoint_utils.construct_restore_args(shapes)
+    asked = ocp.args.PyTreeRestore(shapes, restore_args=arguments, partial_restore=True)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(directory, args=asked)
+
+
+def damage(found: Any, items: Iterable[str]) -> str:
+    """Names the part of a checkpoint that is not as it was saved, '' if all is."""
+    record = dict(found["host"])
+    if record.pop("crc32", None) != crc32(record):
+        return "its host file does not have the checksum with which it was saved"
+    for item in items:
+        kept, now = record["checksums"][item], checksums(found[item])
+        for name in now:
+            if kept.get(name) != now[name]:
+                return f"{item} {name} does not have the checksum with which it was saved"
+    return ""
+
+
+def crc32(record: Any) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def graft(template: Any, leaves: dict[str, Any]) -> Any:
+    """Puts restored arrays into the template's structure."""
+    return jax.tree_util.tree_map_with_path(
+        lambda p, _: leaves[jax.tree_util.keystr(p, simple=True, separator="/")], template
+    )
+
+
+def reason(error: Exception) -> str:
+    """Returns the first line of the innermost cause, which names the file or the errno."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip()
+    return (text.splitlines() or [type(error).__name__])[0][:300]
