@@ -209,6 +209,8 @@ def get_config() -> ConfigDict:
             ),
             log=dict(
                 every=100,  # steps between lines of metrics
+                trackers="tensorboard",  # what shows them besides metrics.jsonl: tensorboard,wandb
+                profile=(),  # first and last step of a trace by JAX's profiler: 10,12; (): none
             ),
             audit=dict(
                 steps=80,  # of gradient ascent, with which --mode audit looks for a counterexample

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from md4_jax import modes
 from md4_jax.config import command, foreign, schema
 from md4_jax.config.load import PLACES, flatten
 from md4_jax.model import importing
+from md4_jax.model.load import load
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed, streams
 from md4_jax.runtime.commit import code
 from md4_jax.runtime.paths import place
+from md4_jax.server import serving
 
 
 def run(arguments: list[str]) -> int:
@@ -22,6 +25,10 @@ def run(arguments: list[str]) -> int:
     distributed.start(flags.distributed)
     workdir = None if flags.workdir is None else place(flags.workdir)
     foreign.allow(flags.trust)
+    if flags.mode == "serve":
+        source = flags.source or flags.workdir
+        read = functools.partial(load, source, assignments)
+        return serving.run(read, source, flags.host, flags.port)
     if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir)
     config = schema.load_config(flags.config, assignments, workdir)

@@ -29,7 +29,7 @@ from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.locks import exclusive
 from md4_jax.runtime.paths import Place, check_name, check_writable
-from md4_jax.training import report
+from md4_jax.training import report, trackers
 from md4_jax.training.loop import abstract_state, train
 
 
@@ -59,6 +59,7 @@ def train_mode(call: Call) -> int:
         config.check_same(kept, call.config, workdir)
     experiment, corpus = _experiment(call.config, workdir)
     # Check everything before anything is written.
+    trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, workdir, corpus)

@@ -221,9 +221,16 @@ class EvalOptions:
 
 @dataclasses.dataclass(frozen=True)
 class LogOptions:
-    """The `log` section: steps between two lines of metrics."""
+    """The `log` section.
+
+    every     steps between two lines of metrics
+    trackers  what shows them besides metrics.jsonl: tensorboard, wandb
+    profile   first and last step of a trace by JAX's profiler; (): none
+    """
 
     every: int = 100
+    trackers: str = "tensorboard"
+    profile: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.every < 1:

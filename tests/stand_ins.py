@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 import struct
 import tarfile
 from pathlib import Path
@@ -83,6 +84,11 @@ def gpt2(cache: Path) -> None:
     (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
 
 
+def llada(cache: Path) -> None:
+    """Writes the same in place of LLaDA's."""
+    shutil.copytree(cache / "tokenizers" / "gpt2", cache / "tokenizers" / "GSAI-ML/LLaDA-8B-Base")
+
+
 def cifar10(cache: Path) -> None:
     """Writes a file of 60 images in the format of CIFAR-10's."""
     record = bytes([3]) + bytes(range(256)) * 12
@@ -100,4 +106,4 @@ def downsampled_imagenet(cache: Path) -> None:
     prepare(cache, sizes, "downsampled_imagenet/64x64", "2.0.0", images=(features, image))
 
 
-ALL = (openwebtext, lm1b, fineweb_edu, text8, mnist, gpt2, cifar10, downsampled_imagenet)
+ALL = (openwebtext, lm1b, fineweb_edu, text8, mnist, gpt2, llada, cifar10, downsampled_imagenet)

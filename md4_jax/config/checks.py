@@ -2,13 +2,16 @@
 
 from typing import Any, NamedTuple
 
+from md4_jax.config.load import unknown
 from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
+from md4_jax.options import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.training.keeping import check_best
+from md4_jax.training.trackers import TRACKERS
 
 
 class Component(NamedTuple):
@@ -47,10 +50,24 @@ def validate(experiment: Experiment) -> None:
             evaluator.check(experiment, f"evals.{name}")
     _check_classes(experiment)
     check_best(experiment)
+    _check_log(experiment)
     if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
+        )
+
+
+def _check_log(experiment: Experiment) -> None:
+    """Raises UserError for an unknown tracker, and for a trace of steps that are no range."""
+    for name in words(experiment.log.trackers):
+        if name not in TRACKERS:
+            raise unknown("tracker in log.trackers", name, list(TRACKERS))
+    steps, num_steps = list(experiment.log.profile), experiment.train.num_steps
+    if steps and (len(steps) != 2 or not 1 <= steps[0] <= steps[1] <= num_steps):
+        raise UserError(
+            f"log.profile={steps} must be the first and the last step of a trace, such as 10,12, "
+            f"up to train.num_steps={num_steps}"
         )
 
 

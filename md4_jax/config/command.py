@@ -11,7 +11,7 @@ from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
-MODES = ("train", "eval", "sample", "bench", "plan", "prepare", "import", "audit")
+MODES = ("train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit")
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -19,6 +19,9 @@ OF_A_RUN = ("eval", "sample")
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Returns (flags, {'section.key': text}); UserError for an assignment without a value."""
     plain, assignments, rest = [], {}, list(arguments)
+    if rest[:1] == ["serve"]:
+        rest[:1] = ["--mode", "serve"]
+        rest[2:3] = ["--from", *rest[2:3]] if rest[2:3] and rest[2][:1] != "-" else rest[2:3]
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--config."):
@@ -36,6 +39,21 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         _refuse(parser, others)
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
+    _check_source(flags)
+    flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
+    assignments |= {"plan.topology": flags.topology} if flags.topology else {}
+    return flags, assignments
+
+
+def _check_source(flags: argparse.Namespace) -> None:
+    """Raises UserError if --from is missing, or given to a mode that does not take it."""
+    if flags.mode == "serve":
+        if bool(flags.source) == bool(flags.workdir) or flags.config or flags.distributed:
+            raise UserError(
+                "--mode serve needs either --workdir RUN or --from FOLDER (or --from "
+                "hf:USER/NAME), without --config and --distributed"
+            )
+        return
     if bool(flags.source) != (flags.mode == "import"):
         raise UserError("--mode import and --from FOLDER (or --from hf:USER/NAME) need each other")
     if flags.source and (flags.config or not flags.workdir):
@@ -43,9 +61,6 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
             "--mode import makes the config itself and writes a run: leave out --config and give "
             "--workdir"
         )
-    flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
-    assignments |= {"plan.topology": flags.topology} if flags.topology else {}
-    return flags, assignments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,8 +73,11 @@ def _parser() -> argparse.ArgumentParser:
         "--trust", default="", help="packages that the config in --workdir may import: a,b"
     )
     parser.add_argument(
-        "--from", dest="source", default="", help="model for --mode import: a folder, hf:USER/NAME"
-    )
+        "--from", dest="source", default="",
+        help="model for --mode import and serve: a folder, hf:USER/NAME",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="address for --mode serve")
+    parser.add_argument("--port", default=8000, type=int, help="for --mode serve; 0: a free one")
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
     return parser

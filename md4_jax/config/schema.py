@@ -212,6 +212,9 @@ def _fits(value: Any, wanted: Any) -> bool:
 def _spell(wanted: Any) -> str:
     if typing.get_origin(wanted) is typing.Literal:
         return f"one of {', '.join(map(str, typing.get_args(wanted)))}"
+    if typing.get_origin(wanted) is tuple:
+        whole = "whole " if int in typing.get_args(wanted) else ""
+        return f"a list of {whole}numbers, such as 1,2"
     options = [o for o in typing.get_args(wanted) or (wanted,) if o in (bool, int, float, str)]
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return " or ".join(dict.fromkeys(words[o] for o in options)) or str(wanted)

@@ -1,7 +1,7 @@
 """Samples of the model: drawn, written, printed and, if there is a judge, judged."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -10,13 +10,20 @@ import numpy as np
 from md4_jax.data.corpus import Corpus
 from md4_jax.evals.context import Context
 from md4_jax.evals.likelihood import reported
-from md4_jax.experiment import Experiment, rows_of, sample_length, sample_window
+from md4_jax.experiment import (
+    Experiment,
+    rows_of,
+    sample_block,
+    sample_length,
+    sample_window,
+)
 from md4_jax.generate import writers
-from md4_jax.generate.pictures import TRACED, has_pictures
+from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import templates
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
-from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
+from md4_jax.samplers.batches import Samples, context_of, draw_samples, make_sampler
+from md4_jax.samplers.live import Asked, Live, Watched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +101,7 @@ def drawn_samples(
     options = experiment.sample
     if prompts is None:
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
-    traced = TRACED if has_pictures(experiment.domain) else 1
-    traced = traced if options.trace else 0
+    traced = min(CHOSEN_FROM, options.num * len(prompts)) if options.trace else 0
     network, loop, grid = experiment.network, experiment.loop, experiment.grid
     guidance = options.guidance
     sampler = programs.setdefault(
@@ -111,6 +117,37 @@ def drawn_samples(
         window=sample_window(experiment),
         context=context,
     )
+
+
+def watched(
+    experiment: Experiment, params: Params, prompt: Prompt, programs: dict
+) -> Iterator[Watched]:
+    """Yields the states of the first sample; block by block and windows only when all is drawn."""
+    options = experiment.sample
+    if len(prompt.tokens) != sample_length(experiment):
+        raise UserError(
+            f"the prompt has {len(prompt.tokens)} positions, and samples "
+            f"{sample_length(experiment)}"
+        )
+    if sample_block(experiment) or sample_window(experiment) < sample_length(experiment):
+        return _replayed(drawn_samples(experiment, params, programs, [prompt]))
+    live = programs.setdefault(
+        ("live", experiment.network), Live(experiment.network, experiment.mesh)
+    )
+    context = {name: values[0] for name, values in context_of(options, 1).items()}
+    step, grid = experiment.sampler_step, experiment.grid
+    asked = Asked(step, grid, options.seed, prompt, context, options.guidance)
+    return live.watch(params, asked)
+
+
+def _replayed(drawn: Samples) -> Iterator[Watched]:
+    """Yields the states of the first sample's trace, without those in which nothing changes."""
+    z, confidence = (values[:, :, 0].reshape(-1, values.shape[-1]) for values in drawn.frames)
+    used = int(drawn.evaluations[0])
+    for step in range(len(z)):
+        if step in (0, len(z) - 1) or (z[step] != z[step - 1]).any():
+            share = used * step // (len(z) - 1)
+            yield Watched(step, len(z) - 1, z[step], confidence[step], share)
 
 
 def decoded(experiment: Experiment, drawn: Samples) -> list:

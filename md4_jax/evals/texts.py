@@ -99,7 +99,7 @@ def score_texts(
     A text longer than `data.length` is cut into windows as a split is. bound: its objective, draws,
     batch size, stride and seed are used. label: class of the texts; -1: none.
     """
-    tokens = [_encoded(experiment, index, text) for index, text in enumerate(texts)]
+    tokens = [encoded(experiment, index, text) for index, text in enumerate(texts)]
     rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
     nats, error = score_rows(experiment, params, rows, bound, programs, label)
     return Scores(
@@ -156,7 +156,7 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
     return True
 
 
-def _encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
+def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
     """Returns the tokens of a text; UserError, which says which text it is, if there are none."""
     try:
         ids = experiment.domain.encode(text)

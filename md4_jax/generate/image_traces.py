@@ -1,20 +1,16 @@
-"""Paths of images from noise: a grid, an animation, and a page that opens from disk."""
+"""Paths of images from noise: a grid and an animation."""
 
-import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from md4_jax.generate import traces
-from md4_jax.generate.pictures import BLANK, coloured, factor, grid, save
+from md4_jax.generate.pictures import coloured, factor, grid, save
 from md4_jax.generate.traces import FRAMES, MASK, Trajectory
 from md4_jax.runtime.paths import Place
 
-PAGE = Path(__file__).with_name("trace_image.html")
 TIMES = 9  # columns of the grid
-ENLARGED = 2  # pixels in the animation and on the page for each one in a grid
+ENLARGED = 2  # pixels in the animation for each one in a grid
 
 
 def paths(domain: Any, frames: np.ndarray, file: Place) -> None:
@@ -35,16 +31,6 @@ def gif(path: Trajectory, file: Place, domain: Any) -> None:
             out, "GIF", save_all=True, append_images=images[1:], loop=0,
             duration=[1000, *[pause] * (len(images) - 2), 3000][-len(images):],
         )  # fmt: skip
-
-
-def html(path: Trajectory, file: Place, title: str, domain: Any) -> None:
-    """Writes a page of one file: a slider over the steps, and the probability at the pointer."""
-    levels = np.array([0 if text == MASK else int(text) for text in path.words])
-    of_one_level = np.repeat(levels[:, None], math.prod(domain.shape), axis=1)
-    values = [int(domain.decode(row).flat[0]) for row in of_one_level]
-    facts = {"shape": list(domain.shape), "values": values, "blank": list(BLANK)}
-    facts["scale"] = ENLARGED * factor(domain.shape)
-    traces.write_page(path, file, PAGE, {"title": title, **facts})
 
 
 def _states(path: Trajectory) -> np.ndarray:

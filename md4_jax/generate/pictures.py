@@ -12,7 +12,8 @@ from md4_jax.runtime.paths import Place
 BLANK = (200, 0, 160)  # colour of a pixel with a channel that is not drawn yet
 SIDE = 128  # pixels of the shown image's longer side, at least if a whole factor can reach it
 GAP = 4  # white pixels between images
-TRACED = 4  # samples whose paths are shown
+TRACED = 4  # samples whose paths are side by side in one picture
+CHOSEN_FROM = 8  # samples of which the page shows any
 
 
 def has_pictures(domain: Any) -> bool:

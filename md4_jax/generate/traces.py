@@ -1,7 +1,6 @@
-"""Path of a sample from noise to text, as an animated GIF and as a page that opens from disk."""
+"""Path of a sample from noise to text, and an animated GIF of it."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from md4_jax.generate.pictures import has_pictures
 from md4_jax.runtime.paths import Place
 
 COLUMNS = 72  # characters in a line of the picture
+WIDE = 12  # characters of a token of several; longer ones are cut off
 FRAMES = 160  # most frames of an animation; longer paths are thinned out
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
-PAGE = Path(__file__).with_name("trace.html")
 MASK = "\N{MIDDLE DOT}"
 BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # shown for a line feed
 SIGNS = {
@@ -24,12 +23,10 @@ SIGNS = {
     "\r": "\N{SYMBOL FOR CARRIAGE RETURN}",
     "\t": "\N{RIGHTWARDS ARROW TO BAR}",
 }
-# A smaller change of a probability is left out of the page.
-RESOLUTION = 0.02
-INK, PROMPT, BLANK = (60, 60, 60), (40, 40, 40), (188, 188, 188)
+INK, PROMPT, BLANK = (60, 60, 60), (40, 40, 40), (110, 110, 110)
 WHITE, NEW, RULE = (255, 255, 255), (255, 236, 170), (220, 220, 220)
 # From probability 0 to 1; also readable for red-green colour-blind people.
-COLOURS = np.array([(216, 84, 0), (176, 52, 112), (36, 62, 168)], float)
+COLOURS = np.array([(173, 68, 0), (168, 51, 109), (36, 62, 168)], float)
 MARGIN, CELL, LINE = 16, 10, 24  # pixels; CELL is the width of a character
 FOOT = 64  # height of the footer
 
@@ -45,6 +42,7 @@ class Trajectory:
     words        text of each symbol that occurs
     mask         index of the mask among them, -1 if there is none
     unit         plural of what a symbol is
+    wide         whether a symbol may be several characters
     """
 
     step: np.ndarray
@@ -54,6 +52,7 @@ class Trajectory:
     words: Sequence[str]
     mask: int
     unit: str = "tokens"
+    wide: bool = False
 
     def open(self, index: int) -> np.ndarray:
         """Returns which positions of a frame still have a mask or noise: bool [L]."""
@@ -101,7 +100,9 @@ def trajectory(
     mask = int(found[0]) if len(found) else -1
     step, confidence = np.concatenate(steps), np.concatenate(chances)
     unit = "values" if has_pictures(tokenizer) else "tokens"
-    return Trajectory(step, symbol, confidence, prompt_mask, words, mask, unit)
+    wide = getattr(tokenizer, "unit", "") != "character"
+    wide &= not (has_pictures(tokenizer) or getattr(tokenizer, "is_character", False))
+    return Trajectory(step, symbol, confidence, prompt_mask, words, mask, unit, wide)
 
 
 def word(tokenizer: Any, symbol: int) -> str:
@@ -126,19 +127,6 @@ def shades(count: int) -> np.ndarray:
 SHADES = [tuple(map(int, shade)) for shade in shades(24)]
 
 
-def chunks(words: Sequence[str]) -> list[list[int]]:
-    """Groups positions that stay in one line. A line may end at a space, and must at a break."""
-    found: list[list[int]] = []
-    before = " "
-    for position, text in enumerate(words):
-        word_begins = text[:1] == " " and text.strip(" ")
-        if not found or before[-1:] in (" ", BREAK) or word_begins:
-            found.append([])
-        found[-1].append(position)
-        before = text
-    return found
-
-
 def gif(path: Trajectory, file: Place) -> None:
     """Writes an animation; the colour of a token is the probability with which it was drawn."""
     shown = np.unique(np.linspace(0, len(path.step) - 1, FRAMES).astype(int))
@@ -154,7 +142,7 @@ def gif(path: Trajectory, file: Place) -> None:
 def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
     """Yields the frames; each is painted over the last one where it differs."""
     # 3 times the speed of painting each frame anew, for 256 tokens and 64 frames.
-    places, lines = _layout(path.final_words())
+    places, lines = _layout(path.symbol.shape[1], WIDE if path.wide else 1)
     widest = max(column + width for column, _, width in places)
     size = (2 * MARGIN + max(52, widest) * CELL, 2 * MARGIN + lines * LINE + FOOT)
     image = Image.new("RGB", size, "white")
@@ -226,62 +214,11 @@ def _foot(draw: ImageDraw.ImageDraw, label: str, size: tuple[int, int]) -> None:
     draw.text((middle, top + 30), "probability", fill=INK, font=small, anchor="ma")
 
 
-def _layout(words: Sequence[str]) -> tuple[list[tuple[int, int, int]], int]:
-    """Returns (column, line, width) of each word, and the number of lines."""
-    places, column, line = [], 0, 0
-    for chunk in chunks(words):
-        needed = len("".join(words[position] for position in chunk).rstrip(" "))
-        if column and column + needed > COLUMNS:
-            column, line = 0, line + 1
-        for position in chunk:
-            width = min(max(1, len(words[position])), COLUMNS)
-            if column + width > COLUMNS + (words[position] == " "):  # a space may stick out
-                column, line = 0, line + 1
-            places.append((column, line, width))
-            column += width
-        if words[chunk[-1]].endswith(BREAK):
-            column, line = 0, line + 1
-    return places, places[-1][1] + 1
+def _layout(count: int, width: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Returns (column, line, width) of each position, and the number of lines.
 
-
-def html(path: Trajectory, file: Place, title: str) -> None:
-    """Writes a page of one file: a slider over the steps, and the probability at the pointer."""
-    texts = {"chunks": chunks(path.final_words()), "break": BREAK}
-    write_page(path, file, PAGE, {"title": title, **texts})
-
-
-def write_page(path: Trajectory, file: Place, page: Path, facts: dict) -> None:
-    """Writes a page with the facts and the changes of a trajectory in it."""
-    data = {
-        **facts,
-        "steps": path.step.tolist(),
-        "labels": [path.label(index) for index in range(len(path.step))],
-        "words": list(path.words),
-        "mask": path.mask,
-        "prompt": np.flatnonzero(path.prompt_mask).tolist(),
-        "final": [int(symbol) for symbol in path.symbol[-1]],
-        "colours": [list(map(int, c)) for c in COLOURS],
-        "changes": _changes(path),
-    }
-    text = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
-    file.write_text(page.read_text(encoding="utf-8").replace("DATA", text), encoding="utf-8")
-
-
-def _changes(path: Trajectory) -> list[list[list]]:
-    """Lists [position, symbol, probability] of the changes in each frame."""
-    changes, told = [], np.full(path.confidence.shape[1], -1.0)
-    for index, (symbol, confidence) in enumerate(zip(path.symbol, path.confidence, strict=True)):
-        moved = (symbol != path.symbol[index - 1]) if index else np.ones(len(symbol), bool)
-        moved |= np.abs(confidence - told) > RESOLUTION
-        if index == len(path.step) - 1:
-            moved |= confidence != told
-        told = np.where(moved, confidence, told)
-        changes.append(
-            [[int(n), int(symbol[n]), _short(confidence[n])] for n in np.flatnonzero(moved)]
-        )
-    return changes
-
-
-def _short(value: float) -> float:
-    """Rounds to three significant digits."""
-    return float(f"{value:.3g}")
+    The grid does not depend on the text, so that masks do not show where words will end.
+    """
+    each = COLUMNS // width
+    places = [(n % each * width, n // each, width) for n in range(count)]
+    return places, -(-count // each)

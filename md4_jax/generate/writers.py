@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.generate import diversity, figures, image_traces, pictures, traces
+from md4_jax.generate import diversity, figures, image_traces, pages, pictures, traces
 from md4_jax.protocols import Params, Prompt
 from md4_jax.runtime.paths import Place
 
@@ -88,21 +88,21 @@ def of_samples(drawn: Any) -> dict[str, Any]:
 
 
 def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[Place]:
-    """Draws the path of the first sample, and GenMD4's powers, beside the file of the samples."""
+    """Draws the paths of the first samples, and GenMD4's powers, beside the file of the samples."""
     domain, (z, confidence) = experiment.domain, drawn.frames
-    path = traces.trajectory((z[:, :, 0], confidence[:, :, 0]), drawn.prompt_mask[0], domain)
+    found = [
+        traces.trajectory((z[:, :, n], confidence[:, :, n]), drawn.prompt_mask[n], domain)
+        for n in range(min(z.shape[2], len(drawn.tokens)))
+    ]
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
-    name = experiment.config["sample"]["name"]
-    title = f"Sample 0 of {samples.stem}: {name}, {experiment.config['objective']['name']}"
     made = [gif, page]
     if pictures.has_pictures(domain):
         made.insert(0, samples.with_suffix(".path.png"))
-        image_traces.paths(domain, z[0], made[0])
-        image_traces.gif(path, gif, domain)
-        image_traces.html(path, page, title, domain)
+        image_traces.paths(domain, z[0, :, : pictures.TRACED], made[0])
+        image_traces.gif(found[0], gif, domain)
     else:
-        traces.gif(path, gif)
-        traces.html(path, page, title)
+        traces.gif(found[0], gif)
+    pages.write(found, page, f"{samples.stem}: {settings(experiment)}", domain)
     for learned, values in params["process"].learned().items():
         symbols = [traces.word(domain, i) for i in range(domain.vocab_size)]
         times = figures.reveal_times(z[:, :, 0], experiment.grid, experiment.process.mask_id)
@@ -110,3 +110,13 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
         made.append(samples.with_suffix(f".{learned}.png"))
         figures.powers(symbols, np.asarray(values), drawn.tokens[0][free], times[free], made[-1])
     return made
+
+
+def settings(experiment: Any) -> str:
+    """Returns e.g. 'remask, 64 steps, cosine grid, temperature 0.9, seed 0, objective md4'."""
+    asked, own = experiment.config["sample"], experiment.sample
+    grid = f"{own.grid} grid" if isinstance(own.grid, str) and own.grid[:1] not in "([" else ""
+    label = f"label {own.label}, guidance {own.guidance:g}" if own.label >= 0 else ""
+    parts = [asked["name"], f"{len(experiment.grid) - 1} steps", grid]
+    parts += [f"temperature {asked.get('temperature', 1.0):g}", label, f"seed {own.seed}"]
+    return ", ".join([*filter(None, parts), f"objective {experiment.config['objective']['name']}"])

@@ -1,9 +1,10 @@
 """A trained model with its domain: samples, likelihoods, logits, and a folder to give away."""
 
+import contextlib
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,16 +15,20 @@ from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
 from md4_jax.config.evaluators import tightest
 from md4_jax.evals.likelihood import LikelihoodBound, main_bound
-from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.evals.samples import decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
-from md4_jax.experiment import Experiment
+from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
+from md4_jax.experiment import Experiment, sample_length
+from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import folder, hub
 from md4_jax.options import PromptOptions
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.live import Watched
 
 # Prompts of the config do not go into samples that Python asks for.
 NO_PROMPT = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
@@ -69,8 +74,7 @@ class Model:
         self.programs: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
-        count = self.experiment.network.size(self.params["network"])
-        return f"<Model of {self.origin}: {count:,} parameters, step {self.step}>"
+        return f"<Model of {self.origin}: {self.size:,} parameters, step {self.step}>"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -86,6 +90,29 @@ class Model:
     def length(self) -> int:
         """Tokens of a training sequence."""
         return self.experiment.data.length
+
+    @property
+    def size(self) -> int:
+        """Number of parameters of the network."""
+        return self.experiment.network.size(self.params["network"])
+
+    @property
+    def has_token_costs(self) -> bool:
+        """Whether `token_costs` works: the bound is a sum over tokens."""
+        try:
+            splitting(self.experiment, self.bound(""))
+        except UserError:
+            return False
+        return True
+
+    def samplers(self) -> list[str]:
+        """Returns the names of the samplers that fit the process and the network."""
+        found = []
+        for name in SAMPLERS:
+            with contextlib.suppress(UserError):
+                self.sampling({"name": name})
+                found.append(name)
+        return found
 
     def sample(
         self, num: int = 4, prompt: str = "", *, sampler: str = "", **options: Any
@@ -150,6 +177,34 @@ class Model:
         )
         texts = [texts] if isinstance(texts, str) else list(texts)
         return score_texts(self.experiment, self.params, texts, bound, self.programs, label)
+
+    def token_costs(
+        self, text: str, *, estimates: int = 4, objective: str = "", label: int = -1
+    ) -> TokenCosts:
+        """Estimates what each token of a text adds to its bound, in bits.
+
+        estimates  independent estimates, of 16 noise draws each
+        objective  name of the bound, as in `score`; it must be a sum over tokens
+        """
+        self.check_text("token_costs")
+        bound, own = self.bound(objective), self.experiment
+        settings = {"estimates": estimates, "label": label}
+        return token_costs(own, self.params, text, bound, self.programs, **settings)
+
+    def watch(
+        self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
+    ) -> Iterator[Watched]:
+        """Draws sample 0 of `sample` and yields its state after each step.
+
+        prompt  text that it begins with, or the symbols [L] that stay
+        """
+        text = prompt if isinstance(prompt, str) else ""
+        asked = {"prompt": text, **options} | ({"name": sampler} if sampler else {})
+        experiment = self.sampling(asked | {"num": 1, "trace": True})
+        given = prompt
+        if isinstance(prompt, str):
+            (given,) = templates(experiment.prompt, self.domain, sample_length(experiment))
+        return watched(experiment, self.params, given, self.programs)
 
     def logits(
         self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import masked, prompted
-from md4_jax.objectives.token_nats import masked_nats
+from md4_jax.objectives.token_nats import masked_nats, nats_of_masks
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
@@ -45,22 +45,37 @@ class AnyOrder:
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
+        z, t = self._noised(process, batch, u, keys)
+        return self.loss_at(denoiser, process, batch, z, t), {"masked": masked(process, z)}
+
+    def of_tokens(
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+    ) -> Array:
+        """Returns what each token adds to the loss of `__call__`, [B, L]."""
+        z, t = self._noised(process, batch, u, keys)
+        nats_BxL = nats_of_masks(denoiser, process, batch, z, t)
+        return self._weight_of(process, batch, z)[:, None] * nats_BxL
+
+    def _noised(
+        self, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, Array]:
+        """Draws exactly k masks with k from u, and the time told to the network [B]."""
         most = self._most(jnp.sum(batch.loss_mask, axis=1))
         count = jnp.minimum(jnp.floor(u * most).astype(jnp.int32) + 1, most)
         z, noise = process.mask_exactly(keys, batch.tokens, count, batch.loss_mask)
-        nats = self.loss_at(
-            denoiser, process, batch, prompted(batch, z), process.schedule.inverse(noise)
-        )
-        return nats, {"masked": masked(process, z)}
+        return prompted(batch, z), process.schedule.inverse(noise)
 
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """Returns the term of this mask pattern [B]; its mean over patterns is the bound."""
-        count = jnp.sum(noise_of(process, batch, z), axis=1)
         nats = masked_nats(denoiser, process, batch, z, t)
+        return self._weight_of(process, batch, z) * nats
+
+    def _weight_of(self, process: RevealsMasks, batch: Batch, z: Array) -> Array:
+        count = jnp.sum(noise_of(process, batch, z), axis=1)
         tokens = jnp.sum(batch.loss_mask, axis=1)
-        return self._weight(tokens, jnp.maximum(count, 1), z.shape[1]) * nats
+        return self._weight(tokens, jnp.maximum(count, 1), z.shape[1])
 
     def _weight(self, tokens: Array, count: Array, length: int) -> Array:
         """Computes (n / k)^weight_power of k = count and n = tokens, divided by its mean: [B]."""

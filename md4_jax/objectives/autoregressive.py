@@ -34,17 +34,26 @@ class Autoregressive:
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
+        nats_BxL = self.of_tokens(denoiser, process, batch, u, keys)
+        return jnp.sum(nats_BxL, axis=1), {}
+
+    def of_tokens(
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+    ) -> Array:
+        """Returns -log p(x_n | x_{<n}) of each token that counts, 0 for others: [B, L]."""
         begin = jnp.full((len(batch.tokens), 1), process.mask_id, jnp.int32)
         z = jnp.concatenate([begin, batch.tokens[:, :-1]], axis=1)
-        return self.loss_at(denoiser, process, batch, z, jnp.zeros(len(z))), {}
+        return self._at(denoiser, batch, z, jnp.zeros(len(z)))
 
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """Sums -log p(x_n | z) over the positions that count [B], for any z."""
+        return jnp.sum(self._at(denoiser, batch, z, t), axis=1)
+
+    def _at(self, denoiser: Denoiser, batch: Batch, z: Array, t: Array) -> Array:
         h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
-        nats = at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
-        return jnp.sum(nats, axis=1)
+        return at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,9 +54,13 @@ def masked_nats(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t:
 
     Unmasked positions are copied by the denoiser and cost nothing.
     """
+    return jnp.sum(nats_of_masks(denoiser, process, batch, z, t), axis=1)
+
+
+def nats_of_masks(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array) -> Array:
+    """Computes -log mu(z, t)[x] at the masked positions that count, 0 elsewhere: [B, L]."""
     h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
-    nats_BxL = at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
-    return jnp.sum(nats_BxL, axis=1)
+    return at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
 
 
 def counted(nats_BxL: Array, batch: Batch) -> Array:

@@ -102,7 +102,7 @@ def draw_samples(
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):
             rows = np.minimum(np.arange(start, start + size), total - 1)
-            keys = _keys(options.seed, number, np.arange(start, start + size))
+            keys = row_keys(options.seed, number, np.arange(start, start + size))
             own = rows[local_rows(mesh, size)]
             prompt = Prompt(out[own][:, part], known[own][:, part])
             told = {name: np.asarray(values)[own] for name, values in context.items()}
@@ -143,7 +143,8 @@ def windows(length: int, window: int, stride: int) -> Iterator[slice]:
     yield slice(max(0, length - window), length)
 
 
-def _keys(seed: int, window: int, rows: np.ndarray) -> Array:
+def row_keys(seed: int, window: int, rows: np.ndarray) -> Array:
+    """Returns the key of each sample: sample i depends on the seed and i alone."""
     root = jax.random.key(seed)
     if window:
         root = jax.random.fold_in(root, 2**31 + window)

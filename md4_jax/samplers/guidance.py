@@ -20,16 +20,26 @@ def guided(
     Other noise: p(z_s | z_t) prop p(z_s | z_t, y)^w p(z_s | z_t)^(1 - w), see `GuidedProcess`.
     Both are normalised at each position. Each evaluation calls the network twice.
     """
-    process = params["process"]
     if weight == 1.0:
-        return network.denoiser(params, context), process
-    free = network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
+        return network.denoiser(params, context), params["process"]
     if weight == 0.0:
-        return free, process
+        return _free(network, params, context), params["process"]
+    return weighed(network, params, context, weight)
+
+
+def weighed(
+    network: Network, params: Params, context: Mapping[str, Array], weight: Array | float
+) -> tuple[Denoiser, Any]:
+    """Returns what `guided` does, with two network calls for every weight, which may be traced."""
+    process, free = params["process"], _free(network, params, context)
     told = network.denoiser(params, context)
     if process.shows_clean:
         return both(told, free, functools.partial(combined, weight=weight)), process
     return both(told, free, lambda *each: jnp.stack(each)), GuidedProcess(process, weight)
+
+
+def _free(network: Network, params: Params, context: Mapping[str, Array]) -> Denoiser:
+    return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
 
 
 def calls(weight: float) -> int:
@@ -37,7 +47,7 @@ def calls(weight: float) -> int:
     return 1 if weight in (0.0, 1.0) else 2
 
 
-def combined(told: Array, free: Array, weight: float) -> Array:
+def combined(told: Array, free: Array, weight: Array | float) -> Array:
     """Returns w log p(. | y) + (1 - w) log p(.); -inf where either is."""
     possible = (told > -jnp.inf) & (free > -jnp.inf)
     return jnp.where(possible, weight * told + (1.0 - weight) * free, -jnp.inf)
@@ -56,7 +66,7 @@ class GuidedProcess:
     It has all other public attributes of the process.
     """
 
-    def __init__(self, process: Process, weight: float):
+    def __init__(self, process: Process, weight: Array | float):
         public = {name: getattr(process, name) for name in dir(process) if name[0] != "_"}
         steps = {
             name: functools.partial(_step, public[name], rule, weight)
@@ -79,7 +89,9 @@ RULES: dict[str, Callable[[Array, Array, float], Array]] = {
 }
 
 
-def _step(function: Callable, rule: Callable, weight: float, outputs: Array, *rest) -> Array:
+def _step(
+    function: Callable, rule: Callable, weight: Array | float, outputs: Array, *rest
+) -> Array:
     told, free = (function(each, *rest) for each in outputs)
     return rule(told, free, weight)
 

@@ -47,7 +47,7 @@ def sample(
     (if alpha_0 < 1) is replaced by draws from the denoiser. The paths of the first `trace`
     sequences are returned too.
     """
-    chain = start(process, prompt, _fold(keys, len(grid)))
+    chain = start(process, prompt, fold(keys, len(grid)))
     run = _by_schedule if reveal.has_schedule(step, process) else _step_by_step
     chain, frames = run(denoiser, process, step, chain, Course(grid, keys, prompt.tokens, trace))
     chain = put_prompt(chain, prompt.tokens)
@@ -81,7 +81,7 @@ def put_prompt(chain: Chain, tokens: Array) -> Chain:
     )
 
 
-def _fold(keys: Array, index: Array | int) -> Array:
+def fold(keys: Array, index: Array | int) -> Array:
     return jax.vmap(jax.random.fold_in, (0, None))(keys, index)
 
 
@@ -93,15 +93,30 @@ def _step_by_step(
     times = jnp.asarray(grid)
 
     def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
-        s, t = times[index - 1], times[index]
-        step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(_fold(keys, index)), 1, 0)
-        after = step(denoiser, process, chain, s, t, step_keys)
-        now = s if step.level is None else jnp.float32(step.level)
-        after = put_prompt(after, prompt_at(process, tokens, now, noise_keys))
+        both, own = (times[index - 1], times[index]), fold(keys, index)
+        after = one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own)
         return after, Frames(chain.z[:traced], chain.confidence[:traced])
 
     chain, frames = jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
-    return _finish(denoiser, process, step, chain, _fold(keys, 0)), frames
+    return finish(denoiser, process, step, chain, fold(keys, 0)), frames
+
+
+def one_step(
+    denoiser: Denoiser,
+    process: Any,
+    step: SamplerStep,
+    chain: Chain,
+    times: tuple[Array, Array],
+    *,
+    tokens: Array,
+    keys: Array,
+) -> Chain:
+    """Takes one step between the times (s, t), with the prompt's tokens [B, L] as seen at s."""
+    s, t = times
+    step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    after = step(denoiser, process, chain, s, t, step_keys)
+    now = s if step.level is None else jnp.float32(step.level)
+    return put_prompt(after, prompt_at(process, tokens, now, noise_keys))
 
 
 def _by_schedule(
@@ -115,11 +130,11 @@ def _by_schedule(
     # tokens on CPU.
     grid, keys, _, traced = course
     count, length = len(grid) - 1, chain.z.shape[1]
-    schedule = reveal.schedule_of(step, process, chain, grid, _fold(keys, count))
+    schedule = reveal.schedule_of(step, process, chain, grid, fold(keys, count))
     most = reveal.capacity_of(step, process, grid, length)
     after = reveal.run(
         denoiser, step.transform, chain, schedule,
-        keys=_fold(keys, count + 2), capacity=most,
+        keys=fold(keys, count + 2), capacity=most,
     )  # fmt: skip
     rounds = count if isinstance(step, RevealsIndependently) else max(count, length)
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
@@ -134,9 +149,7 @@ def _replayed(before: Chain, after: Chain, revealed: Array, rounds: int) -> Fram
     )
 
 
-def _finish(
-    denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array
-) -> Chain:
+def finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, keys: Array) -> Chain:
     """Replaces the noise that is left by draws from the denoiser at the time of the chain.
 
     If the process may still hold noise then, every token is drawn from p(x | z_t). Otherwise only

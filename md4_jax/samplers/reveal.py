@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +66,40 @@ def capacity_of(
     return independent_capacity(process, grid, length, step.reveal_probability)
 
 
+class Passes(NamedTuple):
+    """Network evaluations that draw the positions of a schedule, in their order.
+
+    start     int32 [B, L], symbols before the first one
+    schedule  rounds and times of the positions
+    order     int32 [B, L + capacity], positions in the order of drawing
+    number    int32 like order, the evaluation that draws each; NEVER for those that are not drawn
+    round     int32 like order, the round of each
+    count     int32 [B], evaluations of each sequence
+    """
+
+    start: Array
+    schedule: RevealSchedule
+    order: Array
+    number: Array
+    round: Array
+    count: Array
+
+
+class Drawing(NamedTuple):
+    """State between two evaluations.
+
+    number      int32 [], the evaluation to come
+    begin       int32 [B], place in `Passes.order` at which it begins
+    z           int32 [B, L], symbols so far
+    confidence  float32 [B, L], as in `Chain`
+    """
+
+    number: Array
+    begin: Array
+    z: Array
+    confidence: Array
+
+
 def run(
     denoiser: Denoiser,
     transform: Transform,
@@ -80,35 +115,64 @@ def run(
     evaluation. One evaluation draws `capacity` positions. A round with more takes several
     evaluations, which see only the tokens of earlier rounds.
     """
-    length = chain.z.shape[1]
+    passes = passes_of(chain.z, schedule, capacity)
+
+    def body(state: Drawing) -> Drawing:
+        return one_pass(denoiser, transform, passes, state, keys=keys, capacity=capacity)
+
+    left = lambda state: state.number < jnp.max(passes.count)  # noqa: E731
+    drawn = jax.lax.while_loop(left, body, begin(chain))
+    return chain._replace(
+        z=drawn.z, confidence=drawn.confidence, evaluations=chain.evaluations + passes.count
+    )
+
+
+def begin(chain: Chain) -> Drawing:
+    """Returns the state before the first evaluation."""
+    return Drawing(jnp.int32(0), jnp.zeros(len(chain.z), jnp.int32), chain.z, chain.confidence)
+
+
+def passes_of(start: Array, schedule: RevealSchedule, capacity: int) -> Passes:
+    """Returns the evaluations that a schedule takes, each of at most `capacity` positions."""
     order = jnp.argsort(schedule.round, axis=1, stable=True)
     rounds = jnp.take_along_axis(schedule.round, order, axis=1)
     passes = _passes(rounds, capacity)
     count = jnp.max(jnp.where(rounds < NEVER, passes + 1, 0), axis=1)
     passes = jnp.where(rounds < NEVER, passes, NEVER)
-    order, passes, rounds = (
+    padded = (
         jnp.pad(x, ((0, 0), (0, capacity)), constant_values=fill)
         for x, fill in ((order, 0), (passes, NEVER), (rounds, NEVER))
     )
+    return Passes(start, schedule, *padded, count)
 
-    def body(state):
-        number, begin, z, confidence = state
-        slots = begin[:, None] + jnp.arange(capacity)
-        index = jnp.take_along_axis(order, slots, axis=1)
-        valid = jnp.take_along_axis(passes, slots, axis=1) == number
-        now = jnp.take_along_axis(rounds, slots[:, :1], axis=1)
-        time = jnp.take_along_axis(schedule.time, index[:, :1], axis=1)[:, 0]
-        later = (schedule.round >= now) & (schedule.round < NEVER)
-        seen = jnp.where(later, chain.z, z)
-        tokens, chances = draw_at(denoiser, transform, seen, time, index, keys)
-        where = jnp.where(valid, index, length)
-        put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
-        begin = begin + jnp.sum(valid, axis=1, dtype=jnp.int32)
-        return number + 1, begin, put(z, where, tokens), put(confidence, where, chances)
 
-    start = (jnp.int32(0), jnp.zeros(len(chain.z), jnp.int32), chain.z, chain.confidence)
-    _, _, z, confidence = jax.lax.while_loop(lambda state: state[0] < jnp.max(count), body, start)
-    return chain._replace(z=z, confidence=confidence, evaluations=chain.evaluations + count)
+def one_pass(
+    denoiser: Denoiser,
+    transform: Transform,
+    passes: Passes,
+    state: Drawing,
+    *,
+    keys: Array,
+    capacity: int,
+) -> Drawing:
+    """Draws the positions of one evaluation."""
+    schedule, length = passes.schedule, passes.start.shape[1]
+    slots = state.begin[:, None] + jnp.arange(capacity)
+    index = jnp.take_along_axis(passes.order, slots, axis=1)
+    valid = jnp.take_along_axis(passes.number, slots, axis=1) == state.number
+    now = jnp.take_along_axis(passes.round, slots[:, :1], axis=1)
+    time = jnp.take_along_axis(schedule.time, index[:, :1], axis=1)[:, 0]
+    later = (schedule.round >= now) & (schedule.round < NEVER)
+    seen = jnp.where(later, passes.start, state.z)
+    tokens, chances = draw_at(denoiser, transform, seen, time, index, keys)
+    where = jnp.where(valid, index, length)
+    put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
+    return Drawing(
+        state.number + 1,
+        state.begin + jnp.sum(valid, axis=1, dtype=jnp.int32),
+        put(state.z, where, tokens),
+        put(state.confidence, where, chances),
+    )
 
 
 def _passes(rounds: Array, capacity: int) -> Array:

@@ -11,6 +11,7 @@ from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment, rows_of
+from md4_jax.options import words
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place
@@ -20,7 +21,9 @@ from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
 from md4_jax.training.notices import BUDGET, Notices, Signals
+from md4_jax.training.profile import Profile
 from md4_jax.training.step import TrainState, init_state, make_train_step
+from md4_jax.training.trackers import Tracked, Trackers
 from md4_jax.training.writers import NullWriter, Progress, Writer
 
 
@@ -86,8 +89,10 @@ def train(
     data = corpus.train_batches(seed=experiment.train.seed, **rows)
     if primary:
         print(report.start(experiment, state, workdir, step), flush=True)
-    writer = Writer(workdir, resume_step=step) if primary else NullWriter()
     progress = Progress(experiment.train.num_steps, step, enabled=primary)
+    writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
+    traced = experiment.log.profile if primary else ()
+    profile = Profile(traced, workdir / "profile", progress.say)
     log = TrainLog(writer, progress, _log_settings(experiment))
     if host is not None:
         data.set_state(host["data"])
@@ -105,10 +110,12 @@ def train(
         # If the run was killed between a save and its evaluation.
         _evaluate_if_due(suite, log, state, step)
         while not last:
-            batch = to_global(next(data), experiment.mesh)
-            with jax.set_mesh(experiment.mesh):
-                state, metrics = step_fn(state, batch)
+            with profile.step(step + 1):
+                batch = to_global(next(data), experiment.mesh)
+                with jax.set_mesh(experiment.mesh):
+                    state, metrics = step_fn(state, batch)
             step += 1
+            profile.after_step(step, state)
             log.add(step, metrics)
             progress.advance()
             if step % experiment.log.every == 0:
@@ -133,6 +140,7 @@ def train(
     finally:
         progress.close()
         signals.release()
+        profile.close()
         writer.close()
         data.close()
         # Closing waits for the other processes, which may have ended after an error.
@@ -149,6 +157,15 @@ def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) 
     for name, result in suite.run(names, state.ema, step, lambda t: log.say(f"step {step}  {t}")):
         log.evaluation(step, name, result)
     return names
+
+
+def _writer(
+    experiment: Experiment, workdir: Place, step: int, say: Callable[[str], None]
+) -> Writer:
+    """Returns the writer of a run that resumes from `step`, with its trackers."""
+    run = Tracked(workdir, experiment.config, step)
+    trackers = Trackers(words(experiment.log.trackers), run, say)
+    return Writer(workdir, resume_step=step, trackers=trackers)
 
 
 def _log_settings(experiment: Experiment) -> LogSettings:

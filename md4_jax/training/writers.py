@@ -9,24 +9,24 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from md4_jax.generate import pictures
 from md4_jax.runtime.paths import Place, append, is_remote, place, replace
+from md4_jax.training.trackers import Trackers
 
 # Seconds between writes of a log in object storage, since each write copies the whole file.
 OBJECT_PAUSE = 60.0
 
 
 class Writer:
-    """Writer of metrics.jsonl, with a JSON object per line, and TensorBoard events.
+    """Writer of metrics.jsonl, with a JSON object per line, and of the run's trackers.
 
     Rows after `resume_step` are dropped at the start, since these steps are about to run again.
     """
 
-    def __init__(self, workdir: Place, *, resume_step: int):
-        self._path = workdir / "metrics.jsonl"
+    def __init__(self, workdir: Place, *, resume_step: int, trackers: Trackers | None = None):
+        self._path, self._trackers = workdir / "metrics.jsonl", trackers
         self._pause = OBJECT_PAUSE if is_remote(workdir) else 0.0
         self._pending: list[str] = []
         self._flushed = time.monotonic()
@@ -37,9 +37,6 @@ class Writer:
                 self._rows.setdefault(row["step"], {}).update(row)
             text = "".join(json.dumps(row) + "\n" for row in rows)
             replace(self._path, text)
-        self._events = SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=resume_step + 1 if resume_step else None
-        )
 
     def has(self, step: int, prefix: str) -> bool:
         """Returns whether a number with this prefix has been written for the step."""
@@ -50,29 +47,32 @@ class Writer:
         return self._rows.values()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        row = {"step": step} | {name: _plain(value) for name, value in numbers.items()}
+        plain = {name: _plain(value) for name, value in numbers.items()}
+        row = {"step": step, **plain}
         self._rows.setdefault(step, {}).update(row)
         self._pending.append(json.dumps(row) + "\n")
-        for name, value in numbers.items():
-            if isinstance(value, (int, float, np.number)) and np.isfinite(value):
-                self._events.add_scalar(name, value, step)
+        self._tell("write", step, {k: v for k, v in plain.items() if not isinstance(v, str)})
         if time.monotonic() - self._flushed >= self._pause:
             self.flush()
 
     def picture(self, step: int, name: str, file: str) -> None:
-        """Shows a PNG in TensorBoard."""
-        self._events.add_image(name, pictures.read(place(file)), step, dataformats="HWC")
+        """Shows a PNG in the trackers."""
+        self._tell("picture", step, name, pictures.read(place(file)))
 
     def flush(self) -> None:
         """Writes pending rows. Call it before a save: a resumed run does not make them again."""
         if self._pending:
             append(self._path, "".join(self._pending))
-            self._events.flush()
+            self._tell("flush")
         self._pending, self._flushed = [], time.monotonic()
 
     def close(self) -> None:
         self.flush()
-        self._events.close()
+        self._tell("close")
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        if self._trackers is not None:
+            self._trackers.tell(method, *arguments)
 
 
 class NullWriter:

@@ -49,6 +49,7 @@ CONFIG = [
     (["train.num_steps=0"], ["train.num_steps must be at least 1, not 0"]),
     (["train.ema=1.0"], ["train.ema must lie in [0, 1), not 1.0"]),
     (["log.every=0"], ["log.every must be at least 1, not 0"]),
+    (["log.profile=10"], ["log.profile must be a list of whole numbers, such as 1,2, not 10"]),
     (["checkpoint.every=0"], ["checkpoint.every must be at least 1, not 0"]),
     (
         ["evals.test.split=dev"],

@@ -19,6 +19,7 @@ SMALL = {
     "data.length": 32,
     "data.validation": 20,
     "data.test": 20,
+    "tokenizer.size": 0,
     "network.size": 32,
     "network.depth": 1,
     "network.heads": 2,

@@ -13,7 +13,8 @@ from md4_jax.protocols import UserError
 pytestmark = pytest.mark.slow
 
 SLOW = ("bd3lm", "llada")
-CAMPAIGN = ("duo", "sedd_uniform", "radd", "md4_text")  # read by code that the others use
+# Read by code that the others use.
+CAMPAIGN = ("duo", "sedd_absorb", "sedd_uniform", "radd", "md4_text")
 KEYS = {
     "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
     "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
@@ -44,6 +45,17 @@ def test_training_goes_on_from_a_published_model(name, tmp_path):
     assert model.step == 2
     card = (model.save(tmp_path / "saved") / "README.md").read_text()
     assert re.search(r"- test: <= [\d.]+ \+- [\d.]+ bits/token", card)
+
+
+def test_a_run_saved_as_safetensors_draws_the_samples_of_the_run(trained, tmp_path):
+    """Those that the command line has written, bit for bit."""
+    (file,) = (trained / "samples").glob("*.jsonl")
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    run = md4_jax.load(trained)
+    saved = md4_jax.load(run.save(tmp_path / "saved"))
+    assert [row["text"] for row in written] == saved.sample(num=2, steps=4, seed=0).texts
+    tokens = saved.sample(num=1).tokens
+    assert saved.logits(tokens, 0.5).tobytes() == run.logits(tokens, 0.5).tobytes()
 
 
 @pytest.mark.parametrize(

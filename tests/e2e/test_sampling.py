@@ -194,7 +194,7 @@ def page_data(file: Path) -> dict:
 
 def final_text(file: Path) -> str:
     """What the page of a sample ends with."""
-    data = page_data(file)
+    data = page_data(file)["samples"][0]
     return "".join(data["words"][i] for i in data["final"])
 
 
@@ -202,17 +202,18 @@ def test_a_trace_is_drawn_beside_the_samples(sample):
     drawn = sample("num=1", "prompt=ROMEO:", "steps=8", "trace=true")
     made = [line.removeprefix("trace: ") for line in drawn.lines if line.startswith("trace: ")]
     assert made == [str(drawn.file.with_suffix(kind)) for kind in (".gif", ".html")]
-    data = page_data(drawn.file)
-    assert data["title"] == f"Sample 0 of {drawn.file.stem}: ancestral, md4"
+    page = page_data(drawn.file)
+    settings = "ancestral, 8 steps, cosine grid, temperature 1, seed 0, objective md4"
+    assert page["title"] == f"{drawn.file.stem}: {settings}"
     assert final_text(drawn.file) == drawn.texts[0].replace("\n", "↵")
-    assert data["prompt"] == list(range(6)) and max(data["steps"]) <= 8
-    assert data["labels"][0] == "step 0: 0 of 10 tokens drawn"
-    assert data["labels"][-1].endswith(": 10 of 10 tokens drawn")
-    assert len(data["steps"]) == drawn.rows[0]["network_evaluations"] + 1
-    chances = [chance for frame in data["changes"][1:] for _, _, chance in frame]
+    (data,) = page["samples"]
+    steps = [frame["step"] for frame in data["frames"]]
+    assert data["prompt"] == list(range(6)) and max(steps) <= 8
+    assert len(steps) == drawn.rows[0]["network_evaluations"] + 1
+    chances = [chance for frame in data["frames"][1:] for _, _, chance in frame["changes"]]
     assert len(chances) == 10 and all(0 < chance < 1 for chance in chances)
     with Image.open(drawn.file.with_suffix(".gif")) as image:
-        assert image.n_frames == len(data["steps"])
+        assert image.n_frames == len(steps)
     assert drawn.numbers["unigram_entropy_bits_se"] is None  # one sample has no spread
 
 

@@ -244,6 +244,11 @@ def test_the_bound_that_stands_for_a_run_is_the_first_final_one():
         reported(build.experiment(config, TOKENIZER))
 
 
+def test_a_trace_may_end_with_the_last_step():
+    built = build.experiment(changed(log__profile=[9, 1_000_000]), TOKENIZER)
+    assert built.log.profile == [9, 1_000_000]
+
+
 def test_a_missing_argument_is_named():
     with pytest.raises(UserError, match=r"data.path is needed by data.name='text'"):
         schema.build_section("data", {"name": "text", "length": 8})
@@ -303,6 +308,10 @@ def test_nested_sections_are_made_first():
         (dict(sample__guidance=float("inf")), "sample.guidance must be a finite number, not inf"),
         (dict(checkpoint__keep=0), "checkpoint.keep must be at least 1, not 0"),
         (dict(data__length=1), "data.length must be at least 2, not 1"),
+        (dict(log__trackers="tensorboard, wandbb"),
+         "unknown tracker in log.trackers 'wandbb'; did you mean 'wandb'"),
+        *[(dict(log__profile=steps), "must be the first and the last step .* up to .*=1000000")
+          for steps in ([9, 1_000_001], [3], [0, 2], [5, 4], [1, 2, 3])],
     ],
 )  # fmt: skip
 def test_sections_that_do_not_go_together(values, words):

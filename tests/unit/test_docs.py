@@ -103,13 +103,13 @@ def test_commands_name_files_that_exist():
     assert wrong == []
 
 
-def test_the_drawing_in_the_readme_is_that_of_the_package(monkeypatch):
+def test_the_drawing_of_the_floors_is_that_of_the_package(monkeypatch):
     """Every room stands once, above all that it imports."""
     monkeypatch.syspath_prepend(ROOT / "tools")
     import floors
 
     graph = floors.rooms()
-    text = (ROOT / "README.md").read_text().partition("## How it is built")[2]
+    text = (ROOT / "docs/architecture.md").read_text()
     drawing = re.search(r"(?:^    \S.*\n)+", text, re.M).group()
     stacked = [
         list(itertools.takewhile(graph.__contains__, line.split())) for line in drawing.splitlines()

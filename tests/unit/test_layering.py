@@ -25,7 +25,10 @@ ALLOWED = {
     "samplers": {"options", "processes", "runtime"},
     "generate": {"options", "runtime"},
     "experiment": {"options", "runtime"},
-    "evals": {"data", "experiment", "generate", "objectives", "options", "runtime", "samplers"},
+    "evals": {
+        "data", "experiment", "generate", "objectives", "options", "processes", "runtime",
+        "samplers",
+    },
     "training": {
         "data", "evals", "experiment", "generate", "objectives", "options", "runtime",
     },
@@ -38,12 +41,13 @@ ALLOWED = {
     },
     "model": {
         "config", "data", "evals", "experiment", "generate", "networks", "objectives", "options",
-        "processes", "runtime", "training",
+        "processes", "runtime", "samplers", "training",
     },
+    "server": {"generate"},
     "modes": {
         "config", "data", "evals", "experiment", "options", "perf", "runtime", "training",
     },
-    "main": {"config", "model", "modes", "runtime"},
+    "main": {"config", "model", "modes", "runtime", "server"},
 }  # fmt: skip
 
 # Third party -> the only rooms that import it.
@@ -58,6 +62,7 @@ CAGES = {
     "ml_collections": {"config"},
     "tensorboardX": {"training"},
     "tqdm": {"training", "data"},
+    "wandb": {"training"},
     "matplotlib": {"generate"},
     "PIL": {"data", "generate"},
     "etils": {"runtime"},
@@ -68,6 +73,9 @@ CAGES = {
     "transformers": {"evals"},
     "mauve": {"evals"},
     "fsspec": {"runtime"},
+    "starlette": {"server"},
+    "uvicorn": {"server"},
+    "anyio": {"server"},
     "jax": set(ALLOWED) - {"main", "data", "generate", "options"},
     "numpy": set(ALLOWED),
 }

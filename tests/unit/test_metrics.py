@@ -10,6 +10,7 @@ import pytest
 from md4_jax.evals.metrics import Likelihood, bits
 from md4_jax.options import LogOptions
 from md4_jax.protocols import UserError
+from md4_jax.training.trackers import Tracked, Trackers
 from md4_jax.training.writers import NullWriter, Progress, Writer, read_rows
 
 
@@ -122,7 +123,8 @@ def test_a_hopeless_model_has_a_finite_perplexity():
 
 
 def write(directory, resume_step, *rows):
-    writer = Writer(directory, resume_step=resume_step)
+    trackers = Trackers(["tensorboard"], Tracked(directory, {}, resume_step), print)
+    writer = Writer(directory, resume_step=resume_step, trackers=trackers)
     for step, numbers in rows:
         writer.write(step, numbers)
     writer.close()

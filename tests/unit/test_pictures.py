@@ -10,7 +10,7 @@ from PIL import Image
 
 from md4_jax.data.pixels import PixelDomain
 from md4_jax.data.tokenizers import Bytes
-from md4_jax.generate import image_traces, pictures, traces, writers
+from md4_jax.generate import image_traces, pages, pictures, traces, writers
 from md4_jax.generate.prompts import templates
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
@@ -125,15 +125,16 @@ def test_the_page_and_the_animation_of_an_image(tmp_path):
         assert image.n_frames == 7
         first = np.asarray(image.convert("RGB"))
         assert np.abs(first[60, 60].astype(int) - BLANK).max() <= 2
-    image_traces.html(path, place(tmp_path / "a.html"), "A <title>", GREY)
+    pages.write([path], place(tmp_path / "a.html"), "A <title>", GREY)
     text = (tmp_path / "a.html").read_text()
     data = json.loads(re.search(r"const data = (.*);\n", text)[1])
-    assert data["shape"] == [2, 3, 1] and data["blank"] == BLANK
-    assert data["labels"][2] == "step 2: 2 of 6 values drawn"
-    painted = [data["values"][symbol] // 85 for symbol in data["final"]]
+    assert data["shared"]["shape"] == [2, 3, 1] and data["shared"]["flat"] == BLANK
+    assert data["shared"]["unit"] == "values"
+    (sample,) = data["samples"]
+    painted = [sample["values"][symbol] // 85 for symbol in sample["final"]]
     assert painted == z[-1, 1].tolist()
-    assert data["changes"][3] == [[2, data["final"][2], 0.3]]
-    assert data["words"][data["mask"]] == traces.MASK
+    assert sample["frames"][3]["changes"] == [[2, sample["final"][2], 0.3]]
+    assert sample["words"][sample["mask"]] == traces.MASK
 
 
 # Prompts

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from md4_jax.data.tokenizers import Bytes, Characters
-from md4_jax.generate import traces
+from md4_jax.generate import pages, traces
 
 TOKENIZER = Characters("ab\n<")
 A, B, LINE, LESS, MASK = range(5)
@@ -111,23 +111,15 @@ def test_colours_go_from_the_first_over_the_middle_to_the_last():
     assert ends == [traces.SHADES[i] for i in (0, 0, -1, -1)]
 
 
-def test_lines_end_at_spaces_and_breaks():
-    assert traces.chunks(list("ab c↵d")) == [[0, 1, 2], [3, 4], [5]]
-    assert traces.chunks(["the", " cat", "s", " ", "x"]) == [[0], [1, 2, 3], [4]]
-
-
-def test_layout():
-    """Words stay whole, a space may hang over the end, and what is too long is cut anywhere."""
-    columns, spaces = traces.COLUMNS, 200 * [" "]
-    words = [*("a" * (columns - 3)), " ", "b", "b", "b", " ", "c", traces.BREAK, "d"]
-    places, lines = traces._layout(words)
-    assert lines == 3 and places[columns - 3] == (columns - 3, 0, 1)
-    assert places[columns - 2 :] == [(n, 1, 1) for n in range(6)] + [(0, 2, 1)]
-    assert traces._layout(["a"] * columns + [" "])[0][-1] == (columns, 0, 1)
-    for words in (spaces, ["a"] * 200, ["a" * 200, "b"]):
-        places, lines = traces._layout(words)
-        assert max(column + width for column, _, width in places) <= columns + 1
-        assert lines >= 2 and len(set(places)) == len(words)
+def test_the_layout_of_an_animation_does_not_depend_on_the_text():
+    """A grid: where a line or a word ends, a mask does not tell."""
+    columns = traces.COLUMNS
+    places, lines = traces._layout(columns + 2, 1)
+    assert lines == 2 and places[:2] == [(0, 0, 1), (1, 0, 1)]
+    assert places[-3:] == [(columns - 1, 0, 1), (0, 1, 1), (1, 1, 1)]
+    places, lines = traces._layout(13, traces.WIDE)
+    assert lines == 3 and len(set(places)) == 13
+    assert max(column + width for column, _, width in places) <= columns
 
 
 def pixels(image):
@@ -138,7 +130,7 @@ def test_gif(path, tmp_path):
     traces.gif(path, tmp_path / "a.gif")
     with Image.open(tmp_path / "a.gif") as image:
         assert image.n_frames == 3 and image.is_animated and image.info["loop"] == 0
-        # Two lines, since there is a break: margins, 24 pixels a line and what stands below.
+        # One line: margins, 24 pixels and what stands below.
         assert image.size == (552, 32 + 24 + traces.FOOT)
         shown, pauses = [], []
         for index in range(3):
@@ -159,19 +151,20 @@ def test_gif(path, tmp_path):
         assert [bool(far < 12) for far in away] == [i == at for i in range(3)]  # new there alone
 
 
-def test_noise_wider_than_its_place_is_cut_off_and_a_mask_stands_in_the_middle(tmp_path):
-    """The place is that of the last word, so that nothing moves."""
+def test_a_token_wider_than_its_place_is_cut_off_and_a_mask_stands_in_the_middle(tmp_path):
     end, a = 256, ord("a")
     rows = [([end, a], [0.5, 0.5]), ([a, 257], [0.5, 0]), ([a, end], [0.5, 0.5])]
     path = traces.trajectory(frames(rows), np.zeros(2, bool), Bytes())
+    assert path.wide
     traces.gif(path, tmp_path / "a.gif")
+    wide = traces.WIDE
     with Image.open(tmp_path / "a.gif") as image:
         drawn = []
         for index in range(3):
             image.seek(index)
-            text = pixels(image)[16:38, 16 : 16 + 14 * 10].reshape(22, 14, 10, 3)
+            text = pixels(image)[16:38, 16 : 16 + 20 * wide].reshape(22, 2 * wide, 10, 3)
             drawn.append(np.flatnonzero((text.max(axis=-1) < 240).any(axis=(0, 2))).tolist())
-    assert drawn == [[0, 1], [0, 7], [*range(14)]]
+    assert drawn == [[*range(wide), wide], [0, wide + (wide - 1) // 2], [0, *range(wide, 2 * wide)]]
 
 
 def test_a_gif_of_one_frame_and_a_long_one(tmp_path):
@@ -199,21 +192,65 @@ def data_of(file):
     return json.loads(found[1]), text
 
 
-def test_html_is_one_file_with_the_whole_path(path, tmp_path):
-    traces.html(path, tmp_path / "a.html", 'Sample 0: "a" <b>')
-    data, text = data_of(tmp_path / "a.html")
-    assert not re.search(r"https?:|//www|src=|href=|@import|url\(", text)
-    assert data["title"] == 'Sample 0: "a" <b>' and data["steps"] == [0, 2, 3]
-    assert data["labels"] == [path.label(i) for i in range(3)]
-    assert data["prompt"] == [0] and data["words"][data["mask"]] == "·"
-    assert data["chunks"] == [[0, 1, 2]] and data["words"][data["final"][2]] == "↵"
+def page(file, title, *paths):
+    """The data of the page of these paths, and the page itself."""
+    pages.write(paths, file, title, TOKENIZER)
+    return data_of(file)
+
+
+def test_a_page_is_one_file_with_whole_paths(path, tmp_path):
+    data, text = page(tmp_path / "a.html", 'step_1: "a" <b>', path, path)
+    assert not re.search(r"https?:|//www|src=|href=|@import|url\(|innerHTML", text)
+    assert data["title"] == 'step_1: "a" <b>' and data["name"] == "a"
+    assert data["shared"] == {"unit": "tokens", "length": 3, "wide": False}
+    one, other = data["samples"]
+    assert one == other and [f["step"] for f in one["frames"]] == [0, 2, 3]
+    assert one["prompt"] == [0] and one["words"][one["mask"]] == "·"
+    assert one["words"][one["final"][2]] == "↵"
     state, confidence = np.full(3, -2), np.zeros(3)
-    for index, changes in enumerate(data["changes"]):
-        for n, symbol, chance in changes:
+    for index, frame in enumerate(one["frames"]):
+        for n, symbol, chance in frame["changes"]:
             state[n], confidence[n] = symbol, chance
         np.testing.assert_array_equal(state, path.symbol[index])
         np.testing.assert_allclose(confidence, path.confidence[index])
-    assert [len(c) for c in data["changes"]] == [3, 1, 1]
+    assert [len(f["changes"]) for f in one["frames"]] == [3, 1, 1]
+
+
+def luminance(colour) -> float:
+    share = np.asarray(colour) / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other) -> float:
+    light, dark = sorted((luminance(one) + 0.05, luminance(other) + 0.05), reverse=True)
+    return light / dark
+
+
+def test_colours_of_the_page_are_those_of_the_animation_and_can_be_read():
+    """Contrast of at least 4.5 to 1, in both themes, on every ground that a text stands on."""
+    names = ("paper", "new", "cell", "back", "panel", "ink", "soft", "back-ink", "unsure", "middle",
+             "sure", "accent", "on-accent")  # fmt: skip
+    style = pages.STYLE.read_text(encoding="utf-8")
+    themes = []
+    for part in style.split("@media (prefers-color-scheme: dark)"):
+        found = dict(re.findall(r"--([\w-]+): #([0-9a-f]+);", part))
+        full = {k: "".join(c * (6 // len(v)) for c in v) for k, v in found.items()}
+        themes.append({k: [int(v[i : i + 2], 16) for i in (0, 2, 4)] for k, v in full.items()})
+    light, dark = themes
+    assert [light[k] for k in ("unsure", "middle", "sure")] == traces.COLOURS.tolist()
+    for theme in (light, dark):
+        assert set(names) <= set(theme)
+        on = {"paper": ("ink", "soft", "back-ink", "accent"), "panel": ("ink", "soft"),
+              "cell": ("soft",), "back": ("back-ink",), "accent": ("on-accent",)}  # fmt: skip
+        for ground, inks in on.items():
+            for ink in inks:
+                assert contrast(theme[ground], theme[ink]) >= 4.5, (ground, ink)
+        scale = np.array([theme[k] for k in ("unsure", "middle", "sure")], float)
+        for p in np.linspace(0, 1, 21):
+            mixed = [np.interp(2 * p, [0, 1, 2], c) for c in scale.T]
+            for ground in ("paper", "new"):
+                assert contrast(mixed, theme[ground]) >= 4.5, (ground, p)
 
 
 def test_probabilities_that_change_alone_are_told_where_it_shows():
@@ -224,7 +261,7 @@ def test_probabilities_that_change_alone_are_told_where_it_shows():
         ([B, A], [0.5, 0.91]),
     ]
     noise = traces.trajectory(frames(rows), np.zeros(2, bool), TOKENIZER)
-    changes = [[c for c in frame if c[0] == 1] for frame in traces._changes(noise)]
+    changes = [[c for c in frame if c[0] == 1] for frame in pages.changes(noise)]
     assert changes == [[[1, 0, 0.5]], [], [[1, 0, 0.9]], [[1, 0, 0.91]]]
 
 
@@ -237,15 +274,14 @@ def test_a_token_cannot_end_the_script(tmp_path):
     path = traces.Trajectory(
         path.step, path.symbol * 0, path.confidence, path.prompt_mask, [text], path.mask
     )
-    traces.html(path, tmp_path / "a.html", text)
-    data, whole = data_of(tmp_path / "a.html")
-    assert data["words"] == [text] and data["title"] == text
+    data, whole = page(tmp_path / "a.html", text, path)
+    assert data["samples"][0]["words"] == [text] and data["title"] == text
     assert whole.count("<script") == 1 and whole.count("</script") == 1 and "<!--" not in whole
 
 
 def test_values_that_are_no_numbers_stay_json(tmp_path):
     rows = [([MASK], [0]), ([A], [np.nan])]
     path = traces.trajectory(frames(rows), np.zeros(1, bool), TOKENIZER)
-    traces.html(path, tmp_path / "a.html", "t")
-    assert data_of(tmp_path / "a.html")[0]["changes"][1] == [[0, 0, 0.0]]
+    (sample,) = page(tmp_path / "a.html", "t", path)[0]["samples"]
+    assert sample["frames"][1]["changes"] == [[0, 0, 0.0]]
     traces.gif(path, tmp_path / "a.gif")

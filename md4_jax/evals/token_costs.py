@@ -1,0 +1,130 @@
+"""Cost of each token of a text: the terms whose sum is its bound."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.evals.metrics import bits
+from md4_jax.evals.texts import bucket, encoded, takes_segments
+from md4_jax.experiment import Experiment
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.draws import draws
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import Array, Batch, Objective, Params, UserError, batch_of
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import batch_shards, to_global, to_host
+
+ROWS = 16  # draws of one estimate; the error comes from several
+
+
+class TokenCosts(NamedTuple):
+    """Costs of the N tokens of a text.
+
+    tokens    int32 [N], their ids
+    bits      float64 [N]; the sum bounds -log2 p of the text, or is it where exact
+    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 where exact
+    total_se  standard error of the sum
+    exact     whether the sum is the likelihood itself
+    """
+
+    tokens: np.ndarray
+    bits: np.ndarray
+    bits_se: np.ndarray
+    total_se: float
+    exact: bool
+
+
+def token_costs(
+    experiment: Experiment,
+    params: Params,
+    text: str,
+    objective: Objective,
+    programs: dict,
+    *,
+    estimates: int = 4,
+    label: int = -1,
+) -> TokenCosts:
+    """Estimates what each token of a text adds to the bound, by 16 draws an estimate.
+
+    For masks it is the mean over random orders of -log p(token | the tokens drawn before it). The
+    objective is the bound of whole texts. UserError for a text longer than the model, and for a
+    bound that is no sum over tokens.
+    """
+    splits = splitting(experiment, objective)
+    tokens = np.asarray(encoded(experiment, 0, text), np.int32)
+    if len(tokens) > experiment.data.length:
+        raise UserError(
+            f"the text has {len(tokens)} {experiment.domain.unit}s, and the model sees "
+            f"{experiment.data.length} at once: shorten it"
+        )
+    exact = getattr(splits, "is_exact", lambda network: False)(experiment.network)
+    batch = _batch(experiment, params, tokens, 1 if exact else ROWS, label)
+    key = ("token costs", experiment.network, splits)
+    program = programs.setdefault(key, jit(_program(experiment, splits), experiment.mesh))
+    found = []
+    with jax.set_mesh(experiment.mesh):
+        for number in range(1 if exact else estimates):
+            nats = to_host(program(params, batch, jnp.int32(number)))
+            found.append(nats[:, : len(tokens)].mean(axis=0, dtype=np.float64))
+    each = bits(np.stack(found))
+    error, total = _error(each), _error(each.sum(axis=1))
+    return TokenCosts(tokens, each.mean(axis=0), error, float(total), exact)
+
+
+def splitting(experiment: Experiment, objective: Objective) -> Any:
+    """Returns a bound of the same value that is a sum over tokens; UserError if there is none."""
+    if hasattr(objective, "of_tokens"):
+        return objective
+    process, needs = experiment.process, objective.needs
+    if (
+        isinstance(process, RevealsMasks)
+        and process.is_complete
+        and not (needs.causal or needs.blockwise)
+    ):
+        return AnyOrder()
+    raise UserError(
+        f"the bound {type(objective).__name__} of this model is no sum over tokens: only models of "
+        "masks, and those from left to right, have costs of single tokens"
+    )
+
+
+def _error(estimates: np.ndarray) -> Any:
+    """Returns the standard error of the mean over the first axis; 0 for a single one."""
+    if len(estimates) == 1:
+        return np.zeros(estimates.shape[1:])
+    return estimates.std(axis=0, ddof=1) / np.sqrt(len(estimates))
+
+
+def _batch(
+    experiment: Experiment, params: Params, tokens: np.ndarray, rows: int, label: int
+) -> Batch:
+    """Repeats the text in rows, padded to one of few lengths if no token sees the padding."""
+    shards, length = batch_shards(experiment.mesh), len(tokens)
+    rows = -(-rows // shards) * shards
+    pads = takes_segments(experiment, params)
+    more = (0, bucket(length, experiment.data.length) - length if pads else 0)
+    segments = np.pad(np.zeros(length, np.int32), more, constant_values=-1)
+    context = {"segments": np.tile(segments, (rows, 1))} if pads else {}
+    if label >= 0:
+        context["label"] = np.full(rows, label, np.int32)
+    counted = np.pad(np.ones(length, bool), more)
+    batch = batch_of(
+        np.tile(np.pad(tokens, more), (rows, 1)),
+        loss_mask=np.tile(counted, (rows, 1)),
+        context=context,
+    )
+    return to_global(batch._replace(text=None), experiment.mesh)
+
+
+def _program(experiment: Experiment, objective: Any) -> Callable:
+    """Makes (params, batch, number of the estimate) -> nats of each row's tokens, [B, L]."""
+
+    def run(params: Params, batch: Batch, number: Array) -> Array:
+        denoiser = experiment.network.denoiser(params, batch.context)
+        u, keys = draws(0, number, len(batch.tokens))
+        return objective.of_tokens(denoiser, params["process"], batch, u, keys)
+
+    return run

@@ -1,0 +1,90 @@
+"""Page that shows the paths of samples, text or images; it is one file that opens from disk."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from md4_jax.generate.pictures import BLANK, factor, has_pictures
+from md4_jax.generate.traces import MASK, Trajectory
+from md4_jax.runtime.paths import Place
+
+PAGE, STYLE, SCRIPT = (Path(__file__).with_name(f"trace.{end}") for end in ("html", "css", "js"))
+# A smaller change of a probability is left out.
+RESOLUTION = 0.02
+ENLARGED = 2  # pixels on the page for each one in a grid of images
+
+
+def write(paths: Sequence[Trajectory], file: Place, title: str, domain: Any) -> None:
+    """Writes the page; the title says from which samples the one that is shown was chosen."""
+    first = paths[0]
+    shared = {"unit": first.unit, "length": first.symbol.shape[1], "wide": first.wide}
+    shared |= of_images(domain)
+    data = {
+        "title": title,
+        "name": file.stem,
+        "shared": shared,
+        "samples": [_sample(path, domain) for path in paths],
+    }
+    text = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
+    page = PAGE.read_text(encoding="utf-8")
+    for place, content in (("STYLE", STYLE), ("SCRIPT", SCRIPT)):
+        page = page.replace(place, content.read_text(encoding="utf-8"), 1)
+    before, after = page.split("const data = DATA;")
+    file.write_text(f"{before}const data = {text};{after}", encoding="utf-8")
+
+
+def of_images(domain: Any) -> dict[str, Any]:
+    """Returns facts with which the script shows images; none for text."""
+    if not has_pictures(domain):
+        return {}
+    scale = ENLARGED * factor(domain.shape)
+    return {"shape": list(domain.shape), "flat": list(BLANK), "scale": scale}
+
+
+def values(domain: Any, levels: Sequence[int]) -> list[int]:
+    """Returns the value of 0..255 with which each level of an image is shown."""
+    of_one_level = np.repeat(np.asarray(levels)[:, None], math.prod(domain.shape), axis=1)
+    return [int(domain.decode(row).flat[0]) for row in of_one_level]
+
+
+def _sample(path: Trajectory, domain: Any) -> dict[str, Any]:
+    """Returns the words, the prompt and the changes of one path."""
+    facts = {}
+    if has_pictures(domain):
+        levels = [0 if text == MASK else int(text) for text in path.words]
+        facts["values"] = values(domain, levels)
+    told = changes(path)
+    return {
+        **facts,
+        "words": list(path.words),
+        "mask": path.mask,
+        "prompt": np.flatnonzero(path.prompt_mask).tolist(),
+        "final": [int(symbol) for symbol in path.symbol[-1]],
+        "frames": [
+            {"step": int(step), "changes": part} for step, part in zip(path.step, told, strict=True)
+        ],
+    }
+
+
+def changes(path: Trajectory) -> list[list[list]]:
+    """Lists [position, symbol, probability] of the changes in each frame."""
+    found, told = [], np.full(path.confidence.shape[1], -1.0)
+    for index, (symbol, confidence) in enumerate(zip(path.symbol, path.confidence, strict=True)):
+        moved = (symbol != path.symbol[index - 1]) if index else np.ones(len(symbol), bool)
+        moved |= np.abs(confidence - told) > RESOLUTION
+        if index == len(path.step) - 1:
+            moved |= confidence != told
+        told = np.where(moved, confidence, told)
+        found.append(
+            [[int(n), int(symbol[n]), short(confidence[n])] for n in np.flatnonzero(moved)]
+        )
+    return found
+
+
+def short(value: float) -> float:
+    """Rounds to three significant digits."""
+    return float(f"{value:.3g}")

@@ -1,0 +1,197 @@
+"""Actions of the playground on one model: its facts, tokens, samples and costs of tokens."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from md4_jax.generate import pages
+from md4_jax.generate.pictures import has_pictures
+from md4_jax.generate.traces import word
+from md4_jax.protocols import Prompt, UserError
+from md4_jax.server import fields
+
+STEPS = tuple(2**n for n in range(11))
+# Samplers' own keys that the page offers -> their values, or the range of a number. `any_order`
+# draws as many tokens a step as the grid says, so that its steps can be watched.
+OFFERED = {
+    "any_order": {"order": ("random", "left_to_right", "right_to_left")},
+    "confidence": {"score": ("probability", "margin", "entropy")},
+    "remask": {"strategy": ("cap", "rescale", "confidence"), "eta": (0.0, 1.0)},
+}
+FIXED = {"any_order": {"per_step": 0}}
+# Keys of the config that would lead elsewhere than to one sample of the length asked for.
+PLAIN = {"block": 0, "memory": 0, "stride": 0, "stop": "", "min_entropy": 0.0, "judge": ""}
+GRIDS = ("cosine", "uniform", "log_linear")
+BLANK = "_"
+SETTINGS = (
+    "sampler", "steps", "grid", "temperature", "top_p", "label", "guidance", "seed", "length",
+    "order", "score", "strategy", "eta",
+)  # fmt: skip
+
+
+class Playground:
+    """A model and what the page may ask of it."""
+
+    def __init__(self, model: Any, name: str):
+        self._model, self._name, self._domain = model, name, model.domain
+        self._pictures = has_pictures(model.domain)
+        self._samplers = model.samplers()
+        self.facts = self._facts()
+
+    def _facts(self) -> dict[str, Any]:
+        model, domain = self._model, self._domain
+        sections = model.config
+        classes = sections["network"].get("classes", 0)
+        names = [str(name) for name in getattr(domain, "labels", ())] or [
+            str(n) for n in range(classes)
+        ]
+        chosen = sections["sample"]["name"]
+        facts = {
+            "name": self._name,
+            "parameters": model.size,
+            "step": model.step,
+            "kind": "image" if self._pictures else "text",
+            "unit": "values" if self._pictures else f"{domain.unit}s",
+            "length": model.length,
+            "lengths": self._lengths(),
+            "mask": domain.vocab_size,
+            "wide": not self._pictures and domain.unit != "character",
+            "blank": BLANK,
+            "samplers": {name: OFFERED.get(name, {}) for name in self._samplers},
+            "sampler": chosen if chosen in self._samplers else self._samplers[0],
+            "steps": STEPS,
+            "grids": GRIDS,
+            "labels": names[:classes],
+            "guides": bool(classes and sections["network"].get("label_dropout", 0.0)),
+            "costs": not self._pictures and model.has_token_costs,
+            **pages.of_images(domain),
+        }
+        if self._pictures:
+            facts["values"] = pages.values(domain, range(domain.vocab_size))
+        return facts
+
+    def _lengths(self) -> list[int]:
+        """Returns the lengths of samples; few, since each is compiled."""
+        most = self._model.length
+        if self._pictures:
+            return [most]
+        return [*(n for n in STEPS if 16 <= n < most), most]
+
+    def tokens(self, asked: fields.Asked) -> dict[str, Any]:
+        """Returns the word of each token of a text, None for a blank."""
+        fields.check_keys(asked, ["text"])
+        ids = self._encoded(fields.text(asked, "text"))
+        return {"tokens": [None if i is None else word(self._domain, i) for i in ids]}
+
+    def costs(self, asked: fields.Asked) -> dict[str, Any]:
+        """Returns what each token of a text adds to the bound, in bits."""
+        fields.check_keys(asked, ["text", "label"])
+        found = self._model.token_costs(fields.text(asked, "text"), label=self._label(asked))
+        return {
+            "tokens": [word(self._domain, int(i)) for i in found.tokens],
+            "bits": [round(float(x), 4) for x in found.bits],
+            "errors": [round(float(x), 4) for x in found.bits_se],
+            "total": float(found.bits.sum()),
+            "total_error": found.total_se,
+            "exact": found.exact,
+        }
+
+    def states(self, asked: fields.Asked) -> Iterator[dict[str, Any]]:
+        """Checks a request for a sample; returns its messages, which the model makes one by one."""
+        own = ["picture", "hidden"] if self._pictures else ["text", "hidden", "continues"]
+        fields.check_keys(asked, [*own, *SETTINGS])
+        settings = self._settings(asked)
+        prompt, shown = self._prompt(asked, settings["length"])
+        return self._messages(self._model.watch(prompt, **settings), prompt, shown)
+
+    def _messages(self, states: Iterator[Any], prompt: Prompt, shown: int) -> Iterator[dict]:
+        """Yields the changes of each state among the first `shown` positions, then the result."""
+        began, told, known = time.perf_counter(), None, set()
+        for state in states:
+            z, confidence = state.z[:shown], np.nan_to_num(state.confidence[:shown])
+            moved = np.ones(shown, bool)
+            if told is not None:
+                least = 0.0 if state.step == state.of else pages.RESOLUTION
+                moved = (z != told[0]) | (np.abs(confidence - told[1]) > least)
+                confidence = np.where(moved, confidence, told[1])
+            told = z, confidence
+            at = np.flatnonzero(moved)
+            new = set(z[at].tolist()) - known
+            known |= new
+            message = {"step": state.step, "of": state.of}
+            message["changes"] = [[int(n), int(z[n]), pages.short(confidence[n])] for n in at]
+            message["words"] = {int(i): word(self._domain, i) for i in sorted(new)}
+            if state.step == 0:
+                message["length"] = shown
+                message["prompt"] = np.flatnonzero(prompt.mask[:shown]).tolist()
+            yield message
+        result = {} if self._pictures else {"text": self._domain.decode(z)}
+        seconds = round(time.perf_counter() - began, 3)
+        yield {"done": True, "evaluations": state.evaluations, "seconds": seconds, **result}
+
+    def _settings(self, asked: fields.Asked) -> dict[str, Any]:
+        """Returns keys of the section `sample`; none of them names a file."""
+        sampler = fields.choice(asked, "sampler", self._samplers, self.facts["sampler"])
+        label = self._label(asked)
+        settings = {
+            **PLAIN,
+            **FIXED.get(sampler, {}),
+            "sampler": sampler,
+            "steps": fields.choice(asked, "steps", STEPS, 64),
+            "grid": fields.choice(asked, "grid", GRIDS, "cosine"),
+            "temperature": fields.number(asked, "temperature", 1.0, 0.0, 10.0),
+            "top_p": fields.number(asked, "top_p", 1.0, 0.01, 1.0),
+            "top_k": 0,
+            "label": label,
+            "guidance": fields.number(asked, "guidance", 1.0, 0.0, 20.0) if label >= 0 else 1.0,
+            "seed": fields.whole(asked, "seed", 0, 0, 2**32 - 1),
+            "length": fields.choice(asked, "length", self._lengths(), self._model.length),
+        }
+        for key, values in OFFERED.get(sampler, {}).items():
+            if key in asked and isinstance(values[0], str):
+                settings[key] = fields.choice(asked, key, values, values[0])
+            elif key in asked:
+                settings[key] = fields.number(asked, key, values[0], *values)
+        return settings
+
+    def _label(self, asked: fields.Asked) -> int:
+        return fields.whole(asked, "label", -1, -1, len(self.facts["labels"]) - 1)
+
+    def _prompt(self, asked: fields.Asked, length: int) -> tuple[Prompt, int]:
+        """Returns what stays, and how many positions the user's text has."""
+        if self._pictures:
+            return self._picture(asked), length
+        ids = self._encoded(fields.text(asked, "text"))
+        if len(ids) > length:
+            raise UserError(
+                f"the text has {len(ids)} {self.facts['unit']}, and the length is {length}: "
+                "shorten the text or choose a longer length"
+            )
+        hidden = fields.places(asked, "hidden", len(ids)) | np.array([i is None for i in ids], bool)
+        rest = length - len(ids)
+        tokens = np.array([i or 0 for i in ids] + [0] * rest, np.int32)
+        continues = fields.choice(asked, "continues", (0, 1), 0) or not ids
+        return Prompt(tokens, np.pad(~hidden, (0, rest))), length if continues else len(ids)
+
+    def _picture(self, asked: fields.Asked) -> Prompt:
+        height, width, channels = self._domain.shape
+        picture = fields.octets(asked, "picture", height * width * channels)
+        hidden = fields.octets(asked, "hidden", height * width)
+        length = height * width * channels
+        if picture is None:
+            return Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
+        stays = np.zeros(height * width, bool) if hidden is None else hidden == 0
+        tokens = self._domain.encode(picture.reshape(self._domain.shape))
+        return Prompt(np.asarray(tokens, np.int32), np.repeat(stays, channels))
+
+    def _encoded(self, text: str) -> list[int | None]:
+        """Returns the ids of a text, None for each blank; the pieces between are encoded alone."""
+        if self._pictures:
+            raise UserError("this model has images, not text")
+        ids: list[int | None] = []
+        for number, piece in enumerate(text.split(BLANK)):
+            ids += [None] if number else []
+            ids += [int(i) for i in self._domain.encode(piece)] if piece else []
+        return ids

@@ -1,0 +1,143 @@
+"""Trackers: programs that show the numbers and pictures of a run while it trains."""
+
+import importlib.util
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from md4_jax.options import words
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, is_remote, replace
+
+WANDB_FILE = "wandb.json"
+# Seconds for which the end of a run waits until W&B has all numbers; they lie on the disk too.
+PATIENCE = 60.0
+
+
+class Tracked(NamedTuple):
+    """Run that is shown.
+
+    step  the one that it resumes from; 0: a new run
+    """
+
+    workdir: Place
+    config: Mapping[str, Any]
+    step: int
+
+
+class TensorBoard:
+    """Events in the folder `tensorboard` of the run directory."""
+
+    package = "tensorboardX"
+
+    def __init__(self, run: Tracked):
+        first = run.step + 1 if run.step else None  # events from there on are made again
+        self._events = SummaryWriter(str(run.workdir / "tensorboard"), purge_step=first)
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._events.add_scalar(name, value, step)
+
+    def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
+        self._events.add_image(name, pixels, step, dataformats="HWC")
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class WandB:
+    """Run at Weights & Biases. A resumed run goes on in it, since wandb.json keeps its id.
+
+    The steps are a number of each row, because W&B's own count may not go back: a resumed run
+    writes the steps after its checkpoint again.
+    """
+
+    package = "wandb"
+
+    def __init__(self, run: Tracked):
+        import wandb
+
+        self._image = wandb.Image
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "md4_jax"),
+            name=run.workdir.name,
+            id=_kept_id(run.workdir),
+            resume="allow",
+            config=dict(run.config),
+            allow_val_change=True,
+            settings=wandb.Settings(finish_timeout=PATIENCE),
+            dir=None if is_remote(run.workdir) else str(run.workdir),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **numbers})
+
+    def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
+        self._run.log({"step": step, name: self._image(pixels)})
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._run.finish(exit_code=int(sys.exc_info()[0] is not None))
+
+
+TRACKERS = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def check_installed(names: str) -> None:
+    """Raises UserError for a tracker in 'a,b' whose package is not installed."""
+    for name in words(names):
+        package = TRACKERS[name].package
+        spec = importlib.util.find_spec(package)
+        # A folder of that name beside the program has no origin; wandb makes one.
+        if spec is None or spec.origin is None:
+            raise UserError(
+                f"log.trackers={names} needs a package: pip install {package}, or leave out {name}"
+            )
+
+
+def _kept_id(workdir: Place) -> str:
+    """Returns the id in wandb.json of a run directory, which is made at the first call."""
+    file = workdir / WANDB_FILE
+    if not file.exists():
+        replace(file, json.dumps({"id": uuid.uuid4().hex}) + "\n")
+    return json.loads(file.read_text())["id"]
+
+
+class Trackers:
+    """All trackers of a run. One that fails is left out from then on, and training goes on."""
+
+    def __init__(self, names: list[str], run: Tracked, say: Callable[[str], None]):
+        self._say = say
+        self._open: dict[str, Any] = {}
+        for name in names:
+            self._guarded(name, self._start, name, run)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Calls a method of each tracker."""
+        for name, tracker in list(self._open.items()):
+            self._guarded(name, getattr(tracker, method), *arguments)
+
+    def _start(self, name: str, run: Tracked) -> None:
+        self._open[name] = TRACKERS[name](run)
+
+    def _guarded(self, name: str, call: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:  # whatever a network or a service may do
+            self._open.pop(name, None)
+            self._say(
+                f"warning: {name} of log.trackers fails and gets no more numbers: "
+                f"{type(error).__name__}: {error}"
+            )

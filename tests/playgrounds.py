@@ -1,0 +1,77 @@
+"""Models of random parameters, of text and of images with classes, for the playground."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import jax
+
+from md4_jax.config import build, files
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.pixels import PixelDomain
+from md4_jax.data.tokenizers import Characters
+from md4_jax.model.model import Model
+from md4_jax.server.actions import Playground
+from md4_jax.server.app import application
+from md4_jax.training.loop import fresh_state
+
+ALPHABET = "".join(chr(c) for c in range(32, 127)) + "\n"
+LABELS = ("prose", "verse")
+
+
+def model(domain, length: int, **process) -> Model:
+    """A model with two classes, whose parameters are as drawn."""
+    config = files.load("quickstart")
+    config["network"] |= dict(
+        size=16, depth=1, heads=2, hidden=32, classes=len(LABELS), label_dropout=0.1,
+        time_conditioning=True,
+    )  # fmt: skip
+    config["data"] |= dict(length=length)
+    config["mesh"] |= dict(data=1)
+    if process:
+        config["process"], config["objective"] = process, {"name": "uniform_elbo"}
+    experiment = build.experiment(config, domain)
+    params = fresh_state(experiment).ema
+    # The head begins at zero, where nothing would change the samples.
+    leaves, structure = jax.tree.flatten(params["network"])
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noise = (
+        0.3 * jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)
+    )
+    changed = [x + n for x, n in zip(leaves, noise, strict=True)]
+    params = params | {"network": jax.tree.unflatten(structure, changed)}
+    return Model(experiment, params, 30, "", {"commit": "unknown", "results": {}})
+
+
+def of_text(**process) -> Model:
+    """Text of 32 characters."""
+    return model(TextDomain(Characters(ALPHABET), 32, LABELS), 32, **process)
+
+
+def of_images() -> Model:
+    """Grey images of 4 x 4 pixels with 5 levels."""
+    return model(PixelDomain((4, 4, 1), 5, LABELS), 16)
+
+
+def app(found: Model, *hosts: str):
+    """The application of a model."""
+    return application(Playground(found, "tiny"), hosts)
+
+
+@contextlib.contextmanager
+def served(found: Model):
+    """The address of a server in a thread of its own."""
+    import uvicorn
+
+    config = uvicorn.Config(app(found), port=0, log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < until and thread.is_alive()
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)

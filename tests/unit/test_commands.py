@@ -1,0 +1,100 @@
+"""The commands that README and docs show are ones that the program takes, with keys that exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from md4_jax.config import command, schema
+from md4_jax.protocols import UserError
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"(?:^(?: {4}.*)?\n)+", re.M)
+STARTS = ("python -m md4_jax ", "python -m md4_jax.main ", "md4_jax ", "./launch/local.sh ")
+# Runs that a command without --config may be about, since a page does not say which.
+RUNS = ("quickstart", "digits", "text8", "owt")
+SPAN = re.compile(r"--config\.|--(?:config|mode|workdir) \S")
+
+
+def commands(text: str) -> list[str]:
+    """The commands in the indented and fenced blocks of a page, each on one line."""
+    blocks = BLOCK.findall(text) + re.findall(r"^```(?:bash|sh)?\n(.*?)^```", text, re.M | re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip().startswith(STARTS)]
+
+
+def spans(text: str) -> list[str]:
+    """The arguments that a page shows within a line: `--mode eval`, `--config.sample.num=8`."""
+    outside = BLOCK.sub("\n", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+    return [span for span in re.findall(r"`([^`\n]+)`", outside) if SPAN.match(span)]
+
+
+def arguments(line: str) -> list[str]:
+    """The arguments of a command; [] for a synopsis such as [--config FILE]."""
+    words = shlex.split(line, comments=True)
+    words = words[3 if words[0] == "python" else 1 :]
+    return [] if any(word.startswith("[--") for word in words) else words
+
+
+def complaint(words: list[str]) -> str:
+    """What the program would say against the arguments; '' if nothing."""
+    words = [re.sub(r"=N$", "=1", word) for word in words]
+    try:
+        flags, assignments = command.parse(words)
+    except SystemExit:
+        return f"no such flag, or no such mode: {' '.join(words)}"
+    except UserError as error:
+        return str(error)
+    if flags.mode == "import":
+        return ""
+    told = flags.config if flags.config and flags.config != "FILE" else None
+    found = [loaded(config, assignments) for config in ([told] if told else RUNS)]
+    return "" if "" in found else found[0]
+
+
+def loaded(config: str, assignments: dict[str, str]) -> str:
+    """The error of loading a config with assignments; '' if there is none."""
+    try:
+        schema.load_config(config, assignments)
+    except UserError as error:
+        return f"--config {config}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_program_takes_the_commands_of_a_page(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = page.read_text()
+    shown = [arguments(line) for line in commands(text)]
+    shown += [shlex.split(span) for span in spans(text)]
+    wrong = {" ".join(words): complaint(words) for words in shown}
+    assert {words: said for words, said in wrong.items() if said} == {}
+
+
+def test_scripts_take_the_flags_that_pages_show():
+    """Each --flag of a `python tools/X.py` is in that script."""
+    wrong = []
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for script, rest in re.findall(r"python (tools/\w+\.py)([^`\n#|]*)", text):
+            source = (ROOT / script).read_text()
+            flags = re.findall(r"(?<=\s)--[a-z][\w-]*", rest.partition(" -- ")[0])
+            wrong += [
+                (page.name, script, flag)
+                for flag in flags
+                if f'"{flag}"' not in source and flag not in ("--help", "--config")
+            ]
+    assert wrong == []
+
+
+def test_a_wrong_command_is_noticed(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    page = "Text.\n\n    python -m md4_jax --config configs/quickstart.py \\\n      --config.{}\n"
+    (line,) = commands(page.format("network.depth=2  # small"))
+    assert complaint(arguments(line)) == ""
+    (line,) = commands(page.format("network.deph=2"))
+    assert "deph" in complaint(arguments(line))
+    assert complaint(["--mode", "trane"]) != ""
+    assert "nowhere.py" in complaint(["--config", "configs/nowhere.py"])

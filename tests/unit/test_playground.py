@@ -1,0 +1,412 @@
+"""The playground's server, in this process: each action, and what it refuses."""
+
+import base64
+import concurrent.futures
+import json
+import re
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from playgrounds import app, of_images, of_text
+from starlette.testclient import TestClient
+
+from md4_jax import main
+from md4_jax.protocols import UserError
+from md4_jax.server import app as app_module
+from md4_jax.server import serving
+
+LOCAL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return of_text()
+
+
+@pytest.fixture(scope="module")
+def text(model):
+    with TestClient(app(model), LOCAL, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def images():
+    with TestClient(app(of_images()), LOCAL, raise_server_exceptions=False) as client:
+        yield client
+
+
+def sampled(client, **asked) -> list[dict]:
+    answer = client.post("/api/sample", json={"steps": 8, **asked})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def final(messages: list[dict]) -> dict[int, int]:
+    return {n: symbol for m in messages[:-1] for n, symbol, _ in m["changes"]}
+
+
+def refused(client, path: str, **asked) -> str:
+    answer = client.post(path, json=asked)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def test_facts(text, images):
+    facts = text.get("/api/model").json()
+    assert facts["kind"] == "text" and facts["unit"] == "characters" and facts["length"] == 32
+    assert facts["lengths"] == [16, 32] and facts["labels"] == ["prose", "verse"]
+    assert facts["guides"] and facts["costs"] and not facts["wide"]
+    assert facts["samplers"]["any_order"] == {"order": ["random", "left_to_right", "right_to_left"]}
+    facts = images.get("/api/model").json()
+    assert facts["shape"] == [4, 4, 1] and facts["values"] == [0, 64, 128, 191, 255]
+    assert facts["kind"] == "image" and not facts["costs"] and facts["lengths"] == [16]
+
+
+def test_tokens(text):
+    found = text.post("/api/tokens", json={"text": "a\n_<b"}).json()
+    assert found == {"tokens": ["a", "↵", None, "<", "b"]}
+    assert text.post("/api/tokens", json={}).json() == {"tokens": []}
+    assert "é" in refused(text, "/api/tokens", text="é")
+
+
+def test_hidden_words_are_filled_in_and_the_rest_stays(text, model):
+    first, *rest, last = sampled(text, text="to be _r not", hidden=[0, 1], seed=4)
+    assert first["step"] == 0 and first["of"] == 8 and first["length"] == 12
+    assert first["prompt"] == [2, 3, 4, 5, *range(7, 12)]
+    mask = model.domain.vocab_size
+    assert [n for n, symbol, _ in first["changes"] if symbol == mask] == [0, 1, 6]
+    assert first["words"][str(mask)] == "·"
+    symbols = final([first, *rest, last])
+    assert last["done"] and last["text"] == model.domain.decode([symbols[n] for n in range(12)])
+    assert re.fullmatch(r".. be .r not", last["text"], re.S) and last["evaluations"] <= 8
+    assert all(0 < p <= 1 for m in rest for _, symbol, p in m["changes"] if symbol != mask)
+    steps = [m["step"] for m in rest]
+    assert steps == sorted(set(steps)) and steps[-1] <= 8
+
+
+def test_a_sample_is_that_of_the_command_line(text, model):
+    (*_, last) = sampled(text, seed=7, length=16, sampler="confidence", score="margin")
+    drawn = model.sample(1, sampler="confidence", score="margin", seed=7, steps=8, length=16)
+    assert last["text"] == drawn.texts[0]
+
+
+def test_continuing_shows_what_comes_after_the_text(text):
+    (first, *_, last) = sampled(text, text="to be", continues=1)
+    assert first["length"] == 32 and len(last["text"]) == 32 and last["text"][:5] == "to be"
+
+
+@pytest.mark.slow
+def test_settings_change_the_sample(text):
+    def drawn(**asked):
+        return sampled(text, **asked)[-1]["text"]
+
+    usual = drawn()
+    assert drawn() == usual
+    for change in (dict(seed=1), dict(temperature=0.3), dict(sampler="remask", eta=0.9)):
+        assert drawn(**change) != usual
+    assert len({drawn(label=1, guidance=w, temperature=0.5) for w in (0.0, 20.0)}) == 2
+
+
+@pytest.mark.slow
+def test_remasking_takes_back(text, model):
+    messages = sampled(text, sampler="remask", strategy="rescale", eta=1.0, steps=16)
+    drawn, back = set(), 0
+    for message in messages[:-1]:
+        for n, symbol, _ in message["changes"]:
+            if symbol == model.domain.vocab_size:
+                back += n in drawn
+            else:
+                drawn.add(n)
+    assert back > 0
+
+
+def test_costs(text, model):
+    found = text.post("/api/costs", json={"text": "to be", "label": 1}).json()
+    expected = model.token_costs("to be", label=1)
+    np.testing.assert_allclose(found["bits"], expected.bits, atol=1e-4)
+    assert found["tokens"] == list("to be") and not found["exact"]
+    np.testing.assert_allclose(found["total"], sum(found["bits"]), atol=1e-3)
+    assert "has no likelihood" in refused(text, "/api/costs", text="")
+
+
+def encoded(values) -> str:
+    return base64.b64encode(bytes(values)).decode()
+
+
+def test_an_image_is_filled_in_where_it_is_hidden(images):
+    picture, hidden = [0, 255] * 8, [1] * 8 + [0] * 8
+    messages = sampled(images, picture=encoded(picture), hidden=encoded(hidden))
+    assert messages[0]["prompt"] == list(range(8, 16))
+    symbols = final(messages)
+    assert [symbols[n] for n in range(8, 16)] == [0, 4] * 4
+    assert all(symbols[n] < 5 for n in range(16))
+    from_noise = sampled(images, label=1, guidance=2)
+    assert from_noise[0]["prompt"] == [] and len(final(from_noise)) == 16
+    assert "this model has images" in refused(images, "/api/tokens", text="a")
+    assert "picture must have 16 bytes, not 3" in refused(images, "/api/sample", picture="AAAA")
+    assert "must be base64" in refused(images, "/api/sample", picture="/etc/passwd")
+
+
+PATH = "../../../../etc/passwd"
+
+
+@pytest.mark.parametrize(
+    "key", ["sampler", "steps", "grid", "temperature", "top_p", "label", "guidance", "seed",
+            "length", "hidden", "continues"],
+)  # fmt: skip
+def test_a_path_in_a_parameter_is_refused(key, text):
+    asked = {key: PATH, **({"label": 0} if key == "guidance" else {})}
+    assert re.match(rf"{key} must be ", refused(text, "/api/sample", **asked))
+
+
+@pytest.mark.parametrize("sampler, key", [("remask", "strategy"), ("remask", "eta")])
+def test_a_path_in_a_key_of_a_sampler_is_refused(sampler, key, text):
+    said = refused(text, "/api/sample", sampler=sampler, **{key: PATH})
+    assert re.match(rf"{key} must be ", said)
+
+
+@pytest.mark.parametrize("key", ["templates", "inpaint", "image_from", "mask", "judge", "num"])
+def test_keys_that_name_files_are_unknown(key, text, images):
+    for client in (text, images):
+        assert f"unknown field '{key}'" in refused(client, "/api/sample", **{key: PATH})
+
+
+def test_a_path_as_text_is_text(text):
+    (*_, last) = sampled(text, text=PATH)
+    assert last["text"] == PATH
+
+
+@pytest.mark.parametrize(
+    "path", ["/../app.py", "/page/app.js", "/..%2f..%2fetc%2fpasswd", "//etc/passwd", "/api/",
+             "/index.html", "/app.py", "/static/../../config.json", "/%2e%2e/serving.py"],
+)  # fmt: skip
+def test_only_the_files_of_the_page_can_be_read(path, text):
+    answer = text.get(path)
+    assert answer.status_code == 404 and answer.json() == {"error": "Not Found"}
+
+
+@pytest.mark.parametrize(
+    "asked, words",
+    [
+        ({"hidden": [99]}, "a list of positions below 2"),
+        ({"hidden": [True]}, "a list of positions"),
+        ({"hidden": [-1]}, "a list of positions"),
+        ({"steps": 7}, "steps must be one of 1, 2, 4"),
+        ({"steps": True}, "steps must be one of"),
+        ({"temperature": 1e999}, "temperature must be a number from 0 to 10, not inf"),
+        ({"seed": 2**32}, "seed must be a whole number from 0 to 4294967295"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"text": 3}, "text must be text, not 3"),
+        ({"text": "\ud800"}, "half of a surrogate pair"),
+        ({"text": "a" * 33}, "the text has 33 characters, and the length is 32"),
+        ({"text": "a" * 17, "length": 16}, "choose a longer length"),
+        ({"label": 2}, "label must be a whole number from -1 to 1"),
+        ({"sampler": "left_to_right"}, "sampler must be one of ancestral"),
+        ({"sampler": ["remask"]}, "sampler must be one of ancestral"),
+    ],
+)
+def test_what_does_not_fit_is_answered_with_a_sentence(asked, words, text):
+    body = json.dumps({"text": "ab", **asked})
+    answer = text.post("/api/sample", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and words in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 60_000, b"\xff", b"[1]", b'"a"', b"null"])
+def test_a_body_that_is_no_request(body, text):
+    answer = text.post("/api/sample", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]
+
+
+def test_script_tags_are_characters(text):
+    tags = "</script><img src=x onerror=f()>"
+    (*_, last) = sampled(text, text=tags)
+    assert last["text"] == tags
+    answer = text.post("/api/tokens", json={"text": tags})
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_large_requests_are_refused(text):
+    large = {"text": "a" * 10_000_000}
+    answer = text.post("/api/sample", json=large)
+    assert answer.status_code == 413 and "64 KiB" in answer.json()["error"]
+
+    def parts():  # without a length in advance
+        yield from (b"a" * 2**15 for _ in range(300))
+
+    kind = {"content-type": "application/json"}
+    answer = text.post("/api/sample", content=parts(), headers=kind)
+    assert answer.status_code == 413
+
+
+def test_fifty_requests_at_once_are_answered_or_refused(text):
+    def ask(seed):
+        answer = text.post("/api/sample", json={"seed": seed, "steps": 8})
+        return answer.status_code, answer.text.splitlines()[-1]
+
+    with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(ask, range(50)))
+    assert {code for code, _ in answers} <= {200, 503}
+    done = [json.loads(line) for code, line in answers if code == 200]
+    assert len(done) >= app_module.MOST_AT_ONCE and all(line["done"] for line in done)
+    errors = {line for code, line in answers if code == 503}
+    assert errors <= {json.dumps({"error": app_module.BUSY}, separators=(",", ":"))}
+    assert sampled(text)[-1]["done"]  # no place is lost
+
+
+def test_a_ninth_request_is_refused_while_eight_are_at_work(text, model, monkeypatch):
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def slow(*arguments, **settings):
+        yield next(watch(steps=4))
+        begun.release()
+        go.wait(60)
+
+    watch = model.watch
+    monkeypatch.setattr(model, "watch", slow)
+    server = text.app._app.routes[-1].endpoint.__self__
+    with concurrent.futures.ThreadPoolExecutor(app_module.MOST_AT_ONCE + 1) as pool:
+        asked = [pool.submit(sampled, text) for _ in range(app_module.MOST_AT_ONCE)]
+        try:
+            assert begun.acquire(timeout=60)
+            wait_until(lambda: server._taken == app_module.MOST_AT_ONCE)
+            ninth = pool.submit(text.post, "/api/costs", json={"text": "a"})
+            refused = ninth.result(timeout=20)
+            assert text.post("/api/tokens", json={"text": "a"}).status_code == 200
+        finally:
+            go.set()
+        assert all(future.result()[-1]["done"] for future in asked)
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "2"
+    assert refused.json() == {"error": app_module.BUSY}
+
+
+def wait_until(is_so) -> None:
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_no_place_is_lost_by_errors(text, model, monkeypatch):
+    def fails(*arguments, **settings):
+        yield next(watch(steps=4))
+        raise ValueError("a secret")
+
+    watch = model.watch
+    monkeypatch.setattr(model, "watch", fails)
+    for _ in range(app_module.MOST_AT_ONCE + 1):
+        first, last = sampled(text)
+        assert last == {"error": app_module.FAILED} and first["step"] == 0
+    monkeypatch.undo()
+    for _ in range(app_module.MOST_AT_ONCE + 1):
+        refused(text, "/api/costs", text="é")
+        refused(text, "/api/sample", seed=-1)
+    assert sampled(text)[-1]["done"]
+
+
+@pytest.mark.parametrize(
+    "host, allowed",
+    [
+        ("127.0.0.1:8000", True), ("localhost:8000", True), ("LOCALHOST", True), ("[::1]:80", True),
+        ("192.168.0.7:8000", True), ("evil.example:8000", False), ("127.0.0.1.evil.example", False),
+        ("", False), ("localhost.evil.example:8000", False), ("mine:8000", True),
+    ],
+)  # fmt: skip
+def test_other_hosts_are_refused(host, allowed, model):
+    """A name of an attacker that leads to this machine has another Host header."""
+    client = TestClient(app(model, "mine"), LOCAL)
+    for path in ("/", "/api/model"):
+        answer = client.get(path, headers={"host": host})
+        assert answer.status_code == (200 if allowed else 421)
+        assert allowed or answer.json()["error"].startswith("this server is not")
+
+
+def test_requests_of_other_pages_are_refused(text):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9000"):
+        answer = text.post("/api/tokens", json={"text": "a"}, headers={"origin": origin})
+        assert answer.status_code == 403
+    own = text.post("/api/tokens", json={"text": "a"}, headers={"origin": LOCAL})
+    assert own.status_code == 200
+    plain = text.post("/api/tokens", content='{"text": "a"}')
+    assert plain.status_code == 415
+    assert text.get("/api/sample").status_code == 405
+
+
+def test_pages_load_nothing_from_elsewhere(text):
+    """Every answer has the policy; the files name no other host and never write HTML."""
+    for path in ("/", "/app.js", "/app.css", "/trace.js", "/trace.css", "/none", "/api/model"):
+        answer = text.get(path)
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; script")
+        assert answer.headers["cache-control"] == "no-store"
+        if path.endswith(("s", "/")):
+            assert not re.search(
+                r"https?:|//www|@import|url\(|innerHTML|outerHTML|insertAdjacentHTML|"
+                r"document\.write|\beval\b|style=|onclick",
+                answer.text,
+            )
+    ids = set(re.findall(r'id="([\w-]+)"', text.get("/").text))
+    used = set(re.findall(r'\bat\("([\w-]+)"\)', text.get("/app.js").text))
+    assert used - ids <= {"of-sampler-1"}
+
+
+def test_addresses():
+    with serving.bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port} cannot be used.*--port 0 takes"):
+            serving.bound("127.0.0.1", port)
+    with pytest.raises(UserError, match="cannot be used"):
+        serving.bound("127.0.0.1", 99_999)
+    assert [serving.is_local(h) for h in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "box")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments, loaded",
+    [
+        (["--mode", "serve", "--workdir", "runs/a"], ("runs/a", "127.0.0.1", 8000)),
+        (["serve", "hf:USER/NAME", "--port=0"], ("hf:USER/NAME", "127.0.0.1", 0)),
+        (["serve", "--workdir=runs/a", "--host", "0.0.0.0"], ("runs/a", "0.0.0.0", 8000)),
+    ],
+)
+def test_the_command_line(arguments, loaded, monkeypatch):
+    asked = []
+    monkeypatch.setattr(serving, "run", lambda load, *rest: asked.append((load, *rest)) or 0)
+    assert main.run([*arguments, "--config.mesh.data=1"]) == 0
+    ((load, *rest),) = asked
+    assert tuple(rest) == loaded and load.args == (loaded[0], {"mesh.data": "1"})
+
+
+@pytest.mark.parametrize(
+    "arguments", [["serve"], ["serve", "a", "--workdir=b"], ["serve", "a", "--config=b"]]
+)
+def test_the_command_line_needs_one_model(arguments):
+    with pytest.raises(UserError, match="--mode serve needs either --workdir RUN or --from"):
+        main.run(arguments)
+
+
+def test_the_server_starts_and_says_where(model, monkeypatch, capsys):
+    import uvicorn
+
+    def run(server, sockets):
+        assert sockets[0].getsockname()[0] == "0.0.0.0"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    assert serving.run(lambda: model, "tiny", "0.0.0.0", 0) == 0
+    said = capsys.readouterr()
+    assert re.match(r"playground of tiny: http://0\.0\.0\.0:\d+   \(Ctrl-C ends it\)\n$", said.out)
+    assert "warning: --host 0.0.0.0 lets every machine" in said.err
+
+
+def test_without_its_packages_the_server_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    with pytest.raises(UserError, match=r"pip install 'md4_jax\[serve\]'"):
+        serving.run(lambda: None, "tiny", "127.0.0.1", 0)
