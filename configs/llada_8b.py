@@ -10,7 +10,13 @@ from configs import base, networks
 def get_config():
     config = base.get_config()
     config.data = dict(
-        name="public", dataset="openwebtext", path=None, length=4096, separate_documents=False
+        name="public",
+        dataset="openwebtext",
+        path=None,
+        length=4096,
+        separate_documents=False,
+        validation=0.001,
+        test=100_000.0,
     )
     # Its mask is the symbol after these; what follows it are the markers of a chat.
     config.tokenizer = dict(name="bpe", path=None, hub="GSAI-ML/LLaDA-8B-Base", size=126_336)

@@ -184,7 +184,7 @@ class CheckpointOptions:
     keep        number of the newest checkpoints that are kept
     keep_every  steps between checkpoints that are saved and kept for ever; 0: none
     best        name of an evaluator: the checkpoint with its lowest result is kept too; "": none
-    retries     how often a save or log line that fails is tried again, after 1, 2, 4, ... seconds
+    retries     how often a failed save or line of a log is tried again, after 1, 2, 4, ... seconds
     """
 
     every: int = 1000
@@ -196,9 +196,10 @@ class CheckpointOptions:
 
     def __post_init__(self):
         least = {"every": 1, "keep": 1, "keep_every": 0, "seconds": 0, "retries": 0}
-        for name, value in dataclasses.asdict(self).items():
-            if value < least.get(name, value):
-                raise UserError(f"checkpoint.{name} must be at least {least[name]}, not {value}")
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value < smallest:
+                raise UserError(f"checkpoint.{name} must be at least {smallest}, not {value}")
 
     def is_due(self, step: int) -> bool:
         """Returns whether this step is saved, whatever the time and the evaluations."""
@@ -216,9 +217,7 @@ class EvalOptions:
 
     def __post_init__(self):
         if self.checkpoint not in ("newest", "best") and not str(self.checkpoint).isdecimal():
-            raise UserError(
-                f"eval.checkpoint must be 'newest', 'best' or a step, not {self.checkpoint!r}"
-            )
+            raise UserError(f"eval.checkpoint must be newest, best or a step: {self.checkpoint!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,17 +244,29 @@ def words(text: str) -> list[str]:
 
 
 BENCH_PARTS = ("train", "eval", "sample", "data")
-PLAN_PARTS = BENCH_PARTS[:3]
+
+
+class _Parts:
+    parts: str
+
+    @property
+    def chosen(self) -> list[str]:
+        return words(self.parts)
+
+    def check(self, section: str, known: tuple[str, ...]) -> None:
+        for part in self.chosen:
+            if part not in known:
+                raise UserError(f"{section}.parts has {part!r}; the parts are {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(_Parts):
     """The `bench` section.
 
     parts       what is timed: train, eval, sample, data
     windows     repetitions; the table has their median, minimum and maximum
     seconds     shortest time of a repetition
-    random_tokens  number of symbols of random tokens, which need no data; 0: those of the config
+    random_tokens  number of symbols, which needs no data; 0: the config's data and tokenizer
     """
 
     parts: str = "train,eval,sample,data"
@@ -264,21 +275,15 @@ class BenchOptions:
     random_tokens: int = 0
 
     def __post_init__(self):
-        for part in self.chosen:
-            if part not in BENCH_PARTS:
-                raise UserError(f"bench.parts has {part!r}; the parts are {', '.join(BENCH_PARTS)}")
+        self.check("bench", BENCH_PARTS)
         if self.windows < 1:
             raise UserError(f"bench.windows must be at least 1, not {self.windows}")
         if self.random_tokens and "data" in self.chosen:
             raise UserError("bench.random_tokens uses no data: leave data out of bench.parts")
 
-    @property
-    def chosen(self) -> list[str]:
-        return words(self.parts)
-
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(_Parts):
     """The `plan` section: what --mode plan compiles, and for which devices.
 
     topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
@@ -291,10 +296,4 @@ class PlanOptions:
     random_tokens: int = 0
 
     def __post_init__(self):
-        for part in self.chosen:
-            if part not in PLAN_PARTS:
-                raise UserError(f"plan.parts has {part!r}; the parts are {', '.join(PLAN_PARTS)}")
-
-    @property
-    def chosen(self) -> list[str]:
-        return words(self.parts)
+        self.check("plan", BENCH_PARTS[:3])

@@ -35,13 +35,10 @@ class Browser:
         command += ["--remote-debugging-pipe", "--disable-dev-shm-usage", "--no-first-run"]
         command += [f"--user-data-dir={self._profile}", "about:blank"]
 
-        def pipes() -> None:  # Chromium reads from 3 and writes to 4
-            ends = os.dup(theirs_in), os.dup(theirs_out)
-            os.dup2(ends[0], 3)
-            os.dup2(ends[1], 4)
-
+        # Chromium reads from 3 and writes to 4. A shell makes them so: Python would have to fork.
+        shell = ["sh", "-c", f'exec "$@" 3</dev/fd/{theirs_in} 4>/dev/fd/{theirs_out}', "sh"]
         self._process = subprocess.Popen(
-            command, preexec_fn=pipes, close_fds=False, stderr=subprocess.DEVNULL
+            [*shell, *command], pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL
         )
         os.close(theirs_in)
         os.close(theirs_out)

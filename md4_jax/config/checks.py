@@ -60,18 +60,6 @@ def validate(experiment: Experiment) -> None:
         )
 
 
-def _check_sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> None:
-    """Raises UserError for a batch whose tokens cannot be counted in 32 bits."""
-    sizes = {"train": experiment.train.batch_size, "sample": experiment.sample.batch_size}
-    sizes |= {f"evals.{name}": bound.sequences(experiment) for name, bound in bounds.items()}
-    for name, size in sizes.items():
-        if size * experiment.data.length >= 2**31:
-            raise UserError(
-                f"{name}.batch_size={size} times data.length={experiment.data.length} must be "
-                f"below {2**31}: no device holds more tokens at once"
-            )
-
-
 def _check_log(experiment: Experiment) -> None:
     """Raises UserError for an unknown tracker, and for a trace of steps that are no range."""
     for name in words(experiment.log.trackers):
@@ -83,6 +71,18 @@ def _check_log(experiment: Experiment) -> None:
             f"log.profile={steps} must be the first and the last step of a trace, such as 10,12, "
             f"up to train.num_steps={num_steps}"
         )
+
+
+def _check_sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> None:
+    """Raises UserError for a batch whose tokens cannot be counted in 32 bits."""
+    sizes = {"train": experiment.train.batch_size, "sample": experiment.sample.batch_size}
+    sizes |= {f"evals.{name}": bound.sequences(experiment) for name, bound in bounds.items()}
+    for name, size in sizes.items():
+        if size * experiment.data.length >= 2**31:
+            raise UserError(
+                f"{name}.batch_size={size} times data.length={experiment.data.length} must be "
+                f"below {2**31}: no device holds more tokens at once"
+            )
 
 
 def _check_classes(experiment: Experiment) -> None:

@@ -83,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address for --mode serve")
     parser.add_argument("--port", default=8000, type=int, help="for --mode serve; 0: a free one")
     parser.add_argument(
-        "--back",
-        default="",
-        help="return to a checkpoint, a step or best; later ones are kept aside",
+        "--back", default="", help="return to a checkpoint, a step or best; later ones are kept"
     )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")

@@ -164,8 +164,8 @@ def _writer(
     """Returns the writer of a run that resumes from `step`, with its trackers."""
     run = Tracked(workdir, experiment.config, step)
     trackers = Trackers(words(experiment.log.trackers), run, say)
-    retries = experiment.checkpoint.retries
-    return Writer(workdir, resume_step=step, trackers=trackers, retries=retries)
+    again = experiment.checkpoint.retries
+    return Writer(workdir, resume_step=step, trackers=trackers, retries=again)
 
 
 def _log_settings(experiment: Experiment) -> LogSettings:

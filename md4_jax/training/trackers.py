@@ -1,5 +1,6 @@
 """Trackers: programs that show the numbers and pictures of a run while it trains."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -136,7 +137,9 @@ class Trackers:
         try:
             call(*arguments)
         except Exception as error:  # whatever a network or a service may do
-            self._open.pop(name, None)
+            failed = self._open.pop(name, None)
+            with contextlib.suppress(Exception):  # it may be its end that failed
+                failed and failed.close()
             self._say(
                 f"warning: {name} of log.trackers fails and gets no more numbers: "
                 f"{type(error).__name__}: {error}"

@@ -1,5 +1,6 @@
 """Continuations as downstream tasks ask for them, and a task of lm_eval without a network."""
 
+import types
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import md4_jax
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.model import continuations
+from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
 
 TASKS = Path(__file__).with_name("downstream")
@@ -49,17 +51,44 @@ def test_a_chain_takes_one_token_at_a_time_with_the_later_ones_masked(model):
     assert log == pytest.approx(total, abs=1e-4)
 
 
-def test_greedy_continuations_are_those_of_every_step(model):
-    """The most likely symbols, one after the other; not with another first or last one."""
-    z, segments = np.full((1, 16), model.domain.vocab_size), np.full((1, 16), -1)
-    z[0, :3], segments[0, :5] = model.domain.encode("the"), 0
-    for place, t in ((3, 1.0), (4, 0.5)):
-        z[0, place] = np.argmax(model.logits(z, t, {"segments": segments})[0, place])
-    first, last = z[0, 3:5]
-    other = (z[0, 3:5] + 1) % model.domain.vocab_size
-    ends = [(first, last), (first, other[1]), (other[0], last)]
-    pairs = [continuations.Pair(z[0, :3].astype(np.int32), np.int32(end)) for end in ends]
-    np.testing.assert_array_equal(continuations.are_greedy(model, pairs, 8), [True, False, False])
+def best(tokens, place: int, t: float) -> int:
+    """The most likely symbol of the model below: it depends on all that the network sees."""
+    return (
+        int(sum((n + 1) * token for n, token in enumerate(tokens)) + 3 * place + round(8 * t)) % 7
+    )
+
+
+def stand_in() -> types.SimpleNamespace:
+    """A masked model of 7 symbols without segments."""
+
+    def bind(params, context, keys):
+        raise UserError("knows no segments")
+
+    def logits(z, t, context):
+        places = range(z.shape[1])
+        return np.eye(7)[
+            [[best(row, n, one) for n in places] for row, one in zip(z, t, strict=True)]
+        ]
+
+    network = types.SimpleNamespace(causal=False, bind=bind)
+    experiment = types.SimpleNamespace(process=Masking(7), network=network)
+    return types.SimpleNamespace(
+        experiment=experiment, params={"network": {}}, length=8, logits=logits
+    )
+
+
+def test_greedy_continuations_are_those_of_every_step():
+    """The most likely symbols one after the other; not with another first or last one."""
+    z, mask, pairs = np.array([2, 5, 7, 7, 7]), 7, []
+    for step in range(3):
+        z[2 + step] = best(z, 2 + step, 1.0 - step / 3)
+    assert mask not in z and len(set(z[2:])) > 1
+    for changed in ([], [2], [3], [4]):
+        other = z.copy()
+        other[changed] = (other[changed] + 1) % 7
+        pairs.append(continuations.Pair(other[:2].astype(np.int32), other[2:].astype(np.int32)))
+    found = continuations.are_greedy(stand_in(), pairs, 3)
+    np.testing.assert_array_equal(found, [True, False, False, False])
 
 
 def test_a_long_context_loses_its_start(model):

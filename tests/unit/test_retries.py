@@ -10,7 +10,8 @@ from tensorboardX.record_writer import RecordWriter
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime import errors, paths, retries
-from md4_jax.training import trackers, writers
+from md4_jax.training import writers
+from md4_jax.training.trackers import Tracked, Trackers
 from md4_jax.training.writers import Writer
 
 
@@ -88,9 +89,9 @@ def test_a_row_is_on_the_disk_when_it_is_written(tmp_path, monkeypatch):
 
 
 def test_tensorboard_ends_alone(tmp_path, monkeypatch):
-    run, said = trackers.Tracked(paths.place(tmp_path), {}, 0), []
-    shown = trackers.Trackers(["tensorboard"], run, said.append)
-    writer = Writer(paths.place(tmp_path), resume_step=0, trackers=shown)
+    said, run = [], Tracked(paths.place(tmp_path), {}, 0)
+    trackers = Trackers(["tensorboard"], run, said.append)
+    writer = Writer(paths.place(tmp_path), resume_step=0, trackers=trackers)
     with monkeypatch.context() as patch:
         patch.setattr(RecordWriter, "write", failing(1, RecordWriter.write))
         for step in range(1, 30):
