@@ -16,14 +16,14 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "every, faults",
     [
-        (400, "ordered,EIO"),
+        (1000, "ordered,EIO"),
         pytest.param(
             1, "kill,torn,ordered,strict,reordered,EIO,ENOSPC", marks=pytest.mark.campaign
         ),
     ],
 )
 def test_operations_that_fail(every, faults, tiny, tmp_path):
-    first = 200 if every > 1 else 0
+    first = 300 if every > 1 else 0
     words = ["--directory", tmp_path / "runs", "--every", every, "--first", first]
     words += ["--faults", faults]
     done = subprocess.run(
