@@ -10,7 +10,7 @@ from typing import Any
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema
 from md4_jax.config.load import PLACES, flatten
-from md4_jax.model import importing
+from md4_jax.model import importing, listing
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed, streams
@@ -29,6 +29,9 @@ def run(arguments: list[str]) -> int:
         source = flags.source or flags.workdir
         read = functools.partial(load, source, assignments)
         return serving.run(read, source, flags.host, flags.port)
+    if flags.mode == "ls":
+        print(listing.table(workdir or place("runs")))
+        return 0
     if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir)
     may_differ = bool(flags.back)  # which the mode checks

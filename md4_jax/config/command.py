@@ -11,7 +11,9 @@ from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
-MODES = ("train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit")
+MODES = ("train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit", "ls")
+# Modes that may be said as a first word, with what a second word is then.
+SHORT = {"serve": "--from", "ls": "--workdir"}
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -19,9 +21,9 @@ OF_A_RUN = ("eval", "sample")
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Returns (flags, {'section.key': text}); UserError for an assignment without a value."""
     plain, assignments, rest = [], {}, list(arguments)
-    if rest[:1] == ["serve"]:
-        rest[:1] = ["--mode", "serve"]
-        rest[2:3] = ["--from", *rest[2:3]] if rest[2:3] and rest[2][:1] != "-" else rest[2:3]
+    if rest and rest[0] in SHORT:
+        more = [SHORT[rest[0]]] if rest[1:] and rest[1][:1] != "-" else []
+        rest = ["--mode", rest[0], *more, *rest[1:]]
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--config."):

@@ -16,6 +16,7 @@ kind without a section with its default options.
 from md4_jax.evals.frechet import FrechetDistance
 from md4_jax.evals.generative import GenerativePerplexity
 from md4_jax.evals.information_profile import InformationProfile
+from md4_jax.evals.known_words import KnownWords
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
 from md4_jax.evals.path import PathLikelihood
@@ -26,6 +27,7 @@ EVALUATORS = {
     "frechet": FrechetDistance,
     "generative_perplexity": GenerativePerplexity,
     "information_profile": InformationProfile,
+    "known_words": KnownWords,
     "likelihood": LikelihoodBound,
     "ngrams": NGramModels,
     "path": PathLikelihood,

@@ -80,8 +80,7 @@ def _written(
         path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
         return path, {"picture": str(path)}
     texts = decoded(experiment, drawn)
-    seed = {"seed": experiment.sample.seed}
-    path = writers.write_samples(directory, context.step, texts, drawn, seed)
+    path = writers.write_samples(directory, context.step, texts, drawn, writers.record(experiment))
     context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
     return path, {}
 

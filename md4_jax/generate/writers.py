@@ -112,6 +112,22 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
     return made
 
 
+def record(experiment: Any) -> dict[str, Any]:
+    """Returns what is needed to draw the same samples again, for each row of their file."""
+    asked, own = experiment.config["sample"], experiment.sample
+    given = {name: asked[name] for name in ("prompt", "suffix", "template") if asked.get(name)}
+    of_class = {"label": own.label, "guidance": own.guidance} if own.label >= 0 else {}
+    return {
+        "seed": own.seed,
+        "sampler": asked["name"],
+        "steps": len(experiment.grid) - 1,
+        "grid": str(own.grid),
+        "temperature": asked.get("temperature", 1.0),
+        **given,
+        **of_class,
+    }
+
+
 def settings(experiment: Any) -> str:
     """Returns e.g. 'remask, 64 steps, cosine grid, temperature 0.9, seed 0, objective md4'."""
     asked, own = experiment.config["sample"], experiment.sample

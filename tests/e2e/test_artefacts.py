@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -349,8 +350,13 @@ def test_another_sampler_may_be_asked_for_later(run, tiny, trained):
     ended = run(
         *("--config", tiny, "--workdir", trained, "--mode", "sample"),
         *("--config.sample.num=1", "--config.sample.steps", "3"),  # the value as a word of its own
+        *("--config.sample.seed=7", "--config.sample.temperature=0.5"),
     )
     assert ended.code == 0
+    file = Path(lines(ended)[-2].partition(": ")[2]).with_suffix(".jsonl")
+    row = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
+    assert [row[k] for k in ("step", "seed", "steps", "temperature")] == [30, 7, 3, 0.5]
+    assert row["sampler"] == "ancestral" and row["grid"] == "cosine"
     assert "1 samples of 16 characters from step 30" in lines(ended)[-2]
     assert json.loads(lines(ended)[-1])["network_evaluations"] <= 3
 

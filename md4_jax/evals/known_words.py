@@ -1,0 +1,88 @@
+"""Words of samples that a text has: for a text of whole words, how much is spelled correctly."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import TextDomain
+from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.experiment import Experiment
+from md4_jax.generate import writers
+from md4_jax.protocols import Params, UserError
+
+# The words are kept in memory, so only this many tokens of a split are read.
+MOST_TOKENS = 20_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownWords:
+    """Draws samples and counts those of their words that the run's training split has.
+
+    every, final, split, data  as in `likelihood`; the split's own share is given beside it
+    num                        samples; 0: sample.num
+
+    The first and the last word of a sample do not count, since they may be cut.
+    """
+
+    every: int = 0
+    final: bool = False
+    split: str = "test"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    num: int = 0
+
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_data(self)
+        for name in ("every", "num"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    def check(self, experiment: Experiment, key: str) -> None:
+        """Raises UserError for a model that is not of text."""
+        if not isinstance(experiment.domain, TextDomain):
+            raise UserError(f"{key} is for models of text, and this one is not")
+
+    def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
+        """Returns the shares of known words of the samples and of the split."""
+        num = self.num or experiment.sample.num
+        asked = dataclasses.replace(experiment.sample, num=num, trace=False)
+        drawn = drawn_samples(experiment._replace(sample=asked), params, context.programs)
+        if jax.process_index() != 0:
+            return {}
+        known = set(_words(context.corpus({}), "train"))
+        found = share([text.split()[1:-1] for text in decoded(experiment, drawn)], known)
+        others, _, _ = share([_words(context.corpus(self.data), self.split)], known)
+        result = dict(zip(("known_words", "known_words_se", "words"), found, strict=True))
+        context.say(
+            f"{context.name}: {found[0]:.1%} +- {found[1]:.1%} of {found[2]} words of {num} "
+            f"samples are words of the training text; of {self.split} {others:.1%}"
+        )
+        sampler = {"sampler": experiment.config["sample"]["name"], **writers.of_samples(drawn)}
+        return {"split": self.split, **result, "split_known_words": others, **sampler}
+
+
+def share(texts: Sequence[Sequence[str]], known: Collection[str]) -> tuple[float, float, int]:
+    """Returns (share of the words of all texts that are known, its standard error, words).
+
+    The error is that of a ratio of sums over texts; nan for a single text.
+    """
+    counts = [len(words) for words in texts]
+    hits = [sum(word in known for word in words) for words in texts]
+    total, number = sum(counts), len(texts)
+    if not total:
+        return math.nan, math.nan, 0
+    ratio = sum(hits) / total
+    squares = sum((hit - ratio * count) ** 2 for hit, count in zip(hits, counts, strict=True))
+    error = math.sqrt(squares * number / (number - 1)) / total if number > 1 else math.nan
+    return ratio, error, total
+
+
+def _words(corpus: Corpus, split: str) -> list[str]:
+    """Returns the words of the beginning of a split."""
+    return corpus.domain.decode(corpus.stream(split)[:MOST_TOKENS]).split()

@@ -1,0 +1,73 @@
+"""Table of the runs in a folder, with what they reached."""
+
+from typing import Any, NamedTuple
+
+from md4_jax.config import load as config_lib
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, exists
+from md4_jax.training.report import kept
+
+HEAD = ("run", "objective", "network", "steps", "bits", "by", "commit")
+
+
+class Found(NamedTuple):
+    """What is known of a run: its cells, and its bits per token to sort by, inf if unknown."""
+
+    cells: tuple[str, ...]
+    bits: float
+
+
+def table(folder: Place) -> str:
+    """Formats the runs in a folder, or the folder itself if it is one, the fewest bits first.
+
+    UserError if there is none.
+    """
+    places = [folder, *(sorted(folder.iterdir()) if exists(folder) else [])]
+    runs = [run for run in places if exists(run / config_lib.FILE)]
+    if not runs:
+        raise UserError(f"{folder} holds no run: md4_jax ls DIR lists those of a folder")
+    found = sorted(map(_found, runs), key=lambda run: run.bits)
+    lines = [HEAD, *(run.cells for run in found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _found(run: Place) -> Found:
+    try:
+        asked = config_lib.stored(run) or {}
+        rows = kept(run)
+    except (UserError, ValueError) as error:
+        return Found((run.name, f"unreadable: {error}"[:60], *[""] * (len(HEAD) - 2)), float("inf"))
+    bounds = [row for row in rows if "bits_per_token" in row and "command" not in row]
+    result = next((row for row in reversed(bounds) if row["eval"] == "test"), None)
+    result = result or (bounds[-1] if bounds else {})
+    network = asked["network"]
+    sizes = [network[key] for key in ("depth", "size") if key in network]
+    cells = (
+        run.name,
+        asked["objective"]["name"],
+        f"{network['name']} {' x '.join(map(str, sizes))}".strip(),
+        f"{_step(run):,} of {asked['train']['num_steps']:,}",
+        _bits(result),
+        result.get("eval", ""),
+        result.get("commit", "")[:12],
+    )
+    return Found(cells, result.get("bits_per_token", float("inf")))
+
+
+def _step(run: Place) -> int:
+    """Returns the step of the newest checkpoint, 0 without one."""
+    folder = run / "checkpoints"
+    names = [entry.name for entry in folder.iterdir()] if exists(folder) else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _bits(result: dict[str, Any]) -> str:
+    """Formats '<= 2.9011 +- 0.0140 bits/character'; '' without a result."""
+    if not result:
+        return ""
+    unit = next(u for u in ("character", "dimension", "token") if f"bits_per_{u}" in result)
+    sign = "" if result["exact"] else "<= "
+    error = result[f"bits_per_{unit}_se"]
+    spread = "" if error is None else f" +- {error:.4f}"
+    return f"{sign}{result[f'bits_per_{unit}']:.4f}{spread} bits/{unit}"

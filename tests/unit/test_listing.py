@@ -1,0 +1,61 @@
+"""The table of runs: `md4_jax ls`."""
+
+import json
+
+import pytest
+
+from md4_jax import main
+from md4_jax.config import command, load, schema
+from md4_jax.model import listing
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import place
+
+
+def made(folder, steps=(), results=(), **keys):
+    """A directory as a run leaves it, without arrays."""
+    folder.mkdir(parents=True)
+    load.store(place(folder), schema.load_config("configs/quickstart.py", keys))
+    for step in steps:
+        (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    lines = [json.dumps({"commit": "c" * 40, "exact": False, **row}) for row in results]
+    (folder / "evaluations.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+def result(bits, name="test", **more):
+    both = {f"bits_per_{unit}{end}": n for unit in ("token", "character")
+            for end, n in (("", bits), ("_se", 0.01))}  # fmt: skip
+    return {"eval": name, "step": 20, **both, **more}
+
+
+def test_runs_by_their_bits(tmp_path, capsys):
+    again = result(1.0, command="--mode eval")  # on other data, perhaps
+    made(tmp_path / "a", (10, 20), [result(2.5), again])
+    made(tmp_path / "b", (), [{"eval": "samples"}], **{"network.depth": "3"})
+    made(tmp_path / "c", (7,), [result(2.25, "validation")], **{"objective.name": "md4"})
+    (tmp_path / "notes").mkdir()
+    assert main.run(["ls", str(tmp_path)]) == 0
+    head, c, a, b = capsys.readouterr().out.splitlines()
+    assert head.split() == list(listing.HEAD)
+    assert a.split()[:3] == ["a", "any_order", "transformer"]
+    assert "20 of 3,500  <= 2.5000 +- 0.0100 bits/character  test" in a and a.endswith("c" * 12)
+    assert c.split()[:2] == ["c", "md4"] and "7 of" in c and "validation" in c
+    assert "transformer 3 x" in b and "0 of 3,500" in b and "bits" not in b
+
+
+def test_a_run_alone_and_a_broken_one(tmp_path):
+    run = made(tmp_path / "run", (5,))
+    assert len(listing.table(place(run)).splitlines()) == 2
+    (run / "config.json").write_text("{")
+    assert "unreadable" in listing.table(place(tmp_path))
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(UserError, match="holds no run: md4_jax ls DIR"):
+        main.run(["ls", str(tmp_path / "none")])
+
+
+def test_short_words():
+    assert command.parse(["ls"])[0].workdir is None
+    assert command.parse(["ls", "--workdir", "a"])[0].workdir == "a"
+    assert command.parse(["serve", "a", "--port", "1"])[0].source == "a"
