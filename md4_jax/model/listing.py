@@ -36,8 +36,8 @@ def _found(run: Place) -> Found:
     try:
         asked = config_lib.stored(run) or {}
         rows = kept(run)
-    except (UserError, ValueError) as error:
-        return Found((run.name, f"unreadable: {error}"[:60], *[""] * (len(HEAD) - 2)), float("inf"))
+    except (UserError, ValueError):
+        return Found((run.name, "unreadable", *[""] * (len(HEAD) - 2)), float("inf"))
     bounds = [row for row in rows if "bits_per_token" in row and "command" not in row]
     result = next((row for row in reversed(bounds) if row["eval"] == "test"), None)
     result = result or (bounds[-1] if bounds else {})
