@@ -130,7 +130,7 @@ def score_rows(
     first = int(np.random.SeedSequence(bound.seed).generate_state(1)[0] % 2**28)
     shared = dataclasses.replace(bound, draws=1 if is_exact else PAIR, seed=0)
     estimator = shared.estimator(experiment, programs)
-    nats = np.zeros((repeats, 1 + max(row.text for row in rows)))
+    nats = np.zeros((repeats, 1 + max((row.text for row in rows), default=-1)))
     pads = takes_segments(experiment, params)
     for number, group in enumerate(_groups(rows, experiment, bound, pads)):
         batch = _batch(experiment, group, bound.sequences(experiment), pads, label)
