@@ -27,6 +27,7 @@ def test_every_part_is_timed(run, tiny, tmp_path, monkeypatch):
     assert "data_gflop" not in result["data"] and result["train"]["temporary_mib"] > 0
 
 
+@pytest.mark.campaign
 def test_random_tokens_stand_for_any_vocabulary(run, tiny):
     words = ("--config.bench.random_tokens=500", "--config.bench.parts=train")
     ended = run("--config", tiny, "--mode", "bench", *SMALL, *words)

@@ -60,6 +60,7 @@ def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
     assert abs(whole["nats_per_token"] - one[0]["nats_per_token"]) < 0.5
 
 
+@pytest.mark.campaign
 def test_text_before_helps_and_every_token_counts_once(run, at):
     """Windows that slide by 4: as many tokens, and no more nats than without what is before."""
     apart = evaluate(run, at, "draws=4")

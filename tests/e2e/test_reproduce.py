@@ -55,6 +55,7 @@ def test_a_quick_table_is_made_kept_continued_and_shown(reproduce, tmp_path):
     assert page.read_text().startswith("# Results") and f"| {steps} |" in page.read_text()
 
 
+@pytest.mark.campaign
 def test_what_cannot_be_run_stands_in_the_table_with_the_reason(reproduce, tmp_path):
     ended = reproduce("--quick", "--only", "recipes")
     assert ended.returncode == 0, ended.stderr

@@ -29,12 +29,13 @@ QUICK = (
     "md4, masking", "autoregressive, masking", "four steps, masking", "clipped schedule",
     "twice the weight", "small times",
 )  # fmt: skip
-# Right ones of which there are variants of the same code among the slow tests.
+# Variants of others, which are among the quick or slow tests.
 VARIANTS = (
     "along_order, masking", "score_entropy, uniform, mixture", "uniform_elbo, uniform, mixture",
     "d3pm, uniform", "d3pm, uniform, mixture", "d3pm, transition, mixture",
     "d3pm, transition, absorbing", "ctmc, rates, absorbing", "ctmc, rates, gaussian",
     "ctmc, rates, mixture", "blocks of one, masking", "a time for each block, masking",
+    "bits for nats",
 )  # fmt: skip
 STEPS = 40
 
