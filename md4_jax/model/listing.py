@@ -11,7 +11,7 @@ HEAD = ("run", "objective", "network", "steps", "bits", "by", "commit")
 
 
 class Found(NamedTuple):
-    """What is known of a run: its cells, and its bits per token to sort by, inf if unknown."""
+    """Row of the table: its cells, and its bits per token to sort by, inf if unknown."""
 
     cells: tuple[str, ...]
     bits: float
