@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from md4_jax import modes
-from md4_jax.config import command, foreign, schema
+from md4_jax.config import command, foreign, schema, sweep
 from md4_jax.config.load import PLACES, flatten
 from md4_jax.model import importing, listing
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed, streams
 from md4_jax.runtime.commit import code
-from md4_jax.runtime.paths import place
+from md4_jax.runtime.paths import Place, place
 from md4_jax.server import serving
 
 
@@ -32,6 +32,8 @@ def run(arguments: list[str]) -> int:
     if flags.mode == "ls":
         print(listing.table(workdir or place("runs")))
         return 0
+    if flags.mode == "sweep":
+        return _sweep(flags, assignments, workdir)
     if flags.mode == "import":
         return importing.run(flags.source, assignments, workdir)
     may_differ = bool(flags.back)  # which the mode checks
@@ -47,6 +49,35 @@ def run(arguments: list[str]) -> int:
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))
     return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run, flags.back))
+
+
+def _sweep(flags: argparse.Namespace, assignments: dict[str, str], folder: Place) -> int:
+    """Trains a run for each combination of --vary, one after another, and prints their table.
+
+    A run that fails is named, and the next begins. The same command goes on where it was stopped.
+    """
+    runs = {}
+    for name, varied in sweep.combinations(flags.vary).items():  # all are checked before any runs
+        config = schema.load_config(flags.config, assignments | varied, folder / name)
+        runs[name] = (config, assignments | varied)
+    distributed.check_alike({name: _facts(flags, config) for name, (config, _) in runs.items()})
+    failed = 0
+    for number, (name, (config, said)) in enumerate(runs.items(), 1):
+        if distributed.is_first():
+            print(f"\nrun {number} of {len(runs)}: {name}", flush=True)
+        as_train = argparse.Namespace(**{**vars(flags), "mode": "train"})
+        again = command.again(as_train, folder / name, said)
+        try:
+            code = modes.run("train", modes.Call(config, folder / name, again))
+        except UserError as error:
+            code = streams.print_user_error(error)
+            failed += 1
+        if code > 128:  # stopped by a signal, which has saved this run
+            print("to continue the sweep, give its command again", file=sys.stderr)
+            return code
+    if distributed.is_first():
+        print(f"\n{listing.table(folder)}")
+    return 1 if failed else 0
 
 
 def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from md4_jax.runtime.paths import Place
 
 USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
 KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
-MODES = ("train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit", "ls")
+MODES = (
+    "train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit", "ls", "sweep"
+)  # fmt: skip
 # Modes that may be said as a first word, with what a second word is then.
-SHORT = {"serve": "--from", "ls": "--workdir"}
+SHORT = {"serve": "--from", "ls": "--workdir", "sweep": "--workdir"}
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -45,6 +47,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         raise UserError(f"--back={flags.back} is for --mode train and needs --workdir")
     if flags.back not in ("", "best") and not flags.back.isdecimal():
         raise UserError(f"--back must be a step or best, not {flags.back!r}")
+    if bool(flags.vary) != (flags.mode == "sweep"):
+        raise UserError("--mode sweep and --vary SECTION.KEY=VALUE,VALUE,... need each other")
+    if flags.mode == "sweep" and not (flags.config and flags.workdir):
+        raise UserError("--mode sweep needs --config FILE, and --workdir DIR for its runs")
     _check_source(flags)
     flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
@@ -86,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", default=8000, type=int, help="for --mode serve; 0: a free one")
     parser.add_argument(
         "--back", default="", help="return to a checkpoint, a step or best; later ones are kept"
+    )
+    parser.add_argument(
+        "--vary", action="append", default=[], help="for --mode sweep: SECTION.KEY=V1,V2,..."
     )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")

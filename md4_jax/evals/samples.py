@@ -82,7 +82,7 @@ def _written(
     texts = decoded(experiment, drawn)
     path = writers.write_samples(directory, context.step, texts, drawn, writers.record(experiment))
     context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
-    return path, {}
+    return path, {"texts": str(path)}
 
 
 def drawn_samples(

@@ -160,6 +160,8 @@ class TrainLog:
         self._writer.write(step, {f"{name}/{key}": value for key, value in numbers.items()})
         if "picture" in result:
             self._writer.picture(step, name, result["picture"])
+        if "texts" in result:
+            self._writer.text(step, name, result["texts"])
         if name == self._settings.held_out and self._settings.is_bound:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
             self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"

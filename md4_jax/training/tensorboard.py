@@ -33,6 +33,11 @@ class Events:
         """Adds an RGB picture [H, W, 3]."""
         self._write(Event(summary=summary.image(name, picture, dataformats="HWC"), step=step))
 
+    def add_text(self, name: str, text: str, step: int) -> None:
+        """Adds a text as it stands, in Markdown's form of a block of code."""
+        block = "".join(f"    {line}\n" for line in text.splitlines())
+        self._write(Event(summary=summary.text(name, block), step=step))
+
     def flush(self) -> None:
         self._file.flush()
 

@@ -1,6 +1,7 @@
 """Trackers: programs that show the numbers and pictures of a run while it trains."""
 
 import contextlib
+import html
 import importlib.util
 import json
 import os
@@ -40,6 +41,7 @@ class TensorBoard:
     def __init__(self, run: Tracked):
         first = run.step + 1 if run.step else None  # events from there on are made again
         self._events = Events(str(run.workdir / "tensorboard"), purge_step=first)
+        self._events.add_text("config", json.dumps(run.config, indent=2), run.step)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -47,6 +49,9 @@ class TensorBoard:
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
         self._events.add_image(name, pixels, step)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._events.add_text(name, text, step)
 
     def flush(self) -> None:
         self._events.flush()
@@ -67,7 +72,7 @@ class WandB:
     def __init__(self, run: Tracked):
         import wandb
 
-        self._image = wandb.Image
+        self._image, self._html = wandb.Image, wandb.Html
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "md4_jax"),
             name=run.workdir.name,
@@ -85,6 +90,9 @@ class WandB:
 
     def picture(self, step: int, name: str, pixels: np.ndarray) -> None:
         self._run.log({"step": step, name: self._image(pixels)})
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._run.log({"step": step, name: self._html(f"<pre>{html.escape(text)}</pre>")})
 
     def flush(self) -> None:
         pass

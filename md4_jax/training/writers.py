@@ -62,13 +62,18 @@ class Writer:
         row = {"step": step, **plain}
         self._rows.setdefault(step, {}).update(row)
         self._pending.append(json.dumps(row) + "\n")
-        self._tell("write", step, {k: v for k, v in plain.items() if not isinstance(v, str)})
+        finite = {tag(name): v for name, v in plain.items() if not isinstance(v, str)}
+        self._tell("write", step, finite)
         if time.monotonic() - self._flushed >= self._pause:
             self.flush()
 
     def picture(self, step: int, name: str, file: str) -> None:
         """Shows a PNG in the trackers."""
         self._tell("picture", step, name, pictures.read(place(file)))
+
+    def text(self, step: int, name: str, file: str) -> None:
+        """Shows a text file in the trackers."""
+        self._tell("text", step, name, place(file).read_text(encoding="utf-8"))
 
     def flush(self) -> None:
         """Writes pending rows. Call it before a save: a resumed run does not make them again."""
@@ -104,6 +109,9 @@ class NullWriter:
     def picture(self, step: int, name: str, file: str) -> None:
         pass
 
+    def text(self, step: int, name: str, file: str) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 
@@ -126,6 +134,11 @@ def read_rows(path: Place) -> list[dict]:
             continue
         rows.append({re.sub("^eval_", "validation/", name): value for name, value in row.items()})
     return rows
+
+
+def tag(name: str) -> str:
+    """Returns a number's name in trackers: its evaluator or 'train', a slash, and what it is."""
+    return name if "/" in name else f"train/{name.removeprefix('train_')}"
 
 
 def _plain(value):

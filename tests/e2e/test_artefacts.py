@@ -17,6 +17,7 @@ from md4_jax.config import build, inputs, runs, schema
 from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import rows_of
 from md4_jax.options import DataOptions
+from md4_jax.training.writers import tag
 
 
 def lines(ended) -> list[str]:
@@ -60,7 +61,7 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(trained, rows):
     wanted = [(r["step"], k, v) for r in rows(trained) for k, v in r.items() if k != "step"]
     assert len(wanted) > 50
     for step, name, value in wanted:
-        np.testing.assert_allclose(scalars[step, name], value, rtol=1e-6)
+        np.testing.assert_allclose(scalars[step, tag(name)], value, rtol=1e-6)
 
 
 def test_the_picture(trained):

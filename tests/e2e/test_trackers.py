@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from md4_jax.training import trackers
+from md4_jax.training.writers import tag
 
 STAND_IN = Path(__file__).parents[1] / "wandb_stand_in"
 
@@ -28,8 +29,9 @@ def test_a_resumed_run_with_a_tracker_and_a_trace(copy, trained, run, rows, same
     del sys.modules["wandb"]
     assert told[0][1]["config"]["train"]["num_steps"] == 30
     sent = [fact[1] for fact in told if fact[0] == "log"]
-    sent = [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in sent]
-    assert sent == [row for row in rows(trained) if row["step"] > 21]
+    sent = [{k: v for k, v in row.items() if k != "train/tokens_per_second"} for row in sent]
+    written = [row for row in rows(trained) if row["step"] > 21]
+    assert sent == [{k if k == "step" else tag(k): v for k, v in row.items()} for row in written]
     assert told[-1] == ("finish", 0)
 
 

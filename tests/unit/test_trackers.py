@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from events import events_of
 from PIL import Image
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
 from md4_jax.training.trackers import TRACKERS, Tracked, Trackers, check_installed
-from md4_jax.training.writers import Writer, read_rows
+from md4_jax.training.writers import Writer, read_rows, tag
 
 CONFIG = {"train": {"seed": 3}, "log": {"trackers": "wandb"}}
 
@@ -40,15 +41,55 @@ def test_a_run_at_wandb_is_sent_its_config_and_every_finite_number(tmp_path, wan
     writer.write(10, {"loss": np.float32(2.5), "se": math.nan, "note": "text"})
     Image.new("RGB", (4, 3)).save(tmp_path / "grid.png")
     writer.picture(20, "samples", str(tmp_path / "grid.png"))
+    (tmp_path / "texts.txt").write_text("a <b>\n", encoding="utf-8")
+    writer.text(20, "samples", str(tmp_path / "texts.txt"))
     writer.close()
-    (_, options), metric, row, (_, picture), end = wandb.told
+    (_, options), metric, row, (_, picture), (_, texts), end = wandb.told
     assert options["config"] == CONFIG and options["name"] == "first"
     assert (options["project"], options["resume"]) == ("md4_jax", "allow")
     assert options["dir"] == str(tmp_path / "first")
     assert metric == ("define_metric", "*", "step")
-    assert row == ("log", {"step": 10, "loss": 2.5})
+    assert row == ("log", {"step": 10, "train/loss": 2.5})
     assert picture["step"] == 20 and picture["samples"].shape == (3, 4, 3)
+    assert texts["samples"].text == "<pre>a &lt;b&gt;\n</pre>"
     assert end == ("finish", 0)
+
+
+def test_numbers_stand_in_groups():
+    names = ("train_bits_per_token", "skipped", "validation/bits_per_token", "samples/evaluations")
+    assert [tag(name) for name in names] == [
+        "train/bits_per_token",
+        "train/skipped",
+        "validation/bits_per_token",
+        "samples/evaluations",
+    ]
+
+
+def test_tensorboard_shows_numbers_config_texts_and_pictures(tmp_path):
+    writer = opened(tmp_path / "run", ("tensorboard",))
+    writer.write(10, {"train_loss_bits": 2.5, "validation/bits_per_token": 3.0})
+    (tmp_path / "texts.txt").write_text("--- sample 0 ---\nto be\n", encoding="utf-8")
+    writer.text(10, "samples", str(tmp_path / "texts.txt"))
+    Image.new("RGB", (4, 3)).save(tmp_path / "grid.png")
+    writer.picture(10, "digits", str(tmp_path / "grid.png"))
+    writer.close()
+    shown = {}
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    for event in events_of(file):
+        for value in event.summary.value:
+            shown[value.tag] = (event.step, value)
+    numbers = {tag: (step, v.simple_value) for tag, (step, v) in shown.items()}
+    assert numbers["train/loss_bits"] == (10, 2.5)
+    assert numbers["validation/bits_per_token"] == (10, 3.0)
+    texts = {
+        tag: v.tensor.string_val[0].decode() for tag, (_, v) in shown.items() if v.tensor.string_val
+    }
+    config = "".join(
+        line.removeprefix("    ") for line in texts["config/text_summary"].splitlines()
+    )
+    assert json.loads(config) == CONFIG
+    assert texts["samples/text_summary"] == "    --- sample 0 ---\n    to be\n"
+    assert (shown["digits"][1].image.width, shown["digits"][1].image.height) == (4, 3)
 
 
 def test_a_resumed_run_goes_on_in_the_same_run_at_wandb(tmp_path, wandb):

@@ -8,6 +8,11 @@ class Image:
         self.shape = pixels.shape
 
 
+class Html:
+    def __init__(self, text):
+        self.text = text
+
+
 class Settings:
     def __init__(self, finish_timeout):
         pass

@@ -1,0 +1,47 @@
+"""Runs of a sweep: every combination of the values that some keys shall take."""
+
+import itertools
+from collections.abc import Sequence
+
+from md4_jax.protocols import UserError
+
+FORM = "--vary SECTION.KEY=VALUE,VALUE,..."
+
+
+def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns {name of a run: {key: value}}, a run for each combination of values.
+
+    asked  'section.key=value,value,...' for each key that varies; the last one varies fastest
+
+    The name is 'key=value' of each, by the last word of the key. UserError for another form, a key
+    or value that comes twice, or runs that would have the same name.
+    """
+    axes = [_axis(words) for words in asked]
+    keys = [key for key, _ in axes]
+    if len(set(keys)) < len(keys):
+        raise UserError(f"--vary names a key twice: {', '.join(keys)}")
+    runs = [
+        dict(zip(keys, values, strict=True))
+        for values in itertools.product(*(values for _, values in axes))
+    ]
+    named = {",".join(_short(key, run[key]) for key in run): run for run in runs}
+    if len(named) < len(runs):
+        raise UserError(
+            f"--vary: runs would have the same name; vary one of {', '.join(keys)} alone"
+        )
+    return named
+
+
+def _axis(words: str) -> tuple[str, list[str]]:
+    key, _, text = words.partition("=")
+    values = text.split(",")
+    if "." not in key or not all(values):
+        raise UserError(f"--vary {words}: it must be {FORM}, as in optim.learning_rate=1e-3,3e-4")
+    if len(set(values)) < len(values):
+        raise UserError(f"--vary {words} names a value twice")
+    return key, values
+
+
+def _short(key: str, value: str) -> str:
+    """Returns 'key=value' that can be part of the name of a folder."""
+    return f"{key.rpartition('.')[2]}={value.replace('/', '_')}"
