@@ -51,33 +51,21 @@ def run(arguments: list[str]) -> int:
     return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run, flags.back))
 
 
-def _sweep(flags: argparse.Namespace, assignments: dict[str, str], folder: Place) -> int:
+def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> int:
     """Trains a run for each combination of --vary, one after another, and prints their table.
 
     A run that fails is named, and the next begins. The same command goes on where it was stopped.
     """
-    runs = {}
+    calls, facts = {}, {}
     for name, varied in sweep.combinations(flags.vary).items():  # all are checked before any runs
-        config = schema.load_config(flags.config, assignments | varied, folder / name)
-        runs[name] = (config, assignments | varied)
-    distributed.check_alike({name: _facts(flags, config) for name, (config, _) in runs.items()})
-    failed = 0
-    for number, (name, (config, said)) in enumerate(runs.items(), 1):
-        if distributed.is_first():
-            print(f"\nrun {number} of {len(runs)}: {name}", flush=True)
-        as_train = argparse.Namespace(**{**vars(flags), "mode": "train"})
-        again = command.again(as_train, folder / name, said)
-        try:
-            code = modes.run("train", modes.Call(config, folder / name, again))
-        except UserError as error:
-            code = streams.print_user_error(error)
-            failed += 1
-        if code > 128:  # stopped by a signal, which has saved this run
-            print("to continue the sweep, give its command again", file=sys.stderr)
-            return code
-    if distributed.is_first():
-        print(f"\n{listing.table(folder)}")
-    return 1 if failed else 0
+        config = schema.load_config(flags.config, said | varied, folder / name)
+        again = command.again(flags, folder / name, said | varied, mode="train")
+        calls[name] = functools.partial(
+            modes.run, "train", modes.Call(config, folder / name, again)
+        )
+        facts[name] = _facts(flags, config)
+    distributed.check_alike(facts)
+    return sweep.in_turn(calls, lambda: listing.table(folder), aloud=distributed.is_first())
 
 
 def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:

@@ -113,15 +113,18 @@ def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
     )
 
 
-def again(flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, str]) -> str:
-    """Returns the command line that starts the same thing again."""
+def again(
+    flags: argparse.Namespace, workdir: Place, assignments: Mapping[str, str], mode: str = ""
+) -> str:
+    """Returns the command line that starts the same thing again, or what `mode` names."""
+    mode = mode or flags.mode
     said = [f"--config={flags.config}"] if flags.config else []
-    said += [f"--mode={flags.mode}"]
+    said += [f"--mode={mode}"]
     said += [f"--from={flags.source}"] if flags.source else []
     said += [f"--evals={','.join(flags.evals)}"] if flags.evals else []
     said += [f"--trust={','.join(flags.trust)}"] if flags.trust else []
     said += [f"--distributed={flags.distributed}"] if flags.distributed else []
-    writes = flags.mode in ("train", *OF_A_RUN)
+    writes = mode in ("train", *OF_A_RUN)
     said += [f"--workdir={workdir}"] if writes or not flags.config else []
     said += [f"--config.{key}={value}" for key, value in assignments.items()]
     return "python -m md4_jax.main " + shlex.join(said)

@@ -1,9 +1,11 @@
 """Runs of a sweep: every combination of the values that some keys shall take."""
 
 import itertools
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 
 from md4_jax.protocols import UserError
+from md4_jax.runtime.streams import print_user_error
 
 FORM = "--vary SECTION.KEY=VALUE,VALUE,..."
 
@@ -30,6 +32,29 @@ def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
             f"--vary: runs would have the same name; vary one of {', '.join(keys)} alone"
         )
     return named
+
+
+def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, aloud: bool) -> int:
+    """Calls the runs one after another, prints their table and returns an exit code.
+
+    A UserError is printed, makes the code 1, and the next run begins. A code above 128, that of a
+    signal, ends the sweep without a table. Only a process that is `aloud` prints.
+    """
+    failed = False
+    for number, (name, call) in enumerate(runs.items(), 1):
+        if aloud:
+            print(f"\nrun {number} of {len(runs)}: {name}", flush=True)
+        try:
+            code = call()
+        except UserError as error:
+            code = print_user_error(error)
+            failed = True
+        if code > 128:
+            print("to continue the sweep, give its command again", file=sys.stderr)
+            return code
+    if aloud:
+        print(f"\n{table()}", flush=True)
+    return int(failed)
 
 
 def _axis(words: str) -> tuple[str, list[str]]:

@@ -65,6 +65,30 @@ class Saver(NamedTuple):
             self.checkpoints.wait()
 
 
+class Run(NamedTuple):
+    """Open run: what its loop calls, and what must be closed when it ends."""
+
+    saver: Saver
+    log: TrainLog
+    data: Any
+    progress: Progress
+    writer: Writer | NullWriter
+    profile: Profile
+    signals: Signals
+    notices: Notices
+
+    def close(self) -> None:
+        """Releases files, threads and signals."""
+        self.progress.close()
+        self.signals.release()
+        self.profile.close()
+        self.writer.close()
+        self.data.close()
+        # Closing waits for the other processes, which may have ended after an error.
+        if jax.process_count() == 1 or sys.exc_info()[0] is None:
+            self.saver.checkpoints.close()
+
+
 def train(
     experiment: Experiment,
     corpus: Corpus,
@@ -78,6 +102,20 @@ def train(
     to those of the first step; not called if there is a checkpoint. UserError after too many
     non-finite steps in a row, or if a checkpoint cannot be saved; earlier checkpoints stay.
     """
+    run, state = _opened(experiment, corpus, workdir, begin)
+    try:
+        return _steps(experiment, run, suite, state)
+    finally:
+        run.close()
+
+
+def _opened(
+    experiment: Experiment,
+    corpus: Corpus,
+    workdir: Place,
+    begin: Callable[[Params], Params] | None,
+) -> tuple[Run, TrainState]:
+    """Returns the run and its state, as they were after the step of its newest checkpoint."""
     primary = jax.process_index() == 0
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
     state, host = first_state(experiment, checkpoints, begin)
@@ -96,31 +134,39 @@ def train(
     if host is not None:
         data.set_state(back.position(workdir, step, host["data"]))
         log.set_state(host["log"])
-    step_fn = make_train_step(
-        experiment.network, experiment.objective, experiment.optimizer, experiment.train
-    )
-    step_fn = jit(step_fn, experiment.mesh, donate_argnums=0)
     signals = Signals()
     notices = Notices(signals, experiment.train.seconds, experiment.checkpoint.seconds)
     saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
     checkpoints.best = saver.best
+    return Run(saver, log, data, progress, writer, profile, signals, notices), state
 
+
+def _steps(
+    experiment: Experiment, run: Run, suite: Suite, state: TrainState
+) -> tuple[int, int | None]:
+    """Trains, logs, saves and evaluates; returns (step saved, signal or None)."""
+    saver, log, steps = run.saver, run.log, experiment.train.num_steps
+    step_fn = make_train_step(
+        experiment.network, experiment.objective, experiment.optimizer, experiment.train
+    )
+    step_fn = jit(step_fn, experiment.mesh, donate_argnums=0)
+    step = int(state.step)
     try:
-        last = step >= experiment.train.num_steps
+        last = step >= steps
         # If the run was killed between a save and its evaluation.
         _evaluate_if_due(suite, log, state, step)
         while not last:
-            with profile.step(step + 1):
-                batch = to_global(next(data), experiment.mesh)
+            with run.profile.step(step + 1):
+                batch = to_global(next(run.data), experiment.mesh)
                 with jax.set_mesh(experiment.mesh):
                     state, metrics = step_fn(state, batch)
             step += 1
-            profile.after_step(step, state)
+            run.profile.after_step(step, state)
             log.add(step, metrics)
-            progress.advance()
-            failed = step % experiment.log.every == 0 and checkpoints.has_failed()
-            notice = notices.after_step()
-            last = step >= experiment.train.num_steps or notice.stop > 0
+            run.progress.advance()
+            failed = step % experiment.log.every == 0 and saver.checkpoints.has_failed()
+            notice = run.notices.after_step()
+            last = step >= steps or notice.stop > 0
             if last or notice.save or failed or experiment.checkpoint.is_due(step):
                 saver.save(step, state)
             if notice.stop <= BUDGET:
@@ -128,23 +174,14 @@ def train(
                 if experiment.checkpoint.best in evaluated:
                     saver.save_if_best(step, state)
         saver.finish(step, state)
-        why = max_over_processes(signals.number or 0)
-        if step < experiment.train.num_steps and not why:
-            progress.say(
-                f"stopped at step {step} of {experiment.train.num_steps}: the budget of "
-                f"train.seconds={experiment.train.seconds:g} is spent; the same command goes on"
-            )
     except UserError as error:
         raise UserError(f"stopped after step {step}: {error}") from error
-    finally:
-        progress.close()
-        signals.release()
-        profile.close()
-        writer.close()
-        data.close()
-        # Closing waits for the other processes, which may have ended after an error.
-        if jax.process_count() == 1 or sys.exc_info()[0] is None:
-            checkpoints.close()
+    why = max_over_processes(run.signals.number or 0)
+    if step < steps and not why:
+        run.progress.say(
+            f"stopped at step {step} of {steps}: the budget of "
+            f"train.seconds={experiment.train.seconds:g} is spent; the same command goes on"
+        )
     return step, why or None
 
 

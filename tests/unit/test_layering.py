@@ -166,19 +166,19 @@ def test_configs_import_configs_and_ml_collections_alone():
 
 def test_files_are_short():
     lines = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
-    limits = {name: 80 if name == "main.py" else 300 for name in FILES}
+    limits = {name: 100 if name == "main.py" else 300 for name in FILES}
     assert {name: n for name, n in lines.items() if n > limits[name]} == {}
 
 
 def test_functions_are_short_and_take_few_parameters():
-    """At most 60 lines, the loop excepted, and 7 parameters, without self."""
+    """At most 60 lines, and 7 parameters without self."""
     wrong = []
     for name, tree in TREES.items():
         for node in functions(tree):
             lines = node.end_lineno - node.lineno + 1
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = len([a for a in given if a.arg not in ("self", "cls")])
-            if (lines > 60 and (name, node.name) != ("training/loop.py", "train")) or count > 7:
+            if lines > 60 or count > 7:
                 wrong.append(f"{name}: {node.name} has {lines} lines and {count} parameters")
     assert wrong == []
 
