@@ -14,7 +14,7 @@ from md4_jax.runtime import retries
 from md4_jax.runtime.checksums import checksums
 from md4_jax.runtime.paths import Place, move, sync_all
 from md4_jax.runtime.sharding import max_over_processes
-from md4_jax.training import items
+from md4_jax.training import first_save, items
 from md4_jax.training.keeping import surplus
 
 
@@ -68,6 +68,8 @@ class Checkpoints:
             train=ocp.args.StandardSave(train),
             host=ocp.args.JsonSave({**record, "crc32": items.crc32(record)}),
         )
+        if not self.steps() and jax.process_index() == 0:
+            first_save.begin(self.directory.parent, step)
         for pause in (*retries.pauses(self._retries), None):
             try:
                 self._begin(step, saved)
@@ -131,6 +133,8 @@ class Checkpoints:
             return
         steps = self.steps()
         sync_all(self.directory / str(steps[-1]))
+        if jax.process_index() == 0:
+            first_save.end(self.directory.parent)
         for old in surplus(steps, self._options, self.best(steps)):
             self._manager.delete(old)
 
@@ -183,11 +187,13 @@ class Checkpoints:
 
         template: the state with ShapeDtypeStruct leaves and shardings. Unreadable checkpoints are
         reported by `say` and moved aside, and the one before is taken. UserError if none can be
-        read.
+        read, unless the first save was cut short by a loss of power: then it is as if there were
+        none.
         """
         ema, rest = template.ema, template._replace(ema=())
         newest = self._newest({"ema": ema, "train": rest}, say)
         if newest is None:
+            self._move_aside_after(-1, say)
             return None
         step, found = newest
         self._move_aside_after(step, say)
@@ -218,6 +224,9 @@ class Checkpoints:
                 return step, found
             say(f"checkpoint {step} in {self.directory} cannot be read: {wrong}")
             if step == self.steps()[0]:
+                if first_save.was_cut_short(self.directory.parent, step):
+                    say("the machine stopped before its disk had this checkpoint, the first")
+                    return None
                 raise UserError(
                     f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
                     "nothing was changed. To start anew choose another --workdir"

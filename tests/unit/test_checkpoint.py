@@ -96,6 +96,33 @@ def test_a_first_save_that_cannot_be_read_back(opened, monkeypatch):
         opened(keep=1).save(1, state(1), {})
 
 
+@quiet
+@pytest.mark.usefixtures("collected")
+def test_a_first_save_of_which_the_disk_lost_a_part(opened, tmp_path, monkeypatch):
+    """The run begins anew; with the whole first checkpoint on the disk it is refused."""
+    notes = []
+
+    def synced(directory):
+        notes.append((tmp_path / "first_save.json").read_text())
+        paths.sync_all(directory)
+
+    monkeypatch.setattr(checkpoint, "sync_all", synced)
+    opened(keep=1).save(3, state(3), {})
+    assert notes[0] == '{"step": 3}\n' and not (tmp_path / "first_save.json").exists()
+    for file in (tmp_path / "checkpoints" / "3").glob("*/d/*"):
+        file.write_text("")
+    with pytest.raises(UserError, match="none of the checkpoints \\[3\\] .* can be read"):
+        opened(keep=1).restore(jax.tree.map(shape, state(0)), say=print)
+    (tmp_path / "first_save.json").write_text(notes[0])
+    said = []
+    again = opened(keep=1)
+    assert again.restore(jax.tree.map(shape, state(0)), say=said.append) is None
+    assert "before its disk had this checkpoint" in said[1] and "moved the unreadable" in said[2]
+    assert len(list((tmp_path / "unreadable_checkpoints").iterdir())) == 1
+    again.save(3, state(3), {})
+    assert steps(tmp_path) == [3] and not (tmp_path / "first_save.json").exists()
+
+
 @pytest.mark.parametrize("part", [1, 12, 2**28])
 def test_read_back_part_by_part(part, opened, tmp_path, monkeypatch):
     """As many are kept as are asked for, and each is what was saved."""

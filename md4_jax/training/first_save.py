@@ -1,0 +1,27 @@
+"""Note in a run directory that its first checkpoint may not be on the disk yet."""
+
+import json
+
+from md4_jax.runtime.paths import Place, is_remote, replace
+
+FILE = "first_save.json"
+
+
+def begin(workdir: Place, step: int) -> None:
+    """Notes the step before its checkpoint is written; object storage has what it shows."""
+    if not is_remote(workdir):
+        replace(workdir / FILE, json.dumps({"step": step}) + "\n")
+
+
+def end(workdir: Place) -> None:
+    """Removes the note, once the disk has a checkpoint."""
+    if not is_remote(workdir):
+        (workdir / FILE).unlink(missing_ok=True)
+
+
+def was_cut_short(workdir: Place, step: int) -> bool:
+    """Returns whether this checkpoint is the first, of which the machine may have lost a part."""
+    try:
+        return json.loads((workdir / FILE).read_text("utf-8")) == {"step": step}
+    except (OSError, ValueError, RecursionError):
+        return False
