@@ -275,7 +275,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--directory", type=Path, required=True, help="an empty or new one")
-    parser.add_argument("--kills", type=int, default=60, help="a quarter of them of two processes")
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--pairs", type=int, help="of these of two processes; default: a quarter")
     parser.add_argument("--steps", type=int, default=120, help="of each run")
     parser.add_argument("--disks", type=int, default=4, help="how often the disk fills up")
     parser.add_argument("--damage", type=float, default=0.4, help="probability of a broken file")
@@ -288,9 +289,10 @@ def main() -> int:
         parser.error(f"{directory} is not empty")
     logging.getLogger("absl").setLevel(logging.ERROR)
     campaign = Campaign(directory, flags.steps, flags.seed, flags.patience)
-    pairs = -(-flags.kills // 4)
+    pairs = -(-flags.kills // 4) if flags.pairs is None else flags.pairs
     campaign.kills("one process", 1, flags.kills - pairs, flags.damage)
-    campaign.kills("two processes", 2, pairs, flags.damage)
+    if pairs:
+        campaign.kills("two processes", 2, pairs, flags.damage)
     campaign.full_disks(flags.disks)
     print(campaign.report())
     (directory / "report.json").write_text(json.dumps(campaign.count))

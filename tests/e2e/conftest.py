@@ -1,12 +1,14 @@
 """The program as its users start it: in a process of its own, or here where that adds nothing."""
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +31,26 @@ class Ended(NamedTuple):
 @pytest.fixture(scope="session")
 def scratch(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("e2e")
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Makes a directory for all workers: the first that asks for it calls make(directory)."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def once(name: str, make: Callable[[Path], None]) -> Path:
+        directory, done = base / name, base / f"{name}.done"
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.mkdir()
+                make(directory)
+                done.touch()
+        return directory
+
+    return once
 
 
 @pytest.fixture(scope="session")

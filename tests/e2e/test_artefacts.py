@@ -302,7 +302,7 @@ def documents(path, count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("separate", [pytest.param(False, marks=pytest.mark.campaign), True])
 def test_documents_of_bytes(separate, run, tiny, tmp_path, rows):
     documents(tmp_path / "some.jsonl", 100)
     workdir = tmp_path / "run"
@@ -323,6 +323,7 @@ def test_separate_documents_is_another_run(copy, tiny, refused):
     assert "data.length: 16 in the workdir, 32 asked for" in message
 
 
+@pytest.mark.campaign
 @pytest.mark.slow
 def test_gpt2_tokens_of_real_text(run, tiny, tmp_path):
     shared = tiny.parents[3] / "shared" / "data"

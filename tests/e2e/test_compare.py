@@ -26,6 +26,7 @@ def compare(environment, workdir, *words, extra=SMALL):
     )
 
 
+@pytest.mark.campaign
 def test_a_table_at_equal_steps_and_time_and_no_run_twice(environment, tmp_path):
     words = ("--families", "md4", "--steps", "5", "--seconds", "0.2")
     first = compare(environment, tmp_path, *words)

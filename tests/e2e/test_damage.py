@@ -88,7 +88,14 @@ def intact(exp, trained, scratch):
     return {30: newest[1], 28: before[1]}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut",
+        "flipped",
+        *(pytest.param(k, marks=pytest.mark.campaign) for k in ("empty", "deleted")),
+    ],
+)
 def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
     """Either the file is not needed and every byte is read, or the checkpoint before is taken."""
     fell_back = set()

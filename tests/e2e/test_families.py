@@ -60,7 +60,7 @@ def evaluations(workdir) -> int:
 # (test_entropy.py); they run in the campaign.
 ALIKE = (
     "md4", "radd_t_dce", "sedd_absorb", "d3pm_absorb", "d3pm_uniform", "d3pm_gauss", "udlm",
-    "tauldr_uniform",
+    "tauldr_uniform", "sedd_uniform", "uniform_ce", "radd_lambda_dce",
 )  # fmt: skip
 EVERY = [
     pytest.param(family, marks=pytest.mark.campaign if family in ALIKE else [])

@@ -42,16 +42,20 @@ def flags(*assignments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def meshes(start, tiny, scratch):
+def meshes(start, tiny, once):
     """{name: workdir} of the same run on eight forced CPU devices and on several meshes."""
-    workdirs = {name: scratch / f"mesh {name}" for name in RUNS}
-    words = [tiny.with_name("driver.py"), "runs"]
-    for name, mesh in RUNS.items():
-        words += ["--config", tiny, "--workdir", workdirs[name], *flags(*WIDE, *OFTEN, *mesh), "--"]
-    process = start(*words, **EIGHT)
-    _, err = process.communicate(timeout=1200)
-    assert process.returncode == 0, err
-    return workdirs
+
+    def make(directory):
+        words = [tiny.with_name("driver.py"), "runs"]
+        for name, mesh in RUNS.items():
+            own = flags(*WIDE, *OFTEN, *mesh)
+            words += ["--config", tiny, "--workdir", directory / name, *own, "--"]
+        process = start(*words, **EIGHT)
+        _, err = process.communicate(timeout=1200)
+        assert process.returncode == 0, err
+
+    directory = once("meshes", make)
+    return {name: directory / name for name in RUNS}
 
 
 def numbers(found: list[dict], name: str) -> np.ndarray:

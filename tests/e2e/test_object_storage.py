@@ -87,6 +87,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     assert list((run / "tensorboard").iterdir()) and list((run / "samples").glob("*.jsonl"))
 
 
+@pytest.mark.campaign
 def test_a_damaged_checkpoint_is_moved_aside(
     store, killed, program, tiny, trained, same_run, tmp_path
 ):

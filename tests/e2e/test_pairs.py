@@ -1,4 +1,4 @@
-"""Every objective with every process of the registry that it goes with, on 1 and on 8 devices."""
+"""Every objective with processes of the registry that it goes with, on 1 and on 8 devices."""
 
 import json
 
@@ -8,12 +8,13 @@ pytestmark = pytest.mark.slow
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
-@pytest.fixture(scope="module")
-def metrics(start, tiny):
+@pytest.fixture(params=["first", pytest.param("all", marks=pytest.mark.campaign)])
+def metrics(request, start, tiny):
     """{mesh: {pair: {name: value}}} after one step from the same parameters."""
     found = {}
     for mesh in ("1 1 1", "2 2 2"):
-        process = start(tiny.with_name("pairs.py"), *mesh.split(), **EIGHT, PYTHONPATH=".:tests")
+        words = (*mesh.split(), request.param)
+        process = start(tiny.with_name("pairs.py"), *words, **EIGHT, PYTHONPATH=".:tests")
         out, err = process.communicate(timeout=1500)
         assert process.returncode == 0, err
         found[mesh] = json.loads(out.splitlines()[-1])

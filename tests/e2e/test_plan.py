@@ -11,7 +11,10 @@ SIZES = (
     *("network.time_conditioning=False", "train.batch_size=32", "data.length=256"),
     *("plan.random_tokens=27", "plan.parts=train"),
 )
-MESHES = ("8x1x1", "2x2x2", "1x8x1")
+MESHES = (
+    "2x2x2",
+    *(pytest.param(mesh, marks=pytest.mark.campaign) for mesh in ("8x1x1", "1x8x1")),
+)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -62,17 +62,19 @@ def said(out: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(together, tiny, scratch):
-    """{name: (workdir, output of process 0)} of the same run by so many processes."""
-    found = {}
-    for name, (processes, devices, mesh) in RUNS.items():
-        workdir = scratch / f"processes {name}"
-        flags = [f"--config.{word}" for word in (*WIDE, *OFTEN, *mesh)]
-        ended = together(processes, devices, "--config", tiny, "--workdir", workdir, *flags)
-        assert all(code == 0 for _, _, code in ended), ended
-        assert [said(out) for out, _, _ in ended[1:]] == [[]] * (processes - 1)  # one writes
-        found[name] = workdir, ended[0][0]
-    return found
+def runs(together, tiny, once):
+    """{name: workdir} of the same run by so many processes."""
+
+    def make(directory):
+        for name, (processes, devices, mesh) in RUNS.items():
+            flags = [f"--config.{word}" for word in (*WIDE, *OFTEN, *mesh)]
+            words = ("--config", tiny, "--workdir", directory / name, *flags)
+            ended = together(processes, devices, *words)
+            assert all(code == 0 for _, _, code in ended), ended
+            assert [said(out) for out, _, _ in ended[1:]] == [[]] * (processes - 1)  # one writes
+
+    directory = once("processes", make)
+    return {name: directory / name for name in RUNS}
 
 
 def saved(workdir) -> list[int]:
@@ -86,7 +88,7 @@ def numbers(found: list[dict], name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", OTHERS)
 def test_losses_and_draws(name, runs, rows):
     """Losses to rounding; shares of masked tokens, which order and draws decide, exactly."""
-    found, expected = rows(runs[name][0]), rows(runs["one"][0])
+    found, expected = rows(runs[name]), rows(runs["one"])
     assert [r.keys() for r in found] == [r.keys() for r in expected]
     for key in ("train_bits_per_token", "grad_norm", "validation/nats_per_token"):
         got, wanted = numbers(found, key), numbers(expected, key)
@@ -99,8 +101,8 @@ def test_losses_and_draws(name, runs, rows):
 def test_samples_and_the_whole_split(name, runs):
     """Five samples in batches of four; the test split, whose last batch is not full."""
     file = "samples/step_00000006.jsonl"
-    assert (runs[name][0] / file).read_text() == (runs["one"][0] / file).read_text()
-    found, expected = (kept.evaluated(runs[n][0]) for n in (name, "one"))
+    assert (runs[name] / file).read_text() == (runs["one"] / file).read_text()
+    found, expected = (kept.evaluated(runs[n]) for n in (name, "one"))
     for count in ("sequences", "tokens", "bytes", "words"):
         assert found[count] == expected[count] > 0
     assert found["nats_per_token"] == pytest.approx(expected["nats_per_token"], rel=ROUNDING)
@@ -110,19 +112,20 @@ def test_samples_and_the_whole_split(name, runs):
 @pytest.mark.parametrize("name", RUNS)
 def test_the_last_and_the_best_are_kept(name, runs, rows):
     """Each evaluation may save, by all processes together, between the steps that are due."""
-    found = {r["step"]: r.get("validation/nats_per_token", np.inf) for r in rows(runs[name][0])}
-    assert saved(runs[name][0]) == sorted({min(found, key=found.get), 6})
+    found = {r["step"]: r.get("validation/nats_per_token", np.inf) for r in rows(runs[name])}
+    assert saved(runs[name]) == sorted({min(found, key=found.get), 6})
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_parameters_are_close(name, runs, arrays):
-    found, expected = arrays(runs[name][0]), arrays(runs["one"][0])
+    found, expected = arrays(runs[name]), arrays(runs["one"])
     assert found.keys() == expected.keys()
     for key in found:
         if key.startswith(("params", "ema")):
             np.testing.assert_allclose(found[key], expected[key], rtol=1e-3, atol=1e-4, err_msg=key)
 
 
+@pytest.mark.campaign
 def test_the_number_of_processes_may_change_when_a_run_is_continued(
     runs, together, tiny, tmp_path, rows, arrays
 ):
@@ -141,7 +144,7 @@ def test_the_number_of_processes_may_change_when_a_run_is_continued(
         ended = together(processes, devices, *common, *words)
         assert all(code == 0 for _, _, code in ended), ended
         assert (f"resuming from step {number}\n" in ended[0][0]) == (number > 0)
-    found, expected = rows(workdir), rows(runs["one"][0])
+    found, expected = rows(workdir), rows(runs["one"])
     for key, tolerance in (("train_bits_per_token", ROUNDING), ("masked", 1e-6)):
         wanted = numbers(expected, key)
         # The first line is the mean of two steps, by different processes.
@@ -149,7 +152,7 @@ def test_the_number_of_processes_may_change_when_a_run_is_continued(
         np.testing.assert_allclose(numbers(found, key), means, rtol=tolerance, err_msg=key)
     ends = [numbers(r, "validation/nats_per_token")[-1] for r in (found, expected)]
     assert ends[0] == pytest.approx(ends[1], rel=ROUNDING)
-    mine, theirs = arrays(workdir), arrays(runs["one"][0])
+    mine, theirs = arrays(workdir), arrays(runs["one"])
     for key in mine:
         if key.startswith(("params", "ema")):
             np.testing.assert_allclose(mine[key], theirs[key], rtol=1e-3, atol=1e-4, err_msg=key)

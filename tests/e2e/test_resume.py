@@ -17,12 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def reference(program, tiny, scratch):
+def reference(program, tiny, once):
     """The workdir of a run that nobody interrupted."""
-    workdir = scratch / "uninterrupted"
-    ended = program("--config", tiny, "--workdir", workdir)
-    assert ended.code == 0, ended
-    return workdir
+
+    def make(directory):
+        ended = program("--config", tiny, "--workdir", directory)
+        assert ended.code == 0, ended
+
+    return once("uninterrupted", make)
 
 
 def stop_at(process, step: int, number: signal.Signals):

@@ -49,7 +49,10 @@ LEAPS = {
 
 
 @pytest.mark.parametrize("step, leave", LEAPS.values(), ids=LEAPS)
-@pytest.mark.parametrize("process, steps, near", CASES)
+@pytest.mark.parametrize(
+    "process, steps, near",
+    [*CASES[:2], *(pytest.param(*c, marks=pytest.mark.campaign) for c in CASES[2:])],
+)
 def test_t08_leaps_have_their_law_and_many_reach_the_data(process, steps, near, step, leave):
     """Uniform noise, 5 and 128 steps: enumerated, n = 20,000, p > 1e-4; 128 are within 0.02."""
     denoiser, keys = exact.uniform_outputs(process, P), exact.keys_for(2, laws.N)

@@ -35,7 +35,8 @@ VARIANTS = (
     "d3pm, uniform", "d3pm, uniform, mixture", "d3pm, transition, mixture",
     "d3pm, transition, absorbing", "ctmc, rates, absorbing", "ctmc, rates, gaussian",
     "ctmc, rates, mixture", "blocks of one, masking", "a time for each block, masking",
-    "bits for nats",
+    "bits for nats", "any_order, masking", "lambda_dce, masking", "md4_discrete, masking",
+    "uniform_elbo, uniform", "half the weight", "nats per token", "times cut",
 )  # fmt: skip
 STEPS = 40
 

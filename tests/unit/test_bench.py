@@ -46,7 +46,16 @@ def test_where_every_position_counts_so_does_the_head():
     assert flops == pytest.approx(trunk + head, rel=0.03)
 
 
-@pytest.mark.parametrize("length, block, most", [(64, 8, 1.0), (256, 64, 1.0), (512, 16, 1.25)])
+@pytest.mark.parametrize(
+    "length, block, most",
+    [
+        (64, 8, 1.0),
+        *(
+            pytest.param(*more, marks=pytest.mark.campaign)
+            for more in ((256, 64, 1.0), (512, 16, 1.25))
+        ),
+    ],
+)
 def test_block_diffusion_computes_what_its_mask_allows(length, block, most):
     """Both halves of 2 L once, and of their (2 L)^2 scores no more than the allowed ones, where
     tiles are blocks, or those and what fills up tiles: a dense mask has 2 to 4 times as many."""

@@ -106,9 +106,18 @@ def test_a_pass_costs_less_than_two(depth, scan_blocks, least, most):
     assert least < both / plain < most
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("time_conditioning", [True, False])
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "remat, time_conditioning",
+    [
+        ("none", False),
+        ("full", True),
+        *(
+            pytest.param(remat, timed, marks=pytest.mark.campaign)
+            for remat, timed in (("none", True), ("dots", True), ("dots", False), ("full", False))
+        ),
+    ],
+)
 def test_scanned_layers_are_the_others(remat, time_conditioning):
     """Features and gradients of block diffusion, with what is computed again or kept, to 1e-4."""
     options = dict(time_conditioning=time_conditioning, remat=remat)

@@ -60,9 +60,10 @@ def cases() -> dict:
 
 
 def marked() -> list:
-    """Those without masks are slow, for their number."""
+    """Those without masks are slow, for their number, and of some processes left to campaigns."""
+    marks = {"masking": [], "transition": pytest.mark.campaign, "rates": pytest.mark.campaign}
     return [
-        pytest.param(*case, id=name, marks=[] if name.startswith("masking,") else pytest.mark.slow)
+        pytest.param(*case, id=name, marks=marks.get(name.partition(",")[0], pytest.mark.slow))
         for name, case in cases().items()
     ]
 

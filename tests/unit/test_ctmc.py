@@ -196,7 +196,9 @@ def test_both_ends_make_a_bound_where_time_is_cut_short(name, schedule, first, x
     assert (np.exp(-value + np.asarray(sum(ends.values())))).sum() > 1.0
 
 
-@pytest.mark.parametrize("passes", ["two", "one", "one_weighted"])
+@pytest.mark.parametrize(
+    "passes", ["two", "one", pytest.param("one_weighted", marks=pytest.mark.campaign)]
+)
 @pytest.mark.parametrize("form, dtype", [("joint", jnp.float32), ("mixture", jnp.bfloat16)])
 def test_float32_values_and_gradients_are_finite_at_the_ends(passes, form, dtype):
     rows = 6

@@ -31,9 +31,10 @@ def made(make, **options):
 
 
 IMAGES = [UNet, UViT, DiT]
+MARKS = {UNet: pytest.mark.slow, UViT: pytest.mark.campaign}
 every_network = pytest.mark.parametrize(
     "make",
-    [make if make is DiT else pytest.param(make, marks=pytest.mark.slow) for make in IMAGES],
+    [pytest.param(make, marks=MARKS.get(make, [])) for make in IMAGES],
 )
 KEYS = jax.random.split(jax.random.key(3), 3)
 CIFAR = dict(vocab_size=256, shape=(32, 32, 3))
@@ -163,7 +164,11 @@ def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make, output",
-    [(UNet, "truncated_logistic"), (UViT, "categorical"), (DiT, "truncated_logistic")],
+    [
+        (UNet, "truncated_logistic"),
+        (UViT, "categorical"),
+        pytest.param(DiT, "truncated_logistic", marks=pytest.mark.campaign),
+    ],
 )
 def test_gradients_are_finite_and_reach_every_parameter(make, output):
     network, params = built(make, output=output, classes=3, dropout=0.1, label_dropout=0.5)

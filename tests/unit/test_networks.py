@@ -18,12 +18,10 @@ from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import make_mesh, shardings_of
 
+MARKS = {"unet": pytest.mark.slow, "uvit": pytest.mark.campaign}
 every_network = pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(make, id=name, marks=[pytest.mark.slow] if name in ("unet", "uvit") else [])
-        for name, make in NETWORKS.items()
-    ],
+    [pytest.param(make, id=name, marks=MARKS.get(name, [])) for name, make in NETWORKS.items()],
 )
 
 
