@@ -65,6 +65,7 @@ CAGES = {
     "wandb": {"training"},
     "matplotlib": {"generate"},
     "PIL": {"data", "generate"},
+    "scipy": {"samplers"},
     "etils": {"runtime"},
     "safetensors": {"runtime"},
     "huggingface_hub": {"model"},

@@ -137,6 +137,26 @@ def test_measurements_are_fitted_by_a_falling_profile():
     np.testing.assert_allclose(found, [4, (4 + 11 / 6) / 2, 11 / 6, 11 / 6, 11 / 6, 17 / 12, 1, 1])
 
 
+def test_noise_is_not_taken_for_places_where_nothing_is_lost():
+    """Seven measurements of each number, as of 2,000 texts of 256 tokens of text8.
+
+    The loss that the fit predicts for its own best schedule is within 10% of the loss by the true
+    profile. By averages made falling, without the spline, it is 22% and 74% too low.
+    """
+    k = np.arange(256)
+    true = 0.7 + 2.2 * (1 - k / 256) ** 1.2
+    visible = np.repeat(k, 7)
+    rng = np.random.default_rng(0)
+    nats = true[visible] + rng.normal(0, 0.1 + 0.8 / np.sqrt(256 - visible))
+    found = profile.fitted(visible, nats, 256.0 - visible, 256)
+    assert (np.diff(found) <= 0).all()
+    for steps in (8, 32):
+        counts = profile.best_counts(found, steps)
+        predicted, lost = profile.loss(found, counts), profile.loss(true, counts)
+        assert predicted == pytest.approx(lost, rel=0.1)
+        assert lost < 1.1 * profile.loss(true, profile.best_counts(true, steps))
+
+
 def test_the_measured_profile_is_the_exact_one():
     """6,400 texts of the law P: each of four numbers within 4 standard errors."""
     rng = np.random.default_rng(0)
