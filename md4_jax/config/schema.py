@@ -272,7 +272,11 @@ def load_config(
     foreign.allow(foreign.names_in(config) if path else ())
     for name, options in LATER.items():
         config[name] = dataclasses.asdict(options) | config.get(name, {})
-    config_lib.override(config, assignments, accepts)
+    kinds = {key.split(".")[1] for key in assignments if key.startswith("evals.")} - {
+        *config["evals"]
+    }
+    named = {f"evals.{kind}.name": kind for kind in kinds & {*EVALUATORS}}
+    config_lib.override(config, {**named, **assignments}, accepts)
     check_keys(config)
     config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:

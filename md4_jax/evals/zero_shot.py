@@ -103,8 +103,8 @@ class ZeroShot:
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound of each set in all units and prints them; writes zero_shot.json."""
         results, manifests = {}, {}
-        for name in self.chosen:
-            corpus = context.corpus(self._changes(name))
+        corpora = {name: self._corpus(name, context) for name in self.chosen}  # all are there
+        for name, corpus in corpora.items():
             bound = self._bound(name)
             sequences = bound.sequences(experiment)
             batches = corpus.eval_batches(
@@ -120,6 +120,19 @@ class ZeroShot:
             replace(context.workdir / FILE, json.dumps(kept, indent=2) + "\n")
             context.say(f"{context.name}: {context.workdir / FILE}")
         return results
+
+    def _corpus(self, name: str, context: Context) -> Corpus:
+        """Opens a set; UserError if its split has no text."""
+        corpus, split = context.corpus(self._changes(name)), self._bound(name).split
+        try:
+            corpus.sizes([split])
+        except UserError as error:
+            raise UserError(
+                f"evals.{context.name}: {name} has no text of the split {split!r}"
+                f"{f' in {self.path}/{name}' if self.path else ''}: add its file there, leave "
+                f"{name} out of sets, or choose another split by evals.{context.name}.split"
+            ) from error
+        return corpus
 
     def _changes(self, name: str) -> dict[str, Any]:
         """Returns the keys of the section `data` that differ from the run's."""

@@ -56,7 +56,7 @@ def test_zero_shot(run, refused, own, tmp_path):
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)
-    keys = dict(name="zero_shot", sets="ptb,lambada", path=tmp_path, batch_size=8, length=12)
+    keys = dict(sets="ptb,lambada", path=tmp_path, batch_size=8, length=12)
     given = [f"--config.evals.zero_shot.{key}={value}" for key, value in keys.items()]
     at = ("--workdir", own, "--mode", "eval", "--evals=zero_shot", *given)
     ended = run(*at)
@@ -79,6 +79,8 @@ def test_zero_shot(run, refused, own, tmp_path):
     kept = json.loads((own / "zero_shot.json").read_text())["sets"]["ptb"]
     assert kept["detokenised_sha256"] == expected
     assert kept["tokens_sha256"] != sets["ptb"]["tokens_sha256"]
+    said = refused(*at, "--config.evals.zero_shot.split=test")
+    assert f"zero_shot: ptb has no text of the split 'test' in {tmp_path}/ptb: add its" in said
     assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
 
 
