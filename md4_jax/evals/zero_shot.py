@@ -128,9 +128,9 @@ class ZeroShot:
             corpus.sizes([split])
         except UserError as error:
             raise UserError(
-                f"evals.{context.name}: {name} has no text of the split {split!r}"
-                f"{f' in {self.path}/{name}' if self.path else ''}: add its file there, leave "
-                f"{name} out of sets, or choose another split by evals.{context.name}.split"
+                f"evals.{context.name}: {name}{f' in {self.path}/{name}' if self.path else ''}: "
+                f"{error}. Add the file of its {split} split, leave {name} out of sets, or choose "
+                f"another split by evals.{context.name}.split"
             ) from error
         return corpus
 

@@ -80,7 +80,8 @@ def test_zero_shot(run, refused, own, tmp_path):
     assert kept["detokenised_sha256"] == expected
     assert kept["tokens_sha256"] != sets["ptb"]["tokens_sha256"]
     said = refused(*at, "--config.evals.zero_shot.split=test")
-    assert f"zero_shot: ptb has no text of the split 'test' in {tmp_path}/ptb: add its" in said
+    assert f"zero_shot: ptb in {tmp_path}/ptb: the test split has 0 tokens" in said
+    assert "choose another split by evals.zero_shot.split" in said
     assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
 
 
