@@ -73,9 +73,11 @@ class GenerativePerplexity:
         )
         drawn = drawn_samples(experiment._replace(sample=asked), params, context.programs)
         texts = decoded(experiment, drawn)
-        ids = self._cut(judge, texts)
+        texts, ids = self._cut(judge, texts)
         found = judge.judge(ids, self.batch_size)
-        numbers = _numbers(found.nats, found.size, [_size_of(judge, row) for row in ids])
+        covered = [judge.counted(*pair) for pair in zip(texts, ids, strict=True)]
+        sizes = [(len(text.encode("utf-8")), len(text.split())) for text in covered]
+        numbers = _numbers(found.nats, found.size, sizes)
         how = {
             "judge": self.judge,
             "judge_length": self.length or judge.length,
@@ -103,31 +105,25 @@ class GenerativePerplexity:
             raise UserError(f"{key}={self.judge} is not causal: name a run with network.causal")
         return RunJudge(other, params, context.programs)
 
-    def _cut(self, judge: Any, texts: list[str]) -> list[np.ndarray]:
-        """Returns the judge's tokens of texts; UserError for texts without any to count."""
+    def _cut(self, judge: Any, texts: list[str]) -> tuple[list[str], list[np.ndarray]]:
+        """Returns the texts that have tokens to count, and these tokens; UserError if none has."""
         length = min(self.length or judge.length, judge.length)
         end = judge.end if self.end_of_text == "first" else None
         ids = cut(judge.tokens(texts), length, end)
         least = 1 if judge.counts_first else 2
-        found = [row for row in ids if len(row) >= least]
+        found = [(text, row) for text, row in zip(texts, ids, strict=True) if len(row) >= least]
         if not found:
             raise UserError(f"judge={self.judge} finds no text with at least {least} tokens")
-        return found
+        return [text for text, _ in found], [row for _, row in found]
 
     def _mauve(self, judge: Any, ids: list[np.ndarray], context: Context) -> dict[str, Any]:
         """Returns MAUVE against as many texts of the split, cut to the same length."""
         corpus = context.corpus(self.data)
         batches = corpus.eval_batches(self.split, batch_size=1, rows=np.arange(1))
         rows = [batch.tokens[0] for _, batch in zip(range(len(ids)), batches, strict=False)]
-        theirs = self._cut(judge, [corpus.domain.decode(row) for row in rows])
+        _, theirs = self._cut(judge, [corpus.domain.decode(row) for row in rows])
         sets = (judge.features(part, self.batch_size) for part in (ids, theirs))
         return {"split": self.split, "mauve": mauve(*sets), "mauve_references": len(theirs)}
-
-
-def _size_of(judge: Any, ids: np.ndarray) -> tuple[int, int]:
-    """Returns the bytes and words of the tokens that count."""
-    text = judge.decode(ids if judge.counts_first else ids[1:])
-    return len(text.encode("utf-8")), len(text.split())
 
 
 def _numbers(nats: np.ndarray, size: np.ndarray, text: list) -> dict[str, Any]:

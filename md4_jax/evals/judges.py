@@ -65,8 +65,8 @@ class RunJudge:
         """Returns the tokens of texts."""
         return [np.asarray(self.experiment.domain.encode(text), np.int32) for text in texts]
 
-    def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of tokens."""
+    def counted(self, text: str, ids: np.ndarray) -> str:
+        """Returns the part of a text that its first tokens, these, cover."""
         return self.experiment.domain.decode(ids)
 
     @property
@@ -146,9 +146,13 @@ class TransformersJudge:
         found = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return [np.asarray(row, np.int32) for row in found]
 
-    def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of tokens."""
-        return self._tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False)
+    def counted(self, text: str, ids: np.ndarray) -> str:
+        """Returns the part of a text that its first tokens, these, cover but for the first one."""
+        if not self._tokenizer.is_fast:
+            return self._tokenizer.decode(ids[1:].tolist(), clean_up_tokenization_spaces=False)
+        given = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places = given["offset_mapping"]
+        return text[places[0][1] : places[len(ids) - 1][1]]
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
         """Returns the costs of texts of these tokens, of all but the first."""
