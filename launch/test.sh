@@ -6,8 +6,10 @@
 # Further arguments go to pytest: ./launch/test.sh -k tokenizer
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# The slow tests build the documentation too.
+if [ "${1:-}" = --all ]; then extras="[dev,docs]"; else extras="[dev]"; fi
 # shellcheck source=launch/environment.sh
-source launch/environment.sh "[dev]"
+source launch/environment.sh "$extras"
 
 # Half as many workers again as cores, since a test that started a process waits for it; each takes
 # about a gigabyte, and tests from the others when it has none left.
