@@ -4,11 +4,9 @@ from configs import text8_fast
 
 SCORE = dict(name="uniform", schedule=dict(name="log_linear", eps=1e-3), parametrisation="score")
 PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint")
-GEOMETRIC = dict(name="geometric", minimum=1e-4, maximum=20.0)
+GEOMETRIC, GRID = dict(name="geometric", minimum=1e-4, maximum=20.0), dict(grid="uniform")
 MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
 MASKS, FREE = dict(name="masking", schedule=dict(name="linear")), dict(time_conditioning=False)
-GRID = dict(grid="uniform")
-# The forms of a loss that learn best; tauLDR's others draw jumps, of which few weigh nearly all.
 FORMS = dict(concrete_score=dict(form="denoising"), ctmc=dict(passes="score_entropy"))
 # name: (process, objective, reported bound, changes of the network, changes of sample)
 FAMILIES = dict(

@@ -34,7 +34,10 @@ SETS: dict[str, tuple[dict[str, str], str]] = {
     "pubmed": (
         dict(dataset="pubmed", detokenise="scientific_papers", text_key="article"), "validation"
     ),
+    "openwebtext": (dict(dataset="openwebtext", detokenise=""), "validation"),
 }  # fmt: skip
+# Most models were trained on OpenWebText, whose archive is large: only where it is asked for.
+USUAL = ",".join(name for name in SETS if name != "openwebtext")
 # The run's own text may be a public corpus too, with other keys.
 PLAIN = {
     "name": "public", "folder": "", "text_key": "text", "validation": None, "test": None,
@@ -65,7 +68,7 @@ class ZeroShot:
     objective: Any
     every: int = 0
     final: bool = False
-    sets: str = ",".join(SETS)
+    sets: str = USUAL
     split: str = ""
     path: str = ""
     chunks: str = "concatenate"
