@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from md4_jax.config import foreign
+from md4_jax.config import load as config_lib
 from md4_jax.config.schema import build_section, class_of, merged, options_from
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.detokenise import Detokenised
@@ -13,21 +14,47 @@ from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, rea
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, place
 
 
 def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
-    """Returns (domain, source): the run's own domain, or one fitted to the training split."""
+    """Returns (domain, source): the run's own domain, or one fitted to the training split.
+
+    A new run that starts from another (train.initial) by the same tokenizer section takes that
+    run's domain: its parameters know these symbols.
+    """
     length = options_from(DataOptions, config["data"]).length
     source = _source(config["data"])
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
         return read_domain(kept, length, foreign.load), source
 
+    started = _initial(config)
+    if started is not None:
+        return read_domain(started / DOMAIN_FILE, length, foreign.load), source
+
     def tokenizer() -> Any:
         return build_section("tokenizer", config["tokenizer"])
 
     return domain_of(source, tokenizer, length), source
+
+
+def _initial(config: Mapping[str, Any]) -> Place | None:
+    """Returns the directory of train.initial; None without one, or with another tokenizer."""
+    asked = config["train"].get("initial")
+    if not asked:
+        return None
+    directory, _ = checkpoint_of(place(asked, "train.initial"))
+    theirs = config_lib.stored(directory) if directory.is_dir() else None
+    same = theirs is not None and theirs["tokenizer"] == config["tokenizer"]
+    return directory if same and (directory / DOMAIN_FILE).exists() else None
+
+
+def checkpoint_of(path: Place) -> tuple[Place, str]:
+    """Splits RUN/checkpoints/STEP into (RUN, STEP); of RUN alone it is the newest."""
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        return path.parent.parent, path.name
+    return path, "newest"
 
 
 def corpora(

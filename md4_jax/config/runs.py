@@ -7,6 +7,7 @@ import jax
 
 from md4_jax.config import build, foreign
 from md4_jax.config import load as config
+from md4_jax.config.inputs import checkpoint_of
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
 from md4_jax.evals.likelihood import main_bound, reported
@@ -201,18 +202,11 @@ def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], A
     return answer
 
 
-def _checkpoint_of(path: Place) -> tuple[Place, str]:
-    """Splits RUN/checkpoints/STEP into (RUN, STEP); of RUN alone it is the newest."""
-    if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return path.parent.parent, path.name
-    return path, "newest"
-
-
 def _other(
     experiment: Experiment, key: str, asked: str, hint: str = "", *, same_tokenizer: bool = True
 ) -> tuple[Experiment, Place]:
     """Returns another run: (experiment with the mesh and batch size of this one, directory)."""
-    directory, checkpoint = _checkpoint_of(place(asked, key))
+    directory, checkpoint = checkpoint_of(place(asked, key))
     kept = config.stored(directory) if directory.is_dir() else None
     if kept is None:
         raise UserError(f"{key}={asked} holds no run{hint}")

@@ -136,3 +136,22 @@ def test_the_package_is_a_program(start):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 2 and not out
     assert err.startswith("error: there is no --config and no run in --workdir /nowhere")
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_another_takes_its_alphabet(trained, run, tiny, refused, tmp_path):
+    """A text of fewer characters would have an alphabet of its own, and other parameters."""
+    text = tmp_path / "own.txt"
+    text.write_text("so it goes on and on \n" * 200)
+    keys = ("data.name=text", f"data.path={text}", "data.validation=0.2", "data.test=0.2")
+    keys += (f"train.initial={trained}", "train.num_steps=2", "optim.warmup_steps=1")
+    words = ("--config", tiny, *(f"--config.{key}" for key in keys))
+    ended = run(*words, "--workdir", tmp_path / "run")
+    assert ended.code == 0, ended
+    kept = [
+        json.loads((folder / "tokenizer.json").read_text())
+        for folder in (tmp_path / "run", trained)
+    ]
+    assert kept[0] == kept[1]
+    text.write_text("größer \n" * 600)
+    assert "is not in the alphabet" in refused(*words, "--workdir", tmp_path / "other")
