@@ -41,7 +41,7 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
 
 def _initial(config: Mapping[str, Any]) -> Place | None:
     """Returns the directory of train.initial; None without one, or with another tokenizer."""
-    asked = config["train"].get("initial")
+    asked = config.get("train", {}).get("initial")
     if not asked:
         return None
     directory, _ = checkpoint_of(place(asked, "train.initial"))
