@@ -10,7 +10,14 @@ from md4_jax.config import load as config_lib
 from md4_jax.config.schema import build_section, class_of, merged, options_from
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.detokenise import Detokenised
-from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain, domain_of, read_domain
+from md4_jax.data.domains import (
+    DOMAIN_FILE,
+    Domain,
+    TextDomain,
+    domain_of,
+    read_domain,
+    stored_domain,
+)
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
@@ -18,10 +25,10 @@ from md4_jax.runtime.paths import Place, place
 
 
 def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
-    """Returns (domain, source): the run's own domain, or one fitted to the training split.
+    """Returns (domain, source): the run's own domain, or one of a tokenizer that learns from it.
 
-    A new run that starts from another (train.initial) by the same tokenizer section takes that
-    run's domain: its parameters know these symbols.
+    A new run of text that starts from another (train.initial) by the same tokenizer section takes
+    that run's tokenizer, whose symbols its parameters know.
     """
     length = options_from(DataOptions, config["data"]).length
     source = _source(config["data"])
@@ -29,25 +36,24 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     if kept is not None and kept.exists():
         return read_domain(kept, length, foreign.load), source
 
-    started = _initial(config)
-    if started is not None:
-        return read_domain(started / DOMAIN_FILE, length, foreign.load), source
-
     def tokenizer() -> Any:
-        return build_section("tokenizer", config["tokenizer"])
+        learned = _tokenizer_of_initial(config)
+        return build_section("tokenizer", config["tokenizer"]) if learned is None else learned
 
     return domain_of(source, tokenizer, length), source
 
 
-def _initial(config: Mapping[str, Any]) -> Place | None:
-    """Returns the directory of train.initial; None without one, or with another tokenizer."""
+def _tokenizer_of_initial(config: Mapping[str, Any]) -> Any:
+    """Returns the tokenizer of train.initial; None without one, or if the sections differ."""
     asked = config.get("train", {}).get("initial")
     if not asked:
         return None
     directory, _ = checkpoint_of(place(asked, "train.initial"))
     theirs = config_lib.stored(directory) if directory.is_dir() else None
-    same = theirs is not None and theirs["tokenizer"] == config["tokenizer"]
-    return directory if same and (directory / DOMAIN_FILE).exists() else None
+    if theirs is None or theirs["tokenizer"] != config["tokenizer"]:
+        return None
+    domain = stored_domain(directory, theirs["data"]["length"], foreign.load)
+    return getattr(domain, "tokenizer", None)  # images have none
 
 
 def checkpoint_of(path: Place) -> tuple[Place, str]:

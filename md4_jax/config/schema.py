@@ -248,6 +248,16 @@ def options_from(cls: type, section: Mapping[str, Any]) -> Any:
     return cls(**{key: value for key, value in section.items() if key in names})
 
 
+def _named_by_kind(config: Mapping[str, Any], assignments: Mapping[str, str]) -> dict[str, str]:
+    """Returns {evals.KIND.name: KIND} for new evaluators whose keys are given under their kind."""
+    there = config.get("evals")
+    if not isinstance(there, Mapping):
+        return {}  # which check_keys refuses
+    given = {key.split(".")[1] for key in assignments if key.startswith("evals.")}
+    new = {kind for kind in given if kind in EVALUATORS and kind not in there}
+    return {f"evals.{kind}.name": kind for kind in new}
+
+
 def load_config(
     path: str | None,
     assignments: Mapping[str, str],
@@ -272,11 +282,7 @@ def load_config(
     foreign.allow(foreign.names_in(config) if path else ())
     for name, options in LATER.items():
         config[name] = dataclasses.asdict(options) | config.get(name, {})
-    kinds = {key.split(".")[1] for key in assignments if key.startswith("evals.")} - {
-        *config["evals"]
-    }
-    named = {f"evals.{kind}.name": kind for kind in kinds & {*EVALUATORS}}
-    config_lib.override(config, {**named, **assignments}, accepts)
+    config_lib.override(config, {**_named_by_kind(config, assignments), **assignments}, accepts)
     check_keys(config)
     config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:

@@ -28,9 +28,7 @@ def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
     ]
     named = {",".join(_short(key, run[key]) for key in run): run for run in runs}
     if len(named) < len(runs):
-        raise UserError(
-            f"--vary: runs would have the same name; vary one of {', '.join(keys)} alone"
-        )
+        raise UserError(f"--vary {' '.join(asked)}: two runs would have the same name")
     return named
 
 

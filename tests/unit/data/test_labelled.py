@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from md4_jax.config import inputs
+from md4_jax.config import inputs, load
 from md4_jax.data.corpus import Corpus
-from md4_jax.data.domains import TextDomain, domain_from_json, domain_of
+from md4_jax.data.domains import TextDomain, domain_from_json, domain_of, keep_domain
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.options import DataOptions
@@ -110,6 +110,24 @@ def test_the_domain_keeps_the_labels(source, tmp_path):
     assert domain_from_json(domain.to_json(), 99) == domain
     numbers = TextDomain(Bytes(), LENGTH, (0, 1, 2))
     assert domain_from_json(numbers.to_json(), 99) == numbers
+
+
+def test_a_run_that_starts_from_another_takes_its_tokenizer_and_not_its_classes(source, tmp_path):
+    first = tmp_path / "first"
+    first.mkdir()
+    section = {"name": "characters", "alphabet": None}
+    load.store(place(first), {"data": {"length": 9}, "tokenizer": section})
+    keep_domain(TextDomain(Characters(" <abcdefghijklmnopqrstuvwxyz"), 9, ("x", "y")), place(first))
+    config = {
+        "data": {"name": "text", "path": source().path, "label_key": "stars", "test": 2,
+                 "validation": 0, "length": LENGTH},
+        "tokenizer": section,
+        "train": {"initial": str(first)},
+    }  # fmt: skip
+    domain, _ = inputs.domain_and_source(config, place(tmp_path / "second"))
+    assert domain == TextDomain(Characters(" <abcdefghijklmnopqrstuvwxyz"), LENGTH, ("neg", "pos"))
+    other = {**config, "tokenizer": {"name": "characters"}}
+    assert len(inputs.domain_and_source(other, None)[0].tokenizer.alphabet) < 28
 
 
 @pytest.mark.parametrize(
