@@ -342,3 +342,23 @@ def test_neither_a_config_nor_a_run(tmp_path):
     for workdir in (None, tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match="--config FILE.*--workdir of a run"):
             schema.load_config(None, {}, workdir)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("del config.evals", "the config has no section 'evals'"),
+        ("config.evals = 3", "evals must be a section"),
+    ],
+)
+def test_a_config_without_evaluators_is_refused_in_words(change, words, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+        f"    config = type(config)(config.to_dict(), type_safe=False)\n    {change}\n"
+        "    return config\n"
+    )
+    with pytest.raises(UserError, match=words):
+        schema.load_config(str(file), {})
+    with pytest.raises(UserError, match="evals"):  # also with keys under a kind of evaluator
+        schema.load_config(str(file), {"evals.path.limit": "3"})
