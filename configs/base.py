@@ -76,6 +76,9 @@ def get_config() -> ConfigDict:
                 scan_blocks=True,  # compile one block for all depths; False is faster on CPU
                 attention="auto",  # kernel: plain | splash (TPU) | cudnn (GPU) | auto, the best
                 remat="none",  # what the backward pass recomputes: none | dots | full
+                # operands of linear layers: float32 | bfloat16, with sums in float32 | auto,
+                # bfloat16 on CPUs with instructions for it
+                products="auto",
                 dtype="float32",  # of the computation: float32 | bfloat16
                 causal=False,  # a position sees nothing to its right
                 # categorical | truncated_logistic, for ordered symbols: a location and a scale

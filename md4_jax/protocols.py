@@ -217,6 +217,7 @@ class Network(NamedTuple):
     flops      (parameters, length, block) -> floating-point operations per token of one forward
                pass; block 0 outside of block diffusion. None: unknown
     padding    number of entries of its parameters that stand for no symbol and are never used
+    products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     """
 
     init: Callable[[Array], Params]
@@ -226,6 +227,7 @@ class Network(NamedTuple):
     blockwise: bool = False
     flops: Callable[[Params, int, int], float] | None = None
     padding: int = 0
+    products: str = "float32"
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

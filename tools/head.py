@@ -28,7 +28,6 @@ from md4_jax.options import MeshOptions
 from md4_jax.perf.aot import devices_of
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Accelerator, Array, Denoiser, UserError
-from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import BATCH_AXES, make_mesh
 
 
@@ -73,7 +72,7 @@ def main() -> None:
     x, masked = (jax.ShapeDtypeStruct(shape, d, sharding=split) for d in (jnp.int32, bool))
     print("| head | temporaries MiB | read and written MiB | GFLOP |\n|---|---|---|---|")
     for form in ("plain", "chunked", "gathered"):
-        gradient = jit(jax.value_and_grad(loss_of(form, mesh.size)), mesh)
+        gradient = jax.jit(jax.value_and_grad(loss_of(form, mesh.size)))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             lowered = gradient.lower((h, head), x, masked)
         try:

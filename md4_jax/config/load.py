@@ -38,6 +38,7 @@ ADDED = {
     "network.initial": "lecun",
     "network.kv_heads": 0,
     "network.label_dropout": 0.0,
+    "network.products": "float32",
     "network.norm": "rms",
     "network.norm_eps": 1e-6,
     "network.norm_parameters": "auto",

@@ -97,7 +97,7 @@ class InformationProfile:
         key = ("information_profile", experiment.network, self.draws, self.seed)
         if key not in context.programs:
             step = make_profile_step(experiment.network, self.draws, self.seed)
-            context.programs[key] = jit(step, experiment.mesh)
+            context.programs[key] = jit(step, experiment.mesh, experiment.network)
         parts, seen = [], 0
         length = self.data.get("length", experiment.data.length)
         batches = context.corpus(self.data).eval_batches(

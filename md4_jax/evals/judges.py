@@ -97,7 +97,7 @@ class RunJudge:
         z = np.full((len(ids), max(map(len, ids))), self.experiment.process.mask_id, np.int32)
         for row, own in zip(z, ids, strict=True):
             row[1 : len(own)] = own[:-1]
-        program, found = jit(last, mesh), []
+        program, found = jit(last, mesh, network), []
         for first in range(0, len(z), size):
             rows = np.minimum(np.arange(first, first + size), len(z) - 1)
             own = rows[local_rows(mesh, size)]

@@ -86,6 +86,7 @@ class LikelihoodBound:
             is_exact = getattr(self.objective, "is_exact", lambda network: False)
             programs[key] = Estimator(
                 make_eval_step(experiment.network, self.objective, self.draws, self.seed),
+                experiment.network,
                 experiment.mesh,
                 self.draws,
                 unit=experiment.domain.unit,
@@ -117,13 +118,14 @@ class Estimator:
     def __init__(
         self,
         eval_step: Callable[[Params, Batch, Array], dict[str, Array]],
+        network: Network,
         mesh: Mesh,
         draws: int,
         *,
         unit: str = "token",
         exact: bool = False,
     ):
-        self._step = jit(eval_step, mesh)
+        self._step = jit(eval_step, mesh, network)
         self._mesh = mesh
         self._draws = draws
         self._unit = unit

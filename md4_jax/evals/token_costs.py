@@ -63,7 +63,8 @@ def token_costs(
     exact = getattr(splits, "is_exact", lambda network: False)(experiment.network)
     batch = _batch(experiment, params, tokens, 1 if exact else ROWS, label)
     key = ("token costs", experiment.network, splits)
-    program = programs.setdefault(key, jit(_program(experiment, splits), experiment.mesh))
+    compiled = jit(_program(experiment, splits), experiment.mesh, experiment.network)
+    program = programs.setdefault(key, compiled)
     found = []
     with jax.set_mesh(experiment.mesh):
         for number in range(1 if exact else estimates):

@@ -224,7 +224,7 @@ class Model:
         inputs = jax.tree.map(lambda x: x[own], (rows, times, told))
         if "logits" not in self.programs:
             self.programs["logits"] = jit(
-                lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh
+                lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh, network
             )
         with jax.set_mesh(mesh):
             found = self.programs["logits"](self.params, *to_global(inputs, mesh))

@@ -74,8 +74,9 @@ class DiT(Transformer):
         counted = functools.partial(forward_flops, options=options)
         bind = Binding(options, module, blockwise=False)
         return Network(
-            init, bind, not self.time_conditioning, flops=counted, padding=self._padding()
-        )
+            init, bind, not self.time_conditioning, flops=counted, padding=self._padding(),
+            products=options.products,
+        )  # fmt: skip
 
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no level."""
@@ -91,7 +92,9 @@ class PatchModule(TransformerModule):
     def setup(self):
         super().setup()
         o = self.options
-        self.head_in = Linear(o.dimensions * o.head_size, self.compute_dtype, bias=True)
+        self.head_in = Linear(
+            o.dimensions * o.head_size, self.compute_dtype, bias=True, products=o.products
+        )
 
     def features(self, z_BxL, t_B, segments=None, label=None, keys=None, index=None) -> Array:
         """Returns h [B, L, D] of all dimensions, or [B, P, D] of those of index [B, P]."""

@@ -51,9 +51,10 @@ class Attention(nn.Module):
             asking = noisy_half(x_BxLxD)
         each = size // o.heads
         query, key, value = (
-            Linear(heads * each, dtype, bias=o.attention_bias, initial=o.initial, name=name)(
-                x
-            ).reshape(batch, -1, heads, each)
+            Linear(
+                heads * each, dtype, bias=o.attention_bias, initial=o.initial,
+                products=o.products, name=name,
+            )(x).reshape(batch, -1, heads, each)
             for name, x, heads in (
                 ("query", asking, o.heads), ("key", x_BxLxD, o.kv_heads),
                 ("value", x_BxLxD, o.kv_heads),
@@ -89,7 +90,9 @@ class Attention(nn.Module):
             else:
                 mixed = attend(*turned, value, kernel=o.attention, **where)
         mixed_BxLxD = mixed.reshape(asking.shape)
-        out = Linear(size, dtype, self.zero_output, initial=o.initial, name="out")
+        out = Linear(
+            size, dtype, self.zero_output, initial=o.initial, products=o.products, name="out"
+        )
         return out(mixed_BxLxD), (key, value)
 
 
@@ -149,7 +152,7 @@ class FeedForward(nn.Module):
         plain = o.feed_forward == "gelu"
 
         def layer(name: str, size: int, zeros: bool = False) -> Linear:
-            return Linear(size, dtype, zeros, plain, o.initial, scale, name=name)
+            return Linear(size, dtype, zeros, plain, o.initial, scale, o.products, name=name)
 
         if plain:
             hidden_BxLxF = nn.gelu(layer("up", o.hidden)(x_BxLxD), approximate=True)

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.products import product
 from md4_jax.protocols import Array
 
 # How parameters start; `Transformer` says what each is for.
@@ -33,6 +34,7 @@ class Linear(nn.Module):
     """Linear layer x W + b with float32 parameters, computed in dtype.
 
     zeros: W and b start at zero; else as `initial` says, W with this scale.
+    products: operands of the product, float32 or bfloat16
     """
 
     size: int
@@ -41,6 +43,7 @@ class Linear(nn.Module):
     bias: bool = False
     initial: str = "lecun"
     scale: float = 1.0
+    products: str = "float32"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -49,7 +52,7 @@ class Linear(nn.Module):
         kernel = self.param("kernel", init, (fan_in, self.size)).astype(self.dtype)
         # One axis of all tokens: XLA transposes both factors for the gradient of a sum over two.
         # 1.3 times the speed of a training step of size (a), 1.15 at width 768, on 2 CPU cores.
-        y = x.astype(self.dtype).reshape(-1, fan_in) @ kernel
+        y = product(x.astype(self.dtype).reshape(-1, fan_in), kernel, self.products)
         if self.bias:
             init = nn.initializers.zeros
             if self.initial == "torch" and not self.zeros:

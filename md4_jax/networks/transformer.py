@@ -15,6 +15,7 @@ from md4_jax.networks.context import check_choices, check_rates, checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL
+from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -27,6 +28,7 @@ CHOICES = {
     "norm": ("rms", "layer"),
     "norm_parameters": ("auto", "scale", "affine"),
     "output": ("categorical", "truncated_logistic"),
+    "products": PRODUCTS,
     "remat": tuple(REMAT),
     "time_embedding": tuple(TIME_EMBEDDINGS),
 }
@@ -46,6 +48,8 @@ class Transformer:
     time_embedding     plain; md4, with a first layer of four times the width; dit, with 256
                        sinusoids of the time itself
     time_conditioning  feeds t by adaLN-zero; without it the network is time-free
+    products           operands of the linear layers, with float32 sums: float32, on TPUs as XLA
+                       rounds them; bfloat16; or auto, bfloat16 on CPUs with instructions for it
     scan_blocks        compiles one block for all depths, so that compile time does not grow;
                        unrolled blocks are faster on CPUs
     remat              what the backward pass computes again to save memory: nothing (none), all
@@ -101,6 +105,7 @@ class Transformer:
     scan_blocks: bool = True
     remat: str = "none"
     dtype: str = "float32"
+    products: str = "float32"
     causal: bool = False
     output: str = "categorical"
     attention: str = "auto"
@@ -149,7 +154,10 @@ class Transformer:
         gated = -(-8 * self.size // (3 * 64)) * 64
         hidden = self.hidden or (4 * self.size if self.feed_forward == "gelu" else gated)
         kv_heads = self.kv_heads or self.heads
-        return dataclasses.replace(self, attention=kernel, hidden=hidden, kv_heads=kv_heads)
+        return dataclasses.replace(
+            self, attention=kernel, hidden=hidden, kv_heads=kv_heads,
+            products=products_for(self.products, platform),
+        )  # fmt: skip
 
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
@@ -165,8 +173,9 @@ class Transformer:
         bind = Binding(options, module, blockwise)
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
         return Network(
-            init, bind, not self.time_conditioning, self.causal, blockwise, counted, self._padding()
-        )
+            init, bind, not self.time_conditioning, self.causal, blockwise, counted,
+            self._padding(), options.products,
+        )  # fmt: skip
 
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""

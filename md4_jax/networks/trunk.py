@@ -15,6 +15,7 @@ from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.layers import Block, noisy_half, norm
 from md4_jax.networks.linear import Linear, embedding_init
 from md4_jax.networks.ordinal import TruncatedLogistic
+from md4_jax.networks.products import product
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -69,7 +70,9 @@ class TransformerModule(nn.Module):
             "embedding", embedding_init(o.initial, width), (rounded(o.vocab_size + 1), width)
         )
         if o.embedding:
-            self.embedding_in = Linear(o.size, self.compute_dtype, bias=True, initial=o.initial)
+            self.embedding_in = Linear(
+                o.size, self.compute_dtype, bias=True, initial=o.initial, products=o.products
+            )
         if o.time_conditioning:
             form = TIME_EMBEDDINGS[o.time_embedding]
             self.time = TimeEmbedding(condition, form, self.compute_dtype, o.initial)
@@ -82,10 +85,10 @@ class TransformerModule(nn.Module):
         if o.is_ordinal:
             self.head = TruncatedLogistic(o.vocab_size)
         elif not o.tied:
-            zeros, bias = nn.initializers.zeros, o.head_bias
-            self.head = nn.Dense(
-                rounded(o.vocab_size), kernel_init=zeros, dtype=self.compute_dtype, use_bias=bias
-            )
+            self.head = Linear(
+                rounded(o.vocab_size), self.compute_dtype, zeros=True, bias=o.head_bias,
+                products=o.products,
+            )  # fmt: skip
         elif o.head_bias:
             rows = (rounded(o.vocab_size + 1),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
@@ -244,7 +247,8 @@ class TransformerModule(nn.Module):
     def unembed(self, h: Array) -> Array:
         rows = h.reshape(-1, h.shape[-1])  # as in linear.Linear
         if self.options.tied:
-            logits = rows.astype(self.compute_dtype) @ self.embedding.astype(self.compute_dtype).T
+            rows, table = (x.astype(self.compute_dtype) for x in (rows, self.embedding))
+            logits = product(rows, table.T, self.options.products)
             if self.options.head_bias:
                 logits = logits + self.head_bias.astype(self.compute_dtype)
         else:

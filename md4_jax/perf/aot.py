@@ -120,7 +120,8 @@ def _train(experiment: Experiment, shapes: Any) -> Plan:
     batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
     network = shapes.params["network"]
     flops = 3.0 * batch.tokens.size * forward_flops(experiment, network, experiment.objective)
-    return _compiled(experiment, jit(step, experiment.mesh, donate_argnums=0), flops, shapes, batch)
+    program = jit(step, experiment.mesh, experiment.network, donate_argnums=0)
+    return _compiled(experiment, program, flops, shapes, batch)
 
 
 def _eval(experiment: Experiment, shapes: Any) -> Plan:
@@ -130,7 +131,8 @@ def _eval(experiment: Experiment, shapes: Any) -> Plan:
     flops = forward_flops(experiment, shapes.ema["network"], bound.objective)
     flops *= bound.draws * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
-    return _compiled(experiment, jit(step, experiment.mesh), flops, shapes.ema, batch, index)
+    program = jit(step, experiment.mesh, experiment.network)
+    return _compiled(experiment, program, flops, shapes.ema, batch, index)
 
 
 def _sample(experiment: Experiment, shapes: Any) -> Plan:

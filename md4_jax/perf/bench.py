@@ -112,11 +112,14 @@ def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, flo
 
 
 def matrix_product(experiment: Experiment) -> Part:
-    """Makes the square product in the network's dtype, whose rate is 100% utilisation."""
+    """Makes the square product of the network's operands, whose rate is 100% utilisation."""
     side = MATRIX.get(jax.default_backend(), OTHER_MATRIX)
     dtype = jnp.dtype(experiment.config["network"].get("dtype", "float32"))
+    total = dtype
+    if experiment.network.products == "bfloat16":
+        dtype, total = jnp.dtype("bfloat16"), jnp.dtype("float32")
     a = jax.random.normal(jax.random.key(0), (side, side), dtype)
-    product = jax.jit(lambda a: a @ a)
+    product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=total))
     jax.block_until_ready(product(a))
     return Part(lambda: product(a), side, flops=2.0 * side**3 * experiment.mesh.size)
 
@@ -158,7 +161,9 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
         step = make_train_step(
             experiment.network, experiment.objective, experiment.optimizer, experiment.train
         )
-        compiled, facts = _compiled(jit(step, experiment.mesh, donate_argnums=0), state, batch)
+        compiled, facts = _compiled(
+            jit(step, experiment.mesh, experiment.network, donate_argnums=0), state, batch
+        )
     held = [state]
     tokens = batch.tokens.size
     model = 3.0 * tokens * forward_flops(experiment, state.params["network"], experiment.objective)
@@ -177,7 +182,9 @@ def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
     batch = _batch(experiment, bound.sequences(experiment))
     step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
     with jax.set_mesh(experiment.mesh):
-        compiled, facts = _compiled(jit(step, experiment.mesh), params, batch, jnp.int32(0))
+        compiled, facts = _compiled(
+            jit(step, experiment.mesh, experiment.network), params, batch, jnp.int32(0)
+        )
     tokens = batch.tokens.size * bound.draws
     model = tokens * forward_flops(experiment, params["network"], bound.objective)
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)

@@ -69,7 +69,7 @@ def make_sampler(
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(denoiser, process, step, grid=grid, keys=keys, prompt=prompt, trace=trace)
 
-    return Sampler(jit(run, mesh), mesh, calls(guidance))
+    return Sampler(jit(run, mesh, network), mesh, calls(guidance))
 
 
 def draw_samples(

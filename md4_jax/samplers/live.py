@@ -66,11 +66,11 @@ class Live:
 
     def __init__(self, network: Network, mesh: Mesh):
         self._network, self._mesh = network, mesh
-        self._start = jit(_start, mesh)
-        self._plan = jit(_plan, mesh, static_argnames="capacity")
-        self._step = jit(self._bound(_one_step), mesh, static_argnames="kind")
-        self._finish = jit(self._bound(_finish), mesh, static_argnames="kind")
-        self._pass = jit(self._bound(_pass), mesh, static_argnames=("kind", "capacity"))
+        self._start = jit(_start, mesh, network)
+        self._plan = jit(_plan, mesh, network, static_argnames="capacity")
+        self._step = jit(self._bound(_one_step), mesh, network, static_argnames="kind")
+        self._finish = jit(self._bound(_finish), mesh, network, static_argnames="kind")
+        self._pass = jit(self._bound(_pass), mesh, network, static_argnames=("kind", "capacity"))
 
     def _bound(self, function: Callable) -> Callable:
         """Returns the function with (params, context, weight, kind) in place of a denoiser."""

@@ -149,7 +149,7 @@ def _steps(
     step_fn = make_train_step(
         experiment.network, experiment.objective, experiment.optimizer, experiment.train
     )
-    step_fn = jit(step_fn, experiment.mesh, donate_argnums=0)
+    step_fn = jit(step_fn, experiment.mesh, experiment.network, donate_argnums=0)
     step = int(state.step)
     try:
         last = step >= steps

@@ -23,10 +23,10 @@ def made(monkeypatch):
     """The names of the programs that a run makes; tracing a shape twice is an error."""
     names = []
 
-    def jit(fn, mesh, **arguments):
+    def jit(fn, mesh, network, **arguments):
         names.append(fn.__name__)
         watched = chex.assert_max_traces(fn, n=SHAPES[fn.__name__])
-        return compiling.jit(watched, mesh, **arguments)
+        return compiling.jit(watched, mesh, network, **arguments)
 
     for module in (train, evaluate, sample):
         monkeypatch.setattr(module, "jit", jit)

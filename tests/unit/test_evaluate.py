@@ -25,6 +25,7 @@ from md4_jax.samplers.grids import cosine
 from md4_jax.samplers.loop import no_prompt, sample
 
 MESH = make_mesh(MeshOptions(data=1))
+FLOAT32 = Network(init=None, bind=None, time_free=False)  # its operands choose compiler options
 
 
 def batch(first_tokens, counts):
@@ -40,7 +41,7 @@ def estimator(draws=2):
         nats = nats + jnp.arange(draws, dtype=jnp.float32)[:, None]
         return {"nats": nats, "prior": jnp.full_like(nats, 0.5)}
 
-    return Estimator(step, MESH, draws)
+    return Estimator(step, FLOAT32, MESH, draws)
 
 
 def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):

@@ -1,0 +1,113 @@
+"""Products of linear layers with operands in bfloat16."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.networks.products import product, products_for
+from md4_jax.networks.transformer import Transformer
+from md4_jax.options import MeshOptions
+from md4_jax.protocols import Network, UserError
+from md4_jax.runtime import processor
+from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.sharding import make_mesh
+
+SIZES = dict(vocab_size=5, size=32, depth=2, heads=2, initial="torch")
+
+
+@pytest.fixture
+def factors():
+    left, right, slope = (
+        jax.random.normal(jax.random.key(n), shape)
+        for n, shape in enumerate(((7, 48), (48, 5), (7, 5)))
+    )
+    return left, right, slope
+
+
+def rounded(x):
+    return np.asarray(x.astype(jnp.bfloat16), np.float64)
+
+
+def test_operands_are_rounded_and_sums_are_float32(factors):
+    left, right, _ = factors
+    found = product(left, right, "bfloat16")
+    chex.assert_type(found, jnp.float32)
+    np.testing.assert_allclose(found, rounded(left) @ rounded(right), rtol=0, atol=2e-6)
+    exact = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
+    assert np.abs(found - exact).max() > 1e-3  # three digits are lost
+    np.testing.assert_allclose(product(left, right, "float32"), exact, rtol=0, atol=1e-5)
+
+
+def test_the_gradients_are_products_of_rounded_operands(factors):
+    left, right, slope = factors
+    _, pull = jax.vjp(lambda a, b: product(a, b, "bfloat16"), left, right)
+    of_left, of_right = pull(slope)
+    np.testing.assert_allclose(of_left, rounded(slope) @ rounded(right).T, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(of_right, rounded(left).T @ rounded(slope), rtol=0, atol=2e-6)
+
+
+def test_what_is_kept_for_the_gradient_is_bfloat16(factors):
+    left, right, _ = factors
+    _, pull = jax.vjp(lambda a, b: product(a, b, "bfloat16"), left, right)
+    assert {leaf.dtype for leaf in jax.tree.leaves(pull)} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16\n", "bfloat16"),
+        ("processor : 0\nflags : sse amx_bf16 amx_tile\n", "bfloat16"),
+        ("flags : fpu avx512f avx512_vnni\n", "float32"),
+        (None, "float32"),
+    ],
+)
+def test_auto_asks_the_processor(tmp_path, monkeypatch, flags, expected):
+    facts = tmp_path / "cpuinfo"
+    if flags is not None:
+        facts.write_text(flags)
+    found = processor.multiplies_bfloat16(facts)
+    monkeypatch.setattr("md4_jax.networks.products.multiplies_bfloat16", lambda: found)
+    assert products_for("auto", "cpu") == expected
+    assert products_for("auto", "gpu") == products_for("auto", "tpu") == "float32"
+    assert products_for("bfloat16", "gpu") == "bfloat16"
+    assert products_for("float32", "cpu") == "float32"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_linear_layer_of_tokens_rounds(tied):
+    wide, narrow = (
+        Transformer(**SIZES, tied=tied, scan_blocks=False, products=products).build()
+        for products in ("float32", "bfloat16")
+    )
+    params = wide.init(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.1, params)  # a head and gates of zero hide what they get
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, narrow.init(jax.random.key(0)))
+    z, t = jnp.arange(12).reshape(2, 6) % 6, jnp.full(2, 0.5)
+    logits = [np.asarray(network.bind(params, {}, None)(z, t)) for network in (wide, narrow)]
+    away = np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()
+    assert 1e-4 < away < 0.03
+    text = str(jax.make_jaxpr(lambda z: narrow.bind(params, {}, None)(z, t))(z))
+    # Seven of each of the two blocks, and the head; attention has a gradient of its own.
+    assert text.count("custom_vjp_call[") == 2 * 7 + 1 + 2
+    assert (wide.products, narrow.products) == ("float32", "bfloat16")
+
+
+@pytest.mark.optimized
+def test_the_program_calls_the_library_that_is_quick_at_it():
+    network = Network(init=None, bind=None, time_free=True)
+    mesh, a = make_mesh(MeshOptions(data=1), jax.devices()[:1]), jnp.ones((256, 256))
+    texts = {}
+    for products in ("float32", "bfloat16"):
+        program = jit(
+            lambda a, p=products: product(a, a, p), mesh, network._replace(products=products)
+        )
+        texts[products] = program.lower(a).compile().as_text()
+    assert "ynn" in texts["bfloat16"]
+    assert "ynn" not in texts["float32"]
+
+
+def test_other_names_are_refused():
+    with pytest.raises(UserError, match="network.products must be auto, float32 or bfloat16"):
+        Transformer(**SIZES, products="half")
