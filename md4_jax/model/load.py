@@ -15,6 +15,7 @@ from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.model import hub, parameters, peers
 from md4_jax.model.model import Model
 from md4_jax.protocols import UserError
+from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.tensors import Tensors, is_folder
@@ -26,6 +27,7 @@ def load(
 ) -> Model:
     """Reads a model; see `md4_jax.load`."""
     foreign.allow(trust)
+    devices.platform()
     keep_programs()
     changes = {key: str(value) for key, value in (config or {}).items()}
     folder = found(str(source))

@@ -15,15 +15,11 @@ DRIVERS = {
 }
 
 
-def warning() -> str:
-    """Returns a sentence if the CPU is used beside an idle accelerator, else ''.
-
-    UserError if JAX_PLATFORMS asks for devices that are not there. Where it names the CPU, the
-    CPU is what the user wants.
-    """
+def platform() -> str:
+    """Returns cpu, gpu or tpu; UserError if JAX_PLATFORMS asks for devices that are not there."""
     asked = os.environ.get("JAX_PLATFORMS", "")
     try:
-        platform = jax.devices()[0].platform
+        return jax.devices()[0].platform
     except (RuntimeError, AssertionError) as error:  # an AssertionError without a plug-in
         first = (str(error).strip().splitlines() or ["no plug-in of JAX provides it"])[0][:200]
         raise UserError(
@@ -31,7 +27,14 @@ def warning() -> str:
             "it to run on what there is; for a GPU pip install -e '.[cuda13]', for a TPU "
             "'.[tpu]'"
         ) from error
-    if platform != "cpu" or "cpu" in asked:
+
+
+def warning() -> str:
+    """Returns a sentence if the CPU is used beside an idle accelerator, else ''.
+
+    UserError as from `platform`. Where JAX_PLATFORMS names the CPU, the CPU is what the user wants.
+    """
+    if platform() != "cpu" or "cpu" in os.environ.get("JAX_PLATFORMS", ""):
         return ""
     for path, (device, remedy) in DRIVERS.items():
         if Path(path).exists():

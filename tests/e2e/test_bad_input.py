@@ -334,3 +334,11 @@ def test_every_registry_has_a_row():
 def test_the_stored_config_is_what_was_asked(trained, tiny):
     stored = json.loads((Path(trained) / "config.json").read_text())
     assert stored["config"] == schema.load_config(str(tiny), {})
+
+
+@pytest.mark.parametrize("mode", ["train", "sample"])
+def test_devices_that_jax_does_not_find(mode, copy, program):
+    ended = program("--mode", mode, "--workdir", copy, JAX_PLATFORMS="cuda")
+    assert ended.code == 2
+    assert ended.err.startswith("error: JAX_PLATFORMS=cuda asks for devices that JAX does not find")
+    assert "Traceback" not in ended.err
