@@ -214,10 +214,10 @@ class Network(NamedTuple):
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
-    flops      (parameters, length, block) -> floating-point operations per token of one forward
-               pass; block 0 outside of block diffusion. None: unknown
+    flops      (parameters, length, block, or 0) -> FLOPs per token of a forward pass, or None
     padding    number of entries of its parameters that stand for no symbol and are never used
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
+    companion  `networks.tables.Tables`, which learn beside it and add to its logits, or None
     """
 
     init: Callable[[Array], Params]
@@ -228,6 +228,7 @@ class Network(NamedTuple):
     flops: Callable[[Params, int, int], float] | None = None
     padding: int = 0
     products: str = "float32"
+    companion: Any = None
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""
@@ -236,8 +237,10 @@ class Network(NamedTuple):
     def denoiser(
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
-        """Returns the denoiser of params {'network', 'process'}, a function of (z, t)."""
+        """Returns the denoiser of params {'network', 'process', ...}, a function of (z, t)."""
         bound = self.bind(params["network"], context or {}, keys)
+        if self.companion is not None:
+            bound = self.companion.added(bound, params["companion"], context or {})
         return bound.told(params["process"].signal)
 
 

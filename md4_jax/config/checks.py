@@ -9,6 +9,7 @@ from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
 from md4_jax.options import words
+from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.training.keeping import check_best
@@ -43,6 +44,7 @@ def validate(experiment: Experiment) -> None:
             )
     _check_sizes(experiment, bounds)
     _check_fit(experiment)
+    _check_tables(experiment)
     _check_steps(experiment)
     check_sampling(experiment)
     for name, evaluator in bounds.items():
@@ -186,6 +188,24 @@ def _check_fit(experiment: Experiment) -> None:
             fits = " or ".join(repr(option) for option in allowed)
             raise UserError(
                 f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
+            )
+
+
+def _check_tables(experiment: Experiment) -> None:
+    """Raises UserError if tables of neighbours are asked for where they cannot learn."""
+    if experiment.network.companion is None:
+        return
+    asked = f"network.tables={experiment.config['network']['tables']}"
+    if not isinstance(experiment.process, RevealsMasks | RevealsBySymbol):
+        raise UserError(
+            f"{asked} needs masks, not process.name={experiment.config['process']['name']!r}: with "
+            "other noise a table cannot know which neighbours are right"
+        )
+    for section, name, component in _components(experiment):
+        if component.needs.causal or component.needs.blockwise:
+            raise UserError(
+                f"{asked} does not go with {section}.name={name!r}: tables look at both sides of "
+                "a token, and at noise and masks alone"
             )
 
 

@@ -40,7 +40,7 @@ class DiT(Transformer):
             if getattr(self, key) < 1:
                 raise UserError(f"network.{key} must be at least 1, not {getattr(self, key)}")
         check_images(self, "dit", self.patch, f"network.patch={self.patch}")
-        for key in ("causal", "local_width"):
+        for key in ("causal", "local_width", "tables"):
             if getattr(self, key):
                 raise UserError(
                     f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "

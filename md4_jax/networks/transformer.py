@@ -16,6 +16,7 @@ from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL
 from md4_jax.networks.products import PRODUCTS, products_for
+from md4_jax.networks.tables import Tables
 from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -69,6 +70,9 @@ class Transformer:
     attention_dropout, embedding_dropout  the same for softmax weights and embedded tokens
     label_dropout      probability of hiding a training sequence's label, so that the network
                        also learns without it
+    tables             rows of each of the hashed tables of `Tables`, a power of two; 0: none
+    tables_rate        learning rate of the tables
+    tables_draws       pairs of masks from which they learn of each training sequence
     """
 
     # What networks that are made of the same blocks have otherwise.
@@ -111,6 +115,9 @@ class Transformer:
     attention: str = "auto"
     classes: int = 0
     label_dropout: float = 0.0
+    tables: int = 0
+    tables_rate: float = 0.05
+    tables_draws: int = 4
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -174,8 +181,12 @@ class Transformer:
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
-            self._padding(), options.products,
+            self._padding(), options.products, self._tables(),
         )  # fmt: skip
+
+    def _tables(self) -> Tables | None:
+        tables = self.vocab_size, self.tables, self.tables_rate, self.tables_draws
+        return Tables(*tables) if self.tables else None
 
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""

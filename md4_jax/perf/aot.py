@@ -21,8 +21,7 @@ from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
 from md4_jax.samplers.batches import context_of, make_sampler
 from md4_jax.samplers.loop import no_prompt
-from md4_jax.training.loop import abstract_state
-from md4_jax.training.step import make_train_step
+from md4_jax.training.loop import abstract_state, step_program
 
 
 class Chip(NamedTuple):
@@ -114,14 +113,10 @@ def plan(experiment: Experiment) -> dict[str, Plan]:
 
 
 def _train(experiment: Experiment, shapes: Any) -> Plan:
-    step = make_train_step(
-        experiment.network, experiment.objective, experiment.optimizer, experiment.train
-    )
     batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
     network = shapes.params["network"]
     flops = 3.0 * batch.tokens.size * forward_flops(experiment, network, experiment.objective)
-    program = jit(step, experiment.mesh, experiment.network, donate_argnums=0)
-    return _compiled(experiment, program, flops, shapes, batch)
+    return _compiled(experiment, step_program(experiment, shapes), flops, shapes, batch)
 
 
 def _eval(experiment: Experiment, shapes: Any) -> Plan:

@@ -21,8 +21,7 @@ from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global
 from md4_jax.samplers.batches import context_of, make_sampler
 from md4_jax.samplers.loop import no_prompt
-from md4_jax.training.loop import fresh_state
-from md4_jax.training.step import make_train_step
+from md4_jax.training.loop import fresh_state, step_program
 
 MATRIX = {"cpu": 2048}  # size of the square product that gives the machine's rate
 OTHER_MATRIX = 8192
@@ -158,12 +157,7 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
     with jax.set_mesh(experiment.mesh):
         state = fresh_state(experiment)
         batch = _batch(experiment, experiment.train.batch_size)
-        step = make_train_step(
-            experiment.network, experiment.objective, experiment.optimizer, experiment.train
-        )
-        compiled, facts = _compiled(
-            jit(step, experiment.mesh, experiment.network, donate_argnums=0), state, batch
-        )
+        compiled, facts = _compiled(step_program(experiment, state), state, batch)
     held = [state]
     tokens = batch.tokens.size
     model = 3.0 * tokens * forward_flops(experiment, state.params["network"], experiment.objective)

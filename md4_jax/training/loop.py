@@ -146,11 +146,7 @@ def _steps(
 ) -> tuple[int, int | None]:
     """Trains, logs, saves and evaluates; returns (step saved, signal or None)."""
     saver, log, steps = run.saver, run.log, experiment.train.num_steps
-    step_fn = make_train_step(
-        experiment.network, experiment.objective, experiment.optimizer, experiment.train
-    )
-    step_fn = jit(step_fn, experiment.mesh, experiment.network, donate_argnums=0)
-    step = int(state.step)
+    step_fn, step = step_program(experiment, state), int(state.step)
     try:
         last = step >= steps
         # If the run was killed between a save and its evaluation.
@@ -183,6 +179,19 @@ def _steps(
             f"train.seconds={experiment.train.seconds:g} is spent; the same command goes on"
         )
     return step, why or None
+
+
+def step_program(experiment: Experiment, state: TrainState) -> Callable:
+    """Returns the compiled training step, which overwrites its state.
+
+    The new state is split over devices as `state` is (arrays or their shapes), whatever XLA would
+    choose.
+    """
+    step = make_train_step(
+        experiment.network, experiment.objective, experiment.optimizer, experiment.train
+    )
+    split = jax.tree.map(lambda x: x.sharding, state), None
+    return jit(step, experiment.mesh, experiment.network, donate_argnums=0, out_shardings=split)
 
 
 def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) -> list[str]:
@@ -249,7 +258,7 @@ def first_state(
     if begin is not None:
         params = begin(state.params)
         # Separate buffers, since the training step donates and overwrites both.
-        state = state._replace(params=params, ema=jax.tree.map(jnp.copy, params))
+        state = state._replace(params=params, ema=state.ema | jax.tree.map(jnp.copy, params))
     return state, None
 
 

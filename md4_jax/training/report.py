@@ -25,12 +25,14 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
     held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
     network = experiment.network.size(params["network"])
     learned = sum(math.prod(x.shape) for x in jax.tree.leaves(params["process"]))
+    beside = sum(math.prod(x.shape) for x in jax.tree.leaves(state.ema.get("companion", ())))
     devices = experiment.mesh.devices
     axes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items())
     train = experiment.train
     lines = [
         f"md4_jax {md4_jax.__version__} ({commit()[:12]}), jax {jax.__version__}",
-        f"parameters  {network:,} in the network, {learned} in the process",
+        f"parameters  {network:,} in the network, {learned} in the process"
+        + (f", {beside:,} in its tables" if beside else ""),
         f"mesh        {axes} ({devices.size} of {jax.device_count()} "
         f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
         f"batch       {train.batch_size} x {experiment.data.length} tokens, "

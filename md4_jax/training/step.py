@@ -23,7 +23,7 @@ class TrainState(NamedTuple):
     """State that a run carries from step to step.
 
     params and ema are {'network': ..., 'process': process}. Array leaves of the process are learned
-    like other parameters; most processes have none.
+    like other parameters; most processes have none. ema has the network's 'companion' too, if any.
     """
 
     step: Array
@@ -41,6 +41,8 @@ def init_state(
     params = {"network": network.init(key), "process": process.init()}
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params)
+    if network.companion is not None:
+        ema["companion"] = network.companion.init()
     return TrainState(zero, params, ema, optimizer.init(params), zero, zero)
 
 
@@ -67,9 +69,11 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch):
         u, keys = draws(options.seed, state.step, options.batch_size)
+        fixed = {part: state.ema[part] for part in state.ema if part not in state.params}
         grads, metrics = accumulate(
-            jax.grad(loss, has_aux=True), options.microbatches, state.params, (batch, u, keys)
-        )
+            jax.grad(lambda params, *rows: loss(params | fixed, *rows), has_aux=True),
+            options.microbatches, state.params, (batch, u, keys),
+        )  # fmt: skip
         # Exactly 1 if all tokens count.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
@@ -77,6 +81,12 @@ def make_train_step(
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
         kept, good = _apply(optimizer, state, grads, finite, options.ema)
+        if network.companion is not None:
+            # After the gradient, so that the network never sees what the batch itself has taught.
+            own = network.companion.learned(
+                state.ema["companion"], batch, keys, good.astype(jnp.float32)
+            )
+            kept = kept._replace(ema=kept.ema | {"companion": own})
         bad = jnp.logical_not(good).astype(jnp.int32)
         state = kept._replace(
             step=state.step + 1,
@@ -134,7 +144,8 @@ def _apply(
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
 
     params = chosen(params, state.params)
-    ema = chosen(ema_update(state.ema, params, state.step, decay), state.ema)
+    averaged = {part: state.ema[part] for part in params}
+    ema = state.ema | chosen(ema_update(averaged, params, state.step, decay), averaged)
     opt_state = chosen(opt_state, state.opt_state)
     return state._replace(params=params, ema=ema, opt_state=opt_state), good
 

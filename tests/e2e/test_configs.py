@@ -93,6 +93,8 @@ def small(config: dict) -> dict[str, str]:
     found = {key: SMALL.get(key, SMALL.get(schema.kind(key))) for key, _ in flatten(config)}
     if issubclass(SOURCES[config["data"]["name"]], ImageSource):
         del found["data.length"]
+    if config["network"].get("tables"):
+        found["network.tables"] = 64
     own = OWN.get(config["data"]["name"], {}).items()
     own = {key: value.format(folder=os.environ["MD4_JAX_CACHE"]) for key, value in own}
     return {key: str(value) for key, value in found.items() if value is not None} | own

@@ -1,0 +1,13 @@
+"""text8 in ten minutes on two CPU cores, with hashed tables of neighbours beside the network.
+
+python -m md4_jax --config configs/text8_tables.py --config.data.path=FILE
+"""
+
+from configs import text8_fast
+
+
+def get_config():
+    config = text8_fast.get_config()
+    config.network.update(tables=2**17, tables_rate=0.07)
+    config.train.num_steps = 8000
+    return config
