@@ -178,8 +178,9 @@ def _check_fit(experiment: Experiment) -> None:
             )
         if needs.blockwise and not network.blockwise:
             raise UserError(
-                f"{key}={name!r} needs network.local_width=0 and network.causal=False: a "
-                "convolution would cross the borders of blocks, and a causal mask would cut blocks"
+                f"{key}={name!r} needs network.local_width=0, network.tables=0 and "
+                "network.causal=False: a convolution and tables would cross the borders of blocks, "
+                "and a causal mask would cut blocks"
             )
         allowed = needs.parametrisations
         # Some processes have no parametrisation.
@@ -201,12 +202,10 @@ def _check_tables(experiment: Experiment) -> None:
             f"{asked} needs masks, not process.name={experiment.config['process']['name']!r}: with "
             "other noise a table cannot know which neighbours are right"
         )
-    for section, name, component in _components(experiment):
-        if component.needs.causal or component.needs.blockwise:
-            raise UserError(
-                f"{asked} does not go with {section}.name={name!r}: tables look at both sides of "
-                "a token, and at noise and masks alone"
-            )
+    if experiment.network.causal:
+        raise UserError(
+            f"{asked} needs network.causal=False: a table sees the neighbours on both sides"
+        )
 
 
 def _satisfying(protocols: tuple[type, ...]) -> list[str]:

@@ -105,8 +105,8 @@ def _check_blocks(experiment: Experiment) -> None:
             raise UserError(f"sample.block={block} must divide {key}={size}")
     if not (isinstance(experiment.process, RevealsMasks) and experiment.network.blockwise):
         raise UserError(
-            f"sample.block={block} needs process.name='masking', network.local_width=0 and "
-            "network.causal=False"
+            f"sample.block={block} needs process.name='masking', network.local_width=0, "
+            "network.tables=0 and network.causal=False"
         )
     if options.stride:
         raise UserError(

@@ -66,6 +66,7 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config of a run that goes on with the model; its data are not chosen yet."""
     config = files.shipped("base").get_config().to_dict()
     config["network"] |= found.sections["network"]
+    config["network"]["products"] = "float32"  # the same logits as theirs, to all digits
     config["data"] = {"name": "text", "path": "", "length": found.length}
     config["tokenizer"] = dict(tokenizer)
     config |= {name: found.sections[name] for name in ("process", "objective")}

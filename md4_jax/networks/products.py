@@ -9,8 +9,13 @@ from md4_jax.runtime.processor import multiplies_bfloat16
 PRODUCTS = ("auto", "float32", "bfloat16")
 
 
-def products_for(name: str, platform: str) -> str:
-    """Returns float32 or bfloat16; auto is bfloat16 on CPUs that have instructions for it."""
+def products_for(name: str, platform: str, dtype: str) -> str:
+    """Returns float32 or bfloat16; auto is bfloat16 on CPUs that have instructions for it.
+
+    A network that computes in bfloat16 has nothing to round.
+    """
+    if dtype != "float32":
+        return "float32"
     if name != "auto":
         return name
     return "bfloat16" if platform == "cpu" and multiplies_bfloat16() else "float32"

@@ -163,7 +163,7 @@ class Transformer:
         kv_heads = self.kv_heads or self.heads
         return dataclasses.replace(
             self, attention=kernel, hidden=hidden, kv_heads=kv_heads,
-            products=products_for(self.products, platform),
+            products=products_for(self.products, platform, self.dtype),
         )  # fmt: skip
 
     def build(self, platform: str = "cpu") -> Network:
@@ -175,8 +175,8 @@ class Transformer:
         def init(key: Array):
             return module.init(key, tokens, jnp.zeros((1,)))["params"]
 
-        # A convolution and a causal mask reach across the borders of blocks.
-        blockwise = not self.causal and not self.local_width
+        # A convolution, tables and a causal mask reach across the borders of blocks.
+        blockwise = not (self.causal or self.local_width or self.tables)
         bind = Binding(options, module, blockwise)
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
         return Network(

@@ -69,10 +69,19 @@ def test_auto_asks_the_processor(tmp_path, monkeypatch, flags, expected):
         facts.write_text(flags)
     found = processor.multiplies_bfloat16(facts)
     monkeypatch.setattr("md4_jax.networks.products.multiplies_bfloat16", lambda: found)
-    assert products_for("auto", "cpu") == expected
-    assert products_for("auto", "gpu") == products_for("auto", "tpu") == "float32"
-    assert products_for("bfloat16", "gpu") == "bfloat16"
-    assert products_for("float32", "cpu") == "float32"
+    assert products_for("auto", "cpu", "float32") == expected
+    assert products_for("auto", "gpu", "float32") == "float32"
+    assert products_for("auto", "tpu", "float32") == "float32"
+    assert products_for("bfloat16", "gpu", "float32") == "bfloat16"
+    assert products_for("float32", "cpu", "float32") == "float32"
+
+
+def test_a_network_in_bfloat16_has_nothing_to_round():
+    network = Transformer(**SIZES, dtype="bfloat16", products="bfloat16").build()
+    assert network.products == "float32"
+    params, z = network.init(jax.random.key(0)), jnp.zeros((2, 6), jnp.int32)
+    slopes = jax.grad(lambda p: network.bind(p, {}, None)(z, jnp.ones(2)).sum())(params)
+    chex.assert_tree_all_finite(slopes)
 
 
 @pytest.mark.parametrize("tied", [True, False])
