@@ -1,5 +1,7 @@
 """Hashed tables of neighbours: what they see, what they learn, and what they leave alone."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -85,6 +87,18 @@ def test_the_first_step_of_a_single_token():
     np.testing.assert_allclose(found["rows"][used], np.tile(step, (len(used), 1)), rtol=1e-5)
     rest = np.setdiff1d(np.arange(2 * len(WINDOWS)), used)
     assert not found["rows"][rest].any() and not found["squares"][rest].any()
+
+
+def test_the_neighbours_of_a_hidden_token_are_hidden_in_two_of_three():
+    # Share u ~ U(0, 1): E[u^2 + (1 - u)^2] = 2/3. The first step adds the same to the squares of a
+    # row for each token, so that they count.
+    count = 3000
+    tables = dataclasses.replace(TABLES, vocab_size=2, draws=1)
+    batch = batch_of(jnp.zeros((count, 2), jnp.int32))
+    squares = tables.learned(tables.init(), batch, keys(count), ONE)["squares"]
+    hidden, shown = (squares[tables.addresses(jnp.array([[2, z]]))[0, 0, 0]] for z in (2, 0))
+    # Only the first token of a text has these rows: one draw for each text.
+    assert abs(hidden / (hidden + shown) - 2 / 3) < 4 * np.sqrt(2 / 9 / count)
 
 
 def test_what_neighbours_determine_is_learned():
