@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib import ticker
 
 from md4_jax.runtime.paths import Place
 
@@ -16,9 +11,19 @@ HELD_OUT = ("tab:orange", "tab:red", "tab:purple")
 MOST = 70  # symbols side by side
 
 
+def _pyplot() -> Any:
+    """Imports pyplot: it takes half a second of the start of a program that plots nothing."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) -> None:
     """Plots training loss and evaluated bounds against the step, with n-gram levels as lines."""
-    figure, axes = plt.subplots(figsize=(8, 5), dpi=120)
+    figure, axes = _pyplot().subplots(figsize=(8, 5), dpi=120)
     for name, label, style in (
         ("train_bits_per_token", "training bound", dict(color="tab:blue", linewidth=1)),
         ("train_loss_bits", "training loss (not a bound)", dict(color="tab:gray", linewidth=1)),
@@ -47,7 +52,7 @@ def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) 
 def _save(figure: Any, path: Place) -> None:
     with path.open("wb") as file:
         figure.savefig(file, format="png", bbox_inches="tight")
-    plt.close(figure)
+    _pyplot().close(figure)
 
 
 def reveal_times(z: np.ndarray, grid: np.ndarray, mask: int) -> np.ndarray:
@@ -69,7 +74,7 @@ def powers(
     hidden = len(order) - MOST
     if hidden > 0:  # the largest and the smallest powers
         order = np.concatenate([order[:cut], order[-cut:]])
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(12, 7), dpi=120, sharex=True)
+    figure, (upper, lower) = _pyplot().subplots(2, 1, figsize=(12, 7), dpi=120, sharex=True)
     here = np.arange(len(order))
     upper.bar(here, power[order], color="tab:blue")
     upper.set_ylabel("learned power w")
@@ -99,7 +104,8 @@ def powers(
 
 def information_profile(profile: np.ndarray, losses: dict[str, Sequence], path: Place) -> None:
     """Plots Z(k) against visible tokens, and predicted losses in nats against steps."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
+    size = dict(figsize=(11, 4.5), dpi=120, layout="constrained")
+    figure, (left, right) = _pyplot().subplots(1, 2, **size)
     left.plot(np.arange(len(profile)), np.asarray(profile) / np.log(2.0))
     left.set_xlabel("visible tokens k")
     left.set_ylabel("cross-entropy of another token Z(k), bits")
@@ -122,6 +128,7 @@ def frontier(rows: Sequence[dict], path: Place) -> None:
     A row is the JSON line of --mode sample with its steps and temperature. Each temperature is
     one line of the plot.
     """
+    plt = _pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=120, layout="constrained")
     temperatures = sorted({row["temperature"] for row in rows})
     shades = plt.cm.plasma(np.linspace(0.0, 0.8, len(temperatures)))
@@ -139,6 +146,8 @@ def frontier(rows: Sequence[dict], path: Place) -> None:
                 used, values, np.nan_to_num(errors), fmt="o-", markersize=4, capsize=2,
                 color=shade, label=f"{temperature:g}",
             )  # fmt: skip
+    from matplotlib import ticker
+
     used = [row["network_evaluations"] for row in rows]
     between = (1.0,) if max(used) > 8 * min(used) else (1.0, 1.25, 1.5, 1.75)
     for axes, label in zip(

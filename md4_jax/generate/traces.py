@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -15,7 +14,6 @@ from md4_jax.runtime.paths import Place
 COLUMNS = 72  # characters in a line of the picture
 WIDE = 12  # characters of a token of several; longer ones are cut off
 FRAMES = 160  # most frames of an animation; longer paths are thinned out
-FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
 MASK = "\N{MIDDLE DOT}"
 BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # shown for a line feed
 SIGNS = {
@@ -139,6 +137,13 @@ def gif(path: Trajectory, file: Place) -> None:
         )  # fmt: skip
 
 
+def _font() -> Path:
+    """Finds the font that matplotlib ships."""
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSansMono.ttf"
+
+
 def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
     """Yields the frames; each is painted over the last one where it differs."""
     # 3 times the speed of painting each frame anew, for 256 tokens and 64 frames.
@@ -147,7 +152,7 @@ def _images(path: Trajectory, shown: np.ndarray) -> Iterator[Image.Image]:
     size = (2 * MARGIN + max(52, widest) * CELL, 2 * MARGIN + lines * LINE + FOOT)
     image = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(image)
-    draw.font = ImageFont.truetype(str(FONT), 16)
+    draw.font = ImageFont.truetype(str(_font()), 16)
     painted: list = [None] * len(places)
     palette = _palette()
     for before, index in zip([0, *shown[:-1]], shown, strict=True):

@@ -9,8 +9,6 @@ import json
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import make_smoothing_spline
-from scipy.optimize import isotonic_regression
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, replace
@@ -75,6 +73,10 @@ def fitted(visible: np.ndarray, nats: np.ndarray, weight: np.ndarray, length: in
     where many tokens can be revealed for nothing. Fewer than FEWEST numbers of visible tokens are
     joined by lines instead.
     """
+    # SciPy's functions of curves take half a second to import.
+    from scipy.interpolate import make_smoothing_spline
+    from scipy.optimize import isotonic_regression
+
     at = np.unique(visible)
     total = np.array([weight[visible == k].sum() for k in at])
     mean = np.array([weight[visible == k] @ nats[visible == k] for k in at]) / total

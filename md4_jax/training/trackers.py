@@ -15,7 +15,6 @@ import numpy as np
 from md4_jax.options import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
-from md4_jax.training.tensorboard import Events
 
 WANDB_FILE = "wandb.json"
 # Seconds for which the end of a run waits until W&B has all numbers; they lie on the disk too.
@@ -39,6 +38,8 @@ class TensorBoard:
     package = "tensorboardX"
 
     def __init__(self, run: Tracked):
+        from md4_jax.training.tensorboard import Events  # a fifth of a second
+
         first = run.step + 1 if run.step else None  # events from there on are made again
         self._events = Events(str(run.workdir / "tensorboard"), purge_step=first)
         self._events.add_text("config", json.dumps(run.config, indent=2), run.step)

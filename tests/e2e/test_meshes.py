@@ -29,12 +29,15 @@ OFTEN = (
 )
 RUNS = {
     "one": ("mesh.data=1",),
-    "data": ("mesh.data=8",),
     "fsdp": ("mesh.data=1", "mesh.fsdp=8"),
     "tensor": ("mesh.data=1", "mesh.tensor=8"),
     "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"),
-    "microbatches": ("mesh.data=1", "train.microbatches=4"),
     "mixed microbatches": ("mesh.data=2", "mesh.fsdp=1", "mesh.tensor=2", "train.microbatches=4"),
+}
+# What two of the others do together.
+PARTS = {
+    "data": ("mesh.data=8",),
+    "microbatches": ("mesh.data=1", "train.microbatches=4"),
 }
 ROUNDING = 2e-5  # relative; float32 sums in another order, six updates on
 
@@ -44,12 +47,13 @@ def flags(*assignments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def meshes(start, tiny, once):
+def meshes(start, tiny, once, request):
     """{name: workdir} of the same run on eight forced CPU devices and on several meshes."""
+    made = RUNS | PARTS if request.config.getoption("--campaign") else RUNS
 
     def make(directory):
         words = [tiny.with_name("driver.py"), "runs"]
-        for name, mesh in RUNS.items():
+        for name, mesh in made.items():
             own = flags(*WIDE, *OFTEN, *mesh)
             words += ["--config", tiny, "--workdir", directory / name, *own, "--"]
         process = start(*words, **EIGHT)
@@ -57,7 +61,7 @@ def meshes(start, tiny, once):
         assert process.returncode == 0, err
 
     directory = once("meshes", make)
-    return {name: directory / name for name in RUNS}
+    return {name: directory / name for name in made}
 
 
 def numbers(found: list[dict], name: str) -> np.ndarray:
@@ -65,6 +69,7 @@ def numbers(found: list[dict], name: str) -> np.ndarray:
 
 
 OTHERS = [name for name in RUNS if name != "one"]
+OTHERS += [pytest.param(name, marks=pytest.mark.campaign) for name in PARTS]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -129,12 +134,15 @@ def test_tensor_splits_heads_and_vocabulary(meshes):
         assert np.prod(found[key]["shape"]) == 8 * np.prod(found[key]["shard"]), key
 
 
+@pytest.mark.campaign
 def test_data_alone_splits_no_parameter(meshes):
     for key, shard in matrices(meshes["data"]).items():
         assert shard["shape"] == shard["shard"], key
 
 
-@pytest.mark.parametrize("first, second", [("mixed", "one"), ("fsdp", "tensor")])
+@pytest.mark.parametrize(
+    "first, second", [("mixed", "one"), pytest.param("fsdp", "tensor", marks=pytest.mark.campaign)]
+)
 def test_the_mesh_may_change_when_a_run_is_continued(
     first, second, meshes, start, tiny, tmp_path, rows, program
 ):

@@ -1,7 +1,7 @@
 """A run that is killed, and started again with the same command, ends as if nothing had been.
 
 Kills in the evaluation of step 20 are tried with object storage (test_object_storage.py), kills
-in the save of a step that is not the first by chaos.py.
+in the save of a step that is not the first, and anywhere, by chaos.py.
 """
 
 import re
@@ -55,6 +55,7 @@ def test_the_rows_of_an_uninterrupted_run(reference, rows):
     assert saved(reference) == [21, 28, 30]
 
 
+@pytest.mark.campaign
 def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
     for step in (4, 15, 27):
