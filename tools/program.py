@@ -39,17 +39,17 @@ def numbers(words: list[str], log: Path | None = None, **variables: str) -> dict
     return json.loads(call(words, log, **variables).strip().splitlines()[-1])
 
 
-def train(words: list[str], workdir: Path) -> dict:
-    """Trains a run to its end, unless that was done before; returns what `evals.test` found.
+def train(words: list[str], workdir: Path, evaluation: str = "test") -> dict:
+    """Trains a run to its end, unless that was done before; returns what an evaluation found.
 
-    words: the arguments without --workdir. The log is a file beside the workdir. A run that was
-    interrupted continues.
+    words: the arguments without --workdir. evaluation: its name in `config.evals`. The log is a
+    file beside the workdir. A run that was interrupted continues.
     """
     kept = workdir / "evaluations.jsonl"
     if not kept.exists():
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
-    return [row for row in rows if row["eval"] == "test" and "command" not in row][-1]
+    return [row for row in rows if row["eval"] == evaluation and "command" not in row][-1]
 
 
 def bench(

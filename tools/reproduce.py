@@ -30,6 +30,8 @@ sys.path.insert(0, str(program.ROOT))
 
 from tables import TABLES, Settings, Table
 
+from md4_jax.runtime.processor import multiplies_bfloat16
+
 
 def machine() -> dict[str, Any]:
     """Returns the processor, cores and versions that numbers depend on."""
@@ -44,6 +46,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
         "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
+        "bfloat16_products": multiplies_bfloat16(),
     }
 
 
@@ -119,6 +122,11 @@ numbers and the command of every row are in [{folder}/]({folder}/). Bounds are m
 `+-` is one standard error. Compare speeds within one table only: machines differ."""
 
 
+def _products(machine: dict[str, Any]) -> str:
+    """Says whether runs multiplied bfloat16 operands unless told otherwise."""
+    return "which multiply bfloat16, " if machine.get("bfloat16_products") else ""
+
+
 def section(name: str, made: dict[str, Any]) -> str:
     """Formats one table, with its description before it and how it was made after it."""
     table, facts = TABLES[name], made["machine"]
@@ -132,7 +140,8 @@ def section(name: str, made: dict[str, Any]) -> str:
     at = made["commit"][:12] + " with changes" * made["commit"].endswith("+")
     told = (
         f"{kind}ade by `{made['command']}` at commit {at} on {made['date']}: {facts['cores']} "
-        f"cores of {facts['cpu']}, jax {facts['jax']}, Python {facts['python']}, "
+        f"cores of {facts['cpu']}, {_products(facts)}jax {facts['jax']}, "
+        f"Python {facts['python']}, "
         f"load average {made['load_average']:.1f} at the start."
     )
     if not made["finished"]:

@@ -3,6 +3,7 @@
 Used by reproduce.py. A row is one or a few runs of the program, with the numbers that these report.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import program
 from sizes import SIZES, SMALL, TEXT
 
 from configs.families import FAMILIES
+from md4_jax.runtime.processor import multiplies_bfloat16
 
 
 class Settings(NamedTuple):
@@ -56,13 +58,15 @@ def _text8(settings: Settings) -> str:
     return f"data.name=text8 data.path={settings.data}"
 
 
-def _trained(words: list[str], workdir: Path, seeds: int) -> dict[str, Any]:
+def _trained(
+    words: list[str], workdir: Path, seeds: int, evaluation: str = "test"
+) -> dict[str, Any]:
     """Trains once for each seed; returns commands, final evaluations and minutes."""
     made: dict[str, Any] = {"commands": [], "runs": []}
     for seed in range(seeds):
         own = [*words, f"--config.train.seed={seed}"]
         began = time.monotonic()
-        result = program.train(own, workdir / f"seed{seed}")
+        result = program.train(own, workdir / f"seed{seed}", evaluation)
         minutes = (time.monotonic() - began) / 60
         made["commands"].append(program.written(own))
         made["runs"].append({"seed": seed, "minutes": minutes, **result})
@@ -87,15 +91,21 @@ def _recipe_rows(settings: Settings) -> list[Row]:
     quick = "train.num_steps=30 optim.warmup_steps=3 evals.validation.every=0 "
     quick += "evals.test.draws=1 evals.ngrams.final=false sample.num=1"
 
-    def row(name: str, keys: Callable[[], str]) -> Row:
+    def row(name: str, keys: Callable[[], str] = str, evaluation: str = "test") -> Row:
         def run() -> dict[str, Any]:
             more = f"{keys()} {quick if settings.quick else ''}"
             words = program.config_words(f"configs/{name}.py", more)
-            return _trained(words, settings.workdir / name, settings.seeds)
+            return _trained(words, settings.workdir / name, settings.seeds, evaluation)
 
         return Row(name, run)
 
-    return [row("quickstart", str), row("text8_fast", lambda: _text8(settings))]
+    text8 = functools.partial(_text8, settings)
+    return [
+        row("quickstart"),
+        row("text8_fast", text8),
+        row("text8_tables", text8),
+        row("digits", evaluation="unlabelled"),
+    ]
 
 
 def _recipe_cells(n: dict[str, Any]) -> list[str]:
@@ -147,6 +157,8 @@ def _family_cells(n: dict[str, Any]) -> list[str]:
 
 # Speed
 
+PRODUCTS = ("float32", "bfloat16")
+
 
 def _speed_rows(settings: Settings) -> list[Row]:
     windows, seconds = (2, 0.05) if settings.quick else (5, 2.0)
@@ -156,7 +168,9 @@ def _speed_rows(settings: Settings) -> list[Row]:
         if settings.quick:
             keys += " train.batch_size=2 sample.batch_size=2 sample.steps=4"
         for part in ("train", "eval", "sample"):
-            rows.append(_bench_row(f"({name}) {part}", keys, part, windows, seconds))
+            for products in PRODUCTS[: 1 + multiplies_bfloat16()]:
+                row, more = f"({name}) {part}, {products}", f"{keys} network.products={products}"
+                rows.append(_bench_row(row, more, part, windows, seconds))
     return rows
 
 
@@ -251,11 +265,11 @@ def _sampling_cells(n: dict[str, float]) -> list[str]:
 TABLES = {
     "recipes": Table(
         "First models",
-        "Bits a character on the whole test split, with one standard error, for each seed. "
-        "`quickstart` learns Shakespeare and `text8_fast` text8. Minutes are from the command to "
-        "its end, with start-up, evaluation and samples.",
+        "Bits on the whole test split, with one standard error, for each seed: a character of "
+        "Shakespeare (`quickstart`) and of text8, a dimension of `digits`, whose class is not "
+        "given. Minutes are from the command to its end, with start-up, evaluation and samples.",
         _recipe_rows,
-        ("bits a character", "steps", "minutes"),
+        ("bits", "steps", "minutes"),
         _recipe_cells,
     ),
     "families": Table(
@@ -270,14 +284,15 @@ TABLES = {
     ),
     "speed": Table(
         "Speed",
-        "A training step, an evaluation and a batch of samples in float32. Size (a) is 27 "
-        "symbols, 16 x 256 tokens and 4 layers of 256; (b) 27 symbols, 4 x 256 tokens and 12 "
-        "layers of 768; (c) 50257 symbols, 2 x 1024 tokens and 4 layers of 256. Samples are 16 x "
-        "256 tokens in 64 steps (a), 4 x 256 in 16 (b) and 1 x 1024 in 32 (c). The share is that "
-        "of the rate of a 2048 x 2048 x 2048 product, which is timed between the windows. It "
-        "counts the work of the formula: the vocabulary head at every position, and whole network "
-        "evaluations in a sampler. The program computes only the part of it that is needed, so a "
-        "share can be above 100%.",
+        "A training step, an evaluation and a batch of samples. Operands of linear layers are "
+        "float32 or, where the processor multiplies them, bfloat16 (`network.products`); all else"
+        " is float32. Size (a) is 27 symbols, 16 x 256 tokens and 4 layers of 256; (b) 27 "
+        "symbols, 4 x 256 tokens and 12 layers of 768; (c) 50257 symbols, 2 x 1024 tokens and 4 "
+        "layers of 256. Samples are 16 x 256 tokens in 64 steps (a), 4 x 256 in 16 (b) and 1 x "
+        "1024 in 32 (c). The share is that of the rate of a 2048 x 2048 x 2048 product of the "
+        "same operands, which is timed between the windows. It counts the work of the formula: "
+        "the vocabulary head at every position, and whole network evaluations in a sampler. The "
+        "program computes only the part of it that is needed, so a share can be above 100%.",
         _speed_rows,
         ("seconds (min-max)", "tokens/s", "rate, GFLOP/s", "share", "temporaries MiB",
          "peak RSS GiB"),
