@@ -11,6 +11,10 @@ if [ "${1:-}" = --all ]; then extras="[dev,docs]"; else extras="[dev]"; fi
 # shellcheck source=launch/environment.sh
 source launch/environment.sh "$extras"
 
+# Tests compile small programs, which fresh huge pages make slower: 21.4 s of processor time instead
+# of 20.4 s for a file of tests (medians of 3).
+unset GLIBC_TUNABLES
+
 # Half as many workers again as cores, since a test that started a process waits for it; each takes
 # about a gigabyte, and tests from the others when it has none left.
 workers=$(($(getconf _NPROCESSORS_ONLN) * 3 / 2))

@@ -20,6 +20,10 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir or ""
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Programs without the places in the source that operations come from: 19.3 s of processor time
+# instead of 20.4 s for a file of tests (medians of 3).
+jax.config.update("jax_traceback_in_locations_limit", 0)
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 COUNT = pytest.StashKey[dict[str, int]]()
 # Kinds of tests that are left out unless asked for -> how to ask for them.

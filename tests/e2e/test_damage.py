@@ -260,7 +260,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-@pytest.mark.parametrize("free_kib", [pytest.param(600, marks=pytest.mark.campaign), 8])
+@pytest.mark.campaign
+@pytest.mark.parametrize("free_kib", [600, 8])
 def test_the_disk_is_full(free_kib, small_disk, tiny, trained, start, program, same_run):
     """Whatever it is that finds no room, it is said, and with more room the run is the same.
 

@@ -56,11 +56,11 @@ def evaluations(workdir) -> int:
     return runs.evaluated(workdir, "samples")["network_evaluations_max"]
 
 
-# Their code is that of another family here, or of one that learns a known source
-# (test_entropy.py); they run in the campaign.
+# Their code is that of another family here, of one that learns a known source (test_entropy.py)
+# or of a config (test_configs.py); they run in the campaign.
 ALIKE = (
     "md4", "radd_t_dce", "sedd_absorb", "d3pm_absorb", "d3pm_uniform", "d3pm_gauss", "udlm",
-    "tauldr_uniform", "sedd_uniform", "uniform_ce", "radd_lambda_dce",
+    "tauldr_uniform", "sedd_uniform", "uniform_ce", "radd_lambda_dce", "any_order", "ar",
 )  # fmt: skip
 EVERY = [
     pytest.param(family, marks=pytest.mark.campaign if family in ALIKE else [])

@@ -29,15 +29,15 @@ OFTEN = (
 )
 RUNS = {
     "one": ("mesh.data=1",),
-    "fsdp": ("mesh.data=1", "mesh.fsdp=8"),
     "tensor": ("mesh.data=1", "mesh.tensor=8"),
-    "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"),
-    "mixed microbatches": ("mesh.data=2", "mesh.fsdp=1", "mesh.tensor=2", "train.microbatches=4"),
+    "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "train.microbatches=2"),
 }
-# What two of the others do together.
+# What the last does together.
 PARTS = {
+    "fsdp": ("mesh.data=1", "mesh.fsdp=8"),
     "data": ("mesh.data=8",),
     "microbatches": ("mesh.data=1", "train.microbatches=4"),
+    "two": ("mesh.data=2", "mesh.fsdp=1", "mesh.tensor=2", "train.microbatches=4"),
 }
 ROUNDING = 2e-5  # relative; float32 sums in another order, six updates on
 
@@ -110,7 +110,9 @@ def matrices(workdir) -> dict[str, dict]:
     return {key: shard for key, shard in shards.items() if len(shard["shape"]) >= 2}
 
 
-@pytest.mark.parametrize("name, parts", [("fsdp", 8), ("mixed", 4)])
+@pytest.mark.parametrize(
+    "name, parts", [pytest.param("fsdp", 8, marks=pytest.mark.campaign), ("mixed", 4)]
+)
 def test_every_matrix_is_split(name, parts, meshes):
     """Of parameters, moving average and both moments; a matrix without a tensor axis by fsdp."""
     found = matrices(meshes[name])
@@ -150,12 +152,16 @@ def test_the_mesh_may_change_when_a_run_is_continued(
     workdir, common = tmp_path / "run", ["--config", tiny, *flags(*WIDE, *OFTEN)]
     driver = tiny.with_name("driver.py")
     at = [*common, "--workdir", workdir]
-    process = start(driver, "kill-in-save", 6, *at, *flags(*RUNS[first]), **EIGHT)
+    split = [
+        flags(*(word for word in (RUNS | PARTS)[name] if word.startswith("mesh")))
+        for name in (first, second)
+    ]
+    process = start(driver, "kill-in-save", 6, *at, *split[0], **EIGHT)
     _, err = process.communicate(timeout=200)
     assert process.returncode == -9, err
     # One device is here a process that has no other.
     devices = {} if second == "one" else EIGHT
-    ended = program(*at, *flags(*RUNS[second]), **devices)
+    ended = program(*at, *split[1], **devices)
     assert ended.code == 0, ended
     assert "resuming from step 3\n" in ended.out
     found, expected = rows(workdir), rows(meshes["one"])

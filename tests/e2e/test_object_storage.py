@@ -70,6 +70,7 @@ def killed(store, start, tiny):
     return said
 
 
+@pytest.mark.campaign
 def test_a_killed_run_goes_on_bit_for_bit(
     store, killed, program, tiny, trained, same_run, tmp_path
 ):
@@ -104,7 +105,7 @@ def test_a_damaged_checkpoint_is_moved_aside(
     same_run(shutil.copytree(damaged, tmp_path / "run"), trained)
 
 
-def test_data_and_sampling(store, killed, program, tiny):
+def test_data_and_sampling(store, program, tiny):
     text = "\n".join(f"line {n} of a text of some length" for n in range(900))
     folder = store.objects / "texts"
     folder.mkdir()

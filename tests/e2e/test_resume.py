@@ -65,6 +65,7 @@ def test_killed_again_and_again(tiny, tmp_path, start, program, reference, same_
     same_run(tmp_path / "run", reference)
 
 
+@pytest.mark.campaign
 def test_the_command_that_resumes_a_run_of_its_own_config(
     tiny, tmp_path, start, program, reference, same_run
 ):
@@ -91,7 +92,8 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     number, tiny, tmp_path, start, program, reference, same_run
 ):
     workdir = tmp_path / "a run"  # a space, for the shell's sake
-    process = start("-m", "md4_jax.main", "--config", tiny, "--workdir", workdir)
+    changed = "--config.sample.num=1"
+    process = start("-m", "md4_jax.main", "--config", tiny, "--workdir", workdir, changed)
     code, out, err = stop_at(process, 8, number)
     assert code == 128 + number, err
     assert "Traceback" not in err
@@ -103,6 +105,7 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     ended = program(*arguments)
     assert ended.code == 0, ended
     assert f"resuming from step {step}\n" in ended.out
+    assert "1 samples of 16 characters" in ended.out  # what was changed stays so
     same_run(workdir, reference)
 
 
@@ -142,7 +145,8 @@ def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, ref
     same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("step", [pytest.param(20, marks=pytest.mark.campaign), 30])
+@pytest.mark.parametrize("step", [20, 30])
+@pytest.mark.campaign
 def test_killed_in_an_evaluation(step, tiny, tmp_path, start, program, reference, same_run):
     driver = tiny.with_name("driver.py")
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")

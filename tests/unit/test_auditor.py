@@ -37,6 +37,7 @@ VARIANTS = (
     "ctmc, rates, mixture", "blocks of one, masking", "a time for each block, masking",
     "bits for nats", "any_order, masking", "lambda_dce, masking", "md4_discrete, masking",
     "uniform_elbo, uniform", "half the weight", "nats per token", "times cut",
+    "score_entropy, uniform, score", "bytes by assumption", "no prior",
 )  # fmt: skip
 STEPS = 40
 

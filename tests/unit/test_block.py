@@ -247,7 +247,7 @@ def test_blocks_of_one_are_the_likelihood_from_left_to_right():
     np.testing.assert_allclose(values[0], total, rtol=1e-6)
 
 
-@pytest.mark.parametrize("block", [1, 3, 4])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.campaign), 3, 4])
 @pytest.mark.slow
 def test_one_pass_is_one_pass_for_each_block(block):
     """Features of every block from the tokens up to its end alone, each at its own time."""

@@ -51,8 +51,10 @@ def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, 
     return call(exact.keys_for(0, rows))
 
 
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("window", [12, 6])
+@pytest.mark.parametrize(
+    "window, rows",
+    [(12, 1), (6, 8), *(pytest.param(*c, marks=pytest.mark.campaign) for c in ((12, 8), (6, 1)))],
+)
 def test_with_and_without_the_memory_the_samples_are_the_same_bits(rows, window):
     """Eight times the window too, so that it slides."""
     options = dict(rows=rows, length=48, window=window)

@@ -86,10 +86,9 @@ def drawn(trained_on: str, name: str, loop, steps=24, **options):
     return out.tokens
 
 
-# One sampler for each model, and one that orders the tokens; the others are of campaigns.
+# One sampler for each model; the others are of campaigns.
 ORDINARY = {
     ("masking", "ancestral"): [],
-    ("masking", "confidence"): pytest.mark.slow,
     ("uniform", "tweedie"): pytest.mark.slow,
     ("autoregressive", "left_to_right"): pytest.mark.slow,
     ("block", "first_hitting"): pytest.mark.slow,

@@ -295,11 +295,14 @@ def test_blocks_keep_two_caches():
 @pytest.mark.parametrize(
     "process, name",
     [
-        *((Masking(5), name) for name in ("first_hitting", "left_to_right")),
-        *((Uniform(5), name) for name in ("predictor_corrector", "metropolis")),
+        (Masking(5), "first_hitting"),
+        (Uniform(5), "predictor_corrector"),
         *(
             pytest.param(process, name, marks=pytest.mark.campaign)
-            for process, name in ((Masking(5), "confidence"), (Uniform(5), "euler"))
+            for process, name in (
+                *((Masking(5), name) for name in ("confidence", "left_to_right")),
+                *((Uniform(5), name) for name in ("euler", "metropolis")),
+            )
         ),
         (Rates(5, kernel="gaussian_target"), "tau_leaping"),
         (StateDependent(5, raw_power=jnp.ones(5)), "ancestral"),
