@@ -251,11 +251,11 @@ def check_fits(plans: Mapping[str, Plan], chip: Chip, experiment: Experiment) ->
 
 
 def remedies(experiment: Experiment) -> str:
-    """Names the keys that would lower the memory of this config."""
+    """Names the keys that would lower the memory of this config, of any network."""
     network, shape = experiment.config["network"], experiment.mesh.shape
     stronger = {"none": "network.remat=dots or full", "dots": "network.remat=full"}
-    words = [stronger.get(network["remat"], "")]
+    words = [stronger.get(network.get("remat"), "")]
     words.append(f"a larger train.microbatches than {experiment.train.microbatches}")
     words.append(f"a larger mesh.fsdp than {shape['fsdp']}")
-    words.append("network.dtype=bfloat16" if network["dtype"] == "float32" else "")
+    words.append("network.dtype=bfloat16" if network.get("dtype") == "float32" else "")
     return "Try " + ", ".join(word for word in words if word)

@@ -34,6 +34,11 @@ def test_a_program_that_is_too_large_is_refused_with_the_numbers():
         assert word in str(refused.value)
 
 
+def test_what_a_network_without_blocks_to_recompute_can_do():
+    images = types.SimpleNamespace(**{**vars(EXPERIMENT), "config": {"network": {"name": "uvit"}}})
+    assert plans.remedies(images).startswith("Try a larger train.microbatches than 2, ")
+
+
 def test_the_least_times_of_a_chip():
     """197 TFLOP, 819 GB and 100 GB on v5e: 1 s, 1 s and half a second."""
     chip = CHIPS["TPU v5 lite"]
