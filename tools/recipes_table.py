@@ -5,12 +5,14 @@
     python tools/recipes_table.py --render
 
 The configs are those of the first table of the page. Each is compiled at full size by --mode plan,
-with more and more microbatches until it fits the chip. The raw numbers are kept in
+with more and more microbatches until it fits the chip, at last with parameters split over 8 chips.
+The raw numbers are kept in
 docs/recipes.json, one entry a config. An entry is kept unless --again makes it anew. --render
 writes the page alone. TPU topologies need libtpu.
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -25,6 +27,7 @@ NAME = re.compile(r"`(\w+\.py(?::\w+)?)`")
 SYMBOLS = {"text8": 27, "cifar10": 0, "imagenet64": 0}
 GPT2 = 50257
 MICROBATCHES = (1, 2, 4, 8)
+FSDP = (1, 8)
 # Refusals by the compiler, and by the sum of what it counts: GiB, and GiB of the chip.
 TOO_LARGE = re.compile(
     r"(?:Used |\(|needs )([\d.]+)"
@@ -45,29 +48,32 @@ def symbols(config: str) -> int:
 
 def planned(config: str, topology: str) -> dict[str, Any]:
     """Compiles a config's training step; returns the numbers of the first variant that fits."""
-    refused, least = "", 1.0
-    for count in MICROBATCHES:
-        if count < least:
+    refused, least = "", dict.fromkeys(FSDP, 1.0)
+    for fsdp, count in itertools.product(FSDP, MICROBATCHES):
+        if count < least[fsdp]:
             continue
         try:
-            return numbers(config, topology, count) | {"microbatches": count, "refused": refused}
+            made = numbers(config, topology, count, fsdp)
+            return made | {"microbatches": count, "fsdp": fsdp, "refused": refused}
         except program.Refused as error:
             if not (found := TOO_LARGE.search(str(error))):
                 raise
             refused = refused or str(error).partition(". Try ")[0]
             # Parts of a batch need no less than their share of what the whole needs.
-            least = count * float(found[1]) / float(found[2])
+            least[fsdp] = count * float(found[1]) / float(found[2])
     return {"refused": refused}
 
 
-def numbers(config: str, topology: str, microbatches: int) -> dict[str, Any]:
-    """Runs --mode plan with that many microbatches; returns what it prints."""
+def numbers(config: str, topology: str, microbatches: int, fsdp: int) -> dict[str, Any]:
+    """Runs --mode plan with that many microbatches and that mesh.fsdp; returns what it prints."""
     keys = f"plan.parts=train plan.random_tokens={symbols(config)}"
     words = [
         "--mode=plan",
         f"--topology={topology}",
         *program.config_words(f"configs/{config}", keys),
     ]
+    if fsdp > 1:
+        words.append(f"--config.mesh.fsdp={fsdp}")
     if microbatches > 1:
         words.append(f"--config.train.microbatches={microbatches}")
     return program.numbers(words) | {"command": program.written(words)}
@@ -88,11 +94,16 @@ def table(kept: dict[str, Any]) -> str:
         memory = (train["arguments"] + train["outputs"], train["temporaries"])
         received = sum(size for _, size in train["collectives"].values()) / 2**20
         lines.append(
-            f"| `{name}` | {facts['microbatches']} "
+            f"| `{name}` | {facts['microbatches']}{_split(facts)} "
             f"| {', '.join(f'{size / 2**30:.1f}' for size in memory)} "
             f"| {train['flops'] / 1e12:.2f} | {received:,.0f} | {train['compile']:.0f} |"
         )
     return "\n".join(lines)
+
+
+def _split(facts: dict[str, Any]) -> str:
+    fsdp = facts.get("fsdp", 1)
+    return f", `mesh.fsdp={fsdp}`" if fsdp > 1 else ""
 
 
 def render(kept: dict[str, Any]) -> None:

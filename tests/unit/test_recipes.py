@@ -71,6 +71,8 @@ def test_the_table_says_what_fits_and_with_how_many_microbatches(monkeypatch):
     assert json.loads(json.dumps(found)) == found
     row = recipes_table.table({"owt.py": found}).splitlines()[-1]
     assert row == "| `owt.py` | 4 | 1.0, 2.0 | 2.00 | 3 | 61 |"
+    split = recipes_table.table({"owt.py": found | {"fsdp": 8}}).splitlines()[-1]
+    assert split.startswith("| `owt.py` | 4, `mesh.fsdp=8` | 1.0, ")
     monkeypatch.setattr(recipes_table, "MICROBATCHES", (1, 2))
     small = recipes_table.planned("owt.py", "v5e:8x8")
     assert "does not fit: the train program" in recipes_table.table({"owt.py": small})
@@ -92,7 +94,8 @@ def test_counts_that_cannot_fit_are_not_tried(said, monkeypatch):
 
     monkeypatch.setattr(recipes_table.program, "numbers", numbers)
     assert "microbatches" not in recipes_table.planned("text8.py", "v5e:8x8")
-    assert [word.rpartition("=")[2] for word in asked] == ["27", "8"]
+    ends = ["random_tokens=27", "microbatches=8", "fsdp=8", "microbatches=8"]
+    assert [word.rpartition(".")[2] for word in asked] == ends
 
 
 def test_other_refusals_are_not_taken_for_a_chip_that_is_too_small(monkeypatch):
