@@ -29,10 +29,10 @@ OFTEN = (
 )
 RUNS = {
     "one": ("mesh.data=1",),
-    "tensor": ("mesh.data=1", "mesh.tensor=8"),
+    "tensor": ("mesh.data=1", "mesh.tensor=8", "train.microbatches=4"),
     "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "train.microbatches=2"),
 }
-# What the last does together.
+# What those do together.
 PARTS = {
     "fsdp": ("mesh.data=1", "mesh.fsdp=8"),
     "data": ("mesh.data=8",),

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-# Half a second each, or more.
+# Plots, curves, a tracker, data of other formats, the hub.
 LATER = (
     "matplotlib",
     "scipy.interpolate",
