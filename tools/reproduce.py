@@ -32,6 +32,12 @@ from tables import TABLES, Settings, Table
 
 from md4_jax.runtime.processor import multiplies_bfloat16
 
+# As launch/environment.sh sets them, which says why.
+TUNABLES = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
+    "glibc.malloc.trim_threshold=4294967296"
+)
+
 
 def machine() -> dict[str, Any]:
     """Returns the processor, cores and versions that numbers depend on."""
@@ -174,8 +180,7 @@ def main() -> None:
     flags = arguments()
     out, now = flags.out.absolute(), datetime.datetime.now(datetime.UTC)
     out.mkdir(parents=True, exist_ok=True)
-    # As launch/local.sh does: without huge pages XLA's buffers cost up to a third of a step.
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    os.environ.setdefault("GLIBC_TUNABLES", TUNABLES)
     words = " --quick" if flags.quick else ""
     words += f" --data {flags.data.name}" if flags.data else ""
     words += f" --seeds {flags.seeds}" if flags.seeds > 1 else ""
