@@ -163,6 +163,30 @@ def test_an_update_that_overflows_is_skipped():
     assert_same((state.params, state.ema), (before.params, before.ema))
 
 
+def test_an_array_that_would_overflow_stays_and_the_others_move():
+    pair = WEIGHTS._replace(
+        init=lambda key: {"w": jnp.zeros(BATCH), "v": jnp.ones(3)},
+        bind=lambda params, context, keys: Denoiser(
+            None, lambda h: params["w"] + jnp.sum(params["v"])
+        ),
+    )
+    rates = {"w": 1.0, "v": 3e38}
+    optimizer = optax.stateless(
+        lambda grads, params: (
+            grads
+            | {"network": {name: -1e3 * g * rates[name] for name, g in grads["network"].items()}}
+        )
+    )
+    before = init_state(jax.random.key(0), pair, Masking(4), optimizer)
+    step = jax.jit(make_train_step(pair, Fingerprint(), optimizer, OPTIONS))
+    state, metrics = step(before, ROWS)
+    assert jnp.isfinite(metrics["nats"]) and jnp.isfinite(metrics["grad_norm"])
+    assert int(metrics["skipped"]) == int(state.skipped_in_a_row) == 1
+    assert_same(state.params["network"]["v"], before.params["network"]["v"])
+    assert (state.params["network"]["w"] < 0).all()
+    assert_same(state.ema["network"]["v"], before.ema["network"]["v"])
+
+
 def test_a_resumed_step_is_the_same_step():
     """Draws follow state.step, so two steps are two steps whoever makes them."""
     first, _ = one_step()
