@@ -55,8 +55,9 @@ def make_train_step(
     """Makes the update (state, global batch) -> (state, metrics), for one jit over a mesh.
 
     The gradient is that of the mean nats per counted token. If the loss or the gradient is not
-    finite, parameters, optimizer and moving average stay as they are. A parameter array whose new
-    values are not all finite stays as it is. Either way the step is counted as skipped.
+    finite, parameters, optimizer and moving average stay as they are. An array of parameters whose
+    new values are not all finite stays as it is. Either way the step is counted as skipped.
+    Entries of optimizer and moving average that would not be finite stay as they are too.
     Metrics: nats (mean nats per counted token, times L), grad_norm, skipped, skipped_in_a_row, and
     the objective's own as means over sequences.
     """
@@ -135,11 +136,11 @@ def _apply(
     finite: Array,
     decay: float,
 ) -> tuple[TrainState, Array]:
-    """Returns (state, whether all of it is updated): only if finite, and what stays finite."""
+    """Returns (state, whether all parameters moved): only if finite, and what stays finite."""
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
 
     def chosen(new: Params, old: Params) -> Params:
-        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        return jax.tree.map(lambda a, b: jnp.where(finite & _is_finite(a), a, b), new, old)
 
     # One array at a time: with one answer for all, XLA holds a second copy of the whole state. At
     # size (b) of tools/sizes.py temporaries are 1,229 instead of 1,984 MiB on CPU.
@@ -151,6 +152,11 @@ def _apply(
     ema = state.ema | chosen(ema_update(averaged, params, state.step, decay), averaged)
     opt_state = chosen(opt_state, state.opt_state)
     return state._replace(params=params, ema=ema, opt_state=opt_state), good
+
+
+def _is_finite(x: Array) -> Array | bool:
+    """Returns for each entry whether it is finite; counts and random keys are."""
+    return jnp.isfinite(x) if jnp.issubdtype(x.dtype, jnp.inexact) else True
 
 
 def ema_update(ema: Params, params: Params, step: Array, decay: float) -> Params:
