@@ -10,7 +10,7 @@ PRODUCTS = ("auto", "float32", "bfloat16")
 
 
 def products_for(name: str, platform: str, dtype: str) -> str:
-    """Returns float32 or bfloat16; auto is bfloat16 on CPUs that have instructions for it.
+    """Returns float32 or bfloat16; auto is bfloat16 on CPUs on which it is faster.
 
     A network that computes in bfloat16 has nothing to round.
     """

@@ -57,7 +57,9 @@ def test_what_is_kept_for_the_gradient_is_bfloat16(factors):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("flags\t\t: fpu avx512f avx512_bf16\n", "bfloat16"),
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16\n", "bfloat16"),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16\n", "float32"),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16\n", "bfloat16"),
         ("processor : 0\nflags : sse amx_bf16 amx_tile\n", "bfloat16"),
         ("flags : fpu avx512f avx512_vnni\n", "float32"),
         (None, "float32"),
