@@ -64,8 +64,9 @@ OWN = {
 ELSEWHERE = "configs/families.py"
 ALL = [name for name in spelled() if not name.startswith(ELSEWHERE)]
 QUICK = ("configs/text8.py",)
-# Two minutes each: 3,072 symbols of 256 levels, a matrix for each step.
+# Minutes each: 784 or 3,072 symbols of 256 levels, a matrix for each step.
 LONG = ("configs/d3pm_cifar10.py", "configs/tauldr_cifar10.py")
+LONG += ("configs/image_families.py:d3pm", "configs/image_families.py:tauldr")
 
 
 def marks(name: str) -> list:

@@ -1,0 +1,30 @@
+"""Families on pixels beside each other: configs/image_families.py:md4, :d3pm and :tauldr.
+
+MNIST without its classes, on the network of configs/mnist.py. D3PM (arXiv:2107.03006) has its
+discretised Gaussian noise, tauLDR (arXiv:2205.14987) its Gaussian rates, as in
+configs/d3pm_cifar10.py and configs/tauldr_cifar10.py. docs/images.md has what they reach.
+"""
+
+from configs import d3pm_cifar10, mnist, tauldr_cifar10
+
+FAMILIES = dict(
+    md4=mnist.get_config,
+    d3pm=lambda: d3pm_cifar10.get_config("gauss"),
+    tauldr=tauldr_cifar10.get_config,
+)
+
+
+def get_config(name):
+    config = mnist.get_config()
+    config.data.update(labels=False, test=10_000.0)
+    config.network.update(classes=0, label_dropout=0.0)
+    del config.evals.unlabelled
+    family = FAMILIES[name]()
+    if name == "md4":
+        return config
+    config.process, config.objective = family.process, family.objective
+    config.network.update(output="truncated_logistic", time_conditioning=True)
+    for each in (config.evals.validation, config.evals.test):
+        each.objective = family.evals.test.objective
+    config.sample = family.sample
+    return config
