@@ -19,9 +19,9 @@ def get_config(name):
     config.data.update(labels=False, test=10_000.0)
     config.network.update(classes=0, label_dropout=0.0)
     del config.evals.unlabelled
-    family = FAMILIES[name]()
     if name == "md4":
         return config
+    family = FAMILIES[name]()
     config.process, config.objective = family.process, family.objective
     config.network.update(output="truncated_logistic", time_conditioning=True)
     for each in (config.evals.validation, config.evals.test):

@@ -8,9 +8,9 @@ from pathlib import Path
 def multiplies_bfloat16(facts: Path = Path("/proc/cpuinfo")) -> bool:
     """Returns whether products of bfloat16 are faster than those of float32 on this processor.
 
-    True with AMX, and on AMD's processors with AVX512-BF16. Intel's have as many float32 products
-    a cycle as AVX512-BF16 products: without AMX a step with them takes 1.2 to 1.6 times as long
-    (docs/training.md). False where Linux does not tell.
+    True with AMX, and on AMD's processors with AVX512-BF16. On an Intel Xeon with AVX512-BF16 but
+    without AMX a training step with them took 1.2 to 1.6 times as long (docs/training.md). False
+    where Linux does not tell.
     """
     try:
         lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()
