@@ -111,6 +111,7 @@ def get_config() -> ConfigDict:
                 seed=0,  # of parameters, data order and noise
                 initial="",  # directory of a run, whose averaged parameters this one starts from
                 seconds=0.0,  # wall-clock budget of training; 0: none
+                time_power=1.0,  # above 1: early times more often, with less weight; the same mean
                 ema=0.9999,  # decay of the moving average of the parameters, which is evaluated
                 max_skipped_in_a_row=20,  # non-finite steps in a row after which the run stops
             ),

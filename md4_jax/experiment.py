@@ -8,16 +8,15 @@ import optax
 from jax.sharding import Mesh
 
 from md4_jax.options import (
-    BenchOptions,
     CheckpointOptions,
     DataOptions,
     EvalOptions,
     LogOptions,
-    PlanOptions,
     PromptOptions,
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.protocols import Network, Objective
 from md4_jax.runtime.sharding import local_rows
 

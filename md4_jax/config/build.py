@@ -11,17 +11,16 @@ from md4_jax.config.schema import build_section, options_from
 from md4_jax.data.domains import Domain
 from md4_jax.experiment import Experiment
 from md4_jax.options import (
-    BenchOptions,
     CheckpointOptions,
     DataOptions,
     EvalOptions,
     LogOptions,
     MeshOptions,
-    PlanOptions,
     PromptOptions,
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Objective, UserError
 from md4_jax.runtime.paths import Place

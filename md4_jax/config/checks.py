@@ -8,7 +8,7 @@ from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
-from md4_jax.options import words
+from md4_jax.options.parts import words
 from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards

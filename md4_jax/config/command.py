@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from md4_jax.options import words
+from md4_jax.options.parts import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 

@@ -36,6 +36,7 @@ ADDED = {
     "network.feed_forward": "swiglu",
     "network.head_bias": True,
     "network.initial": "lecun",
+    "network.input": "embedding",
     "network.kv_heads": 0,
     "network.label_dropout": 0.0,
     "network.products": "float32",
@@ -49,6 +50,7 @@ ADDED = {
     "network.tied": False,
     "network.time_embedding": "plain",
     "objective.cross_entropy": 0.0,
+    "train.time_power": 1.0,
     "optim.decayed": "matrices",
     "process.conditioning": "time",
 }

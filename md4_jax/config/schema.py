@@ -19,17 +19,16 @@ from md4_jax.evals.features import FEATURES
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
-    BenchOptions,
     CheckpointOptions,
     DataOptions,
     EvalOptions,
     LogOptions,
     MeshOptions,
-    PlanOptions,
     PromptOptions,
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.schedules import SCHEDULES
 from md4_jax.protocols import UserError

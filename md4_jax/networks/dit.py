@@ -8,9 +8,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.images import check_images, patches, unpatched
+from md4_jax.networks.context import check_choices
+from md4_jax.networks.images import INPUTS, check_images, patches, unpatched
 from md4_jax.networks.layers import rows
 from md4_jax.networks.linear import Linear
+from md4_jax.networks.ordinal import around_input, intensity, log_probabilities
 from md4_jax.networks.transformer import OF_A_SEQUENCE, Binding, Transformer
 from md4_jax.networks.trunk import TransformerModule, rounded
 from md4_jax.protocols import Array, Network, Params, UserError
@@ -22,6 +24,9 @@ class DiT(Transformer):
 
     shape      height, width and channels of the images, from the data
     patch      side of the squares of pixels that are its tokens
+    input      embedding, a vector for each level; intensity, for ordered levels: the number between
+               -1 and 1, and whether it is masked. With output=truncated_logistic the location is
+               then added to the input
     embedding  width of the vector of each level; those of a patch lie side by side
     head_size  features of each dimension of the image, of which the head makes logits
     """
@@ -32,10 +37,12 @@ class DiT(Transformer):
     rotary_base: float = 100.0
     shape: tuple[int, ...] = ()
     patch: int = 2
+    input: str = "embedding"
     head_size: int = 64
 
     def __post_init__(self):
         super().__post_init__()
+        check_choices(self, {"input": INPUTS})
         for key in ("patch", "embedding", "head_size"):
             if getattr(self, key) < 1:
                 raise UserError(f"network.{key} must be at least 1, not {getattr(self, key)}")
@@ -51,6 +58,16 @@ class DiT(Transformer):
                 f"network.size={self.size} must be a multiple of four times network.heads="
                 f"{self.heads} (rotary positions of rows and of columns)"
             )
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether each level has a vector that is learnt."""
+        return self.input == "embedding"
+
+    @property
+    def starts_at_input(self) -> bool:
+        """Whether the location of an ordinal output is added to the input."""
+        return self.is_ordinal and not self.has_vectors
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -81,7 +98,8 @@ class DiT(Transformer):
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no level."""
         levels = self.vocab_size
-        entries = (rounded(levels + 1) - levels - 1) * self.embedding
+        rows = rounded(levels + 1) - levels - 1 if self.has_vectors else 0
+        entries = rows * self.embedding
         columns = 0 if self.is_ordinal else rounded(levels) - levels
         return entries + columns * (self.head_size + self.head_bias)
 
@@ -97,14 +115,32 @@ class PatchModule(TransformerModule):
         )
 
     def features(self, z_BxL, t_B, segments=None, label=None, keys=None, index=None) -> Array:
-        """Returns h [B, L, D] of all dimensions, or [B, P, D] of those of index [B, P]."""
+        """Returns h [B, L, D] of all dimensions, or [B, P, D] of those of index [B, P].
+
+        If they start at the input, these are the location and the scale, [B, L, 2].
+        """
         h_BxLxD = super().features(z_BxL, t_B, segments, label, keys)
+        if self.options.starts_at_input:
+            # Not bounded: black and white need not be learnt either.
+            symbols = self.options.vocab_size
+            h_BxLxD = around_input(self.head(h_BxLxD), z_BxL, symbols, bounded=False)
         return h_BxLxD if index is None else rows(h_BxLxD, index)
 
-    def _vectors(self, table: Array, z_BxL: Array) -> Array:
-        """Looks up the levels; [B, N, D] with those of a patch side by side."""
+    def unembed(self, h: Array) -> Array:
+        if self.options.starts_at_input:
+            return log_probabilities(h, self.options.vocab_size)
+        return super().unembed(h)
+
+    def _vectors(self, z_BxL: Array) -> Array:
+        """Embeds the levels; [B, N, D] with those of a patch side by side."""
         o = self.options
-        return patches(table[z_BxL].reshape(-1, *o.shape[:2], o.shape[2] * o.embedding), o.patch)
+        if not o.has_vectors:
+            masked = (z_BxL == o.vocab_size).astype(jnp.float32)
+            each_BxLxD = jnp.stack([intensity(z_BxL, o.vocab_size), masked], axis=-1)
+            each_BxLxD = each_BxLxD.astype(self.compute_dtype)
+        else:
+            each_BxLxD = super()._vectors(z_BxL)
+        return patches(each_BxLxD.reshape(len(z_BxL), *o.shape[:2], -1), o.patch)
 
     def _headed(self, x_BxNxD: Array, condition_BxGxD: Array | None) -> Array:
         o = self.options

@@ -16,6 +16,9 @@ from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
 
+# Forms in which networks read levels.
+INPUTS = ("embedding", "intensity")
+
 
 def check_images(options: Any, name: str, divisor: int, key: str) -> None:
     """Raises UserError if the data is not of images whose sides the divisor divides.

@@ -79,6 +79,7 @@ class Transformer:
     takes: ClassVar[tuple[str, ...]] = ("segments", "label")
     grid: ClassVar[tuple[int, ...]] = ()  # sides of the grid of rotary positions; (): a line
     rotary: ClassVar[bool] = True
+    has_vectors: ClassVar[bool] = True  # whether a vector is learnt for each symbol
     attention_bias: ClassVar[bool] = False
     hidden_dropout: ClassVar[float] = 0.0
 

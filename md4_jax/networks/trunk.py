@@ -14,7 +14,7 @@ from md4_jax.networks.context import label_rows
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.layers import Block, noisy_half, norm
 from md4_jax.networks.linear import Linear, embedding_init
-from md4_jax.networks.ordinal import TruncatedLogistic
+from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
@@ -66,9 +66,9 @@ class TransformerModule(nn.Module):
         o = self.options
         self.compute_dtype = jnp.dtype(o.dtype)
         width, condition = o.embedding or o.size, o.condition or o.size
-        self.embedding = self.param(
-            "embedding", embedding_init(o.initial, width), (rounded(o.vocab_size + 1), width)
-        )
+        if o.has_vectors:
+            rows = (rounded(o.vocab_size + 1), width)
+            self.embedding = self.param("embedding", embedding_init(o.initial, width), rows)
         if o.embedding:
             self.embedding_in = Linear(
                 o.size, self.compute_dtype, bias=True, initial=o.initial, products=o.products
@@ -83,7 +83,7 @@ class TransformerModule(nn.Module):
             self.final_modulation = FinalModulation(self.compute_dtype, o.feed_forward == "glu")
         self.final_norm = norm(o, conditioned=self.is_conditioned)
         if o.is_ordinal:
-            self.head = TruncatedLogistic(o.vocab_size)
+            self.head = LocationScale()
         elif not o.tied:
             self.head = Linear(
                 rounded(o.vocab_size), self.compute_dtype, zeros=True, bias=o.head_bias,
@@ -176,9 +176,7 @@ class TransformerModule(nn.Module):
 
     def _embedded(self, z_BxL: Array, keys: Array | None = None) -> Array:
         o = self.options
-        # Rows stay whole: otherwise devices would look up parts of rows and exchange them.
-        table = constrain(self.embedding.astype(self.compute_dtype), "tensor", None)
-        x_BxLxD = constrain(self._vectors(table, z_BxL), BATCH_AXES, None, None)
+        x_BxLxD = constrain(self._vectors(z_BxL), BATCH_AXES, None, None)
         if o.embedding:
             x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, None, None)
         if keys is not None and o.embedding_dropout:
@@ -186,8 +184,9 @@ class TransformerModule(nn.Module):
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)
         return x_BxLxD
 
-    def _vectors(self, table: Array, z_BxL: Array) -> Array:
-        return table[z_BxL]
+    def _vectors(self, z_BxL: Array) -> Array:
+        # Rows stay whole: otherwise devices would look up parts of rows and exchange them.
+        return constrain(self.embedding.astype(self.compute_dtype), "tensor", None)[z_BxL]
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)
@@ -245,6 +244,8 @@ class TransformerModule(nn.Module):
         return functools.partial(block.apply, {"params": params})
 
     def unembed(self, h: Array) -> Array:
+        if self.options.is_ordinal:
+            return log_probabilities(self.head(h), self.options.vocab_size)
         rows = h.reshape(-1, h.shape[-1])  # as in linear.Linear
         if self.options.tied:
             rows, table = (x.astype(self.compute_dtype) for x in (rows, self.embedding))

@@ -11,7 +11,7 @@ import jax
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.context import check_choices, check_rates
 from md4_jax.networks.group_norm import GROUPS
-from md4_jax.networks.images import check_images, image_network
+from md4_jax.networks.images import INPUTS, check_images, image_network
 from md4_jax.networks.ordinal import log_probabilities
 from md4_jax.networks.residual import REMAT
 from md4_jax.networks.trunk import rounded
@@ -21,7 +21,7 @@ from md4_jax.protocols import Array, Network, Params, UserError
 CHOICES = {
     "attention": KERNELS,
     "dtype": ("float32", "bfloat16"),
-    "input": ("embedding", "intensity"),
+    "input": INPUTS,
     "output": ("categorical", "truncated_logistic"),
     "remat": tuple(REMAT),
 }

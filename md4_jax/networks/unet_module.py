@@ -11,6 +11,7 @@ from md4_jax.networks.convolution import Convolution
 from md4_jax.networks.dropout import layer_keys
 from md4_jax.networks.group_norm import GroupNorm
 from md4_jax.networks.linear import embedding_init
+from md4_jax.networks.ordinal import around_input, intensity
 from md4_jax.networks.residual import REMAT, PixelAttention, ResidualBlock, doubled
 from md4_jax.networks.trunk import rounded
 from md4_jax.protocols import Array
@@ -142,16 +143,9 @@ class UNetModule(nn.Module):
         dtype = jnp.dtype("float32" if o.is_ordinal else o.dtype)
         head = Convolution(z.shape[-1] * each, dtype, zeros=True, name="conv_out")
         h_BxLxD = head(x).reshape(len(z), -1, each)
-        if o.is_ordinal and o.input == "intensity":  # D3PM, arXiv:2107.03006
-            location, scale = jnp.split(h_BxLxD, 2, axis=-1)
-            start = intensity(z, o.vocab_size).reshape(location.shape)
-            h_BxLxD = jnp.concatenate([jnp.tanh(location + start), scale], axis=-1)
+        if o.is_ordinal and o.input == "intensity":
+            h_BxLxD = around_input(h_BxLxD, z.reshape(len(z), -1), o.vocab_size, bounded=True)
         return constrain(h_BxLxD, BATCH_AXES, None, None)
-
-
-def intensity(z: Array, levels: int) -> Array:
-    """Maps levels 0..V-1 to -1..1 and the mask to 0, float32."""
-    return jnp.where(z < levels, 2.0 * z.astype(jnp.float32) / (levels - 1) - 1.0, 0.0)
 
 
 class BlockKeys:

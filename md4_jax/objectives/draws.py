@@ -45,6 +45,11 @@ def evaluation_times(objective: Objective, process: Any, v: Array) -> tuple[Arra
     if power == 1 or not _grows_like_time(process):
         return v, None
     power = 2 if process.shows_clean else power
+    return early_times(v, power)
+
+
+def early_times(v: Array, power: float) -> tuple[Array, Array]:
+    """Returns (u, weight) like v: u = v^p is often early, and weight = p v^(p-1) undoes that."""
     return v**power, power * v ** (power - 1)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from md4_jax.data.corpus import Corpus
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, rows_of, sample_block, sample_length
-from md4_jax.options import BENCH_PARTS
+from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, Objective, batch_of
 from md4_jax.runtime.compiling import jit

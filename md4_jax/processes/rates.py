@@ -8,14 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes import kernels
+from md4_jax.processes.draws import draw_rows
 from md4_jax.processes.scheduled import Scheduled
-from md4_jax.processes.schedules import (
-    LATEST,
-    Linear,
-    check_conditioning,
-    reaches_one,
-    time_rate,
-)
+from md4_jax.processes.schedules import LATEST, Linear, check_conditioning, reaches_one, time_rate
 from md4_jax.protocols import Array, Schedule, UserError
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
@@ -152,7 +147,7 @@ class Rates(Scheduled):
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
-        return _draw(keys, jnp.log(_rows(self.marginal(t), x)))
+        return draw_rows(keys, self.marginal(t), x)
 
     def prior(self, keys: Array, length: int) -> Array:
         """Draws from the stationary distribution, int32 [B, length]."""
@@ -212,12 +207,12 @@ class Rates(Scheduled):
         Rows without a possible jump stay as they are.
         """
         where, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        rates = jnp.where(movable[..., None], self.forward_rates(z), 0.0)
-        position = _draw(where, jnp.log(jnp.sum(rates, axis=-1))[:, None, :])
-        picked = jnp.take_along_axis(rates, position[..., None], axis=1)
-        symbol = _draw(what, jnp.log(picked))
+        rates = jnp.where(movable, self.exit_rate(z), 0.0)
+        position = _draw(where, jnp.log(rates)[:, None])
+        there = jnp.take_along_axis(z, position, axis=1)
+        symbol = _draw(what, jnp.log(self.forward_rates(there)))
         moved = jnp.where(jnp.arange(z.shape[1]) == position, symbol, z)
-        return jnp.where(jnp.any(rates > 0, axis=(1, 2))[:, None], moved, z)
+        return jnp.where(jnp.any(rates > 0, axis=1, keepdims=True), moved, z)
 
     def score_given(self, z: Array, x: Array, t: Array) -> Array:
         """Returns r_y = q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.processes.draws import draw_rows
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear, check_conditioning
 from md4_jax.protocols import Array, Schedule, UserError
@@ -122,11 +123,7 @@ class Transition(Scheduled):
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z ~ q(. | x) at step t T, [B, L], from x [B, L], t [B] and keys [B]."""
-        rows = jnp.asarray(self._tables.products)[self.step(t)[:, None], x]
-        draw = functools.partial(jax.random.categorical, axis=-1, mode="high")
-        return jax.vmap(lambda key, logits: draw(key, logits))(keys, jnp.log(rows)).astype(
-            jnp.int32
-        )
+        return draw_rows(keys, jnp.asarray(self._tables.products)[self.step(t)], x)
 
     def marginal(self, t: Array) -> Array:
         """Returns q(z = b | x = a) at step t T, from t [B]: [B, V, S]."""

@@ -11,7 +11,7 @@ from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment, rows_of
-from md4_jax.options import words
+from md4_jax.options.parts import words
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place

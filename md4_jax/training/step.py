@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.objectives.draws import draws
+from md4_jax.objectives.draws import draws, early_times
 from md4_jax.options import TrainOptions
 from md4_jax.protocols import (
     Array,
@@ -64,7 +64,11 @@ def make_train_step(
 
     def loss(params: Params, batch: Batch, u: Array, keys: Array):
         denoiser = network.denoiser(params, batch.context, keys)
+        weight = 1.0
+        if options.time_power > 1:
+            u, weight = early_times(u, options.time_power)
         nats_B, extra = objective(denoiser, params["process"], batch, u, keys)
+        nats_B = weight * nats_B
         metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
         return metrics["nats"] / batch.tokens.shape[1], metrics
 

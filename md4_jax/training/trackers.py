@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from md4_jax.options import words
+from md4_jax.options.parts import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote, replace
 

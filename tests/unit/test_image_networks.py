@@ -148,7 +148,7 @@ LEVELS = dict(
 
 @pytest.mark.slow
 def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
-    """At the start the head adds nothing: a logistic of scale 1 around tanh(x), and 0 at masks."""
+    """At the start the head adds nothing: a logistic around tanh(x), 0 at masks."""
     network = UNet(**LEVELS).build()
     params = jax.jit(network.init)(jax.random.key(0))
     assert params["down_1_0"]["conv_1"]["kernel"].shape == (3, 3, 32, 64)
@@ -157,8 +157,30 @@ def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
     z = jnp.asarray(np.arange(32)[None] % 10)
     place = np.where(z == 9, 0.0, np.tanh(2.0 * z / 8 - 1.0))[..., None]
     found = logits(network, params, z, T[:1])
-    expected = log_masses(jnp.asarray(place, jnp.float32), jnp.zeros((1, 32, 1)), 9)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found, around(place), atol=1e-5)
+
+
+def around(place):
+    """Log-probabilities of 9 levels at the start; 12 tanh(x / 12) bounds the log-scale -2."""
+    scale = jnp.full(place.shape, 12.0 * np.tanh(-2.0 / 12.0), jnp.float32)
+    return log_masses(jnp.asarray(place, jnp.float32), scale, 9)
+
+
+def test_a_dit_of_intensities_starts_at_what_it_sees():
+    """A logistic around the input itself, 0 at masks; the same for few positions."""
+    options = SIZES_OF[DiT] | dict(vocab_size=9, input="intensity", output="truncated_logistic")
+    network = DiT(**options).build()
+    params = jax.jit(network.init)(jax.random.key(0))
+    assert "embedding" not in params
+    length = int(np.prod(options["shape"]))
+    z = jnp.asarray(np.arange(length)[None] % 10)
+    place = np.where(z == 9, 0.0, 2.0 * z / 8 - 1.0)[..., None]
+    np.testing.assert_allclose(logits(network, params, z, T[:1]), around(place), atol=1e-5)
+    moved, whole = built(DiT, **options), jnp.asarray([[0, 3, length - 1]])
+    denoiser = moved[0].bind(moved[1], {}, None)
+    few = denoiser.unembed(denoiser.features(z, T[:1], whole))
+    np.testing.assert_allclose(few, denoiser(z, T[:1])[:, whole[0]], atol=1e-5)
+    assert np.abs(few - around(place)[:, whole[0]]).max() > 0.01
 
 
 @pytest.mark.slow

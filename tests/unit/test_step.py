@@ -12,7 +12,7 @@ import pytest
 from md4_jax.evals.likelihood import make_eval_step
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
-from md4_jax.objectives.draws import antithetic_times, draws
+from md4_jax.objectives.draws import antithetic_times, draws, early_times
 from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, UserError, batch_of
@@ -46,6 +46,29 @@ def one_step(microbatches=1, batch=ROWS, state=None, optimizer=None, **changes):
     state = state or init_state(jax.random.key(0), WEIGHTS, Masking(4), optimizer)
     step = jax.jit(make_train_step(WEIGHTS, Fingerprint(), optimizer, options))
     return step(state, batch)
+
+
+@pytest.mark.parametrize("power", [2.0, 3.0])
+def test_early_times_have_less_weight(power):
+    """u = v^p with the weight p v^(p-1), v the times without; rows draw the same noise."""
+    plain, metrics = one_step()
+    early, moved = one_step(time_power=power)
+    v, keys = draws(OPTIONS.seed, jnp.int32(0), BATCH)
+    noise = np.asarray(jax.vmap(jax.random.uniform)(keys))
+    v = np.asarray(v, np.float64)
+    np.testing.assert_allclose(metrics["u"], v.mean(), rtol=1e-5)
+    np.testing.assert_allclose(moved["u"], (v**power).mean(), rtol=1e-5)
+    expected = -(power * v ** (power - 1) * (v**power + noise)) / BATCH
+    np.testing.assert_allclose(early.params["network"]["w"], expected, rtol=1e-4)
+    assert np.abs(np.asarray(plain.params["network"]["w"]) - expected).max() > 0.01
+
+
+def test_early_times_keep_the_mean():
+    """Of f(u) = exp(-u), by 20,000 midpoints."""
+    v = (np.arange(20_000) + 0.5) / 20_000
+    for power in (1.5, 2.0, 5.0):
+        u, weight = early_times(v, power)
+        np.testing.assert_allclose(np.mean(weight * np.exp(-u)), 1.0 - np.exp(-1.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("microbatches", [2, 4, 8])

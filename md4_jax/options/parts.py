@@ -1,0 +1,66 @@
+"""Sections of the config that choose parts of the program: bench and plan."""
+
+import dataclasses
+
+from md4_jax.protocols import UserError
+
+
+def words(text: str) -> list[str]:
+    """Splits 'a, b' into ['a', 'b']."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+BENCH_PARTS = ("train", "eval", "sample", "data")
+
+
+class _Parts:
+    parts: str
+
+    @property
+    def chosen(self) -> list[str]:
+        return words(self.parts)
+
+    def check(self, section: str, known: tuple[str, ...]) -> None:
+        for part in self.chosen:
+            if part not in known:
+                raise UserError(f"{section}.parts has {part!r}; the parts are {', '.join(known)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchOptions(_Parts):
+    """The `bench` section.
+
+    parts       what is timed: train, eval, sample, data
+    windows     repetitions; the table has their median, minimum and maximum
+    seconds     shortest time of a repetition
+    random_tokens  number of symbols, which needs no data; 0: the config's data and tokenizer
+    """
+
+    parts: str = "train,eval,sample,data"
+    windows: int = 5
+    seconds: float = 2.0
+    random_tokens: int = 0
+
+    def __post_init__(self):
+        self.check("bench", BENCH_PARTS)
+        if self.windows < 1:
+            raise UserError(f"bench.windows must be at least 1, not {self.windows}")
+        if self.random_tokens and "data" in self.chosen:
+            raise UserError("bench.random_tokens uses no data: leave data out of bench.parts")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(_Parts):
+    """The `plan` section: what --mode plan compiles, and for which devices.
+
+    topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
+    parts       programs: train, eval, sample
+    random_tokens  number of symbols, which needs no data; 0: that of the config's tokenizer
+    """
+
+    topology: str = "v5e:8x8"
+    parts: str = "train,eval,sample"
+    random_tokens: int = 0
+
+    def __post_init__(self):
+        self.check("plan", BENCH_PARTS[:3])

@@ -1,0 +1,44 @@
+"""Draws from rows of transition matrices."""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array
+
+# Probabilities become whole numbers of this fraction, whose sums are exact.
+UNIT = 2.0**-31
+
+
+def draw_rows(keys: Array, law: Array, x: Array) -> Array:
+    """Draws y ~ law[b, x[b, n]]: law [B, V, S], x [B, L] and keys [B] -> int32 [B, L].
+
+    A row's sums are searched for a random number of 32 bits. So a probability is exact to 2^-31,
+    and 0 is never drawn. One number a position and a search of log2(S) steps replace the S numbers
+    a position of Gumbel noise.
+    """
+    counts = (jnp.minimum(law, 1.0) / UNIT).astype(jnp.uint32)
+    ends = jnp.cumsum(counts, axis=-1, dtype=jnp.uint32)
+    total = jnp.take_along_axis(ends[..., -1], x, axis=1)
+    bits = jax.vmap(lambda key: jax.random.bits(key, x.shape[1:], jnp.uint32))(keys)
+    return _passed(ends, x, _scaled(bits, total))
+
+
+def _passed(ends: Array, x: Array, number: Array) -> Array:
+    """Counts the sums of row x that `number` reaches, by bisection: int32 [B, L]."""
+    states = ends.shape[-1]
+    flat, first = ends.reshape(len(ends), -1), x * states
+    found = jnp.zeros_like(x)
+    for power in reversed(range(states.bit_length())):
+        asked = found + 2**power
+        end = jnp.take_along_axis(flat, first + jnp.minimum(asked, states) - 1, axis=1)
+        found = jnp.where((asked <= states) & (end <= number), asked, found)
+    return jnp.minimum(found, states - 1).astype(jnp.int32)
+
+
+def _scaled(bits: Array, total: Array) -> Array:
+    """Computes floor(bits total / 2^32) of uint32, from products of halves."""
+    low, high = bits & 0xFFFF, bits >> 16
+    total_low, total_high = total & 0xFFFF, total >> 16
+    first, second = high * total_low, low * total_high
+    carried = (low * total_low >> 16) + (first & 0xFFFF) + (second & 0xFFFF)
+    return high * total_high + (first >> 16) + (second >> 16) + (carried >> 16)
