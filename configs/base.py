@@ -93,6 +93,7 @@ def get_config() -> ConfigDict:
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
                 learning_rate=3e-4,  # peak
                 decay="cosine",  # cosine | linear | constant | rsqrt
+                clock="steps",  # what moves the decay: steps | seconds, of train.seconds
                 warmup_steps=2000,
                 final_fraction=0.0,  # of the peak, at the last step
                 b1=0.9,
@@ -234,6 +235,7 @@ def get_config() -> ConfigDict:
                 windows=5,  # repetitions, of which the median is reported
                 seconds=2.0,  # shortest time of a repetition
                 random_tokens=0,  # number of symbols of random tokens; 0: use the data
+                names=0,  # rows of a table of what takes longest, by its name in the source
             ),
         )
     )

@@ -25,6 +25,7 @@ class Experiment(NamedTuple):
     """Everything that a mode needs, made from one config.
 
     domain  meaning of the symbols, see data/domains.py
+    learning_rate  `Rate` of training/optim.py
     evals   evaluators by their name in the config, see evals/__init__.py
     """
 
@@ -34,7 +35,7 @@ class Experiment(NamedTuple):
     process: Any
     objective: Objective
     optimizer: optax.GradientTransformation
-    learning_rate: optax.Schedule
+    learning_rate: Callable
     sampler_step: Any
     loop: Callable
     grid: np.ndarray

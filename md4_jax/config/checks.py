@@ -55,6 +55,11 @@ def validate(experiment: Experiment) -> None:
     _check_classes(experiment)
     check_best(experiment)
     _check_log(experiment)
+    if experiment.learning_rate.follows_seconds and not experiment.train.seconds:
+        raise UserError(
+            "optim.clock='seconds' needs train.seconds, the budget that the learning rate follows: "
+            "--config.train.seconds=600"
+        )
     if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "

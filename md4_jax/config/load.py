@@ -51,6 +51,7 @@ ADDED = {
     "network.time_embedding": "plain",
     "objective.cross_entropy": 0.0,
     "train.time_power": 1.0,
+    "optim.clock": "steps",
     "optim.decayed": "matrices",
     "process.conditioning": "time",
 }

@@ -34,17 +34,21 @@ class BenchOptions(_Parts):
     windows     repetitions; the table has their median, minimum and maximum
     seconds     shortest time of a repetition
     random_tokens  number of symbols, which needs no data; 0: the config's data and tokenizer
+    names       rows of a table of what takes longest in a call, by its name in the source; 0: none
     """
 
     parts: str = "train,eval,sample,data"
     windows: int = 5
     seconds: float = 2.0
     random_tokens: int = 0
+    names: int = 0
 
     def __post_init__(self):
         self.check("bench", BENCH_PARTS)
         if self.windows < 1:
             raise UserError(f"bench.windows must be at least 1, not {self.windows}")
+        if self.names < 0:
+            raise UserError(f"bench.names must not be negative, not {self.names}")
         if self.random_tokens and "data" in self.chosen:
             raise UserError("bench.random_tokens uses no data: leave data out of bench.parts")
 

@@ -15,6 +15,7 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, rows_of, sample_block, sample_length
 from md4_jax.options.parts import BENCH_PARTS
+from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, Objective, batch_of
 from md4_jax.runtime.compiling import jit
@@ -40,6 +41,7 @@ class Part(NamedTuple):
     compile    seconds
     temporary, arguments  bytes of one device
     evaluations  network evaluations of a sequence in a call of a sampler
+    text       of the compiled program; "" for the input
     """
 
     call: Callable[[], Any]
@@ -50,6 +52,7 @@ class Part(NamedTuple):
     temporary: int = 0
     arguments: int = 0
     evaluations: float = 0.0
+    text: str = ""
 
 
 def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
@@ -65,6 +68,9 @@ def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
             rates.append(square.flops / window(square.call, 0.3))
             rows.append(window(part.call, options.seconds))
         out[name] = _numbers(part, rows, rates)
+        if options.names and part.text:
+            seconds = names.by_name(part.text, part.call)
+            out[name]["names"] = names.summary(seconds, options.names)
     return out
 
 
@@ -128,8 +134,10 @@ def _compiled(fn: Callable, *arguments: Any):
     compiled = fn.lower(*arguments).compile()
     spent = time.perf_counter() - began
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
+    text = compiled.as_text()
     facts = dict(
-        flops=traffic(compiled.as_text()).products or float(cost["flops"]),
+        text=text,
+        flops=traffic(text).products or float(cost["flops"]),
         compile=spent,
         temporary=memory.temp_size_in_bytes,
         arguments=memory.argument_size_in_bytes,
@@ -218,7 +226,7 @@ MAKERS = {"train": _train, "eval": _eval, "sample": _sample, "data": _data}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Formats the numbers as a Markdown table."""
+    """Formats the numbers as a Markdown table, and after it the names of each part."""
     head = (
         "| part | s (min-max) | tokens/s | GFLOP (formula; compiler) | "
         "of the matrix rate (formula; compiler) | compile s | peak RSS GiB |"
@@ -238,4 +246,9 @@ def table(result: dict[str, Any]) -> str:
             f"| {name} | {times} | {n['tokens_per_second']:,.0f} | {work} | {share} | "
             f"{compiled} | {n['peak_rss_gib']:.2f} |"
         )
-    return "\n".join(lines)
+    lists = [
+        names.table(name, numbers["names"])
+        for name, numbers in result.items()
+        if isinstance(numbers, dict) and "names" in numbers
+    ]
+    return "\n\n".join(["\n".join(lines), *lists])

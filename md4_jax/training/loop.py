@@ -30,7 +30,8 @@ from md4_jax.training.writers import NullWriter, Progress, Writer
 class Saver(NamedTuple):
     """Saves checkpoints with all that resuming needs, and knows the best one.
 
-    figure: the logged number by which checkpoints are compared, '' for none.
+    figure: the logged number by which checkpoints are compared, '' for none. follows_seconds:
+    whether the learning rate does, so that the seconds of all commands count.
     """
 
     checkpoints: Checkpoints
@@ -39,12 +40,15 @@ class Saver(NamedTuple):
     text: dict[str, Any]
     notices: Notices
     figure: str
+    follows_seconds: bool
 
     def save(self, step: int, state: TrainState) -> None:
         """Starts to save in the background."""
         self.log.flush()
         self.log.write_down()
         position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
+        if self.follows_seconds:
+            position["elapsed"] = self.notices.elapsed
         self.notices.saved()
         self.checkpoints.save(step, state, position)
 
@@ -130,13 +134,15 @@ def _opened(
     writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
     traced = experiment.log.profile if primary else ()
     profile = Profile(traced, workdir / "profile", progress.say)
-    log = TrainLog(writer, progress, _log_settings(experiment))
+    signals, budget = Signals(), experiment.train.seconds
+    before = (host or {}).get("elapsed", 0.0)  # kept only where the learning rate follows seconds
+    notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
+    log = TrainLog(writer, progress, _log_settings(experiment, notices))
     if host is not None:
         data.set_state(back.position(workdir, step, host["data"]))
         log.set_state(host["log"])
-    signals = Signals()
-    notices = Notices(signals, experiment.train.seconds, experiment.checkpoint.seconds)
-    saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
+    follows = experiment.learning_rate.follows_seconds
+    saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment), follows)
     checkpoints.best = saver.best
     return Run(saver, log, data, progress, writer, profile, signals, notices), state
 
@@ -147,21 +153,23 @@ def _steps(
     """Trains, logs, saves and evaluates; returns (step saved, signal or None)."""
     saver, log, steps = run.saver, run.log, experiment.train.num_steps
     step_fn, step = step_program(experiment, state), int(state.step)
+    budget, notices = experiment.train.seconds, run.notices
     try:
-        last = step >= steps
+        last = step >= steps or (saver.follows_seconds and notices.elapsed >= budget)
         # If the run was killed between a save and its evaluation.
         _evaluate_if_due(suite, log, state, step)
         while not last:
             with run.profile.step(step + 1):
                 batch = to_global(next(run.data), experiment.mesh)
+                spent = (notices.elapsed / budget,) if saver.follows_seconds else ()
                 with jax.set_mesh(experiment.mesh):
-                    state, metrics = step_fn(state, batch)
+                    state, metrics = step_fn(state, batch, *spent)
             step += 1
             run.profile.after_step(step, state)
             log.add(step, metrics)
             run.progress.advance()
             failed = step % experiment.log.every == 0 and saver.checkpoints.has_failed()
-            notice = run.notices.after_step()
+            notice = notices.after_step()
             last = step >= steps or notice.stop > 0
             if last or notice.save or failed or experiment.checkpoint.is_due(step):
                 saver.save(step, state)
@@ -174,9 +182,12 @@ def _steps(
         raise UserError(f"stopped after step {step}: {error}") from error
     why = max_over_processes(run.signals.number or 0)
     if step < steps and not why:
+        after = "the same command goes on"
+        if saver.follows_seconds:
+            after = "the learning rate has come to its end with it (optim.clock='seconds')"
         run.progress.say(
-            f"stopped at step {step} of {steps}: the budget of "
-            f"train.seconds={experiment.train.seconds:g} is spent; the same command goes on"
+            f"stopped at step {step} of {steps}: the budget of train.seconds={budget:g} is spent; "
+            f"{after}"
         )
     return step, why or None
 
@@ -187,9 +198,11 @@ def step_program(experiment: Experiment, state: TrainState) -> Callable:
     The new state is split over devices as `state` is (arrays or their shapes), whatever XLA would
     choose.
     """
+    rate = experiment.learning_rate
     step = make_train_step(
-        experiment.network, experiment.objective, experiment.optimizer, experiment.train
-    )
+        experiment.network, experiment.objective, experiment.optimizer, experiment.train,
+        rate.pace if rate.follows_seconds else None,
+    )  # fmt: skip
     split = jax.tree.map(lambda x: x.sharding, state), None
     return jit(step, experiment.mesh, experiment.network, donate_argnums=0, out_shardings=split)
 
@@ -214,12 +227,17 @@ def _writer(
     return Writer(workdir, resume_step=step, trackers=trackers, retries=again)
 
 
-def _log_settings(experiment: Experiment) -> LogSettings:
+def _log_settings(experiment: Experiment, notices: Notices) -> LogSettings:
+    rate, budget = experiment.learning_rate, experiment.train.seconds
+
+    def learning_rate(step: int) -> jax.Array:
+        return rate(step, notices.elapsed / budget if rate.follows_seconds else 0.0)
+
     return LogSettings(
         every=experiment.log.every,
         batch_shape=(experiment.train.batch_size, experiment.data.length),
         is_bound=experiment.objective.is_bound(experiment.process),
-        learning_rate=experiment.learning_rate,
+        learning_rate=learning_rate,
         max_skipped_in_a_row=experiment.train.max_skipped_in_a_row,
         held_out=_held_out(experiment),
         unit=experiment.domain.unit,

@@ -62,13 +62,16 @@ class Notices:
     number of steps between two exchanges follows from the time that the slowest process took since
     the last one. It at most doubles each time.
 
-    budget  seconds until the run stops; 0: none
-    pause   seconds between saves; 0: any
+    budget   seconds until the run stops; 0: none
+    pause    seconds between saves; 0: any
+    elapsed  seconds that the run has taken, as all processes know them: at first those of earlier
+             commands that count, later as of the last exchange
     """
 
-    def __init__(self, signals: Signals, budget: float, pause: float):
+    def __init__(self, signals: Signals, budget: float, pause: float, elapsed: float = 0.0):
         self._signals, self._budget, self._pause = signals, budget, pause
-        self._began = self._saved = self._met = time.monotonic()
+        self._saved = self._met = time.monotonic()
+        self._began, self.elapsed = self._met - elapsed, elapsed
         self._stride = self._left = 1
 
     def saved(self) -> None:
@@ -78,17 +81,19 @@ class Notices:
     def after_step(self) -> Notice:
         """Returns what to do; every process must call it after each step."""
         now = time.monotonic()
-        is_over = 0 < self._budget <= now - self._began
+        elapsed = now - self._began
+        is_over = 0 < self._budget <= elapsed
         stop = self._signals.number or BUDGET * is_over
         save = self._signals.hung_up or 0 < self._pause <= now - self._saved
         if jax.process_count() == 1:
+            self.elapsed = elapsed
             return Notice(stop, save)
         self._left -= 1
         if self._left:
             return Notice()
         taken = int(1000 * (now - self._met))
-        stop, save, taken = max_of_each([stop, int(save), taken])
-        self._met = time.monotonic()
+        stop, save, taken, elapsed = max_of_each([stop, int(save), taken, int(1000 * elapsed)])
+        self._met, self.elapsed = time.monotonic(), elapsed / 1000
         fitting = int(1000 * PAUSE * self._stride / max(taken, 1))
         self._stride = self._left = max(1, min(fitting, 2 * self._stride))
         return Notice(stop, bool(save))

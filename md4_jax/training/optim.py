@@ -4,18 +4,21 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
 
 DECAYED = re.compile(r"kernel$")
 # Muon orthogonalises matrices of blocks. Embedding, head and vectors use Adam.
 HIDDEN_MATRIX = re.compile(r"blocks(_\d+)?/.*kernel$")
 SHAPES = ("cosine", "linear", "constant", "rsqrt")
+CLOCKS = ("steps", "seconds")
 AVERAGES = ("b1", "b2", "momentum")  # weights of the past in a moving average
 RATES = re.compile(r".*learning_rate|.*weight_decay|clip|final_fraction")
 PRECONDITIONING = ("frobenius", "aol")
@@ -26,16 +29,26 @@ class LearningRate:
     """Linear warm-up to the peak, then `decay` to final_fraction of it after num_steps updates.
 
     `constant` stays at the peak. `rsqrt` is peak sqrt(warmup_steps / updates).
+    clock: what moves the decay: `steps`, or `seconds`, which is the share of train.seconds that is
+    spent where it is ahead of the share of steps. So a slow machine ends at final_fraction too.
     Parameters of the forward process have their own learning rate and weight decay.
     """
 
     decay: str = "cosine"
+    clock: str = "steps"
     warmup_steps: int = 2000
     final_fraction: float = 0.0
     process_learning_rate: float = 1e-2
     process_weight_decay: float = 0.0
 
     def __post_init__(self):
+        if self.clock not in CLOCKS:
+            raise UserError(f"optim.clock must be one of {', '.join(CLOCKS)}, not {self.clock!r}")
+        if self.clock == "seconds" and self.decay not in ("cosine", "linear"):
+            raise UserError(
+                f"optim.clock='seconds' needs a decay with an end, cosine or linear: optim.decay="
+                f"{self.decay!r} has none"
+            )
         for name, value in vars(self).items():
             if name in AVERAGES and not 0 <= value < 1:
                 raise UserError(f"optim.{name} must lie in [0, 1), not {value}")
@@ -65,6 +78,11 @@ class LearningRate:
         warmup = optax.linear_schedule(peak / first, peak, max(1, self.warmup_steps - 1))
         return optax.join_schedules([warmup, after], [self.warmup_steps])
 
+    def followed(self, peak: float, num_steps: int) -> "Rate":
+        """Returns the same learning rate, as a function of updates and the share of seconds."""
+        shape = self.schedule(1.0, num_steps)
+        return Rate(peak, shape, self.warmup_steps, num_steps, self.clock == "seconds")
+
     def chain(
         self, network: optax.GradientTransformation, clip: float, num_steps: int
     ) -> optax.GradientTransformation:
@@ -75,6 +93,33 @@ class LearningRate:
         )
         parts = optax.partition({"network": network, "process": process}, by_part)
         return optax.chain(clipping(clip), parts)
+
+
+class Rate(NamedTuple):
+    """Learning rate of a run that may follow seconds.
+
+    shape: the rate with peak 1, of the number of updates. follows_seconds: whether the optimizer's
+    updates, which know only their number, must be multiplied by `pace`.
+    """
+
+    peak: float
+    shape: optax.Schedule
+    warmup_steps: int
+    num_steps: int
+    follows_seconds: bool
+
+    def __call__(self, step: Array, spent: Array | float = 0.0) -> Array:
+        """Returns the rate after `step` updates, when this share of the seconds is spent."""
+        return self.peak * self.shape(self._reached(step, spent))
+
+    def pace(self, step: Array, spent: Array | float) -> Array:
+        """Returns the rate at this time over the rate that follows from the step alone."""
+        return self.shape(self._reached(step, spent)) / self.shape(step)
+
+    def _reached(self, step: Array, spent: Array | float) -> Array:
+        ahead = jnp.maximum(step, jnp.minimum(spent, 1.0) * self.num_steps)
+        # The warm-up counts updates: momentum and second moments need them.
+        return jnp.where(step < self.warmup_steps, step, ahead)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +144,7 @@ class AdamW(LearningRate):
         if self.decayed not in ("matrices", "all"):
             raise UserError(f"optim.decayed must be matrices or all, not {self.decayed!r}")
 
-    def build(self, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    def build(self, num_steps: int) -> tuple[optax.GradientTransformation, Rate]:
         rate = self.schedule(self.learning_rate, num_steps)
         adamw = optax.adamw(
             rate,
@@ -109,7 +154,7 @@ class AdamW(LearningRate):
             weight_decay=self.weight_decay,
             mask=decay_mask if self.decayed == "matrices" else None,
         )
-        return self.chain(adamw, self.clip, num_steps), rate
+        return self.chain(adamw, self.clip, num_steps), self.followed(self.learning_rate, num_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +187,7 @@ class Muon(LearningRate):
                 f"not {self.preconditioning!r}"
             )
 
-    def build(self, num_steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    def build(self, num_steps: int) -> tuple[optax.GradientTransformation, Rate]:
         rate = self.schedule(self.learning_rate, num_steps)
         muon = contrib.muon(
             rate,
@@ -155,7 +200,7 @@ class Muon(LearningRate):
             adam_learning_rate=self.schedule(self.adam_learning_rate, num_steps),
             muon_weight_dimension_numbers=hidden_matrices,
         )
-        return self.chain(muon, self.clip, num_steps), rate
+        return self.chain(muon, self.clip, num_steps), self.followed(self.learning_rate, num_steps)
 
 
 OPTIMIZERS = {

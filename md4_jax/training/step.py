@@ -51,8 +51,12 @@ def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     options: TrainOptions,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]:
+    pace: Callable[[Array, Array | float], Array] | None = None,
+) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """Makes the update (state, global batch) -> (state, metrics), for one jit over a mesh.
+
+    pace: factor of the optimizer's update, of the step and the share of seconds that is spent. The
+    update then takes that share as its third argument.
 
     The gradient is that of the mean nats per counted token. If the loss or the gradient is not
     finite, parameters, optimizer and moving average stay as they are. An array of parameters whose
@@ -64,15 +68,14 @@ def make_train_step(
 
     def loss(params: Params, batch: Batch, u: Array, keys: Array):
         denoiser = network.denoiser(params, batch.context, keys)
-        weight = 1.0
-        if options.time_power > 1:
-            u, weight = early_times(u, options.time_power)
+        power = options.time_power
+        u, weight = early_times(u, power) if power > 1 else (u, 1.0)
         nats_B, extra = objective(denoiser, params["process"], batch, u, keys)
         nats_B = weight * nats_B
         metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
         return metrics["nats"] / batch.tokens.shape[1], metrics
 
-    def train_step(state: TrainState, batch: Batch):
+    def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
         fixed = {part: state.ema[part] for part in state.ema if part not in state.params}
         grads, metrics = accumulate(
@@ -81,11 +84,12 @@ def make_train_step(
         )  # fmt: skip
         # Exactly 1 if all tokens count.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
-        grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
+        grads = scaled(grads, scale)
         metrics["nats"] *= scale
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
-        kept, good = _apply(optimizer, state, grads, finite, options.ema)
+        factor = None if pace is None else pace(state.step, spent)
+        kept, good = _apply(optimizer, state, grads, finite, options.ema, factor)
         if network.companion is not None:
             # After the gradient, so that the network never sees what the batch itself has taught.
             own = network.companion.learned(
@@ -98,14 +102,15 @@ def make_train_step(
             skipped=state.skipped + bad,
             skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
         )
-        metrics |= {
-            "grad_norm": norm,
-            "skipped": state.skipped,
-            "skipped_in_a_row": state.skipped_in_a_row,
-        }
-        return state, metrics
+        counts = {k: getattr(state, k) for k in ("skipped", "skipped_in_a_row")}
+        return state, metrics | counts | {"grad_norm": norm}
 
     return train_step
+
+
+def scaled(tree: Params, factor: Array) -> Params:
+    """Multiplies all arrays, each in its own type."""
+    return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
 
 
 def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
@@ -139,9 +144,12 @@ def _apply(
     grads: Params,
     finite: Array,
     decay: float,
+    factor: Array | None,
 ) -> tuple[TrainState, Array]:
     """Returns (state, whether all parameters moved): only if finite, and what stays finite."""
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    if factor is not None:
+        updates = scaled(updates, factor)
 
     def chosen(new: Params, old: Params) -> Params:
         return jax.tree.map(lambda a, b: jnp.where(finite & _is_finite(a), a, b), new, old)

@@ -10,7 +10,7 @@ SMALL = ("--config.bench.windows=2", "--config.bench.seconds=0.01", "--config.sa
 
 
 def test_every_part_is_timed(run, tiny, tmp_path, monkeypatch):
-    ended = run("--config", tiny, "--mode", "bench", *SMALL)
+    ended = run("--config", tiny, "--mode", "bench", *SMALL, "--config.bench.names=3")
     assert ended.code == 0, ended.err
     *_, last = ended.out.strip().splitlines()
     result = json.loads(last)
@@ -24,6 +24,10 @@ def test_every_part_is_timed(run, tiny, tmp_path, monkeypatch):
         # The formula counts linear layers (the head with its padding) and attention.
         assert 0.5 < result[part]["compiler_gflop"] / result[part]["model_gflop"] < 3.0
         assert 0 < result[part]["model_utilisation"] < 1
+        found = result[part]["names"]
+        assert len(found["longest"]) == 3 and min(found["products"], found["other"]) > 0
+        assert all(f"| {name} |" in ended.out for name in found["longest"])
+    assert "names" not in result["data"]
     assert "data_gflop" not in result["data"] and result["train"]["temporary_mib"] > 0
 
 

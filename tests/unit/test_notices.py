@@ -80,6 +80,30 @@ def test_one_process_decides_at_once(clock):
     assert asked.after_step().stop == signal.SIGTERM
 
 
+def test_seconds_of_earlier_commands_count(clock):
+    asked = Notices(Received(), budget=10.0, pause=0.0, elapsed=6.0)
+    assert asked.elapsed == 6.0
+    clock.advance(3.0)
+    assert asked.after_step() == Notice(0, False) and asked.elapsed == pytest.approx(9.0)
+    clock.advance(1.0)
+    assert asked.after_step().stop == BUDGET
+
+
+def test_processes_agree_on_the_seconds(play, clock):
+    """Those of the slowest, to a thousandth, after each exchange."""
+
+    def process(index):
+        asked, found = Notices(Received(), 100.0, 0.0, elapsed=2.0 * index), []
+        for _ in range(20):
+            clock.advance(1.0)
+            asked.after_step()
+            found.append(asked.elapsed)
+        return found
+
+    (first, second), _ = play(process)
+    assert first == second and first[-1] > 20.0
+
+
 def test_without_a_budget_and_a_pause_the_clock_decides_nothing(clock):
     asked = Notices(Received(), budget=0.0, pause=0.0)
     clock.advance(1e9)

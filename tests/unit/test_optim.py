@@ -55,6 +55,34 @@ def test_learning_rate_at_key_steps(decay, middle, last):
     np.testing.assert_allclose(rate(500), 2.0 * last, rtol=1e-5)
 
 
+def test_a_rate_that_follows_seconds():
+    """Linear to a tenth after 10 of 110 steps: ahead of the steps only after the warm-up."""
+    options = LearningRate(clock="seconds", decay="linear", warmup_steps=10, final_fraction=0.1)
+    rate, plain = options.followed(2.0, 110), options.schedule(2.0, 110)
+    assert rate.follows_seconds and not LearningRate().followed(1.0, 3000).follows_seconds
+    for step, spent, reached in [
+        (60, 0.0, 60), (60, 0.3, 60), (60, 0.75, 82.5), (60, 1.0, 110), (60, 9.0, 110),
+        (5, 0.75, 5), (10, 0.75, 82.5),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(rate(step, spent), plain(reached), rtol=1e-5)
+        np.testing.assert_allclose(rate.pace(step, spent), plain(reached) / plain(step), rtol=1e-5)
+
+
+@every_optimizer
+def test_an_update_at_half_the_pace_is_that_of_half_the_rates(make):
+    """Of network and process, decayed weights included."""
+    grads = noise(UNROLLED)
+    rates = {k: v for k, v in vars(make()).items() if k.endswith("learning_rate")}
+    whole, half = (
+        make(weight_decay=0.1, **{k: factor * v for k, v in rates.items()}).build(5000)[0]
+        for factor in (1.0, 0.5)
+    )
+    updates = [o.update(grads, o.init(UNROLLED), UNROLLED)[0] for o in (whole, half)]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(0.5 * a, b, rtol=1e-4, atol=1e-10), *updates
+    )
+
+
 def test_the_inverse_square_root_goes_on_from_the_warm_up():
     """D3PM's: peak sqrt(warmup / updates), whatever the number of steps."""
     rate = LearningRate(decay="rsqrt", warmup_steps=10).schedule(2.0, 110)

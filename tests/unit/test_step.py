@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import exact
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ WEIGHTS = Network(
     True,
 )
 ROWS = exact.batch_of(np.arange(BATCH)[:, None])  # the token of a row is its number
+SGD = optax.sgd(1.0, momentum=0.9)
 BAD = exact.batch_of(np.arange(BATCH)[:, None] + np.array([0] * 7 + [100])[:, None])
 
 
@@ -46,6 +48,24 @@ def one_step(microbatches=1, batch=ROWS, state=None, optimizer=None, **changes):
     state = state or init_state(jax.random.key(0), WEIGHTS, Masking(4), optimizer)
     step = jax.jit(make_train_step(WEIGHTS, Fingerprint(), optimizer, options))
     return step(state, batch)
+
+
+def test_a_pace_multiplies_the_update():
+    """And not the momentum: half a step, of the share of seconds that the step is told."""
+    start = init_state(jax.random.key(0), WEIGHTS, Masking(4), SGD)
+    step = jax.jit(
+        make_train_step(
+            WEIGHTS, Fingerprint(), SGD, OPTIONS, lambda step, spent: 1.0 - spent + step
+        )
+    )
+    plain = jax.jit(make_train_step(WEIGHTS, Fingerprint(), SGD, OPTIONS))(start, ROWS)[0]
+    half = step(start, ROWS, jnp.float32(0.5))[0]
+    moved = np.asarray(plain.params["network"]["w"])
+    assert np.abs(moved).min() > 0
+    np.testing.assert_allclose(half.params["network"]["w"], 0.5 * moved, rtol=1e-6)
+    chex.assert_trees_all_equal(half.opt_state, plain.opt_state)
+    later = step(half, ROWS, jnp.float32(1.0))[0]
+    assert not np.array_equal(later.params["network"]["w"], half.params["network"]["w"])
 
 
 @pytest.mark.parametrize("power", [2.0, 3.0])
