@@ -196,9 +196,8 @@ def test_a_run_on_files_of_owt_goes_on_with_its_directory_alone(tmp_path):
     found = schema.load_config(None, {}, tmp_path)
     rules = {"every": 5000, "seconds": 0.0, "keep": 3, "keep_every": 0, "best": ""}
     rules["retries"] = 5
-    assert found == {**kept, "checkpoint": rules, "eval": {"checkpoint": "newest"}} | {
-        "audit": {"steps": 80, "seed": 0}
-    }
+    added = {"audit": {"steps": 80, "seed": 0}, "bench": {**kept["bench"], "names": 0}}
+    assert found == {**kept, "checkpoint": rules, "eval": {"checkpoint": "newest"}} | added
     domain = types.SimpleNamespace(vocab_size=50257, eot_id=50256, unit="token", shape=(1024,))
     made = build.experiment({**found, "mesh": {"data": 1}}, domain)
     assert made.checkpoint.keep == 3 and made.eval.checkpoint == "newest"
