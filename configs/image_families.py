@@ -24,7 +24,7 @@ def get_config(name):
     family = FAMILIES[name]()
     config.process, config.objective = family.process, family.objective
     config.optim.adam_learning_rate = 0.002  # of the location's head, among others
-    # The first of a thousand steps costs a third of all, so it should be seen.
+    # The first of a thousand steps cost most in a short trial, and uniform times seldom see it.
     config.train.time_power = 2.0 if name == "d3pm" else 1.0
     config.network.update(input="intensity", output="truncated_logistic", time_conditioning=True)
     for each in (config.evals.validation, config.evals.test):
