@@ -29,6 +29,7 @@ from md4_jax.samplers import GRIDS, loop, profile
 from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.transforms import Transform, check_transform
+from md4_jax.training.optim import Rate
 
 
 def experiment(
@@ -64,7 +65,7 @@ def experiment(
         process=process,
         objective=objective,
         optimizer=optimizer,
-        learning_rate=rate,
+        learning_rate=Rate.of(rate),
         sampler_step=build_section("sample", config["sample"], transform=transform),
         loop=_loop(objective, sample, data, domain),
         grid=_optimal(sample, data, process, objective, workdir)

@@ -108,6 +108,11 @@ class Rate(NamedTuple):
     num_steps: int
     follows_seconds: bool
 
+    @classmethod
+    def of(cls, schedule: optax.Schedule) -> "Rate":
+        """Returns a rate as it is, and any other schedule as a rate that follows steps alone."""
+        return schedule if isinstance(schedule, cls) else cls(1.0, schedule, 0, 0, False)
+
     def __call__(self, step: Array, spent: Array | float = 0.0) -> Array:
         """Returns the rate after `step` updates, when this share of the seconds is spent."""
         return self.peak * self.shape(self._reached(step, spent))

@@ -14,6 +14,7 @@ from md4_jax.training.optim import (
     AdamW,
     LearningRate,
     Muon,
+    Rate,
     clipping,
     decay_mask,
     hidden_matrices,
@@ -53,6 +54,12 @@ def test_learning_rate_at_key_steps(decay, middle, last):
     np.testing.assert_allclose(rate(60), 2.0 * middle, rtol=1e-5)
     np.testing.assert_allclose(rate(110), 2.0 * last, rtol=1e-5)
     np.testing.assert_allclose(rate(500), 2.0 * last, rtol=1e-5)
+
+
+def test_a_plain_schedule_is_a_rate_of_steps():
+    rate = Rate.of(lambda step: 0.5**step)
+    assert float(rate(3)) == float(rate(3, spent=0.9)) == 0.125 and not rate.follows_seconds
+    assert Rate.of(rate) is rate
 
 
 def test_a_rate_that_follows_seconds():
