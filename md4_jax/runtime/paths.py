@@ -114,12 +114,12 @@ def append(path: Place, text: str) -> None:
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
+            if not before:
+                sync_names(path.parent)
         except OSError:
             with contextlib.suppress(OSError):
                 file.truncate(before)
             raise
-    if not before:
-        sync_names(path.parent)
 
 
 def _whole_lines(file: BinaryIO) -> int:

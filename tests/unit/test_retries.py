@@ -75,6 +75,15 @@ def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
     assert file.read_text() == "one\nthree\n"
 
 
+def test_lines_whose_file_has_no_lasting_name_yet_are_appended_once(tmp_path, monkeypatch):
+    file = paths.place(tmp_path / "rows")
+    monkeypatch.setattr(paths, "sync_names", failing(1, paths.sync_names))
+    with pytest.raises(OSError):
+        paths.append(file, "one\n")
+    paths.append(file, "one\n")
+    assert file.read_text() == "one\n"
+
+
 def test_a_row_is_on_the_disk_when_it_is_written(tmp_path, monkeypatch):
     synced = []
     sync = os.fsync
