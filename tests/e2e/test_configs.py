@@ -94,6 +94,7 @@ def small(config: dict) -> dict[str, str]:
     found = {key: SMALL.get(key, SMALL.get(schema.kind(key))) for key, _ in flatten(config)}
     if issubclass(SOURCES[config["data"]["name"]], ImageSource):
         del found["data.length"]
+        found["train.batch_size"] = 2
     if config["network"].get("tables"):
         found["network.tables"] = 64
     own = OWN.get(config["data"]["name"], {}).items()
