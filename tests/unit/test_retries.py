@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from tensorboardX.record_writer import RecordWriter
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime import errors, paths, retries
@@ -125,3 +126,13 @@ def test_lines_that_are_no_rows_are_left_out(tmp_path):
     log.write_bytes(b"\xff\n" + "\n".join([*odd, '{"step": 3, "a": 1}']).encode())
     assert writers.read_rows(log) == [{"step": 3, "a": 1}]
     assert np.isfinite(writers.read_rows(log)[0]["a"])
+
+
+def test_a_pattern_at_which_the_tokenizers_library_panics_is_said(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    with (
+        pytest.raises(UserError, match="library gives up: .*retry-limit"),
+        errors.said(paths.place(tmp_path)),
+    ):
+        tokenizer.encode(40 * "a" + "b")
