@@ -1,6 +1,6 @@
 """Runs the program many times in one process, which compiles its functions once.
 
-A run of six steps takes a fifth of the time that way. Only what depends on nothing but the
+A run of six steps takes a quarter of the time that way. Only what depends on nothing but the
 config is kept: the built experiment, compiled functions, and the state before the first step.
 Whatever reads or writes a file happens anew in each run.
 """
