@@ -210,18 +210,19 @@ class Network(NamedTuple):
 
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context {name: [B, ...]} holds other inputs
-               of each sequence; keys [B] are for dropout, None outside of training
+               of each sequence; keys [B] are for dropout, None outside of training. With a
+               companion also what that knows of z, a function of (z, segments)
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
     flops      (parameters, length, block, or 0) -> FLOPs per token of a forward pass, or None
     padding    number of entries of its parameters that stand for no symbol and are never used
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
-    companion  `networks.tables.Tables`, which learn beside it and add to its logits, or None
+    companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
     """
 
     init: Callable[[Array], Params]
-    bind: Callable[[Params, Mapping[str, Array], Array | None], Denoiser]
+    bind: Callable[..., Denoiser]
     time_free: bool
     causal: bool = False
     blockwise: bool = False
@@ -238,10 +239,10 @@ class Network(NamedTuple):
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
         """Returns the denoiser of params {'network', 'process', ...}, a function of (z, t)."""
-        bound = self.bind(params["network"], context or {}, keys)
+        given = [params["network"], context or {}, keys]
         if self.companion is not None:
-            bound = self.companion.added(bound, params["companion"], context or {})
-        return bound.told(params["process"].signal)
+            given.append(self.companion.bound(params["companion"]))
+        return self.bind(*given).told(params["process"].signal)
 
 
 class Needs(NamedTuple):

@@ -68,3 +68,14 @@ def modulation(
         spread = (batch, groups, shape[1] // groups, y_BxGxN.shape[-1])
         y_BxGxN = jnp.broadcast_to(y_BxGxN[:, :, None], spread).reshape(batch, shape[1], -1)
     return jnp.split(y_BxGxN, count, axis=-1)
+
+
+class FinalModulation(nn.Module):
+    """Shift and scale before the head, initially zero."""
+
+    dtype: jnp.dtype
+    sigmoid: bool
+
+    @nn.compact
+    def __call__(self, condition_BxGxC: Array, shape: tuple[int, ...]) -> list[Array]:
+        return modulation(2, shape, condition_BxGxC, self.dtype, self.sigmoid)

@@ -1,47 +1,70 @@
-"""Hashed tables of logits, looked up by the visible neighbours of a position.
+"""Tables of counts: which token stood between these visible neighbours, in the text read so far.
 
-A network learns slowly what counts know at once: which letter stands between these neighbours. Each
-table has a window of neighbours to the left and right. Their symbols, with the mask as one, are
-hashed to a row of logits, and the rows of all tables are added to the logits of the network. The
-tables learn beside it, by a cross-entropy of their own: its gradient needs no backward pass, and
-touches only the rows in use.
+A network learns slowly what counts know at once. Each table has a window of neighbours to the left
+and right. Their symbols, with the mask as one, choose a row of the table, which holds how often
+each token stood there. `mixture.py` weighs the tables and adds them to the logits of the network.
+The tables are no parameters: counting needs no gradient, and touches only the rows in use.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.dropout import folded
-from md4_jax.protocols import Accelerator, Array, Batch, Denoiser, UserError
+from md4_jax.protocols import Array, Batch, UserError
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 # Neighbours to the left and to the right of each table.
 WINDOWS = (
-    (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (2, 0), (3, 0), (4, 0), (5, 0), (0, 2), (0, 3),
-    (0, 4), (0, 5), (1, 2), (2, 1), (1, 3), (3, 1),
+    (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (0, 2),
+    (0, 3), (0, 4), (0, 5), (0, 6), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2), (1, 4), (4, 1),
+    (2, 4), (4, 2),
 )  # fmt: skip
 # Rows are as long as the vocabulary, so that it must be small.
 LARGEST_VOCABULARY = 1024
+# Hidden tokens after which the tables count no more, so that no count exceeds an int32.
+MOST_COUNTED = 2**30
+# What a row is given before it has counted anything, spread over all tokens.
+PRIOR = 0.5
 # Folded into the keys of a training step, which also draw noise and dropout.
 TABLES = 0x7461626C
 MULTIPLIER = 0x9E3779B1
 
 
+class Evidence(NamedTuple):
+    """What the tables know of some positions.
+
+    log_ratios  log p_k(v) - log(1 / V), the estimate of table k against the uniform distribution:
+                float32 [B, P, K, V]. Zero where the table has counted nothing
+    counted     how often table k has seen these neighbours, float32 [B, P, K]
+    """
+
+    log_ratios: Array
+    counted: Array
+
+    def at(self, index: Array) -> "Evidence":
+        """Returns the evidence of the positions index [B, P] alone."""
+        log_ratios = jnp.take_along_axis(self.log_ratios, index[..., None, None], axis=1)
+        return Evidence(log_ratios, jnp.take_along_axis(self.counted, index[..., None], axis=1))
+
+
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Tables of a vocabulary, trained beside a network; a state is {'rows', 'squares'}.
+    """Tables of a vocabulary, which count beside a network; a state is {'counts', 'counted'}.
 
     vocab_size  V; the mask is V
-    rows        rows of each table, a power of two
-    rate        learning rate of AdaGrad (Duchi et al., 2011), with one sum of squares for each row
-    draws       pairs of masks that each sequence of a batch is given to learn from
+    rows        most rows of a table, a power of two. Neighbours that have no more combinations have
+                a row each; those of larger windows are hashed and may share one
+    draws       pairs of masks that each sequence of a batch is given to count with
     """
 
     vocab_size: int
     rows: int
-    rate: float
     draws: int
 
     def __post_init__(self):
@@ -52,16 +75,22 @@ class Tables:
                 f"network.tables={self.rows} needs a vocabulary of at most {LARGEST_VOCABULARY} "
                 f"symbols, since a row has a number for each; this one has {self.vocab_size}"
             )
-        if self.rate <= 0 or self.draws < 1:
-            raise UserError(
-                "network.tables_rate must be above 0 and network.tables_draws at least 1, not "
-                f"{self.rate} and {self.draws}"
-            )
+        if self.draws < 1:
+            raise UserError(f"network.tables_draws must be at least 1, not {self.draws}")
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each table."""
+        return [min(self.rows, self._combinations(*window)) for window in WINDOWS]
+
+    def _combinations(self, left: int, right: int) -> int:
+        """Returns how many different neighbours a window may have."""
+        return (self.vocab_size + 2) ** (left + right)
 
     def init(self) -> dict[str, Array]:
-        """Returns tables of zeros: they change no logits."""
-        total = len(WINDOWS) * self.rows
-        return {"rows": jnp.zeros((total, self.vocab_size)), "squares": jnp.zeros(total)}
+        """Returns tables that have counted nothing: they change no logits."""
+        counts = jnp.zeros((sum(self.sizes), self.vocab_size), jnp.int32)
+        return {"counts": counts, "counted": jnp.zeros((), jnp.int32)}
 
     def addresses(self, z: Array, segments: Array | None = None) -> Array:
         """Returns the row of each position in each table: int32 [K, B, L].
@@ -76,79 +105,58 @@ class Tables:
             if segments is not None:
                 symbol = jnp.where(_shifted(segments, offset, -1) == segments, symbol, outside)
             found[offset] = symbol.astype(jnp.uint32)
-        bits = self.rows.bit_length() - 1
-        tables = []
-        for number, (left, right) in enumerate(WINDOWS):
-            mixed = jnp.full(z.shape, number + 1, jnp.uint32)
-            for offset in (*range(-left, 0), *range(1, right + 1)):
-                mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(MULTIPLIER) + found[offset]
-            mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(MULTIPLIER)
-            tables.append((mixed >> (32 - bits)).astype(jnp.int32) + number * self.rows)
+        tables, firsts = [], itertools.accumulate(self.sizes, initial=0)
+        for (left, right), first in zip(WINDOWS, firsts, strict=False):
+            symbols = [found[n] for n in (*range(-left, 0), *range(1, right + 1))]
+            numbered = self._combinations(left, right) <= self.rows
+            row = self._number(symbols) if numbered else self._hash(symbols)
+            tables.append(row.astype(jnp.int32) + first)
         return jnp.stack(tables)
 
-    def logits(
-        self, state: Mapping[str, Array], z: Array, segments: Array | None = None,
-        index: Array | None = None,
-    ) -> Array:  # fmt: skip
-        """Returns the sum of the rows of each position, or of those of index [B, P]: [B, P, V]."""
-        found = self.addresses(z, segments)
-        if index is not None:
-            found = jnp.take_along_axis(found, index[None], axis=2)
-        return constrain(jnp.sum(state["rows"][found], axis=0), BATCH_AXES, None, None)
+    def _number(self, symbols: list[Array]) -> Array:
+        base = self.vocab_size + 2
+        return functools.reduce(lambda number, symbol: number * base + symbol, symbols)
 
-    def added(
-        self, denoiser: Denoiser, state: Mapping[str, Array], context: Mapping[str, Array]
-    ) -> Denoiser:
-        """Returns the denoiser with the tables' logits added to its own.
+    def _hash(self, symbols: list[Array]) -> Array:
+        mixed = jnp.ones_like(symbols[0])
+        for symbol in symbols:
+            mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(MULTIPLIER) + symbol
+        mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(MULTIPLIER)
+        return mixed >> (33 - self.rows.bit_length())
 
-        They are the last V features of a position.
-        """
-        segments = context.get("segments")
+    def evidence(
+        self, state: Mapping[str, Array], z: Array, segments: Array | None = None
+    ) -> Evidence:
+        """Returns what the tables know of each position."""
+        found = jnp.moveaxis(self.addresses(z, segments), 0, -1)
+        counts = constrain(state["counts"][found], BATCH_AXES, None, None, None)
+        counted = jnp.sum(counts, axis=-1)
+        shares = (counts + PRIOR / self.vocab_size) / (counted + PRIOR)[..., None]
+        return Evidence(jnp.log(shares * self.vocab_size), counted.astype(jnp.float32))
 
-        def features(z: Array, t: Array) -> Array:
-            return _beside(denoiser.features(z, t), self.logits(state, z, segments))
-
-        def features_at(z: Array, t: Array, index: Array) -> Array:
-            own = self.logits(state, z, segments, index)
-            return _beside(denoiser.features_at(z, t, index), own)
-
-        def unembed(h: Array) -> Array:
-            own, ours = h[..., : -self.vocab_size], h[..., -self.vocab_size :]
-            if own.ndim == 3:
-                # Without it XLA computes a wrong gradient of the slice on a mesh of 2 x 2 x 2.
-                own = constrain(own, BATCH_AXES, None, None)
-            return denoiser.unembed(own) + ours
-
-        def rebind(count: int) -> Denoiser:
-            several = {name: jnp.repeat(x, count, axis=0) for name, x in context.items()}
-            return self.added(denoiser.repeated(count), state, several)
-
-        groups = denoiser.accelerator.groups
-        return Denoiser(features, unembed, Accelerator(groups, features_at), None, rebind)
+    def bound(self, state: Mapping[str, Array]) -> Callable[[Array, Array | None], Evidence]:
+        """Returns `evidence` of this state."""
+        return functools.partial(self.evidence, state)
 
     def learned(
-        self, state: Mapping[str, Array], batch: Batch, keys: Array, weight: Array
+        self, state: Mapping[str, Array], batch: Batch, keys: Array, good: Array
     ) -> dict[str, Array]:
-        """Returns the tables after one step of AdaGrad on a batch.
+        """Returns the tables with a batch counted, or unchanged if not good.
 
         A pair of masks hides each token once: in one of the two texts a share u of the tokens, in
-        the other the rest, u ~ U(0, 1). weight: 1, or 0 for a step that changes nothing.
+        the other the rest, u ~ U(0, 1).
         """
         segments = batch.context.get("segments")
-        addresses, errors = [], []
+        counts, more = state["counts"], jnp.sum(batch.loss_mask, dtype=jnp.int32) * self.draws
+        room = good & (state["counted"] <= MOST_COUNTED - more)
+        once = (batch.loss_mask & room).astype(jnp.int32)
         for number in range(self.draws):
             at = self._hidden(batch, folded(keys, TABLES + number), segments)
-            wrong = jax.nn.softmax(jnp.sum(state["rows"][at], axis=0))
-            wrong -= jax.nn.one_hot(batch.tokens, self.vocab_size)
-            addresses.append(at.reshape(len(WINDOWS), -1))
-            errors.append((wrong * batch.loss_mask[..., None]).reshape(-1, self.vocab_size))
-        at, error = jnp.concatenate(addresses, axis=1), jnp.concatenate(errors) * weight
-        # Each table gets the same gradient: that of a sum.
-        squares = state["squares"].at[at].add(jnp.mean(error**2, axis=1))
-        step = self.rate * jax.lax.rsqrt(squares[at] + 1e-8)
-        rows = state["rows"].at[at].add(-step[..., None] * error)
+            tokens, one = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, once))
+            counts = counts.at[at, tokens].add(one)
         # Every device holds all of them; else XLA would choose for itself how to split them.
-        return {"rows": constrain(rows, None, None), "squares": constrain(squares, None)}
+        counted = state["counted"] + jnp.where(room, more, 0)
+        return {"counts": constrain(counts, None, None), "counted": counted}
 
     def _hidden(self, batch: Batch, keys: Array, segments: Array | None) -> Array:
         """Returns the addresses of each token in the one of two texts that hides it."""
@@ -171,7 +179,3 @@ def _shifted(x: Array, offset: int, outside: int) -> Array:
     length = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (abs(offset), abs(offset))), constant_values=outside)
     return jax.lax.slice_in_dim(padded, abs(offset) + offset, abs(offset) + offset + length, axis=1)
-
-
-def _beside(features: Array, logits: Array) -> Array:
-    return jnp.concatenate([features.astype(jnp.float32), logits], axis=-1)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -13,10 +13,11 @@ from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS
 from md4_jax.networks.context import check_choices, check_rates, checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
+from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL
 from md4_jax.networks.products import PRODUCTS, products_for
-from md4_jax.networks.tables import Tables
+from md4_jax.networks.tables import Evidence, Tables
 from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -70,9 +71,8 @@ class Transformer:
     attention_dropout, embedding_dropout  the same for softmax weights and embedded tokens
     label_dropout      probability of hiding a training sequence's label, so that the network
                        also learns without it
-    tables             rows of each of the hashed tables of `Tables`, a power of two; 0: none
-    tables_rate        learning rate of the tables
-    tables_draws       pairs of masks from which they learn of each training sequence
+    tables             most rows of each of the tables of `Tables`, a power of two; 0: none
+    tables_draws       pairs of masks with which they count each training sequence
     """
 
     # What networks that are made of the same blocks have otherwise.
@@ -117,8 +117,7 @@ class Transformer:
     classes: int = 0
     label_dropout: float = 0.0
     tables: int = 0
-    tables_rate: float = 0.05
-    tables_draws: int = 4
+    tables_draws: int = 24
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -128,7 +127,7 @@ class Transformer:
             )
         check_choices(self, CHOICES)
         check_rates(self, "dropout", "attention_dropout", "embedding_dropout", "label_dropout")
-        for key in ("kv_heads", "embedding", "condition", "classes"):
+        for key in ("depth", "kv_heads", "embedding", "condition", "classes"):
             if getattr(self, key) < 0:
                 raise UserError(f"network.{key} must not be negative, not {getattr(self, key)}")
         if self.kv_heads and self.heads % self.kv_heads:
@@ -186,8 +185,7 @@ class Transformer:
         )  # fmt: skip
 
     def _tables(self) -> Tables | None:
-        tables = self.vocab_size, self.tables, self.tables_rate, self.tables_draws
-        return Tables(*tables) if self.tables else None
+        return Tables(self.vocab_size, self.tables, self.tables_draws) if self.tables else None
 
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""
@@ -208,25 +206,33 @@ class Binding(NamedTuple):
     blockwise: bool
 
     def __call__(
-        self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
+        self,
+        params: Params,
+        context: Mapping[str, Array] | None = None,
+        keys: Array | None = None,
+        evidence: Callable[[Array, Array | None], Evidence] | None = None,
     ) -> Denoiser:
-        """Returns the denoiser; UserError for a context that the network cannot use."""
+        """Returns the denoiser; UserError for a context that the network cannot use.
+
+        evidence: (z, segments) -> what tables know of z, if it has any.
+        """
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
-        return self._bound(params, self._context(context, keys))
+        return self._bound(params, self._context(context, keys), evidence)
 
-    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
+    def _bound(self, params: Params, told: dict[str, Array], evidence: Callable | None) -> Denoiser:
         module, variables = self.module, {"params": params}
 
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
-            return module.apply(variables, z, t, **told, index=index, method="features")
+            known = {} if evidence is None else {"evidence": evidence(z, told.get("segments"))}
+            return module.apply(variables, z, t, **told, index=index, **known, method="features")
 
         def unembed(h: Array) -> Array:
             return module.apply(variables, h, method="unembed")
 
         def rebind(count: int) -> Denoiser:
             several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self._bound(params, several)
+            return self._bound(params, several, evidence)
 
         blocks = self._blocks(variables, told) if self.blockwise else None
         return Denoiser(features, unembed, Accelerator(batch_groups(), features), blocks, rebind)
@@ -269,32 +275,3 @@ class Binding(NamedTuple):
             return self.module.apply(variables, z, t, cache, label, method="append_block")
 
         return Blockwise(features, empty_cache, append_block)
-
-
-# Layers that see only the condition of a sequence, not its tokens.
-OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
-
-
-def forward_flops(params: Params, length: int, block: int = 0, *, size: int, depth: int) -> float:
-    """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
-
-    N is the number of parameters of linear layers that see tokens. In block diffusion both a noisy
-    token and its clean copy are counted. The last layer computes only keys and values of the clean
-    copy, and each of the two sees (L + block) / 2 tokens.
-    """
-    named = [
-        ([key.key for key in path], leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    ]
-    kernels = [
-        (path, leaf.size)
-        for path, leaf in named
-        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
-    ]
-    matrices = sum(count for _, count in kernels)
-    if not block:
-        return 2.0 * matrices + 4.0 * length * size * depth
-    head = sum(count for path, count in kernels if path[0] == "head")
-    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
-    seen = (2 * depth - 1) * (length + block) / 2
-    return 2.0 * (matrices + clean) + 4.0 * seen * size

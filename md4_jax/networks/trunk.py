@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.blocks import KVCache
-from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding, modulation
+from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding
 from md4_jax.networks.context import label_rows
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
-from md4_jax.networks.layers import Block, noisy_half, norm
+from md4_jax.networks.layers import Block, noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init
+from md4_jax.networks.mixture import TableMixture, mixed
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
+from md4_jax.networks.tables import WINDOWS, Evidence
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -57,6 +59,7 @@ class TransformerModule(nn.Module):
     segments  int32 [B, L]: a token sees only tokens of its own segment
     label     int32 [B]: a class in 0..classes-1, any other number for none
     keys      [B]: for dropout; None: nothing is dropped
+    evidence  of the tables, where there are any
     """
 
     options: Any
@@ -93,6 +96,8 @@ class TransformerModule(nn.Module):
             rows = (rounded(o.vocab_size + 1),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
         self.blocks = stack(o, self.block)
+        if o.tables:
+            self.mixture = TableMixture(self.compute_dtype, o.products)
 
     @property
     def is_conditioned(self) -> bool:
@@ -100,7 +105,11 @@ class TransformerModule(nn.Module):
         return self.options.time_conditioning or self.options.classes > 0
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
-        return self.unembed(self.features(z_BxL, t_B))
+        if not self.options.tables:
+            return self.unembed(self.features(z_BxL, t_B))
+        counted = jnp.zeros((*z_BxL.shape, len(WINDOWS)))
+        log_ratios = jnp.zeros((*counted.shape, self.options.vocab_size))
+        return self.unembed(self.features(z_BxL, t_B, evidence=Evidence(log_ratios, counted)))
 
     def features(
         self,
@@ -110,13 +119,34 @@ class TransformerModule(nn.Module):
         label: Array | None = None,
         keys: Array | None = None,
         index: Array | None = None,
+        evidence: Evidence | None = None,
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
-        The last block computes only keys and values for the other positions.
+        The last block computes only keys and values for the other positions. With tables the last V
+        features are what these add to the logits.
         """
-        condition = self._condition(t_B[:, None], label)
-        return self._trunk(self._embedded(z_BxL, keys), condition, segments, keys, index)
+        condition, x_BxLxD = self._condition(t_B[:, None], label), self._embedded(z_BxL, keys)
+        if evidence is None:
+            return self._trunk(x_BxLxD, condition, segments, keys, index)
+        weights_BxLxK = self.mixture.weights(evidence)
+        x_BxLxD = x_BxLxD + self._expected(z_BxL, mixed(weights_BxLxK, evidence))
+        h_BxPxD = self._trunk(x_BxLxD, condition, segments, keys, index)
+        if index is not None:
+            evidence, weights_BxLxK = evidence.at(index), rows(weights_BxLxK, index)
+        added = self.mixture.logits(h_BxPxD, evidence, weights_BxLxK)
+        return jnp.concatenate([h_BxPxD.astype(jnp.float32), added], axis=-1)
+
+    def _expected(self, z_BxL: Array, logits_BxLxV: Array) -> Array:
+        """Returns the expected vector of each masked token, less the mean vector; 0 elsewhere."""
+        o = self.options
+        shares = (jax.nn.softmax(logits_BxLxV) - 1 / o.vocab_size).astype(self.compute_dtype)
+        vectors = self.embedding[: o.vocab_size].astype(self.compute_dtype)
+        x = product(shares.reshape(-1, o.vocab_size), vectors, o.products)
+        x_BxLxD = x.reshape(*z_BxL.shape, -1)
+        if o.embedding:
+            x_BxLxD = self.embedding_in(x_BxLxD)
+        return jnp.where((z_BxL == o.vocab_size)[..., None], x_BxLxD, 0.0)
 
     def block_features(
         self,
@@ -161,7 +191,9 @@ class TransformerModule(nn.Module):
         index: Array | None,
     ) -> Array:
         each_DxB = layer_keys(keys, self.options.depth)
-        if self.options.scan_blocks and (index is not None or self.block):
+        if not self.options.depth:
+            x_BxLxD = x_BxLxD if index is None else rows(x_BxLxD, index)
+        elif self.options.scan_blocks and (index is not None or self.block):
             x_BxLxD = self._gathered(x_BxLxD, (condition_BxGxD, segments), each_DxB, index)
         elif self.options.scan_blocks:
             x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments, each_DxB)
@@ -244,26 +276,24 @@ class TransformerModule(nn.Module):
         return functools.partial(block.apply, {"params": params})
 
     def unembed(self, h: Array) -> Array:
+        if not self.options.tables:
+            return self._logits(h)
+        own, added = h[..., : -self.options.vocab_size], h[..., -self.options.vocab_size :]
+        if own.ndim == 3:
+            # Without it XLA computes a wrong gradient of the slice on a mesh of 2 x 2 x 2.
+            own = constrain(own, BATCH_AXES, None, None)
+        return self._logits(own) + added
+
+    def _logits(self, h: Array) -> Array:
         if self.options.is_ordinal:
             return log_probabilities(self.head(h), self.options.vocab_size)
-        rows = h.reshape(-1, h.shape[-1])  # as in linear.Linear
+        flat = h.reshape(-1, h.shape[-1])  # as in linear.Linear
         if self.options.tied:
-            rows, table = (x.astype(self.compute_dtype) for x in (rows, self.embedding))
-            logits = product(rows, table.T, self.options.products)
+            flat, table = (x.astype(self.compute_dtype) for x in (flat, self.embedding))
+            logits = product(flat, table.T, self.options.products)
             if self.options.head_bias:
                 logits = logits + self.head_bias.astype(self.compute_dtype)
         else:
-            logits = self.head(rows)
+            logits = self.head(flat)
         logits = logits.astype(jnp.float32).reshape(*h.shape[:-1], -1)
         return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
-
-
-class FinalModulation(nn.Module):
-    """Shift and scale before the head, initially zero."""
-
-    dtype: jnp.dtype
-    sigmoid: bool
-
-    @nn.compact
-    def __call__(self, condition_BxGxC: Array, shape: tuple[int, ...]) -> list[Array]:
-        return modulation(2, shape, condition_BxGxC, self.dtype, self.sigmoid)

@@ -42,7 +42,8 @@ RULES = (
     (r"conv_out/kernel$", P("fsdp", None)),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
-    (r"companion/(rows|squares)$", P()),
+    (r"companion/(counts|counted)$", P()),
+    (r"mixture/\w+/kernel$", P()),
 )
 # A parameter without a rule that has at most so many numbers (1 MiB in float32) is not split.
 SMALL = 2**18

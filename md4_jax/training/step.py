@@ -92,9 +92,7 @@ def make_train_step(
         kept, good = _apply(optimizer, state, grads, finite, options.ema, factor)
         if network.companion is not None:
             # After the gradient, so that the network never sees what the batch itself has taught.
-            own = network.companion.learned(
-                state.ema["companion"], batch, keys, good.astype(jnp.float32)
-            )
+            own = network.companion.learned(state.ema["companion"], batch, keys, good)
             kept = kept._replace(ema=kept.ema | {"companion": own})
         bad = jnp.logical_not(good).astype(jnp.int32)
         state = kept._replace(

@@ -18,7 +18,6 @@ WIDE = (
     "network.attention_dropout=0.1",
     "network.embedding_dropout=0.1",
     "network.tables=64",
-    "network.tables_rate=0.01",
     "train.num_steps=6",
 )
 OFTEN = (

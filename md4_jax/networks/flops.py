@@ -1,0 +1,33 @@
+"""Floating-point operations of a forward pass, counted from the parameters."""
+
+import jax
+
+from md4_jax.protocols import Params
+
+# Layers that see only the condition of a sequence, not its tokens.
+OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
+
+
+def forward_flops(params: Params, length: int, block: int = 0, *, size: int, depth: int) -> float:
+    """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
+
+    N is the number of parameters of linear layers that see tokens. In block diffusion both a noisy
+    token and its clean copy are counted. The last layer computes only keys and values of the clean
+    copy, and each of the two sees (L + block) / 2 tokens.
+    """
+    named = [
+        ([key.key for key in path], leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    kernels = [
+        (path, leaf.size)
+        for path, leaf in named
+        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
+    ]
+    matrices = sum(count for _, count in kernels)
+    if not block:
+        return 2.0 * matrices + 4.0 * length * size * depth
+    head = sum(count for path, count in kernels if path[0] == "head")
+    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
+    seen = (2 * depth - 1) * (length + block) / 2
+    return 2.0 * (matrices + clean) + 4.0 * seen * size
