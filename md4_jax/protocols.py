@@ -211,7 +211,7 @@ class Network(NamedTuple):
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context {name: [B, ...]} holds other inputs
                of each sequence; keys [B] are for dropout, None outside of training. With a
-               companion also what that knows of z, a function of (z, segments)
+               companion, a function (z, segments) -> what that knows, comes last
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
@@ -239,10 +239,9 @@ class Network(NamedTuple):
         self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
     ) -> Denoiser:
         """Returns the denoiser of params {'network', 'process', ...}, a function of (z, t)."""
-        given = [params["network"], context or {}, keys]
-        if self.companion is not None:
-            given.append(self.companion.bound(params["companion"]))
-        return self.bind(*given).told(params["process"].signal)
+        known = () if self.companion is None else (self.companion.bound(params["companion"]),)
+        bound = self.bind(params["network"], context or {}, keys, *known)
+        return bound.told(params["process"].signal)
 
 
 class Needs(NamedTuple):

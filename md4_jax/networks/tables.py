@@ -37,7 +37,7 @@ MULTIPLIER = 0x9E3779B1
 
 
 class Evidence(NamedTuple):
-    """What the tables know of some positions.
+    """Estimates of the tables for some positions, and how much they rest on.
 
     log_ratios  log p_k(v) - log(1 / V), the estimate of table k against the uniform distribution:
                 float32 [B, P, K, V]. Zero where the table has counted nothing
@@ -92,16 +92,21 @@ class Tables:
         counts = jnp.zeros((sum(self.sizes), self.vocab_size), jnp.int32)
         return {"counts": counts, "counted": jnp.zeros((), jnp.int32)}
 
-    def addresses(self, z: Array, segments: Array | None = None) -> Array:
+    def addresses(
+        self, z: Array, segments: Array | None = None, halves: Array | None = None
+    ) -> Array:
         """Returns the row of each position in each table: int32 [K, B, L].
 
         Beyond the ends of the text, or of its segment, stands a symbol of its own.
+        halves: int32 [B, L]; a position sees a mask in place of each neighbour of its own half.
         """
         outside = self.vocab_size + 1
         reach = max(max(window) for window in WINDOWS)
         found = {}
         for offset in range(-reach, reach + 1):
             symbol = _shifted(z, offset, outside)
+            if halves is not None:
+                symbol = jnp.where(_shifted(halves, offset, -1) == halves, self.vocab_size, symbol)
             if segments is not None:
                 symbol = jnp.where(_shifted(segments, offset, -1) == segments, symbol, outside)
             found[offset] = symbol.astype(jnp.uint32)
@@ -151,27 +156,23 @@ class Tables:
         room = good & (state["counted"] <= MOST_COUNTED - more)
         once = (batch.loss_mask & room).astype(jnp.int32)
         for number in range(self.draws):
-            at = self._hidden(batch, folded(keys, TABLES + number), segments)
+            halves = self._halves(batch, folded(keys, TABLES + number))
+            at = self.addresses(batch.tokens, segments, halves)
             tokens, one = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, once))
             counts = counts.at[at, tokens].add(one)
         # Every device holds all of them; else XLA would choose for itself how to split them.
         counted = state["counted"] + jnp.where(room, more, 0)
         return {"counts": constrain(counts, None, None), "counted": counted}
 
-    def _hidden(self, batch: Batch, keys: Array, segments: Array | None) -> Array:
-        """Returns the addresses of each token in the one of two texts that hides it."""
+    def _halves(self, batch: Batch, keys: Array) -> Array:
+        """Draws which text of a pair hides a token: 0 or 1, and 2 for one that does not count."""
 
-        def shares(key: Array, length: int) -> Array:
+        def drawn(key: Array) -> Array:
             u, each = jax.random.split(key)
+            length = batch.tokens.shape[1]
             return jax.random.uniform(each, (length,)) < jax.random.uniform(u)
 
-        first = jax.vmap(shares, (0, None))(keys, batch.tokens.shape[1])
-        mask = self.vocab_size
-        one, other = (
-            self.addresses(jnp.where(hidden & batch.loss_mask, mask, batch.tokens), segments)
-            for hidden in (first, ~first)
-        )
-        return jnp.where(first, one, other)
+        return jnp.where(batch.loss_mask, jax.vmap(drawn)(keys).astype(jnp.int32), 2)
 
 
 def _shifted(x: Array, offset: int, outside: int) -> Array:
