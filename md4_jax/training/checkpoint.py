@@ -14,7 +14,7 @@ from md4_jax.runtime import retries
 from md4_jax.runtime.checksums import checksums
 from md4_jax.runtime.paths import Place, move, sync_all
 from md4_jax.runtime.sharding import max_over_processes
-from md4_jax.training import first_save, items
+from md4_jax.training import first_save, items, tensorstore
 from md4_jax.training.keeping import surplus
 
 
@@ -35,6 +35,7 @@ class Checkpoints:
         self.best: Callable[[Iterable[int]], int | None] = lambda steps: None
         self._options, self._read_only, self._is_proven = options, read_only, False
         self._has_failed = False
+        tensorstore.mend()
         self._manager = self._opened()
 
     def _opened(self) -> ocp.CheckpointManager:

@@ -54,6 +54,7 @@ ALLOWED = {
 CAGES = {
     "flax": {"networks"},
     "orbax": {"training"},
+    "tensorstore": {"training"},
     "optax": {"experiment", "training"},
     "grain": {"data"},
     "tensorflow_datasets": {"data"},
