@@ -195,7 +195,22 @@ def _with_current_names(config: dict[str, Any]) -> dict[str, Any]:
     if "eval" in config and "evals" not in config:
         kept = {key: value for key, value in config.items() if key != "eval"}
         config = {**kept, "evals": _evaluators_of(config["eval"])}
-    return config
+    return _without_rate_of_tables(config)
+
+
+def _without_rate_of_tables(config: dict[str, Any]) -> dict[str, Any]:
+    """Drops the keys of tables that learned by gradient; UserError for a run that has such."""
+    network = config.get("network")
+    if not isinstance(network, dict) or "tables_rate" not in network:
+        return config
+    if network.get("tables"):
+        raise UserError(
+            f"network.tables={network['tables']} with network.tables_rate: the tables of this run "
+            "learned by gradient, those of this version count, and cannot go on with them. Use the "
+            "version that trained it (`commit` in its config.json), or train anew"
+        )
+    kept = {k: v for k, v in network.items() if k not in ("tables_rate", "tables_draws")}
+    return {**config, "network": kept}
 
 
 def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:

@@ -315,6 +315,21 @@ def test_sections_that_a_run_does_not_have_yet(tmp_path):
     assert same(found, {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}})
 
 
+def test_a_run_from_before_tables_counted_goes_on(tmp_path):
+    """Every config had the keys of the tables, which most runs did not use."""
+    old = {"network": {"size": 8, "tables": 0, "tables_rate": 0.05, "tables_draws": 4}}
+    config.store(tmp_path, old)
+    today = {"network": {"size": 8, "tables": 0, "tables_draws": 24}}
+    config.check_same(config.stored(tmp_path), today, tmp_path)
+
+
+def test_a_run_whose_tables_learned_by_gradient_is_named(tmp_path):
+    old = {"network": {"tables": 64, "tables_rate": 0.05, "tables_draws": 4}}
+    config.store(tmp_path, old)
+    with pytest.raises(UserError, match="the tables of this run learned by gradient"):
+        config.stored(tmp_path)
+
+
 def test_what_a_run_has_stored_goes_before_defaults(tmp_path):
     base = str(commits.PACKAGE_ROOT / "configs" / "base.py")
     asked = schema.load_config(base, {"plan.topology": "cpu:8", "bench.windows": "9"})
