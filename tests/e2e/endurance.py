@@ -7,6 +7,7 @@ if one of them grows in the second half of the time by more than --growth of its
 """
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -30,7 +31,9 @@ def taken(process: int, run: Path) -> dict[str, float]:
     for folder, _, files in os.walk(run):
         for file in (Path(folder) / name for name in files):
             if not str(file.relative_to(run)).startswith(LOGS):
-                disk += file.stat().st_size if file.exists() else 0
+                # The run may delete a checkpoint in between.
+                with contextlib.suppress(FileNotFoundError):
+                    disk += file.stat().st_size
     return {
         "memory MB": int(found["VmRSS"]) / 1000,
         "open files": len(os.listdir(f"/proc/{process}/fd")),
