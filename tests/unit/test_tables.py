@@ -247,6 +247,18 @@ def test_some_positions_and_repeated_rows_of_a_trained_network(training):
     np.testing.assert_allclose(twice, jnp.repeat(everywhere, 2, axis=0), atol=1e-5)
 
 
+@pytest.mark.parametrize("scan_blocks", [False, True])
+def test_without_blocks_a_position_has_what_the_tables_say_of_it(scan_blocks):
+    options = dataclasses.replace(OPTIONS, depth=0, tables=ROWS, scan_blocks=scan_blocks)
+    network = options.build()
+    params = {"network": network.init(jax.random.key(0)), "process": Masking(V)}
+    denoiser = network.denoiser(params | {"companion": filled()})
+    z, t, index = texts(2, 12), jnp.full(2, 0.4), jnp.array([[0, 3], [6, 9]])
+    some = denoiser.unembed(denoiser.features_at(z, t, index))
+    expected = FIRST * network.companion.evidence(filled(), z).at(index).log_ratios.sum(axis=2)
+    np.testing.assert_allclose(some, expected, atol=1e-5)
+
+
 def test_weights_of_the_tables_are_learned(training):
     _, state, step = training(ROWS)
     first = state.params["network"]["mixture"]
@@ -278,6 +290,7 @@ def test_the_network_reads_what_the_tables_expect(training):
     [
         (dict(tables=1000), "network.tables must be 0 or a power of two, not 1000"),
         (dict(tables=4, vocab_size=5000), "needs a vocabulary of at most 1024 symbols"),
+        (dict(depth=-1), "network.depth must not be negative, not -1"),
         (dict(tables=4, tables_draws=0), "network.tables_draws must be at least 1, not 0"),
     ],
 )
