@@ -43,7 +43,8 @@ RULES = (
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
     (r"companion/(counts|counted)$", P()),
-    (r"mixture/\w+/kernel$", P()),
+    (r"mixture/hidden/kernel$", P(None, "fsdp")),
+    (r"mixture/(of_evidence|of_features)/kernel$", P("fsdp", None)),
 )
 # A parameter without a rule that has at most so many numbers (1 MiB in float32) is not split.
 SMALL = 2**18

@@ -167,7 +167,7 @@ def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> N
     where = {}
     for number, group in enumerate(groups, start=1):
         file = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else FILE
-        parts = {name: np.ascontiguousarray(arrays[name]) for name in group}
+        parts = {name: np.asarray(arrays[name], order="C") for name in group}
         (folder / file).write_bytes(save(parts, metadata={"format": "md4_jax"}))
         where |= dict.fromkeys(group, file)
     if len(groups) > 1:

@@ -121,7 +121,9 @@ def test_every_matrix_is_split(name, parts, meshes):
         if "companion" in key:  # whole on each device
             assert whole == part
             continue
-        by_fsdp_alone = any(word in key for word in ("modulation", "time_in", "time_out"))
+        by_fsdp_alone = any(
+            word in key for word in ("modulation", "time_in", "time_out", "mixture")
+        )
         assert whole / part == (2 if name == "mixed" and by_fsdp_alone else parts), key
         assert shard["devices"] == 8
 
