@@ -285,6 +285,19 @@ def test_the_network_reads_what_the_tables_expect(training):
     np.testing.assert_array_equal(found[0, 1], 0)
 
 
+def test_features_depend_on_what_the_tables_expect(training):
+    network, state, _ = training(ROWS)
+    plain, plain_state, _ = training(0)
+    z, t = texts(2, 12).at[:, ::3].set(V), jnp.full(2, 0.4)
+    without = plain.denoiser(plain_state.ema).features(z, t)
+    empty, told = (
+        network.denoiser(state.ema | {"companion": tables}).features(z, t)[..., :-V]
+        for tables in (TABLES.init(), filled())
+    )
+    np.testing.assert_allclose(empty, without, atol=1e-5)
+    assert jnp.abs(told - without)[:, ::3].mean() > 0.1
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
