@@ -1,12 +1,14 @@
 """Times this package and other programs in turn, round by round, in one run on one machine.
 
     python tools/versus.py --out FILE [--rounds 5] [--seconds 600] NAME:CALLS=COMMAND ...
+    python tools/versus.py --show FILE
 
 A COMMAND starts a worker, which speaks as `versus_worker.py` does; those of other projects run in
 environments of their own. All are compiled and warm before the first round. In each round each is
 called CALLS times, beside a matrix product that shows the speed of the machine. Calls during which
 other programs disturbed are dropped. The table has the ratio of each to the first one, the median
-and the range over rounds; FILE gets every call as JSON. For example, size (a):
+and the range over rounds; FILE gets every call as JSON, from which --show prints the table again.
+For example, size (a):
 
     python tools/versus.py --out a.json "ours:3=python tools/versus_worker.py a train" \\
       "float32 of another:2=OTHER_PYTHON its_worker.py a"
@@ -23,6 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from versus_worker import DISTURBED
+
+from md4_jax.runtime.commit import commit
 
 SIDE = 2048
 PRODUCT = f"""
@@ -92,25 +96,32 @@ def rounds(programs: dict[str, Program], most: int, seconds: float) -> dict[str,
     return found
 
 
-def table(found: dict[str, list[dict]], programs: dict[str, Program]) -> str:
-    """Formats medians, and the ratio of each program to the first one by round."""
-    each = {name: [typical(answer) for answer in answers] for name, answers in found.items()}
+def table(made: dict[str, Any]) -> str:
+    """Formats medians, and the ratio of each program to the first one by round.
+
+    With the number of products of a program known, it has their share of the rate that the square
+    product reached in the same rounds.
+    """
+    each = {
+        name: [typical(answer) for answer in answers] for name, answers in made["calls"].items()
+    }
     base = next(name for name in each if name != "product")
     rate = 2 * SIDE**3 / statistics.median(each["product"]) / 1e9
     lines = [
-        f"{processor()}; matrix product {rate:.0f} GFLOP/s; {len(each[base])} rounds",
-        f"| program | seconds (min-max of rounds) | / {base} (min-max of rounds) | peak GiB "
-        "| temporaries MiB |",
+        f"{made['processor']}; matrix product {rate:.0f} GFLOP/s; {len(each[base])} rounds",
+        f"| program | seconds (min-max of rounds) | / {base} (min-max of rounds) "
+        "| share of the matrix rate | peak GiB |",
         "|---|---|---|---|---|",
     ]
     for name, seconds in each.items():
         if name == "product":
             continue
         ratios = [a / b for a, b in zip(seconds, each[base], strict=True)]
-        temporary = programs[name].facts.get("temp", float("nan"))
+        done = made["facts"][name].get("gflop", 0) / statistics.median(seconds) / rate
         lines.append(
             f"| {name} | {ranged(seconds, '.4f')} | {ranged(ratios, '.2f')} "
-            f"| {max(answer['rss'] for answer in found[name]) / 2**20:.2f} | {temporary:,.0f} |"
+            f"| {f'{done:.0%}' if done else ''} "
+            f"| {max(answer['rss'] for answer in made['calls'][name]) / 2**20:.2f} |"
         )
     return "\n".join(lines)
 
@@ -127,28 +138,49 @@ def processor() -> str:
     return platform.processor()
 
 
+def worker(text: str) -> tuple[str, str, int]:
+    """Splits NAME:CALLS=COMMAND into name, command and calls."""
+    label, mark, command = text.partition("=")
+    name, colon, calls = label.rpartition(":")
+    if not (mark and colon and calls.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME:CALLS=COMMAND")
+    return name, command, int(calls)
+
+
+def measured(workers: list[tuple], most: int, seconds: float) -> dict[str, Any]:
+    """Starts the programs, times them in turn, and ends them."""
+    programs = {"product": start([sys.executable, "-c", PRODUCT], 4)}
+    programs |= {name: start(command, calls) for name, command, calls in workers}
+    found = rounds(programs, most, seconds)
+    for program in programs.values():
+        program.process.communicate("quit\n")
+    return {
+        "processor": processor(),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "command": sys.argv,
+        "facts": {name: program.facts for name, program in programs.items()},
+        "calls": found,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("programs", nargs="+", metavar="NAME:CALLS=COMMAND")
-    parser.add_argument("--out", type=Path, required=True, help="file for every call, as JSON")
+    parser.add_argument("programs", nargs="*", type=worker, metavar="NAME:CALLS=COMMAND")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, help="file for every call, as JSON")
+    where.add_argument("--show", type=Path, help="such a file, whose table is printed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=600.0, help="start no round after them")
     options = parser.parse_args()
-    programs = {"product": start([sys.executable, "-c", PRODUCT], 4)}
-    for text in options.programs:
-        label, mark, command = text.partition("=")
-        name, colon, calls = label.rpartition(":")
-        if not (mark and colon and calls.isdigit()):
-            parser.error(f"{text!r} is not NAME:CALLS=COMMAND")
-        programs[name] = start(command, int(calls))
-    found = rounds(programs, options.rounds, options.seconds)
-    for program in programs.values():
-        program.process.communicate("quit\n")
-    facts = {name: program.facts for name, program in programs.items()}
-    options.out.write_text(
-        json.dumps({"processor": processor(), "command": sys.argv, "facts": facts, "calls": found})
-    )
-    print(table(found, programs))
+    if options.show:
+        print(table(json.loads(options.show.read_text())))
+        return
+    if not options.programs:
+        parser.error("no NAME:CALLS=COMMAND given")
+    made = measured(options.programs, options.rounds, options.seconds)
+    options.out.write_text(json.dumps(made))
+    print(table(made))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,9 @@ def test_programs_are_timed_in_turn(table, tmp_path):
     calls = json.loads((tmp_path / "v.json").read_text())["calls"]
     assert [len(calls[name]) for name in ("product", "ours", "twice")] == [2, 2, 2]
     assert min(seconds for answer in calls["ours"] for seconds in answer["ts"]) > 0
+    assert [row[:3] for row in table("versus", "--show", tmp_path / "v.json")] == [
+        row[:3] for row in rows
+    ]
 
 
 def test_a_program_that_fails_is_named(environment, tmp_path):
