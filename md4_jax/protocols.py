@@ -33,12 +33,14 @@ class Batch(NamedTuple):
     context    other inputs of the network, by name, each [B, ...]: `segments` of packed
                documents, a class `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
+    place      int32 [B, 2] or None, epoch and number of each sequence of the training data
     """
 
     tokens: Array
     loss_mask: Array
     context: Mapping[str, Array]
     text: Array | None = None
+    place: Array | None = None
 
 
 def batch_of(
@@ -197,12 +199,9 @@ class Denoiser(NamedTuple):
         if rebind is not None:
             rebind = lambda count: self.rebind(count).told(signal)  # noqa: E731
         return Denoiser(
-            lambda z, t: self.features(z, signal(t)),
-            self.unembed,
-            self.accelerator._replace(features_at=at),
-            blocks,
-            rebind,
-        )
+            lambda z, t: self.features(z, signal(t)), self.unembed,
+            self.accelerator._replace(features_at=at), blocks, rebind,
+        )  # fmt: skip
 
 
 class Network(NamedTuple):

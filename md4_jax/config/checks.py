@@ -211,6 +211,11 @@ def _check_tables(experiment: Experiment) -> None:
         raise UserError(
             f"{asked} needs network.causal=False: a table sees the neighbours on both sides"
         )
+    if experiment.data.windows == "every":
+        raise UserError(
+            f"{asked} needs data.windows='grid', not 'every': windows that overlap would be "
+            "predicted with counts of their own text"
+        )
 
 
 def _satisfying(protocols: tuple[type, ...]) -> list[str]:

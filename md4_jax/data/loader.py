@@ -69,8 +69,9 @@ def train_iterator(
     rounds      rounds of the permutation
 
     Each epoch is another permutation, given by the seed alone, with each sequence once; a batch
-    may straddle two epochs. Tokens after the last whole sequence are left out. Random changes of
-    rows (`Rows.augment`) depend on the seed and the place in this endless order.
+    may straddle two epochs, as its `place` tells. Tokens after the last whole sequence are left
+    out. Random changes of rows (`Rows.augment`) depend on the seed and the place in this endless
+    order.
 
     Raises UserError when there is no whole sequence.
     """
@@ -93,7 +94,10 @@ def train_iterator(
 
     def gather(places: np.ndarray) -> Batch:
         own = places[mine]
-        batch = sequences.take(np.array([shuffled(place) for place in own]))
+        numbers = np.array([shuffled(place) for place in own])
+        # A number of 32 bits, since it only tells sequences apart.
+        place = np.stack([own // count, numbers], axis=1).astype(np.int32)
+        batch = sequences.take(numbers)._replace(place=place)
         if augment is None:
             return batch
         return batch._replace(tokens=augment(batch.tokens, _bits(order_seed, own)))

@@ -4,6 +4,10 @@ A network learns slowly what counts know at once. Each table has a window of nei
 and right. Their symbols, with the mask as one, choose a row of the table, which holds how often
 each token stood there. `mixture.py` weighs the tables and adds them to the logits of the network.
 The tables are no parameters: counting needs no gradient, and touches only the rows in use.
+
+A text that comes again, in a later epoch, is read through the counts of all other texts: what it
+has itself been counted as is taken out before and put back after (leave one out). Else the network
+would learn to trust tables that remember the text, and would do worse on any other.
 """
 
 import dataclasses
@@ -31,7 +35,7 @@ LARGEST_VOCABULARY = 1024
 MOST_COUNTED = 2**30
 # What a row is given before it has counted anything, spread over all tokens.
 PRIOR = 0.5
-# Folded into the keys of a training step, which also draw noise and dropout.
+# Folded into the keys of sequences, which may also draw noise and dropout.
 TABLES = 0x7461626C
 MULTIPLIER = 0x9E3779B1
 
@@ -135,6 +139,7 @@ class Tables:
         """Returns what the tables know of each position."""
         found = jnp.moveaxis(self.addresses(z, segments), 0, -1)
         counts = constrain(state["counts"][found], BATCH_AXES, None, None, None)
+        counts = jnp.maximum(counts, 0)
         counted = jnp.sum(counts, axis=-1)
         shares = (counts + PRIOR / self.vocab_size) / (counted + PRIOR)[..., None]
         return Evidence(jnp.log(shares * self.vocab_size), counted.astype(jnp.float32))
@@ -143,26 +148,48 @@ class Tables:
         """Returns `evidence` of this state."""
         return functools.partial(self.evidence, state)
 
+    def without(self, state: Mapping[str, Array], batch: Batch, keys: Array) -> dict[str, Array]:
+        """Takes the sequences of a batch that were counted in an earlier epoch out of the tables.
+
+        keys: those with which they were counted, [B]. If they were not, since that step was skipped
+        or the tables were full, counts may become negative; `evidence` takes those as 0.
+        """
+        again = _again(batch)
+        taken = functools.partial(self._added, batch=batch, keys=keys, rows=again, times=-1)
+        counts = jax.lax.cond(jnp.any(again), taken, lambda counts: counts, state["counts"])
+        return {"counts": counts, "counted": state["counted"]}
+
     def learned(
         self, state: Mapping[str, Array], batch: Batch, keys: Array, good: Array
     ) -> dict[str, Array]:
-        """Returns the tables with a batch counted, or unchanged if not good.
+        """Returns the tables `without` a batch with it counted.
+
+        A new sequence is counted if the step was good and there is room; one of an earlier epoch is
+        put back in any case. Its keys [B] must be those of then.
+        """
+        again = _again(batch)
+        new = batch.loss_mask & ~again[:, None]
+        more = jnp.sum(new, dtype=jnp.int32) * self.draws
+        room = good & (state["counted"] <= MOST_COUNTED - more)
+        counts = self._added(state["counts"], batch, keys, again | room, 1)
+        # Every device holds all of them; else XLA would choose for itself how to split them.
+        counts = constrain(counts, None, None)
+        return {"counts": counts, "counted": state["counted"] + jnp.where(room, more, 0)}
+
+    def _added(self, counts: Array, batch: Batch, keys: Array, rows: Array, times: int) -> Array:
+        """Adds the sequences that rows [B] tells to the counts, so many times.
 
         A pair of masks hides each token once: in one of the two texts a share u of the tokens, in
         the other the rest, u ~ U(0, 1).
         """
         segments = batch.context.get("segments")
-        counts, more = state["counts"], jnp.sum(batch.loss_mask, dtype=jnp.int32) * self.draws
-        room = good & (state["counted"] <= MOST_COUNTED - more)
-        once = (batch.loss_mask & room).astype(jnp.int32)
+        once = (batch.loss_mask & rows[:, None]).astype(jnp.int32) * times
         for number in range(self.draws):
             halves = self._halves(batch, folded(keys, TABLES + number))
             at = self.addresses(batch.tokens, segments, halves)
             tokens, one = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, once))
             counts = counts.at[at, tokens].add(one)
-        # Every device holds all of them; else XLA would choose for itself how to split them.
-        counted = state["counted"] + jnp.where(room, more, 0)
-        return {"counts": constrain(counts, None, None), "counted": counted}
+        return counts
 
     def _halves(self, batch: Batch, keys: Array) -> Array:
         """Draws which text of a pair hides a token: 0 or 1, and 2 for one that does not count."""
@@ -173,6 +200,11 @@ class Tables:
             return jax.random.uniform(each, (length,)) < jax.random.uniform(u)
 
         return jnp.where(batch.loss_mask, jax.vmap(drawn)(keys).astype(jnp.int32), 2)
+
+
+def _again(batch: Batch) -> Array:
+    """Returns which sequences were in an earlier epoch, bool [B]."""
+    return jnp.zeros(len(batch.tokens), bool) if batch.place is None else batch.place[:, 0] > 0
 
 
 def _shifted(x: Array, offset: int, outside: int) -> Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.objectives.draws import draws, early_times
+from md4_jax.objectives.draws import draws, early_times, sequence_keys
 from md4_jax.options import TrainOptions
 from md4_jax.protocols import (
     Array,
@@ -77,7 +77,9 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
-        fixed = {part: state.ema[part] for part in state.ema if part not in state.params}
+        fixed, own = {}, sequence_keys(options.seed, batch, keys)
+        if network.companion is not None:
+            fixed["companion"] = network.companion.without(state.ema["companion"], batch, own)
         grads, metrics = accumulate(
             jax.grad(lambda params, *rows: loss(params | fixed, *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
@@ -92,8 +94,8 @@ def make_train_step(
         kept, good = _apply(optimizer, state, grads, finite, options.ema, factor)
         if network.companion is not None:
             # After the gradient, so that the network never sees what the batch itself has taught.
-            own = network.companion.learned(state.ema["companion"], batch, keys, good)
-            kept = kept._replace(ema=kept.ema | {"companion": own})
+            after = network.companion.learned(fixed["companion"], batch, own, good)
+            kept = kept._replace(ema=kept.ema | {"companion": after})
         bad = jnp.logical_not(good).astype(jnp.int32)
         state = kept._replace(
             step=state.step + 1,

@@ -172,6 +172,39 @@ def test_a_token_that_does_not_count_stays_visible():
     assert set(np.flatnonzero(state["counts"].sum(axis=1))) <= visible
 
 
+def told(numbers: list[int], epoch: int, length: int = 9) -> Batch:
+    """A batch of these sequences of the training data."""
+    place = jnp.array([[epoch, number] for number in numbers])
+    return batch_of(texts(8, length)[jnp.array(numbers)])._replace(place=place)
+
+
+def test_a_sequence_that_comes_again_is_taken_out_and_put_back():
+    each = keys(8)
+    first, second = told([0, 1, 2], epoch=0), told([1, 5], epoch=0)
+    mixed = told([1, 6], epoch=0)._replace(place=jnp.array([[1, 1], [0, 6]]))
+    state = TABLES.learned(TABLES.init(), first, each[jnp.array([0, 1, 2])], ONE)
+    own = each[jnp.array([1, 6])]
+    # Sequence 1 comes again, 6 is new.
+    held_out = TABLES.without(state, mixed, own)
+    others = TABLES.learned(TABLES.init(), told([0, 2], epoch=0), each[jnp.array([0, 2])], ONE)
+    chex.assert_trees_all_equal(held_out["counts"], others["counts"])
+    after = TABLES.learned(held_out, mixed, own, ONE)
+    new = TABLES.learned(state, told([6], epoch=0), each[jnp.array([6])], ONE)
+    chex.assert_trees_all_equal(after, new)
+    # And with a step that was not good only the new one is lost.
+    chex.assert_trees_all_equal(TABLES.learned(held_out, mixed, own, ~ONE), state)
+    # In its first epoch nothing is taken out.
+    chex.assert_trees_all_equal(TABLES.without(state, second, each[jnp.array([1, 5])]), state)
+
+
+def test_what_was_never_counted_is_no_negative_evidence():
+    batch = told([3], epoch=1)
+    below = TABLES.without(TABLES.init(), batch, keys(1))
+    assert below["counts"].min() < 0
+    z = batch.tokens.at[:, ::2].set(V)
+    chex.assert_trees_all_equal(TABLES.evidence(below, z), TABLES.evidence(TABLES.init(), z))
+
+
 @pytest.fixture
 def training():
     """(state, step) of a small network with tables, in float32."""
@@ -203,6 +236,22 @@ def test_a_batch_is_predicted_before_it_is_learned(training):
     _, drawn = draws(0, jnp.int32(0), 4)
     expected = network.companion.learned(network.companion.init(), batch, drawn, ONE)
     chex.assert_trees_all_equal(after.ema["companion"], expected)
+
+
+def test_a_text_is_no_easier_to_predict_in_later_epochs(training):
+    _, state, step = training(ROWS)
+    others, batch = told([4, 5, 6, 7], epoch=0), told([0, 1, 2, 3], epoch=0)
+    state, _ = step(state, others)
+    seen, _ = step(state, batch)
+    counts = seen.ema["companion"]
+    # The same parameters and draws, once without the batch in the tables and once with it.
+    again = state._replace(ema=state.ema | {"companion": counts})
+    _, before = step(state, batch)
+    after, later = step(again, told([0, 1, 2, 3], epoch=1))
+    assert later["nats"] == before["nats"]
+    chex.assert_trees_all_equal(after.ema["companion"], counts)
+    _, leaked = step(again, batch)
+    assert leaked["nats"] < 0.99 * before["nats"]
 
 
 def test_a_step_that_is_skipped_teaches_the_tables_nothing(training):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import threading
-import types
 
 import grain
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from md4_jax.data.loader import MANY_ROUNDS, eval_batches, train_iterator
 from md4_jax.data.sequences import Windows
-from md4_jax.protocols import UserError
+from md4_jax.protocols import UserError, batch_of
 
 LENGTH = 4
 
@@ -49,6 +48,16 @@ def test_each_sequence_once_an_epoch(batch_size):
     assert (np.sort(epochs) == np.arange(20)).all()
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert all(tuple(epoch) != tuple(range(20)) for epoch in epochs)
+
+
+def test_a_batch_tells_epoch_and_number_of_its_sequences():
+    """In batches of 8 of 20 sequences, the third and the fifth are of two epochs."""
+    iterator = train_iterator(grid(20), batch_size=8, seed=5, rows=np.arange(2, 8))
+    for first in range(0, 80, 8):
+        batch = next(iterator)
+        assert batch.place.dtype == np.int32
+        assert batch.place[:, 0].tolist() == [place // 20 for place in range(first + 2, first + 8)]
+        assert batch.place[:, 1].tolist() == (batch.tokens[:, 0] // LENGTH).tolist()
 
 
 def test_the_seed_gives_the_order():
@@ -127,7 +136,7 @@ def test_neighbours_in_a_long_epoch_are_strangers():
             return 4_000_000_000
 
         def take(self, index):
-            return types.SimpleNamespace(tokens=index)
+            return batch_of(index)
 
     for seed in range(3):
         iterator = train_iterator(Starts(), batch_size=1024, seed=seed, rounds=MANY_ROUNDS)
