@@ -244,9 +244,10 @@ def test_a_text_is_no_easier_to_predict_in_later_epochs(training):
     state, _ = step(state, others)
     seen, _ = step(state, batch)
     counts = seen.ema["companion"]
-    # The same parameters and draws, once without the batch in the tables and once with it.
-    again = state._replace(ema=state.ema | {"companion": counts})
-    _, before = step(state, batch)
+    # Same parameters and draws of a later step, once without the batch in the tables, once with it.
+    later_step = state._replace(step=state.step + 5)
+    again = later_step._replace(ema=state.ema | {"companion": counts})
+    _, before = step(later_step, batch)
     after, later = step(again, told([0, 1, 2, 3], epoch=1))
     assert later["nats"] == before["nats"]
     chex.assert_trees_all_equal(after.ema["companion"], counts)
