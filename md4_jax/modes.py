@@ -9,6 +9,7 @@ import jax
 
 from md4_jax.config import audits, build, foreign, inputs, runs
 from md4_jax.config import load as config
+from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import with_kinds
 from md4_jax.config.schema import options_from
@@ -63,6 +64,7 @@ def train_mode(call: Call) -> int:
         config.check_same(kept, call.config, workdir, back.FREE if call.back else ())
     experiment, corpus = _experiment(call.config, workdir)
     # Check everything before anything is written.
+    check_training(experiment)
     trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)

@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=600.0, help="start no round after them")
     options = parser.parse_args()
+    if options.show and not options.show.is_file():
+        parser.error(f"--show={options.show}: there is no such file")
     if options.show:
         print(table(json.loads(options.show.read_text())))
         return

@@ -211,10 +211,14 @@ def _check_tables(experiment: Experiment) -> None:
         raise UserError(
             f"{asked} needs network.causal=False: a table sees the neighbours on both sides"
         )
-    if experiment.data.windows == "every":
+
+
+def check_training(experiment: Experiment) -> None:
+    """Raises UserError for data that cannot train this network; a trained one may still be read."""
+    if experiment.network.companion is not None and experiment.data.windows == "every":
         raise UserError(
-            f"{asked} needs data.windows='grid', not 'every': windows that overlap would be "
-            "predicted with counts of their own text"
+            f"network.tables={experiment.config['network']['tables']} needs data.windows='grid', "
+            "not 'every': windows that overlap would be predicted with counts of their own text"
         )
 
 

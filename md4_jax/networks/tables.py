@@ -155,6 +155,7 @@ class Tables:
         or the tables were full, counts may become negative; `evidence` takes those as 0.
         """
         again = _again(batch)
+        # The first epoch, with nothing to take out, pays nothing.
         taken = functools.partial(self._added, batch=batch, keys=keys, rows=again, times=-1)
         counts = jax.lax.cond(jnp.any(again), taken, lambda counts: counts, state["counts"])
         return {"counts": counts, "counted": state["counted"]}

@@ -294,8 +294,6 @@ def test_nested_sections_are_made_first():
         (dict(network__tables=64, network__causal=True, objective=dict(name="autoregressive"),
               sample=dict(name="left_to_right"), evals=dict()),
          "network.tables=64 needs network.causal=False"),
-        (dict(network__tables=64, data__windows="every"),
-         "network.tables=64 needs data.windows='grid', not 'every'"),
         (dict(network__tables=64, sample__block=16),
          "sample.block=16 needs .* network.tables=0 and"),
         (dict(data__separate_documents=True), "needs a tokenizer with an end-of-text token"),
