@@ -84,8 +84,8 @@ def get_config() -> ConfigDict:
                 # categorical | truncated_logistic, for ordered symbols: a location and a scale
                 output="categorical",
                 classes=0,  # number of classes of labelled data; 0: no labels
-                tables=0,  # most rows of each table of neighbours; 0: none (docs/networks.md)
-                tables_draws=24,  # pairs of masks with which they count each sequence
+                tables=0,  # most counts of each table of neighbours; 0: none (docs/networks.md)
+                tables_tokens=2**25,  # most tokens of the training text that they count
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
             optim=dict(

@@ -10,9 +10,9 @@ def get_config():
     config = quickstart.get_config()
     config.data = base.get_config().data
     config.tokenizer = dict(name="text8")
-    config.network.depth = 4
+    config.network.update(depth=4, tables=0)
     config.train.update(num_steps=4800, seconds=600.0, ema=0.995)
-    config.optim.warmup_steps = 100
+    config.optim.update(warmup_steps=100, clock="steps")
     config.evals.validation.update(every=2000, draws=2, limit=256)
     config.evals.test.draws = 2
     config.checkpoint.every = 2000

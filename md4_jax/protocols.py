@@ -33,14 +33,14 @@ class Batch(NamedTuple):
     context    other inputs of the network, by name, each [B, ...]: `segments` of packed
                documents, a class `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
-    place      int32 [B, 2] or None, epoch and number of each sequence of the training data
+    number     int32 [B] or None, which sequence of the training data each one is
     """
 
     tokens: Array
     loss_mask: Array
     context: Mapping[str, Array]
     text: Array | None = None
-    place: Array | None = None
+    number: Array | None = None
 
 
 def batch_of(
@@ -210,7 +210,7 @@ class Network(NamedTuple):
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context {name: [B, ...]} holds other inputs
                of each sequence; keys [B] are for dropout, None outside of training. With a
-               companion, a function (z, segments) -> what that knows, comes last
+               companion, a function (z, segments, own) -> what that knows, comes last
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`

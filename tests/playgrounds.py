@@ -25,7 +25,7 @@ def model(domain, length: int, **process) -> Model:
     config = files.load("quickstart")
     config["network"] |= dict(
         size=16, depth=1, heads=2, hidden=32, classes=len(LABELS), label_dropout=0.1,
-        time_conditioning=True,
+        time_conditioning=True, tables=0,
     )  # fmt: skip
     config["data"] |= dict(length=length)
     config["mesh"] |= dict(data=1)

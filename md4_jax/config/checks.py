@@ -205,11 +205,12 @@ def _check_tables(experiment: Experiment) -> None:
     if not isinstance(experiment.process, RevealsMasks | RevealsBySymbol):
         raise UserError(
             f"{asked} needs masks, not process.name={experiment.config['process']['name']!r}: with "
-            "other noise a table cannot know which neighbours are right"
+            "other noise a table cannot know which neighbours are right. Set network.tables=0"
         )
     if experiment.network.causal:
         raise UserError(
-            f"{asked} needs network.causal=False: a table sees the neighbours on both sides"
+            f"{asked} needs network.causal=False: a table sees the neighbours on both sides. Set "
+            "network.tables=0"
         )
 
 
@@ -218,7 +219,8 @@ def check_training(experiment: Experiment) -> None:
     if experiment.network.companion is not None and experiment.data.windows == "every":
         raise UserError(
             f"network.tables={experiment.config['network']['tables']} needs data.windows='grid', "
-            "not 'every': windows that overlap would be predicted with counts of their own text"
+            "not 'every': windows that overlap would be predicted with counts of their own text. "
+            "Change one of them"
         )
 
 

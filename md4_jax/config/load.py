@@ -45,7 +45,7 @@ ADDED = {
     "network.norm_parameters": "auto",
     "network.rotary_base": 10_000.0,
     "network.tables": 0,
-    "network.tables_draws": 24,
+    "network.tables_tokens": 2**25,
     "network.tied": False,
     "network.time_embedding": "plain",
     "objective.cross_entropy": 0.0,
@@ -195,22 +195,22 @@ def _with_current_names(config: dict[str, Any]) -> dict[str, Any]:
     if "eval" in config and "evals" not in config:
         kept = {key: value for key, value in config.items() if key != "eval"}
         config = {**kept, "evals": _evaluators_of(config["eval"])}
-    return _without_rate_of_tables(config)
+    return _without_older_tables(config)
 
 
-def _without_rate_of_tables(config: dict[str, Any]) -> dict[str, Any]:
-    """Drops the keys of tables that learned by gradient; UserError for a run that has such."""
-    network = config.get("network")
-    if not isinstance(network, dict) or "tables_rate" not in network:
+def _without_older_tables(config: dict[str, Any]) -> dict[str, Any]:
+    """Drops the keys of earlier kinds of tables; UserError for a run that has such tables."""
+    network, gone = config.get("network"), ("tables_rate", "tables_draws")
+    if not isinstance(network, dict) or not set(gone) & network.keys():
         return config
     if network.get("tables"):
+        key = next(key for key in gone if key in network)
         raise UserError(
-            f"network.tables={network['tables']} with network.tables_rate: the tables of this run "
-            "learned by gradient, those of this version count, and cannot go on with them. Use the "
-            "version that trained it (`commit` in its config.json), or train anew"
+            f"network.tables={network['tables']} with network.{key}: the tables of this run are of "
+            "an earlier kind, with which this version cannot go on. Use the version that trained "
+            "it (`commit` in its config.json), or train anew"
         )
-    kept = {k: v for k, v in network.items() if k not in ("tables_rate", "tables_draws")}
-    return {**config, "network": kept}
+    return {**config, "network": {k: v for k, v in network.items() if k not in gone}}
 
 
 def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:

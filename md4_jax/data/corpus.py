@@ -112,6 +112,11 @@ class Corpus:
             rounds=loader.MANY_ROUNDS if self._is_dense else loader.FEW_ROUNDS,
         )
 
+    def training_in_order(self, *, batch_size: int, rows: np.ndarray) -> Iterator[Batch]:
+        """Returns the batches of all whole training sequences, each once, by their numbers."""
+        batches = loader.eval_batches(self._training, batch_size=batch_size, rows=rows)
+        return (batch for batch in batches if batch.tokens.shape[1] == self.options.length)
+
     def eval_batches(
         self, split: str, *, batch_size: int, rows: np.ndarray, stride: int = 0
     ) -> Iterator[Batch]:

@@ -69,9 +69,8 @@ def train_iterator(
     rounds      rounds of the permutation
 
     Each epoch is another permutation, given by the seed alone, with each sequence once; a batch
-    may straddle two epochs, as its `place` tells. Tokens after the last whole sequence are left
-    out. Random changes of rows (`Rows.augment`) depend on the seed and the place in this endless
-    order.
+    may straddle two epochs. Tokens after the last whole sequence are left out. Random changes of
+    rows (`Rows.augment`) depend on the seed and the place in this endless order.
 
     Raises UserError when there is no whole sequence.
     """
@@ -95,9 +94,8 @@ def train_iterator(
     def gather(places: np.ndarray) -> Batch:
         own = places[mine]
         numbers = np.array([shuffled(place) for place in own])
-        # A number of 32 bits, since it only tells sequences apart.
-        place = np.stack([own // count, numbers], axis=1).astype(np.int32)
-        batch = sequences.take(numbers)._replace(place=place)
+        number = np.minimum(numbers, np.iinfo(np.int32).max).astype(np.int32)
+        batch = sequences.take(numbers)._replace(number=number)
         if augment is None:
             return batch
         return batch._replace(tokens=augment(batch.tokens, _bits(order_seed, own)))

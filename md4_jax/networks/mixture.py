@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.linear import Linear
-from md4_jax.networks.tables import WINDOWS, Evidence
+from md4_jax.networks.tables import LOOKUPS, Evidence
 from md4_jax.protocols import Array
 
 HIDDEN = 128
@@ -28,8 +28,8 @@ class TableMixture(nn.Module):
 
     def setup(self):
         self.hidden = Linear(HIDDEN, self.dtype, bias=True, products=self.products)
-        self.of_evidence = Linear(len(WINDOWS), self.dtype, zeros=True, bias=True)
-        self.of_features = Linear(len(WINDOWS), self.dtype, zeros=True, bias=True)
+        self.of_evidence = Linear(LOOKUPS, self.dtype, zeros=True, bias=True)
+        self.of_features = Linear(LOOKUPS, self.dtype, zeros=True, bias=True)
 
     def weights(self, evidence: Evidence) -> Array:
         """Returns the weights of the evidence alone, [B, P, K]."""

@@ -1,13 +1,14 @@
-"""Tables of counts: which token stood between these visible neighbours, in the text read so far.
+"""Tables of counts: which token stood between these neighbours, in the training text.
 
-A network learns slowly what counts know at once. Each table has a window of neighbours to the left
-and right. Their symbols, with the mask as one, choose a row of the table, which holds how often
-each token stood there. `mixture.py` weighs the tables and adds them to the logits of the network.
-The tables are no parameters: counting needs no gradient, and touches only the rows in use.
+A network learns slowly what counts know at once. A table belongs to a set of neighbours, say the
+two to the left and the one to the right of a token. It has a row for each combination of symbols
+that these may have, and the row holds how often each token stood there. Before the first step of
+training all tables count the training text, each token once (`training/counting.py`). A masked
+token is looked up in those tables whose neighbours are visible. `mixture.py` weighs what they say
+and adds it to the logits of the network.
 
-A text that comes again, in a later epoch, is read through the counts of all other texts: what it
-has itself been counted as is taken out before and put back after (leave one out). Else the network
-would learn to trust tables that remember the text, and would do worse on any other.
+In training a token is looked up without its own count (leave one out). Else the network would
+learn to trust tables that remember the text, and would do worse on any other.
 """
 
 import dataclasses
@@ -18,34 +19,39 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from md4_jax.networks.dropout import folded
 from md4_jax.protocols import Array, Batch, UserError
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Neighbours to the left and to the right of each table.
+# Windows in which a masked token is looked up: neighbours to the left and to the right. All that
+# are visible there choose the table.
 WINDOWS = (
-    (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (0, 2),
-    (0, 3), (0, 4), (0, 5), (0, 6), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2), (1, 4), (4, 1),
-    (2, 4), (4, 2),
+    (1, 1), (2, 2), (3, 3), (4, 4), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (0, 2), (0, 3), (0, 4),
+    (0, 5), (0, 6), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2), (1, 4), (4, 1), (2, 4), (4, 2),
 )  # fmt: skip
+# Two more look-ups are of the nearest visible neighbours in all of this reach, as many as make a
+# set that has a table. They differ where a left and a right neighbour are equally far.
+REACH = 6
+LOOKUPS = len(WINDOWS) + 2
+OFFSETS = (*range(-REACH, 0), *range(1, REACH + 1))
 # Rows are as long as the vocabulary, so that it must be small.
 LARGEST_VOCABULARY = 1024
-# Hidden tokens after which the tables count no more, so that no count exceeds an int32.
-MOST_COUNTED = 2**30
+# So that no count exceeds an int32.
+MOST_TOKENS = 2**30
 # What a row is given before it has counted anything, spread over all tokens.
 PRIOR = 0.5
-# Folded into the keys of sequences, which may also draw noise and dropout.
-TABLES = 0x7461626C
+# Name of the context of a batch that holds the tokens to look up without their own count.
+COUNTED = "counted"
 MULTIPLIER = 0x9E3779B1
 
 
 class Evidence(NamedTuple):
     """Estimates of the tables for some positions, and how much they rest on.
 
-    log_ratios  log p_k(v) - log(1 / V), the estimate of table k against the uniform distribution:
+    log_ratios  log p_k(v) - log(1 / V), the estimate of look-up k against the uniform distribution:
                 float32 [B, P, K, V]. Zero where the table has counted nothing
-    counted     how often table k has seen these neighbours, float32 [B, P, K]
+    counted     how often the table of look-up k has seen these neighbours, float32 [B, P, K]
     """
 
     log_ratios: Array
@@ -57,155 +63,200 @@ class Evidence(NamedTuple):
         return Evidence(log_ratios, jnp.take_along_axis(self.counted, index[..., None], axis=1))
 
 
+@functools.cache
+def neighbour_sets() -> tuple[int, ...]:
+    """Lists the sets of neighbours that have a table; bit j of a set stands for OFFSETS[j].
+
+    They are all subsets of a window, and all pairs; small sets come first.
+    """
+    found = {1 << i | 1 << j for i, j in itertools.combinations(range(len(OFFSETS)), 2)}
+    for window in WINDOWS:
+        inside = [1 << j for j, n in enumerate(OFFSETS) if -window[0] <= n <= window[1]]
+        for count in range(len(inside) + 1):
+            found |= {sum(some) for some in itertools.combinations(inside, count)}
+    return tuple(sorted(found, key=lambda chosen: (chosen.bit_count(), chosen)))
+
+
+@functools.cache
+def lookups() -> np.ndarray:
+    """Tells in which tables to look for each set of visible neighbours: int32 [2^12, K]."""
+    number = {chosen: n for n, chosen in enumerate(neighbour_sets())}
+    windows = [
+        sum(1 << j for j, n in enumerate(OFFSETS) if -left <= n <= right) for left, right in WINDOWS
+    ]
+
+    def nearest(visible: int, farthest_first: list[int]) -> int:
+        for j in farthest_first:
+            if visible in number:
+                return visible
+            visible &= ~(1 << j)
+        return visible
+
+    # Of two neighbours that are equally far the left one goes first in one order.
+    orders = [
+        sorted(range(len(OFFSETS)), key=lambda j: (-abs(OFFSETS[j]), side * OFFSETS[j]))
+        for side in (1, -1)
+    ]
+    found = np.zeros((2 ** len(OFFSETS), LOOKUPS), np.int32)
+    for visible in range(len(found)):
+        chosen = [visible & window for window in windows]
+        chosen += [nearest(visible, order) for order in orders]
+        found[visible] = [number[one] for one in chosen]
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Tables of a vocabulary, which count beside a network; a state is {'counts', 'counted'}.
+    """Tables of a vocabulary, which count beside a network.
+
+    A state is {'counts', 'sequences'}: counts [rows, V], and of how many sequences they are, the
+    first ones of the training data.
 
     vocab_size  V; the mask is V
-    rows        most rows of a table, a power of two. Neighbours that have no more combinations have
-                a row each; those of larger windows are hashed and may share one
-    draws       pairs of masks that each sequence of a batch is given to count with
+    size        most counts of a table, V in each row. Neighbours that have no more combinations
+                than rows have a row each; those of larger sets are hashed and may share one
+    tokens      most tokens of the training text that are counted
     """
 
     vocab_size: int
-    rows: int
-    draws: int
+    size: int
+    tokens: int
 
     def __post_init__(self):
-        if self.rows < 2 or self.rows & (self.rows - 1):
-            raise UserError(f"network.tables must be 0 or a power of two, not {self.rows}")
         if self.vocab_size > LARGEST_VOCABULARY:
             raise UserError(
-                f"network.tables={self.rows} needs a vocabulary of at most {LARGEST_VOCABULARY} "
-                f"symbols, since a row has a number for each; this one has {self.vocab_size}"
+                f"network.tables={self.size} needs a vocabulary of at most {LARGEST_VOCABULARY} "
+                f"symbols, since a row has a count for each; this one has {self.vocab_size}: set "
+                "network.tables=0"
             )
-        if self.draws < 1:
-            raise UserError(f"network.tables_draws must be at least 1, not {self.draws}")
+        if self.size < self.vocab_size:
+            raise UserError(
+                f"network.tables={self.size} must be 0 or at least the vocabulary's size, "
+                f"{self.vocab_size}, so that a table has a row"
+            )
+        if not 1 <= self.tokens <= MOST_TOKENS:
+            raise UserError(
+                f"network.tables_tokens must lie between 1 and {MOST_TOKENS}, not {self.tokens}"
+            )
 
     @property
+    def rows(self) -> int:
+        """Most rows of a table."""
+        return self.size // self.vocab_size
+
+    def _combinations(self, chosen: int) -> int:
+        """Returns how many different symbols a set of neighbours may have."""
+        return (self.vocab_size + 1) ** chosen.bit_count()
+
+    @functools.cached_property
     def sizes(self) -> list[int]:
         """Rows of each table."""
-        return [min(self.rows, self._combinations(*window)) for window in WINDOWS]
+        return [min(self.rows, self._combinations(chosen)) for chosen in neighbour_sets()]
 
-    def _combinations(self, left: int, right: int) -> int:
-        """Returns how many different neighbours a window may have."""
-        return (self.vocab_size + 2) ** (left + right)
+    @functools.cached_property
+    def _numbered(self) -> int:
+        """Number of the tables in which each combination has its own row; they come first."""
+        return sum(self._combinations(chosen) <= self.rows for chosen in neighbour_sets())
+
+    @functools.cached_property
+    def _factors(self) -> np.ndarray:
+        """Factors of the neighbours' symbols in the number of a combination: uint32 [S, 12].
+
+        They are the powers of V + 1, or odd random numbers in a table that is hashed.
+        """
+        random = np.random.default_rng(0)
+        factors = np.zeros((len(self.sizes), len(OFFSETS)), np.uint32)
+        for table, chosen in enumerate(neighbour_sets()):
+            bits = [j for j in range(len(OFFSETS)) if chosen >> j & 1]
+            powers = (self.vocab_size + 1) ** np.arange(len(bits))
+            odd = 2 * random.integers(2**31, size=len(bits)) + 1
+            factors[table, bits] = powers if table < self._numbered else odd
+        return factors
 
     def init(self) -> dict[str, Array]:
         """Returns tables that have counted nothing: they change no logits."""
         counts = jnp.zeros((sum(self.sizes), self.vocab_size), jnp.int32)
-        return {"counts": counts, "counted": jnp.zeros((), jnp.int32)}
+        return {"counts": counts, "sequences": jnp.zeros((), jnp.int32)}
 
-    def addresses(
-        self, z: Array, segments: Array | None = None, halves: Array | None = None
-    ) -> Array:
-        """Returns the row of each position in each table: int32 [K, B, L].
+    def _neighbours(self, z: Array, segments: Array | None) -> Array:
+        """Returns the neighbours of each position, [B, L, 12].
 
-        Beyond the ends of the text, or of its segment, stands a symbol of its own.
-        halves: int32 [B, L]; a position sees a mask in place of each neighbour of its own half.
+        Beyond the ends of the text, or of its segment, stands V; -1 stands for a mask.
         """
-        outside = self.vocab_size + 1
-        reach = max(max(window) for window in WINDOWS)
-        found = {}
-        for offset in range(-reach, reach + 1):
-            symbol = _shifted(z, offset, outside)
-            if halves is not None:
-                symbol = jnp.where(_shifted(halves, offset, -1) == halves, self.vocab_size, symbol)
+        found = []
+        for offset in OFFSETS:
+            symbol = jnp.where(z == self.vocab_size, -1, z)
+            symbol = _shifted(symbol, offset, self.vocab_size)
             if segments is not None:
-                symbol = jnp.where(_shifted(segments, offset, -1) == segments, symbol, outside)
-            found[offset] = symbol.astype(jnp.uint32)
-        tables, firsts = [], itertools.accumulate(self.sizes, initial=0)
-        for (left, right), first in zip(WINDOWS, firsts, strict=False):
-            symbols = [found[n] for n in (*range(-left, 0), *range(1, right + 1))]
-            numbered = self._combinations(left, right) <= self.rows
-            row = self._number(symbols) if numbered else self._hash(symbols)
-            tables.append(row.astype(jnp.int32) + first)
-        return jnp.stack(tables)
+                same = _shifted(segments, offset, -1) == segments
+                symbol = jnp.where(same, symbol, self.vocab_size)
+            found.append(symbol)
+        return jnp.stack(found, axis=-1)
 
-    def _number(self, symbols: list[Array]) -> Array:
-        base = self.vocab_size + 2
-        return functools.reduce(lambda number, symbol: number * base + symbol, symbols)
+    def _rows(self, numbers: Array, tables: Array) -> Array:
+        """Turns numbers of combinations into rows of all tables together."""
+        firsts = jnp.asarray(np.cumsum([0, *self.sizes[:-1]]), jnp.int32)
+        mixed = (numbers ^ (numbers >> 16)) * jnp.uint32(MULTIPLIER)
+        hashed = (mixed ^ (mixed >> 16)) % jnp.uint32(self.rows)
+        row = jnp.where(tables < self._numbered, numbers, hashed)
+        return row.astype(jnp.int32) + firsts[tables]
 
-    def _hash(self, symbols: list[Array]) -> Array:
-        mixed = jnp.ones_like(symbols[0])
-        for symbol in symbols:
-            mixed = (mixed ^ (mixed >> 15)) * jnp.uint32(MULTIPLIER) + symbol
-        mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(MULTIPLIER)
-        return mixed >> (33 - self.rows.bit_length())
+    def looked_up(self, z: Array, segments: Array | None = None) -> Array:
+        """Returns the rows in which to look up each position: int32 [B, L, K]."""
+        symbols = self._neighbours(z, segments)
+        bits = jnp.asarray(1 << np.arange(len(OFFSETS)))
+        tables = jnp.asarray(lookups())[jnp.sum((symbols >= 0) * bits, axis=-1)]
+        # A mask is in none of these tables' sets: its factor is 0.
+        terms = jnp.asarray(self._factors)[tables] * symbols[..., None, :].astype(jnp.uint32)
+        return self._rows(jnp.sum(terms, axis=-1, dtype=jnp.uint32), tables)
+
+    def counted_in(self, tokens: Array, segments: Array | None = None) -> Array:
+        """Returns the row of each table in which each position counts: int32 [S, B, L]."""
+        symbols = self._neighbours(tokens, segments).astype(jnp.uint32)
+        factors = jnp.asarray(self._factors)[:, None, None]
+        # A loop: the array [S, B, L, 12] would be large.
+        numbers = sum(factors[..., j] * symbols[..., j] for j in range(len(OFFSETS)))
+        return self._rows(numbers, jnp.arange(len(self.sizes))[:, None, None])
 
     def evidence(
-        self, state: Mapping[str, Array], z: Array, segments: Array | None = None
+        self,
+        state: Mapping[str, Array],
+        z: Array,
+        segments: Array | None = None,
+        own: Array | None = None,
     ) -> Evidence:
-        """Returns what the tables know of each position."""
-        found = jnp.moveaxis(self.addresses(z, segments), 0, -1)
+        """Returns what the tables know of each position.
+
+        own: tokens [B, L] whose own count is taken away, -1 where none is.
+        """
+        found = self.looked_up(z, segments)
         counts = constrain(state["counts"][found], BATCH_AXES, None, None, None)
-        counts = jnp.maximum(counts, 0)
+        if own is not None:
+            counts = counts - jax.nn.one_hot(own, self.vocab_size, dtype=jnp.int32)[:, :, None]
         counted = jnp.sum(counts, axis=-1)
         shares = (counts + PRIOR / self.vocab_size) / (counted + PRIOR)[..., None]
         return Evidence(jnp.log(shares * self.vocab_size), counted.astype(jnp.float32))
 
-    def bound(self, state: Mapping[str, Array]) -> Callable[[Array, Array | None], Evidence]:
+    def bound(self, state: Mapping[str, Array]) -> Callable[..., Evidence]:
         """Returns `evidence` of this state."""
         return functools.partial(self.evidence, state)
 
-    def without(self, state: Mapping[str, Array], batch: Batch, keys: Array) -> dict[str, Array]:
-        """Takes the sequences of a batch that were counted in an earlier epoch out of the tables.
+    def announced(self, state: Mapping[str, Array], batch: Batch) -> Batch:
+        """Returns a batch of training whose context tells which tokens have been counted."""
+        if batch.number is None:
+            return batch
+        counted = batch.loss_mask & (batch.number < state["sequences"])[:, None]
+        own = jnp.where(counted, batch.tokens, -1)
+        return batch._replace(context={**batch.context, COUNTED: own})
 
-        keys: those with which they were counted, [B]. If they were not, since that step was skipped
-        or the tables were full, counts may become negative; `evidence` takes those as 0.
-        """
-        again = _again(batch)
-        # The first epoch, with nothing to take out, pays nothing.
-        taken = functools.partial(self._added, batch=batch, keys=keys, rows=again, times=-1)
-        counts = jax.lax.cond(jnp.any(again), taken, lambda counts: counts, state["counts"])
-        return {"counts": counts, "counted": state["counted"]}
-
-    def learned(
-        self, state: Mapping[str, Array], batch: Batch, keys: Array, good: Array
-    ) -> dict[str, Array]:
-        """Returns the tables `without` a batch with it counted.
-
-        A new sequence is counted if the step was good and there is room; one of an earlier epoch is
-        put back in any case. Its keys [B] must be those of then.
-        """
-        again = _again(batch)
-        new = batch.loss_mask & ~again[:, None]
-        more = jnp.sum(new, dtype=jnp.int32) * self.draws
-        room = good & (state["counted"] <= MOST_COUNTED - more)
-        counts = self._added(state["counts"], batch, keys, again | room, 1)
+    def learned(self, state: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
+        """Returns the tables with the tokens of a batch counted; `sequences` stays."""
+        at = self.counted_in(batch.tokens, batch.context.get("segments"))
+        one = batch.loss_mask.astype(jnp.int32)
+        tokens, one = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, one))
         # Every device holds all of them; else XLA would choose for itself how to split them.
-        counts = constrain(counts, None, None)
-        return {"counts": counts, "counted": state["counted"] + jnp.where(room, more, 0)}
-
-    def _added(self, counts: Array, batch: Batch, keys: Array, rows: Array, times: int) -> Array:
-        """Adds the sequences that rows [B] tells to the counts, so many times.
-
-        A pair of masks hides each token once: in one of the two texts a share u of the tokens, in
-        the other the rest, u ~ U(0, 1).
-        """
-        segments = batch.context.get("segments")
-        once = (batch.loss_mask & rows[:, None]).astype(jnp.int32) * times
-        for number in range(self.draws):
-            halves = self._halves(batch, folded(keys, TABLES + number))
-            at = self.addresses(batch.tokens, segments, halves)
-            tokens, one = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, once))
-            counts = counts.at[at, tokens].add(one)
-        return counts
-
-    def _halves(self, batch: Batch, keys: Array) -> Array:
-        """Draws which text of a pair hides a token: 0 or 1, and 2 for one that does not count."""
-
-        def drawn(key: Array) -> Array:
-            u, each = jax.random.split(key)
-            length = batch.tokens.shape[1]
-            return jax.random.uniform(each, (length,)) < jax.random.uniform(u)
-
-        return jnp.where(batch.loss_mask, jax.vmap(drawn)(keys).astype(jnp.int32), 2)
-
-
-def _again(batch: Batch) -> Array:
-    """Returns which sequences were in an earlier epoch, bool [B]."""
-    return jnp.zeros(len(batch.tokens), bool) if batch.place is None else batch.place[:, 0] > 0
+        counts = constrain(state["counts"].at[at, tokens].add(one), None, None)
+        return {**state, "counts": counts}
 
 
 def _shifted(x: Array, offset: int, outside: int) -> Array:

@@ -17,7 +17,7 @@ from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL
 from md4_jax.networks.products import PRODUCTS, products_for
-from md4_jax.networks.tables import Evidence, Tables
+from md4_jax.networks.tables import COUNTED, Evidence, Tables
 from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -71,8 +71,8 @@ class Transformer:
     attention_dropout, embedding_dropout  the same for softmax weights and embedded tokens
     label_dropout      probability of hiding a training sequence's label, so that the network
                        also learns without it
-    tables             most rows of each of the tables of `Tables`, a power of two; 0: none
-    tables_draws       pairs of masks with which they count each training sequence
+    tables             most counts of each of the tables of `Tables`; 0: none
+    tables_tokens      most tokens of the training text that they count, before the first step
     """
 
     # What networks that are made of the same blocks have otherwise.
@@ -117,7 +117,7 @@ class Transformer:
     classes: int = 0
     label_dropout: float = 0.0
     tables: int = 0
-    tables_draws: int = 24
+    tables_tokens: int = 2**25
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -185,7 +185,7 @@ class Transformer:
         )  # fmt: skip
 
     def _tables(self) -> Tables | None:
-        return Tables(self.vocab_size, self.tables, self.tables_draws) if self.tables else None
+        return Tables(self.vocab_size, self.tables, self.tables_tokens) if self.tables else None
 
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""
@@ -224,8 +224,10 @@ class Binding(NamedTuple):
         module, variables = self.module, {"params": params}
 
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
-            known = {} if evidence is None else {"evidence": evidence(z, told.get("segments"))}
-            return module.apply(variables, z, t, **told, index=index, **known, method="features")
+            inputs = {name: x for name, x in told.items() if name != COUNTED}
+            if evidence is not None:
+                inputs["evidence"] = evidence(z, told.get("segments"), told.get(COUNTED))
+            return module.apply(variables, z, t, **inputs, index=index, method="features")
 
         def unembed(h: Array) -> Array:
             return module.apply(variables, h, method="unembed")
@@ -240,7 +242,7 @@ class Binding(NamedTuple):
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""
         o = self.options
-        told = checked_context(o, context, keys, o.takes)
+        told = checked_context(o, context, keys, (*o.takes, COUNTED))
         if keys is not None and (o.dropout or o.attention_dropout or o.embedding_dropout):
             told["keys"] = keys
         return told

@@ -17,7 +17,7 @@ from md4_jax.networks.linear import Linear, embedding_init
 from md4_jax.networks.mixture import TableMixture, mixed
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
-from md4_jax.networks.tables import WINDOWS, Evidence
+from md4_jax.networks.tables import LOOKUPS, Evidence
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -107,7 +107,7 @@ class TransformerModule(nn.Module):
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
-        counted = jnp.zeros((*z_BxL.shape, len(WINDOWS)))
+        counted = jnp.zeros((*z_BxL.shape, LOOKUPS))
         log_ratios = jnp.zeros((*counted.shape, self.options.vocab_size))
         return self.unembed(self.features(z_BxL, t_B, evidence=Evidence(log_ratios, counted)))
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Batch, Objective
+from md4_jax.protocols import Array, Objective
 
 
 def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
@@ -17,13 +17,6 @@ def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
         jax.random.fold_in(key, 1), jnp.arange(batch_size)
     )
     return u, keys
-
-
-def sequence_keys(seed: int, batch: Batch, keys: Array) -> Array:
-    """Returns a key for each sequence, the same in every epoch; `keys` where it has no number."""
-    if batch.place is None:
-        return keys
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), batch.place[:, 1])
 
 
 def antithetic_times(offset: Array, count: int) -> Array:

@@ -16,7 +16,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
-from md4_jax.training import back, report
+from md4_jax.training import back, counting, report
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
@@ -130,12 +130,16 @@ def _opened(
     data = corpus.train_batches(seed=experiment.train.seed, **rows)
     if primary:
         print(report.start(experiment, state, workdir, step), flush=True)
+    spent = 0.0
+    if host is None:
+        state, spent = counting.filled(experiment, corpus, state)
     progress = Progress(experiment.train.num_steps, step, enabled=primary)
     writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
     traced = experiment.log.profile if primary else ()
     profile = Profile(traced, workdir / "profile", progress.say)
     signals, budget = Signals(), experiment.train.seconds
-    before = (host or {}).get("elapsed", 0.0)  # kept only where the learning rate follows seconds
+    # Those of earlier commands are kept only where the learning rate follows seconds.
+    before = spent if host is None else host.get("elapsed", 0.0)
     notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
     log = TrainLog(writer, progress, _log_settings(experiment, notices))
     if host is not None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.objectives.draws import draws, early_times, sequence_keys
+from md4_jax.objectives.draws import draws, early_times
 from md4_jax.options import TrainOptions
 from md4_jax.protocols import (
     Array,
@@ -77,9 +77,10 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
-        fixed, own = {}, sequence_keys(options.seed, batch, keys)
+        fixed = {}
         if network.companion is not None:
-            fixed["companion"] = network.companion.without(state.ema["companion"], batch, own)
+            fixed["companion"] = state.ema["companion"]
+            batch = network.companion.announced(fixed["companion"], batch)
         grads, metrics = accumulate(
             jax.grad(lambda params, *rows: loss(params | fixed, *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
@@ -92,10 +93,6 @@ def make_train_step(
         finite = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm)
         factor = None if pace is None else pace(state.step, spent)
         kept, good = _apply(optimizer, state, grads, finite, options.ema, factor)
-        if network.companion is not None:
-            # After the gradient, so that the network never sees what the batch itself has taught.
-            after = network.companion.learned(fixed["companion"], batch, own, good)
-            kept = kept._replace(ema=kept.ema | {"companion": after})
         bad = jnp.logical_not(good).astype(jnp.int32)
         state = kept._replace(
             step=state.step + 1,

@@ -47,8 +47,8 @@ CONFIG = [
     (["network.remat=half"], ["network.remat must be none, dots or full, not 'half'"]),
     (["network=3"], ["network must be a section"]),
     (
-        ["network.tables=64", "data.windows=every"],
-        ["network.tables=64 needs data.windows='grid', not 'every'"],
+        ["network.tables=640", "data.windows=every"],
+        ["network.tables=640 needs data.windows='grid', not 'every'"],
     ),
     (["train.num_steps=0"], ["train.num_steps must be at least 1, not 0"]),
     (["train.ema=1.0"], ["train.ema must lie in [0, 1), not 1.0"]),

@@ -17,7 +17,7 @@ WIDE = (
     "network.dropout=0.1",
     "network.attention_dropout=0.1",
     "network.embedding_dropout=0.1",
-    "network.tables=64",
+    "network.tables=640",
     "train.num_steps=6",
 )
 OFTEN = (

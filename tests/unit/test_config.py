@@ -315,18 +315,18 @@ def test_sections_that_a_run_does_not_have_yet(tmp_path):
     assert same(found, {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}})
 
 
-def test_a_run_from_before_tables_counted_goes_on(tmp_path):
+def test_a_run_from_before_todays_tables_goes_on(tmp_path):
     """Every config had the keys of the tables, which most runs did not use."""
     old = {"network": {"size": 8, "tables": 0, "tables_rate": 0.05, "tables_draws": 4}}
     config.store(tmp_path, old)
-    today = {"network": {"size": 8, "tables": 0, "tables_draws": 24}}
+    today = {"network": {"size": 8, "tables": 0, "tables_tokens": 2**25}}
     config.check_same(config.stored(tmp_path), today, tmp_path)
 
 
-def test_a_run_whose_tables_learned_by_gradient_is_named(tmp_path):
-    old = {"network": {"tables": 64, "tables_rate": 0.05, "tables_draws": 4}}
-    config.store(tmp_path, old)
-    with pytest.raises(UserError, match="the tables of this run learned by gradient"):
+@pytest.mark.parametrize("key", ["tables_rate", "tables_draws"])
+def test_a_run_whose_tables_are_of_an_earlier_kind_is_named(tmp_path, key):
+    config.store(tmp_path, {"network": {"tables": 64, key: 4}})
+    with pytest.raises(UserError, match=f"network.tables=64 with network.{key}: the tables of"):
         config.stored(tmp_path)
 
 

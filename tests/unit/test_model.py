@@ -365,7 +365,7 @@ def snippets(page: Path) -> list[str]:
 def test_what_the_page_shows_runs(tmp_path, monkeypatch, capsys):
     """With a model of random parameters in place of the run that it names."""
     config = files.load("quickstart")
-    config["network"] |= dict(size=16, depth=1, heads=2, hidden=32)
+    config["network"] |= dict(size=16, depth=1, heads=2, hidden=32, tables=0)
     config["data"] |= dict(length=32)
     alphabet = "".join(chr(c) for c in range(32, 127)) + "\n"
     experiment = build.experiment(config, TextDomain(Characters(alphabet), 32))

@@ -1,0 +1,55 @@
+"""Tables of counts in a run: what they count before the first step, and how long that may take."""
+
+import numpy as np
+import pytest
+
+import md4_jax
+from md4_jax.training import counting
+
+V = 65  # letters of Shakespeare
+
+
+@pytest.fixture
+def words(tiny, tmp_path):
+    made = ("--config", tiny, "--workdir", tmp_path / "run", "--config.network.tables=640")
+    made += ("--config.train.num_steps=6", "--config.evals.validation.every=0")
+    return (*made, "--config.evals.test.limit=8", "--config.sample.num=1")
+
+
+def counted(workdir) -> tuple[int, np.ndarray]:
+    """Number of sequences, and how often each token stands in the whole text of all tables."""
+    found = md4_jax.load(workdir).params["companion"]
+    return int(found["sequences"]), np.asarray(found["counts"])
+
+
+def test_each_token_of_the_training_text_is_counted(words, run, tmp_path):
+    ended = run(*words)
+    assert ended.code == 0, ended
+    sequences, counts = counted(tmp_path / "run")
+    data = next(line for line in ended.out.splitlines() if "data        train" in line)
+    told, whole = (int(word.replace(",", "")) for word in data.split() if word[0].isdigit())
+    assert sequences == whole == told // 16 > 60_000
+    # The table of no neighbours has one row.
+    assert counts[0].sum() == whole * 16
+    assert f"counting {whole * 16:,} tokens" in ended.out
+    again = run(*words, "--config.evals.test.limit=16")
+    assert again.code == 0 and "counting" not in again.out, again
+
+
+def test_no_more_tokens_than_asked_for_are_counted(words, run, tmp_path):
+    ended = run(*words, "--config.network.tables_tokens=1001")
+    assert ended.code == 0, ended
+    sequences, counts = counted(tmp_path / "run")
+    assert sequences == 63 and counts[0].sum() == 63 * 16
+    assert "counting 1,008 tokens" in ended.out
+
+
+def test_counting_is_part_of_the_seconds(words, run, monkeypatch):
+    monkeypatch.setattr(counting, "filled", lambda experiment, corpus, state: (state, 100.0))
+    ended = run(*words, "--config.train.seconds=101", "--config.train.num_steps=100000")
+    assert ended.code == 0 and "the budget of train.seconds=101 is spent" in ended.out + ended.err
+
+
+def test_counting_that_takes_all_seconds_is_an_error(words, refused):
+    said = refused(*words, "--config.train.seconds=0.001")
+    assert "which is all of train.seconds=0.001: raise that, or lower network.tables_tok" in said
