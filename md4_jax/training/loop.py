@@ -133,14 +133,14 @@ def _opened(
     spent = 0.0
     if host is None:
         state, spent = counting.filled(experiment, corpus, state)
-    progress = Progress(experiment.train.num_steps, step, enabled=primary)
-    writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
-    traced = experiment.log.profile if primary else ()
-    profile = Profile(traced, workdir / "profile", progress.say)
     signals, budget = Signals(), experiment.train.seconds
     # Those of earlier commands are kept only where the learning rate follows seconds.
     before = spent if host is None else host.get("elapsed", 0.0)
     notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
+    progress = Progress(experiment.train.num_steps, step, enabled=primary, budget=notices.left)
+    writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
+    traced = experiment.log.profile if primary else ()
+    profile = Profile(traced, workdir / "profile", progress.say)
     log = TrainLog(writer, progress, _log_settings(experiment, notices))
     if host is not None:
         data.set_state(back.position(workdir, step, host["data"]))

@@ -1,5 +1,6 @@
 """Reasons to stop or to save that come from outside of a run: signals and the clock."""
 
+import math
 import signal
 import time
 from typing import NamedTuple
@@ -73,6 +74,10 @@ class Notices:
         self._saved = self._met = time.monotonic()
         self._began, self.elapsed = self._met - elapsed, elapsed
         self._stride = self._left = 1
+
+    def left(self) -> float:
+        """Returns the seconds that are left of the budget; infinity if there is none."""
+        return max(0.0, self._budget - self.elapsed) if self._budget else math.inf
 
     def saved(self) -> None:
         """Notes that a save begins."""

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -149,13 +149,24 @@ def _plain(value):
 
 
 class Progress:
-    """Progress bar on a terminal, plain lines when piped, nothing on other processes."""
+    """Progress bar on a terminal, plain lines when piped, nothing on other processes.
 
-    def __init__(self, total: int, done: int, *, enabled: bool, stream=None):
+    budget: returns how many seconds the run may still take, whatever its steps; infinity if any.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int,
+        *,
+        enabled: bool,
+        stream=None,
+        budget: Callable[[], float] = lambda: math.inf,
+    ):
         self._stream = stream or sys.stderr
         self._live = enabled and self._stream.isatty()
         self._plain = enabled and not self._live
-        self._total = total
+        self._total, self._budget = total, budget
         self._bar = tqdm(
             total=total,
             initial=done,
@@ -164,18 +175,18 @@ class Progress:
             dynamic_ncols=True,
             smoothing=0.05,
             bar_format="step {n_fmt}/{total_fmt} |{bar}| {percentage:3.0f}%{postfix} "
-            "[{elapsed} gone, {remaining} left]",
+            "[{elapsed} gone]",
         )
 
     def advance(self) -> None:
         self._bar.update(1)
 
     def show(self, step: int, text: str, steps_per_second: float) -> None:
-        """Shows `text` beside the bar, or as a line with the remaining time."""
+        """Shows `text` and the remaining time beside the bar, or as a line."""
+        seconds = min((self._total - step) / max(steps_per_second, 1e-9), self._budget())
+        text = f"{text}  {int(seconds) // 60}:{int(seconds) % 60:02d} left"
         if self._plain:
-            seconds = int((self._total - step) / max(steps_per_second, 1e-9))
-            left = f"{seconds // 60}:{seconds % 60:02d} left"
-            print(f"step {step}/{self._total}  {text}  {left}", file=self._stream, flush=True)
+            print(f"step {step}/{self._total}  {text}", file=self._stream, flush=True)
         self._bar.set_postfix_str(text, refresh=False)
 
     def say(self, text: str) -> None:

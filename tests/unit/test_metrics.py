@@ -197,6 +197,16 @@ def test_progress_is_plain_when_piped_and_silent_elsewhere():
         assert stream.getvalue() == expected
 
 
+def test_progress_tells_how_long_the_budget_lasts():
+    stream = io.StringIO()
+    progress = Progress(100, 0, enabled=True, stream=stream, budget=lambda: 61.9)
+    progress.show(40, "2.000 bits", 0.5)
+    progress.show(90, "2.000 bits", 0.5)
+    progress.close()
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("1:01 left") and second.endswith("0:20 left")
+
+
 def test_log_options():
     with pytest.raises(UserError, match="log.every must be at least 1, not 0"):
         LogOptions(every=0)

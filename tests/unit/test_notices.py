@@ -1,5 +1,6 @@
 """Stopping and saving by signals and by the clock, alike on all processes."""
 
+import math
 import signal
 import threading
 
@@ -85,8 +86,9 @@ def test_seconds_of_earlier_commands_count(clock):
     assert asked.elapsed == 6.0
     clock.advance(3.0)
     assert asked.after_step() == Notice(0, False) and asked.elapsed == pytest.approx(9.0)
-    clock.advance(1.0)
-    assert asked.after_step().stop == BUDGET
+    assert asked.left() == pytest.approx(1.0)
+    clock.advance(1.5)
+    assert asked.after_step().stop == BUDGET and asked.left() == 0.0
 
 
 def test_processes_agree_on_the_seconds(play, clock):
@@ -107,7 +109,7 @@ def test_processes_agree_on_the_seconds(play, clock):
 def test_without_a_budget_and_a_pause_the_clock_decides_nothing(clock):
     asked = Notices(Received(), budget=0.0, pause=0.0)
     clock.advance(1e9)
-    assert asked.after_step() == Notice(0, False)
+    assert asked.after_step() == Notice(0, False) and asked.left() == math.inf
 
 
 @pytest.mark.parametrize("seconds, most, late", [(0.01, 25, 1.1), (3.0, 1000, 3.0)])
