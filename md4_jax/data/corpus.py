@@ -113,9 +113,8 @@ class Corpus:
         )
 
     def training_in_order(self, *, batch_size: int, rows: np.ndarray) -> Iterator[Batch]:
-        """Returns the batches of all whole training sequences, each once, by their numbers."""
-        batches = loader.eval_batches(self._training, batch_size=batch_size, rows=rows)
-        return (batch for batch in batches if batch.tokens.shape[1] == self.options.length)
+        """Returns the batches of all training sequences by their numbers, then that of the rest."""
+        return loader.eval_batches(self._training, batch_size=batch_size, rows=rows)
 
     def eval_batches(
         self, split: str, *, batch_size: int, rows: np.ndarray, stride: int = 0
