@@ -242,7 +242,8 @@ class Binding(NamedTuple):
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""
         o = self.options
-        told = checked_context(o, context, keys, (*o.takes, COUNTED))
+        takes = (*o.takes, COUNTED) if o.tables else o.takes
+        told = checked_context(o, context, keys, takes)
         if keys is not None and (o.dropout or o.attention_dropout or o.embedding_dropout):
             told["keys"] = keys
         return told

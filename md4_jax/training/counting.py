@@ -42,7 +42,7 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
         raise UserError(
             f"counting the training text took {seconds:.1f} seconds, which is all of "
             f"train.seconds={train.seconds:g}: raise that, or lower "
-            f"network.tables_tokens={tables.tokens}"
+            f"network.tables_tokens={tables.tokens} in another --workdir"
         )
     return state._replace(ema={**state.ema, "companion": found}), seconds
 
