@@ -60,8 +60,7 @@ def batch_of(
 class Schedule(Protocol):
     """The signal level alpha_t of a forward process; elementwise in t in [0, 1].
 
-    `one_minus_alpha` is computed, never `1 - alpha(t)`: near t = 0 the
-    subtraction has no digits left in float32.
+    `one_minus_alpha` is not `1 - alpha(t)`, which has no digits left near t = 0 in float32.
     """
 
     def alpha(self, t: Array) -> Array: ...
@@ -122,12 +121,13 @@ class Accelerator(NamedTuple):
     """Optional shortcuts of a network, which save time and change no result.
 
     groups       number of parts into which devices split a batch; gathers stay within a part
-    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions, cheaper than
-                 those of all. None: there is no cheaper way
+    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
+    padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
     """
 
     groups: int = 1
     features_at: Callable[[Array, Array, Array], Array] | None = None
+    padded: Callable[[Array], Array] | None = None
 
 
 class Blockwise(NamedTuple):

@@ -39,11 +39,17 @@ class KVCache(NamedTuple):
 
 
 def attend_cached(
-    query: Array, own: tuple[Array, Array], cache: KVCache, *, base: float = BASE
+    query: Array,
+    own: tuple[Array, Array],
+    cache: KVCache,
+    *,
+    kernel: str = "plain",
+    base: float = BASE,
 ) -> Array:
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
 
     Position 0 is that of the oldest token of a full cache, so that positions stay below W + P.
+    kernel: rounded as in `attend`; with any other one the formula is computed.
     """
     keys, values = (
         jnp.concatenate(x, axis=1) for x in zip((cache.keys, cache.values), own, strict=True)
@@ -57,7 +63,7 @@ def attend_cached(
     query = rotate(query, places[:, window:], length=window + length, base=base)
     keys = rotate(keys, places, length=window + length, base=base)
     keys, values = (shared(x, query.shape[2]) for x in (keys, values))
-    return attend_where(query, keys, values, seen[None, None, None])
+    return attend_where(query, keys, values, seen[None, None, None], kernel == "rounded")
 
 
 def attend_blocks(

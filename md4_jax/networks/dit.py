@@ -12,10 +12,10 @@ from md4_jax.networks.context import check_choices
 from md4_jax.networks.flops import OF_A_SEQUENCE
 from md4_jax.networks.images import INPUTS, check_images, patches, unpatched
 from md4_jax.networks.layers import rows
-from md4_jax.networks.linear import Linear
+from md4_jax.networks.linear import Linear, rounded
 from md4_jax.networks.ordinal import around_input, intensity, log_probabilities
 from md4_jax.networks.transformer import Binding, Transformer
-from md4_jax.networks.trunk import TransformerModule, rounded
+from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, Params, UserError
 
 

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import attend, attend_dropping, rotate
+from md4_jax.networks.attention import attend, attend_dropping, rotate, rounding
 from md4_jax.networks.blocks import KVCache, attend_cached, block_diffusion_attention
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, kept, scaled
@@ -50,6 +50,7 @@ class Attention(nn.Module):
         if self.block and self.last:
             asking = noisy_half(x_BxLxD)
         each = size // o.heads
+        kernel = rounding(o.attention, o.products)
         query, key, value = (
             Linear(
                 heads * each, dtype, bias=o.attention_bias, initial=o.initial,
@@ -70,12 +71,11 @@ class Attention(nn.Module):
         )
         base = o.rotary_base
         if cache is not None:
-            mixed = attend_cached(query, (key, value), cache, base=base)
+            mixed = attend_cached(query, (key, value), cache, kernel=kernel, base=base)
         elif self.block:
             mixed = block_diffusion_attention(
-                query, key, value, block=self.block, segments=segments, kernel=o.attention,
-                base=base,
-            )  # fmt: skip
+                query, key, value, block=self.block, segments=segments, kernel=kernel, base=base
+            )
         else:
             turned = query, key
             if o.rotary:
@@ -88,7 +88,7 @@ class Attention(nn.Module):
                 dropout = keys, o.attention_dropout
                 mixed = attend_dropping(*turned, value, dropout=dropout, **where)
             else:
-                mixed = attend(*turned, value, kernel=o.attention, **where)
+                mixed = attend(*turned, value, kernel=kernel, **where)
         mixed_BxLxD = mixed.reshape(asking.shape)
         out = Linear(
             size, dtype, self.zero_output, initial=o.initial, products=o.products, name="out"

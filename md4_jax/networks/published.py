@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.networks.trunk import rounded
+from md4_jax.networks.linear import rounded
 from md4_jax.protocols import Array, Params
 
 Arrays = Mapping[str, np.ndarray]

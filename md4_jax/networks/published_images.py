@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.networks.linear import rounded
 from md4_jax.networks.published import Arrays, nested, padded_rows
-from md4_jax.networks.trunk import rounded
 from md4_jax.protocols import Params
 
 UNET, DIT, BLOCK = "UNet5DWrapper_0/UNet_0", "UNet5DWrapper_0/UNet_0/DiT_0", "ResBlock_{}"

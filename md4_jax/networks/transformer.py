@@ -15,10 +15,10 @@ from md4_jax.networks.context import check_choices, check_rates, checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
-from md4_jax.networks.linear import INITIAL
+from md4_jax.networks.linear import INITIAL, rounded
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.tables import COUNTED, Evidence, Tables
-from md4_jax.networks.trunk import REMAT, TransformerModule, rounded
+from md4_jax.networks.trunk import REMAT, TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
 
@@ -155,6 +155,12 @@ class Transformer:
         """Whether the head treats the symbols as ordered."""
         return self.output == "truncated_logistic"
 
+    @property
+    def pads_logits(self) -> bool:
+        """Whether logits beyond the vocabulary are few, so that -inf is cheaper than none."""
+        beyond = rounded(self.vocab_size + 1 if self.tied else self.vocab_size) - self.vocab_size
+        return 0 < beyond < self.vocab_size // 8 and not (self.tables or self.is_ordinal)
+
     def resolved(self, platform: str) -> "Transformer":
         """Returns the options with widths and kernel in place of 0 and auto."""
         kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
@@ -236,8 +242,14 @@ class Binding(NamedTuple):
             several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
             return self._bound(params, several, evidence)
 
+        def padded(h: Array) -> Array:
+            return module.apply(variables, h, padded=True, method="logits")
+
         blocks = self._blocks(variables, told) if self.blockwise else None
-        return Denoiser(features, unembed, Accelerator(batch_groups(), features), blocks, rebind)
+        shortcuts = Accelerator(
+            batch_groups(), features, padded if self.options.pads_logits else None
+        )
+        return Denoiser(features, unembed, shortcuts, blocks, rebind)
 
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""

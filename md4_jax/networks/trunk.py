@@ -13,7 +13,7 @@ from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmb
 from md4_jax.networks.context import label_rows
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.layers import Block, noisy_half, norm, rows
-from md4_jax.networks.linear import Linear, embedding_init
+from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import TableMixture, mixed
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
@@ -21,19 +21,12 @@ from md4_jax.networks.tables import LOOKUPS, Evidence
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Vocabulary sizes are rounded up to this multiple, so that mesh axes divide them.
-ROW_MULTIPLE = 128
-
 # What the backward pass of a block reuses, by name.
 REMAT = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-
-
-def rounded(rows: int) -> int:
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def stack(o: Any, block_size: int = 0) -> nn.Module | list[nn.Module]:
@@ -277,23 +270,27 @@ class TransformerModule(nn.Module):
 
     def unembed(self, h: Array) -> Array:
         if not self.options.tables:
-            return self._logits(h)
+            return self.logits(h)
         own, added = h[..., : -self.options.vocab_size], h[..., -self.options.vocab_size :]
         if own.ndim == 3:
             # Without it XLA computes a wrong gradient of the slice on a mesh of 2 x 2 x 2.
             own = constrain(own, BATCH_AXES, None, None)
-        return self._logits(own) + added
+        return self.logits(own) + added
 
-    def _logits(self, h: Array) -> Array:
+    def logits(self, h: Array, *, padded: bool = False) -> Array:
+        """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
+        symbols = self.options.vocab_size
         if self.options.is_ordinal:
-            return log_probabilities(self.head(h), self.options.vocab_size)
+            return log_probabilities(self.head(h), symbols)
         flat = h.reshape(-1, h.shape[-1])  # as in linear.Linear
         if self.options.tied:
-            flat, table = (x.astype(self.compute_dtype) for x in (flat, self.embedding))
-            logits = product(flat, table.T, self.options.products)
+            table = self.embedding.astype(self.compute_dtype).T
+            logits = product(flat.astype(self.compute_dtype), table, self.options.products)
             if self.options.head_bias:
                 logits = logits + self.head_bias.astype(self.compute_dtype)
         else:
             logits = self.head(flat)
         logits = logits.astype(jnp.float32).reshape(*h.shape[:-1], -1)
-        return jax.lax.slice_in_dim(logits, 0, self.options.vocab_size, axis=-1)
+        if padded:
+            return logits + jnp.where(jnp.arange(logits.shape[-1]) < symbols, 0.0, -jnp.inf)
+        return jax.lax.slice_in_dim(logits, 0, symbols, axis=-1)

@@ -12,9 +12,9 @@ from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.context import check_choices, check_rates
 from md4_jax.networks.group_norm import GROUPS
 from md4_jax.networks.images import INPUTS, check_images, image_network
+from md4_jax.networks.linear import rounded
 from md4_jax.networks.ordinal import log_probabilities
 from md4_jax.networks.residual import REMAT
-from md4_jax.networks.trunk import rounded
 from md4_jax.networks.unet_module import UNetModule
 from md4_jax.protocols import Array, Network, Params, UserError
 

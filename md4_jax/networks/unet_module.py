@@ -10,10 +10,9 @@ from md4_jax.networks.context import label_rows
 from md4_jax.networks.convolution import Convolution
 from md4_jax.networks.dropout import layer_keys
 from md4_jax.networks.group_norm import GroupNorm
-from md4_jax.networks.linear import embedding_init
+from md4_jax.networks.linear import embedding_init, rounded
 from md4_jax.networks.ordinal import around_input, intensity
 from md4_jax.networks.residual import REMAT, PixelAttention, ResidualBlock, doubled
-from md4_jax.networks.trunk import rounded
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 

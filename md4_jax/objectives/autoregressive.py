@@ -53,7 +53,9 @@ class Autoregressive:
 
     def _at(self, denoiser: Denoiser, batch: Batch, z: Array, t: Array) -> Array:
         h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
-        return at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
+        return at_positions(
+            denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, padded=True, rows=rows
+        )
 
 
 @dataclasses.dataclass(frozen=True)

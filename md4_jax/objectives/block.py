@@ -108,7 +108,9 @@ class BlockDiffusion:
             chance_BxG = masks / jnp.maximum(tokens, 1).astype(noise_BxG.dtype)
         t_BxG = process.schedule.inverse(noise_BxG)
         h = denoiser.blocks.features(z, t_BxG, batch.tokens, self.block)
-        nats_BxL = at_noise(denoiser, h, noise, reduce=token_nats, rows=(batch.tokens,))
+        nats_BxL = at_noise(
+            denoiser, h, noise, reduce=token_nats, padded=True, rows=(batch.tokens,)
+        )
         per_block = jnp.sum(self._blocks(nats_BxL), axis=2)
         # A block without masks costs 0, whatever its weight.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)

@@ -41,5 +41,7 @@ class CrossEntropy:
     def loss_at(self, denoiser: Denoiser, process: Any, batch: Batch, z: Array, t: Array) -> Array:
         """Returns the cost of each sequence at (z, t) [B]."""
         h_BxLxD, rows = denoiser.features(z, t), (batch.tokens,)
-        nats_BxL = at_positions(denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, rows=rows)
+        nats_BxL = at_positions(
+            denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, padded=True, rows=rows
+        )
         return jnp.sum(nats_BxL, axis=1)

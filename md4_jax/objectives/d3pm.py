@@ -138,8 +138,12 @@ class D3PM:
         """Returns -log mu(x) of each token that is asked for: of masks, or of all to decode."""
         h, rows = denoiser.features(z, t), (batch.tokens,)
         if self.decoder == "denoiser":
-            return at_positions(denoiser, h, batch.loss_mask, reduce=token_nats, rows=rows)
-        return at_noise(denoiser, h, noise_of(process, batch, z), reduce=token_nats, rows=rows)
+            return at_positions(
+                denoiser, h, batch.loss_mask, reduce=token_nats, padded=True, rows=rows
+            )
+        return at_noise(
+            denoiser, h, noise_of(process, batch, z), reduce=token_nats, padded=True, rows=rows
+        )
 
     def all_steps(self, denoiser: Denoiser, process: Any, batch: Batch, keys: Array) -> Array:
         """Sums over all i, with one z_i each, and adds the prior [B]: T network evaluations."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from md4_jax.objectives import log_sum_exp
 from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 # Logits of one device that are computed at once: 64 MiB of float32. With chunks, a training step of
@@ -16,7 +17,10 @@ CHUNK = 2**24
 # Logits that the forward pass keeps for the backward pass: 256 MiB. More are computed again. Size
 # (c) keeps its logits: 153 instead of 177 GFLOP a step, 885 instead of 625 MiB of temporaries.
 KEPT = 2**26
-KEEP = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+LEAST = jax.checkpoint_policies.save_only_these_names(log_sum_exp.NAME)
+KEEP = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, LEAST
+)
 # Capacities that are tried, smallest first, as parts of all positions. Antithetic times mask half
 # of the positions under the linear schedule, +- 0.01 in a batch of 2 x 1024, and up to 0.71 under
 # the cosine one.
@@ -39,9 +43,13 @@ def at_noise(
     *,
     reduce: Callable[..., Array],
     rows: tuple[Array, ...],
+    padded: bool = False,
 ) -> Array:
     """Returns reduce(logits, *rows) where there is noise and 0 elsewhere, float [B, L]."""
-    return at_positions(denoiser, h_BxLxD, noise, reduce=reduce, rows=rows, capacities=CAPACITIES)
+    return at_positions(
+        denoiser, h_BxLxD, noise,
+        reduce=reduce, rows=rows, padded=padded, capacities=CAPACITIES,
+    )  # fmt: skip
 
 
 def at_positions(
@@ -51,21 +59,24 @@ def at_positions(
     *,
     reduce: Callable[..., Array],
     rows: tuple[Array, ...],
+    padded: bool = False,
     capacities: tuple[float, ...] = (),
 ) -> Array:
     """Returns reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
 
     h are the denoiser's features, chosen is bool [B, L]. Each of rows is [B, L] and reaches reduce
-    as [...] beside logits [..., V]. The head is computed for the first of the capacities (parts of
-    all positions, ascending) that holds the chosen ones of every part of the batch
-    (`Accelerator.groups`), and for all positions if none does. So no token is ever dropped.
+    as [...] beside logits [..., V]; if it takes them padded, also beside longer rows that end in
+    -inf. The head is computed for the first of the capacities (parts of all positions, ascending)
+    that holds the chosen ones of every part of the batch (`Accelerator.groups`), and for all
+    positions if none does. So no token is ever dropped.
     """
-    vocabulary = jax.eval_shape(denoiser.unembed, h_BxLxD[0, 0]).shape[-1]
+    unembed = (padded and denoiser.accelerator.padded) or denoiser.unembed
+    vocabulary = jax.eval_shape(unembed, h_BxLxD[0, 0]).shape[-1]
     groups = denoiser.accelerator.groups
     h, chosen_GxN, *rows_GxN = (_grouped(x, groups) for x in (h_BxLxD, chosen, *rows))
 
     def one(h: Array, *rows: Array) -> Array:
-        return reduce(denoiser.unembed(h), *rows)
+        return reduce(unembed(h), *rows)
 
     if vocabulary < LEAST_VOCABULARY:
         capacities = ()
@@ -101,7 +112,7 @@ def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], *, kep
     kept: the backward pass computes the logits again if there are more than this.
     """
     groups, count = h.shape[:2]
-    one = jax.checkpoint(one, policy=KEEP if count * vocabulary <= kept else None)
+    one = jax.checkpoint(one, policy=KEEP if count * vocabulary <= kept else LEAST)
     chunks = -(-count * vocabulary // CHUNK)
     if chunks == 1:
         return one(h, *rows)

@@ -4,14 +4,33 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.log_sum_exp import log_sum_exp, summed
 from md4_jax.protocols import Array, Batch, Denoiser, Process
+from md4_jax.runtime.reductions import with_entries
 
 
+@jax.custom_vjp
 def token_nats(logits: Array, x: Array) -> Array:
     """Computes -log softmax(logits)[x] in nats: logits [..., V], x [...] -> [...]."""
-    logits = widened(logits)
-    picked = jnp.take_along_axis(logits, x[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - picked
+    return _token_nats(logits, x)[0]
+
+
+def _token_nats(logits: Array, x: Array) -> tuple[Array, tuple[Array, ...]]:
+    wide = widened(logits)
+    picked = jnp.take_along_axis(wide, x[..., None], axis=-1)[..., 0]
+    total = summed(wide)
+    return total - picked, (logits, total, picked, x)
+
+
+def _slope_of_logits(kept: tuple[Array, ...], slope: Array) -> tuple[Array, None]:
+    """Computes slope (softmax(logits) - 1 at x)."""
+    logits, total, picked, x = kept
+    of_all = slope[..., None] * jnp.exp(widened(logits) - total[..., None])
+    of_x = slope * jnp.expm1(picked - total)
+    return with_entries(of_all, x, of_x).astype(logits.dtype), None
+
+
+token_nats.defvjp(_token_nats, _slope_of_logits)
 
 
 def expected(logits: Array, values: Array) -> Array:
@@ -24,7 +43,7 @@ def score_nats(log_ratio: Array, x: Array) -> Array:
     log_ratio = widened(log_ratio)
     picked = jnp.take_along_axis(log_ratio, x[..., None], axis=-1)[..., 0]
     # C - 1 as expm1(log C): near a normalised score a subtraction would leave only rounding.
-    return jnp.expm1(jax.nn.logsumexp(log_ratio, axis=-1)) - picked
+    return jnp.expm1(log_sum_exp(log_ratio)) - picked
 
 
 def excess_squares(log_ratio: Array) -> Array:
@@ -60,7 +79,7 @@ def masked_nats(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t:
 def nats_of_masks(denoiser: Denoiser, process: Process, batch: Batch, z: Array, t: Array) -> Array:
     """Computes -log mu(z, t)[x] at the masked positions that count, 0 elsewhere: [B, L]."""
     h_BxLxD, noise = denoiser.features(z, t), noise_of(process, batch, z)
-    return at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, rows=(batch.tokens,))
+    return at_noise(denoiser, h_BxLxD, noise, reduce=token_nats, padded=True, rows=(batch.tokens,))
 
 
 def counted(nats_BxL: Array, batch: Batch) -> Array:
@@ -132,7 +151,7 @@ def uniform_score_nats(log_score: Array, z: Array, x: Array, log_rho: Array) -> 
 def two_and_others(logits: Array, z: Array, x: Array) -> tuple[Array, Array, Array]:
     """Returns softmax(logits) at z, at x and summed over all others: [..., V], [...] -> [...]."""
     logits = widened(logits)
-    total = jax.nn.logsumexp(logits, axis=-1)
+    total = log_sum_exp(logits)
 
     def at(symbol: Array) -> Array:
         return jnp.exp(jnp.take_along_axis(logits, symbol[..., None], axis=-1)[..., 0] - total)
@@ -146,7 +165,7 @@ def others_log1p(logits: Array, scale: Array, z: Array, x: Array) -> Array:
     logits = widened(logits)
     # Above zero, where the logarithm has a gradient.
     scale = jnp.maximum(scale, float(jnp.finfo(jnp.float32).tiny))
-    shift = jax.nn.logsumexp(logits, axis=-1) - jnp.log(scale)
+    shift = log_sum_exp(logits) - jnp.log(scale)
     logs = jnp.where(
         _other(z, x, logits.shape[-1]), jax.nn.softplus(logits - shift[..., None]), 0.0
     )

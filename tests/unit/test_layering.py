@@ -17,7 +17,7 @@ ALLOWED = {
     "protocols": set(),
     "options": set(),
     "processes": set(),
-    "objectives": {"processes"},
+    "objectives": {"processes", "runtime"},
     "auditor": {"processes"},
     "runtime": {"options"},
     "networks": {"runtime"},

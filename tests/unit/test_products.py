@@ -1,11 +1,14 @@
 """Products of linear layers with operands in bfloat16."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.networks.attention import attend
 from md4_jax.networks.products import product, products_for
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
@@ -103,6 +106,69 @@ def test_every_linear_layer_of_tokens_rounds(tied):
     # Seven of each of the two blocks, and the head; attention has a gradient of its own.
     assert text.count("custom_vjp_call[") == 2 * 7 + 1 + 2
     assert (wide.products, narrow.products) == ("float32", "bfloat16")
+
+
+def program_of(function, *arguments):
+    """Compiles as the package does for a network with products of bfloat16."""
+    network = Network(init=None, bind=None, time_free=True, products="bfloat16")
+    mesh = make_mesh(MeshOptions(data=1), jax.devices()[:1])
+    return jit(function, mesh, network).lower(*arguments).compile()
+
+
+@pytest.mark.optimized
+def test_no_product_of_a_step_widens_its_operands():
+    """XLA converts operands that lie in memory otherwise than by rows, and is then slow."""
+
+    def step(x, kernel, query, slope):
+        def loss(x, kernel, query):
+            mixed = attend(query, query, query, kernel="rounded")
+            return jnp.sum(product(x, kernel, "bfloat16") * slope) + jnp.sum(mixed**2)
+
+        return jax.grad(loss, argnums=(0, 1, 2))(x, kernel, query)
+
+    shapes = (512, 64), (64, 96), (2, 64, 2, 32), (512, 96)
+    text = program_of(step, *(jnp.ones(shape) for shape in shapes)).as_text()
+    operands = re.findall(r"= f32\S* dot\(%\S+, %\S+\)", text)
+    assert len(operands) == 2 + 6  # of a product whose value is not asked for, and of attention
+    bodies = [body for body in text.split("\n}\n") if " dot(" in body]
+    assert all(body.count("bf16[") >= 2 for body in bodies)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 64])
+@pytest.mark.parametrize("sizes", [(1, 1), (16, 16), (100, 3), (3, 100)])
+def test_an_optimizer_may_turn_the_gradient_of_a_kernel(rows, sizes):
+    x, kernel, slope = jnp.ones((rows, sizes[0])), jnp.ones(sizes), jnp.ones((rows, sizes[1]))
+
+    def turned(x, kernel, slope):
+        _, pull = jax.vjp(lambda *a: product(*a, "bfloat16"), x, kernel)
+        of_kernel = pull(slope)[1]
+        return of_kernel.T, of_kernel.T @ of_kernel
+
+    found = program_of(turned, x, kernel, slope)(x, kernel, slope)
+    np.testing.assert_array_equal(found[0], np.full(sizes[::-1], rows))
+    np.testing.assert_allclose(found[1], np.full((sizes[1],) * 2, sizes[0] * rows**2))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_rounds_the_operands_of_its_products_alone(masked):
+    query, key, value, slope = (
+        jax.random.normal(jax.random.key(n), (2, 24, 3, 16)) for n in range(4)
+    )
+    segments = jnp.arange(48).reshape(2, 24) // 9 if masked else None
+
+    def both(kernel):
+        out, pull = jax.vjp(
+            lambda *qkv: attend(*qkv, segments=segments, kernel=kernel), query, key, value
+        )
+        return [out, *pull(slope)]
+
+    for found, exact in zip(both("rounded"), both("plain"), strict=True):
+        chex.assert_type(found, jnp.float32)
+        away = np.abs(found - exact).max() / np.abs(exact).max()
+        assert 1e-4 < away < 0.02
+    first = value.at[:, 1:].set(0.0)  # a causal first token sees itself alone, so gets its value
+    out = attend(query, key, first, causal=True, kernel="rounded")
+    np.testing.assert_array_equal(out[:, 0], np.asarray(first[:, 0].astype(jnp.bfloat16)))
 
 
 @pytest.mark.optimized

@@ -1,0 +1,81 @@
+"""Maxima and sums over an axis, in forms that are fast on CPUs.
+
+XLA's CPU compiler computes its own reductions over the last axis, and wide ones over the first, a
+number at a time. Times are of 2 cores of an Intel Xeon.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array
+
+# Rows are folded until they are no longer than this.
+FOLDED = 512
+
+
+def row_max(x: Array) -> Array:
+    """Returns the largest number of each row, [..., N] -> [..., 1].
+
+    On CPUs rows are folded first: 5 instead of 29 ms for 512 x 50,304 numbers, 0.7 instead of 4 ms
+    for 16,384 x 256.
+    """
+
+    def by_folding(x: Array) -> Array:
+        while x.shape[-1] > FOLDED:
+            half = -(-x.shape[-1] // 2)
+            x = jnp.maximum(x[..., :half], x[..., x.shape[-1] - half :])
+        larger = jax.lax.reduce(
+            x, jnp.array(-jnp.inf, x.dtype), lambda a, b: jax.lax.select(a > b, a, b), (x.ndim - 1,)
+        )
+        return larger[..., None]
+
+    return jax.lax.platform_dependent(
+        x, cpu=by_folding, default=lambda x: jnp.max(x, axis=-1, keepdims=True)
+    )
+
+
+def row_sum(x: Array) -> Array:
+    """Sums each row, [..., N] -> [..., 1]; on CPUs as a product with ones.
+
+    Together with the exponential function before it: 19 instead of 26 to 41 ms for 512 x 50,304.
+    """
+
+    def by_product(x: Array) -> Array:
+        return x @ jnp.ones((x.shape[-1], 1), x.dtype)
+
+    return jax.lax.platform_dependent(
+        x, cpu=by_product, default=lambda x: jnp.sum(x, axis=-1, keepdims=True)
+    )
+
+
+def repeated(row: Array, count: int) -> Array:
+    """Repeats a row [M] as [count, M].
+
+    On CPUs as a product with ones, so that the gradient is one too: the sum over the first axis of
+    512 x 50,304 numbers takes 2.5 instead of 121 ms.
+    """
+
+    def by_product(row: Array) -> Array:
+        return jnp.ones((count, 1), row.dtype) @ row[None]
+
+    return jax.lax.platform_dependent(
+        row, cpu=by_product, default=lambda row: jnp.broadcast_to(row, (count, *row.shape))
+    )
+
+
+def with_entries(x: Array, index: Array, values: Array) -> Array:
+    """Puts values [...] into the entries index [...] of rows x [..., N].
+
+    On CPUs by writing them, elsewhere by comparing all entries, which needs no scatter. With the
+    exponential function before it, 11 instead of 23 ms for 344 x 50,304.
+    """
+
+    def written(x: Array, index: Array, values: Array) -> Array:
+        rows = x.reshape(-1, x.shape[-1])
+        places = jnp.arange(rows.shape[0]), index.reshape(-1)
+        return rows.at[places].set(values.reshape(-1)).reshape(x.shape)
+
+    def compared(x: Array, index: Array, values: Array) -> Array:
+        return jnp.where(jnp.arange(x.shape[-1]) == index[..., None], values[..., None], x)
+
+    return jax.lax.platform_dependent(x, index, values, cpu=written, default=compared)
