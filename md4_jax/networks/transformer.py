@@ -50,8 +50,9 @@ class Transformer:
     time_embedding     plain; md4, with a first layer of four times the width; dit, with 256
                        sinusoids of the time itself
     time_conditioning  feeds t by adaLN-zero; without it the network is time-free
-    products           operands of the linear layers, with float32 sums: float32, on TPUs as XLA
-                       rounds them; bfloat16; or auto, bfloat16 on CPUs with instructions for it
+    products           operands of linear layers and attention, with float32 sums: float32, on
+                       TPUs as XLA rounds them; bfloat16; or auto, bfloat16 on CPUs that have
+                       instructions for it
     scan_blocks        compiles one block for all depths, so that compile time does not grow;
                        unrolled blocks are faster on CPUs
     remat              what the backward pass computes again to save memory: nothing (none), all
