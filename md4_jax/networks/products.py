@@ -47,10 +47,7 @@ def _backward(kept: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, kernel = kept
     slope = slope.astype(jnp.bfloat16)
     turned = by_rows(jax.lax.optimization_barrier(x.T))
-    # By rows, so that an optimizer may transpose it: XLA would turn the transpose of a product into
-    # a product of transposed operands, and has none of bfloat16.
-    of_kernel = by_rows(_product(turned, slope, over=(1, 0)))
-    return _product(slope, kernel, over=(1, 1)), of_kernel
+    return _product(slope, kernel, over=(1, 1)), _product(turned, slope, over=(1, 0))
 
 
 rounded_product.defvjp(_forward, _backward)

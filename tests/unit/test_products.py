@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from md4_jax.networks.attention import attend
+from md4_jax.networks.blocks import KVCache, attend_cached
 from md4_jax.networks.products import product, products_for
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
@@ -102,6 +103,7 @@ def test_every_linear_layer_of_tokens_rounds(tied):
     logits = [np.asarray(network.bind(params, {}, None)(z, t)) for network in (wide, narrow)]
     away = np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()
     assert 1e-4 < away < 0.03
+    assert "bf16" not in str(jax.make_jaxpr(lambda z: wide.bind(params, {}, None)(z, t))(z))
     text = str(jax.make_jaxpr(lambda z: narrow.bind(params, {}, None)(z, t))(z))
     # Seven of each of the two blocks, and the head; attention has a gradient of its own.
     assert text.count("custom_vjp_call[") == 2 * 7 + 1 + 2
@@ -134,6 +136,7 @@ def test_no_product_of_a_step_widens_its_operands():
     assert all(body.count("bf16[") >= 2 for body in bodies)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("rows", [1, 2, 3, 64])
 @pytest.mark.parametrize("sizes", [(1, 1), (16, 16), (100, 3), (3, 100)])
 def test_an_optimizer_may_turn_the_gradient_of_a_kernel(rows, sizes):
@@ -169,6 +172,16 @@ def test_attention_rounds_the_operands_of_its_products_alone(masked):
     first = value.at[:, 1:].set(0.0)  # a causal first token sees itself alone, so gets its value
     out = attend(query, key, first, causal=True, kernel="rounded")
     np.testing.assert_array_equal(out[:, 0], np.asarray(first[:, 0].astype(jnp.bfloat16)))
+
+
+def test_attention_to_cached_tokens_rounds_too():
+    query, own, kept = (jax.random.normal(jax.random.key(n), (1, 4, 2, 16)) for n in range(3))
+    cache = KVCache(kept, kept, jnp.int32(4))
+    exact, found = (
+        np.asarray(attend_cached(query, (own, own), cache, kernel=kernel))
+        for kernel in ("plain", "rounded")
+    )
+    assert 1e-4 < np.abs(found - exact).max() / np.abs(exact).max() < 0.02
 
 
 @pytest.mark.optimized
