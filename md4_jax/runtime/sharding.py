@@ -104,6 +104,12 @@ def batch_groups() -> int:
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def on_one_device() -> bool:
+    """Returns whether the mesh in use has one device, or there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or mesh.size == 1
+
+
 def path_name(path: tuple) -> str:
     """Writes a path of jax.tree_util as 'network/blocks/attention/query/kernel'."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

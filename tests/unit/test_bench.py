@@ -58,13 +58,14 @@ def test_where_every_position_counts_so_does_the_head():
 )
 def test_block_diffusion_computes_what_its_mask_allows(length, block, most):
     """Both halves of 2 L once, and of their (2 L)^2 scores no more than the allowed ones, where
-    tiles are blocks, or those and what fills up tiles: a dense mask has 2 to 4 times as many."""
+    tiles are blocks, or those and what fills up tiles: a dense mask has 2 to 4 times as many.
+    Sums that are products with ones count too, less than a hundredth."""
     words = {"objective.block": str(block), "sample.block": str(block)}
     flops, trunk, head = step("block", length=length, symbols=127, **words)
     a_score = 12.0 * ROWS * SIZE * length
     allowed = 3 * (length + block) / 2  # of a token: of both halves, and in the last layer of one
     scores = (flops - head - trunk) / a_score + allowed
-    assert 1.0 - 1e-6 <= scores / allowed <= most + 1e-6
+    assert 1.0 - 1e-6 <= scores / allowed <= most + 0.01
 
 
 def test_a_step_of_a_unet_counts_its_convolutions():
