@@ -29,6 +29,13 @@ def test_rows_have_the_largest_number_and_the_sum_that_numpy_finds(width):
     np.testing.assert_allclose(jax.jit(row_sum)(x), exact, rtol=0, atol=1e-5 * np.abs(x).sum())
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_on_a_mesh_the_plain_forms_are_taken(monkeypatch, alone):
+    monkeypatch.setattr("md4_jax.runtime.reductions.on_one_device", lambda: alone)
+    text = str(jax.make_jaxpr(row_sum)(numbers(3, 4)))
+    assert ("dot_general" in text) == alone
+
+
 @pytest.mark.parametrize("place", [0, 1, 512, 513, 1026])
 def test_the_largest_number_is_found_in_every_fold(place):
     x = np.full((2, 1027), -np.inf, np.float32)
