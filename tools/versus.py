@@ -5,9 +5,10 @@
 
 A COMMAND starts a worker, which speaks as `versus_worker.py` does; those of other projects run in
 environments of their own. All are compiled and warm before the first round. In each round each is
-called CALLS times, beside a matrix product that shows the speed of the machine. Calls during which
-other programs disturbed are dropped. The table has the ratio of each to the first one, the median
-and the range over rounds; FILE gets every call as JSON, from which --show prints the table again.
+called CALLS times, after a first call that is not counted, beside a matrix product that shows the
+speed of the machine. Calls during which other programs disturbed are dropped. The table has the
+ratio of each to the first one, the median and the range over rounds; FILE gets every call as JSON,
+from which --show prints the table again.
 For example, size (a):
 
     python tools/versus.py --out a.json "ours:3=python tools/versus_worker.py a train" \\
@@ -69,8 +70,8 @@ def start(command: list[str] | str, calls: int) -> Program:
 
 
 def ask(program: Program) -> dict[str, Any]:
-    """Lets a worker run its calls; returns what it measured."""
-    program.process.stdin.write(f"run {program.calls}\n")
+    """Lets a worker run its calls, and one before them; returns what it measured."""
+    program.process.stdin.write(f"run {program.calls + 1}\n")
     program.process.stdin.flush()
     for line in program.process.stdout:
         if line.startswith("TIMES"):
@@ -79,9 +80,14 @@ def ask(program: Program) -> dict[str, Any]:
 
 
 def typical(answer: dict[str, Any]) -> float:
-    """Returns the median seconds of the undisturbed calls, or of all if there is none."""
-    quiet = [t for t, o in zip(answer["ts"], answer["oth"], strict=True) if o < DISTURBED]
-    return statistics.median(quiet or answer["ts"])
+    """Returns the median seconds of the undisturbed calls, or of all if there is none.
+
+    The first call of a turn is left out where there are more: it takes up to twice as long, since
+    it fetches its memory back from the programs before it.
+    """
+    calls = list(zip(answer["ts"], answer["oth"], strict=True))
+    calls = calls[1:] or calls
+    return statistics.median([t for t, o in calls if o < DISTURBED] or [t for t, _ in calls])
 
 
 def rounds(programs: dict[str, Program], most: int, seconds: float) -> dict[str, list[dict]]:
