@@ -67,6 +67,20 @@ def test_programs_are_timed_in_turn(table, tmp_path):
     ]
 
 
+def test_the_first_call_of_a_turn_and_disturbed_ones_are_not_counted(table, tmp_path):
+    quiet, alone = [0.0, 0.0, 0.0, 0.9], [0.0]
+    turns = dict(
+        product=[dict(ts=[0.1, 0.1, 0.1, 0.1], oth=quiet, rss=2**20)],
+        ours=[dict(ts=[9.0, 1.0, 3.0, 8.0], oth=quiet, rss=2**20)],
+        once=[dict(ts=[4.0], oth=alone, rss=2**20)],
+    )
+    made = dict(processor="one", facts={name: {} for name in turns}, calls=turns)
+    (tmp_path / "v.json").write_text(json.dumps(made))
+    rows = table("versus", "--show", tmp_path / "v.json")
+    assert [row[1].split()[0] for row in rows] == ["2.0000", "4.0000"]
+    assert rows[1][2].startswith("2.00 ")
+
+
 def test_a_program_that_fails_is_named(environment, tmp_path):
     command = [sys.executable, "tools/versus.py", "--out", tmp_path / "v.json", "other:1=false"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
