@@ -1,6 +1,7 @@
 """Sampling block by block: the law, the memory, stops, prompts and texts of any length."""
 
 import functools
+import os
 
 import exact
 import jax
@@ -19,6 +20,10 @@ from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import FirstHitting
 
 pytestmark = pytest.mark.slow
+
+# Undoes what conftest.py sets.
+EMITTERS = "xla_cpu_use_fusion_emitters"
+AS_THE_PROGRAM = {EMITTERS: True} if EMITTERS in os.environ["XLA_FLAGS"] else {}
 
 SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
 
@@ -46,7 +51,7 @@ def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, 
             prompt=Prompt(jnp.asarray(tokens), jnp.asarray(marks)), trace=trace,
         ),
         # As the program compiles it: the same bits are promised of that.
-        compiler_options={"xla_cpu_use_fusion_emitters": True},
+        compiler_options=AS_THE_PROGRAM,
     )  # fmt: skip
     return call(exact.keys_for(0, rows))
 
