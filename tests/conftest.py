@@ -67,9 +67,9 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Takes the count of a worker: all workers collect the same."""
-    if node.workeroutput.get("left_out"):
-        node.config.stash[COUNT] = node.workeroutput["left_out"]
+    """Takes the count of a worker: all workers collect the same. One that crashed has none."""
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[COUNT] = left_out
 
 
 def pytest_terminal_summary(terminalreporter, config):
