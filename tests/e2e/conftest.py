@@ -88,7 +88,7 @@ def start(environment):
     started = []
 
     def start(*words, XLA_FLAGS="", **variables) -> subprocess.Popen:
-        variables["XLA_FLAGS"] = f"{environment['XLA_FLAGS']} {XLA_FLAGS}"
+        variables["XLA_FLAGS"] = f"{environment['XLA_FLAGS']} {XLA_FLAGS}".strip()
         process = subprocess.Popen(
             [sys.executable, *map(str, words)],
             cwd=ROOT,
