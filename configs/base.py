@@ -86,6 +86,7 @@ def get_config() -> ConfigDict:
                 classes=0,  # number of classes of labelled data; 0: no labels
                 tables=0,  # most counts of each table of neighbours; 0: none (docs/networks.md)
                 tables_tokens=2**25,  # most tokens of the training text that they count
+                tables_hidden=0,  # units of the network that corrects their sum; 0: none
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
             optim=dict(

@@ -14,7 +14,7 @@ def get_config():
     config.network.update(local_width=5, scan_blocks=False)
     # Counts of which letter stands between which neighbours: a network of this size learns no more
     # of these in minutes. 0: without them (docs/networks.md).
-    config.network.tables = 2**20
+    config.network.update(tables=2**20, tables_hidden=32)
     config.optim = dict(
         name="muon",
         learning_rate=0.02,

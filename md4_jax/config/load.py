@@ -45,6 +45,7 @@ ADDED = {
     "network.norm_parameters": "auto",
     "network.rotary_base": 10_000.0,
     "network.tables": 0,
+    "network.tables_hidden": 0,
     "network.tables_tokens": 2**25,
     "network.tied": False,
     "network.time_embedding": "plain",
@@ -201,14 +202,14 @@ def _with_current_names(config: dict[str, Any]) -> dict[str, Any]:
 def _without_older_tables(config: dict[str, Any]) -> dict[str, Any]:
     """Drops the keys of earlier kinds of tables; UserError for a run that has such tables."""
     network, gone = config.get("network"), ("tables_rate", "tables_draws")
-    if not isinstance(network, dict) or not set(gone) & network.keys():
+    if not isinstance(network, dict):
         return config
-    if network.get("tables"):
-        key = next(key for key in gone if key in network)
+    # Today's counts came with this key.
+    if network.get("tables") and "tables_hidden" not in network:
         raise UserError(
-            f"network.tables={network['tables']} with network.{key}: the tables of this run are of "
-            "an earlier kind, with which this version cannot go on. Use the version that trained "
-            "it (`commit` in its config.json), or train anew"
+            f"network.tables={network['tables']}: the tables of this run are of an earlier kind, "
+            "with which this version cannot go on. Use the version that trained it (`commit` in "
+            "its config.json), or train anew"
         )
     return {**config, "network": {k: v for k, v in network.items() if k not in gone}}
 

@@ -13,7 +13,6 @@ learn to trust tables that remember the text, and would do worse on any other.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -21,24 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.networks.neighbours import OFFSETS, lookups, neighbour_sets
 from md4_jax.protocols import Array, Batch, UserError
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Windows in which a masked token is looked up: neighbours to the left and to the right. All that
-# are visible there choose the table.
-WINDOWS = (
-    (1, 1), (2, 2), (3, 3), (4, 4), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (0, 2), (0, 3), (0, 4),
-    (0, 5), (0, 6), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2), (1, 4), (4, 1), (2, 4), (4, 2),
-)  # fmt: skip
-# Two more look-ups are of the nearest visible neighbours in all of this reach, as many as make a
-# set that has a table. They differ where a left and a right neighbour are equally far.
-REACH = 6
-LOOKUPS = len(WINDOWS) + 2
-OFFSETS = (*range(-REACH, 0), *range(1, REACH + 1))
 # Rows are as long as the vocabulary, so that it must be small.
 LARGEST_VOCABULARY = 1024
 # So that no count exceeds an int32.
 MOST_TOKENS = 2**30
+# A count of a hashed table takes two bytes and stops here: of 860 million such counts of text8's
+# first 9 million letters 5 are larger.
+LARGEST_HASHED = 2**16 - 1
 # What a row is given before it has counted anything, spread over all tokens.
 PRIOR = 0.5
 # Name of the context of a batch that holds the tokens to look up without their own count.
@@ -51,66 +43,29 @@ class Evidence(NamedTuple):
 
     log_ratios  log p_k(v) - log(1 / V), the estimate of look-up k against the uniform distribution:
                 float32 [B, P, K, V]. Zero where the table has counted nothing
-    counted     how often the table of look-up k has seen these neighbours, float32 [B, P, K]
+    counts      how often v stood between these neighbours, float32 [B, P, K, V]
     """
 
     log_ratios: Array
-    counted: Array
+    counts: Array
+
+    @property
+    def counted(self) -> Array:
+        """How often the table of look-up k has seen these neighbours, [B, P, K]."""
+        return jnp.sum(self.counts, axis=-1)
 
     def at(self, index: Array) -> "Evidence":
         """Returns the evidence of the positions index [B, P] alone."""
-        log_ratios = jnp.take_along_axis(self.log_ratios, index[..., None, None], axis=1)
-        return Evidence(log_ratios, jnp.take_along_axis(self.counted, index[..., None], axis=1))
-
-
-@functools.cache
-def neighbour_sets() -> tuple[int, ...]:
-    """Lists the sets of neighbours that have a table; bit j of a set stands for OFFSETS[j].
-
-    They are all subsets of a window, and all pairs; small sets come first.
-    """
-    found = {1 << i | 1 << j for i, j in itertools.combinations(range(len(OFFSETS)), 2)}
-    for window in WINDOWS:
-        inside = [1 << j for j, n in enumerate(OFFSETS) if -window[0] <= n <= window[1]]
-        for count in range(len(inside) + 1):
-            found |= {sum(some) for some in itertools.combinations(inside, count)}
-    return tuple(sorted(found, key=lambda chosen: (chosen.bit_count(), chosen)))
-
-
-@functools.cache
-def lookups() -> np.ndarray:
-    """Tells in which tables to look for each set of visible neighbours: int32 [2^12, K]."""
-    number = {chosen: n for n, chosen in enumerate(neighbour_sets())}
-    windows = [
-        sum(1 << j for j, n in enumerate(OFFSETS) if -left <= n <= right) for left, right in WINDOWS
-    ]
-
-    def nearest(visible: int, farthest_first: list[int]) -> int:
-        for j in farthest_first:
-            if visible in number:
-                return visible
-            visible &= ~(1 << j)
-        return visible
-
-    # Of two neighbours that are equally far the left one goes first in one order.
-    orders = [
-        sorted(range(len(OFFSETS)), key=lambda j: (-abs(OFFSETS[j]), side * OFFSETS[j]))
-        for side in (1, -1)
-    ]
-    found = np.zeros((2 ** len(OFFSETS), LOOKUPS), np.int32)
-    for visible in range(len(found)):
-        chosen = [visible & window for window in windows]
-        chosen += [nearest(visible, order) for order in orders]
-        found[visible] = [number[one] for one in chosen]
-    return found
+        return Evidence(*(jnp.take_along_axis(x, index[..., None, None], axis=1) for x in self))
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
     """Tables of a vocabulary, which count beside a network.
 
-    A state is {'counts', 'sequences'}: counts [rows, V], and of how many sequences they are, the
-    first ones of the training data.
+    A state is {'distinct', 'hashed', 'sequences'}: counts [rows, V] of the tables in which each
+    combination has its own row, int32, and of the others, uint16; and of how many sequences they
+    are, the first ones of the training data.
 
     vocab_size  V; the mask is V
     size        most counts of a table, V in each row. Neighbours that have no more combinations
@@ -175,8 +130,25 @@ class Tables:
 
     def init(self) -> dict[str, Array]:
         """Returns tables that have counted nothing: they change no logits."""
-        counts = jnp.zeros((sum(self.sizes), self.vocab_size), jnp.int32)
-        return {"counts": counts, "sequences": jnp.zeros((), jnp.int32)}
+        # Where no table is hashed one row is kept all the same: none cannot be looked up.
+        hashed = max(1, sum(self.sizes) - self._distinct_rows)
+        return {
+            "distinct": jnp.zeros((self._distinct_rows, self.vocab_size), jnp.int32),
+            "hashed": jnp.zeros((hashed, self.vocab_size), jnp.uint16),
+            "sequences": jnp.zeros((), jnp.int32),
+        }
+
+    @property
+    def _distinct_rows(self) -> int:
+        """Rows of the tables that are not hashed; they come first."""
+        return sum(self.sizes[: self._numbered])
+
+    def counts(self, state: Mapping[str, Array], rows: Array) -> Array:
+        """Returns the counts in these rows of all tables together, int32 [..., V]."""
+        beyond = rows - self._distinct_rows
+        distinct = state["distinct"][jnp.minimum(rows, self._distinct_rows - 1)]
+        hashed = state["hashed"][jnp.maximum(beyond, 0)].astype(jnp.int32)
+        return jnp.where((beyond < 0)[..., None], distinct, hashed)
 
     def _neighbours(self, z: Array, segments: Array | None) -> Array:
         """Returns the neighbours of each position, [B, L, 12].
@@ -230,12 +202,12 @@ class Tables:
         own: tokens [B, L] whose own count is taken away, -1 where none is.
         """
         found = self.looked_up(z, segments)
-        counts = constrain(state["counts"][found], BATCH_AXES, None, None, None)
+        counts = constrain(self.counts(state, found), BATCH_AXES, None, None, None)
         if own is not None:
             counts = counts - jax.nn.one_hot(own, self.vocab_size, dtype=jnp.int32)[:, :, None]
         counted = jnp.sum(counts, axis=-1)
         shares = (counts + PRIOR / self.vocab_size) / (counted + PRIOR)[..., None]
-        return Evidence(jnp.log(shares * self.vocab_size), counted.astype(jnp.float32))
+        return Evidence(jnp.log(shares * self.vocab_size), counts.astype(jnp.float32))
 
     def bound(self, state: Mapping[str, Array]) -> Callable[..., Evidence]:
         """Returns `evidence` of this state."""
@@ -252,11 +224,21 @@ class Tables:
     def learned(self, state: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
         """Returns the tables with the tokens of a batch counted; `sequences` stays."""
         at = self.counted_in(batch.tokens, batch.context.get("segments"))
-        one = batch.loss_mask.astype(jnp.int32)
-        tokens, one = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, one))
+        tokens, counts = (jnp.broadcast_to(x, at.shape) for x in (batch.tokens, batch.loss_mask))
+        first, beyond = self._numbered, at - self._distinct_rows
+        one = counts[:first].astype(jnp.int32)
+        distinct = state["distinct"].at[at[:first], tokens[:first]].add(one)
+        # What does not count has no place in the table.
+        places = jnp.where(counts, beyond, len(state["hashed"]))[first:], tokens[first:]
+        hashed = state["hashed"].at[places].apply(_one_more, mode="drop")
         # Every device holds all of them; else XLA would choose for itself how to split them.
-        counts = constrain(state["counts"].at[at, tokens].add(one), None, None)
-        return {**state, "counts": counts}
+        found = {"distinct": distinct, "hashed": hashed}
+        return {**state, **{name: constrain(x, None, None) for name, x in found.items()}}
+
+
+def _one_more(count: Array) -> Array:
+    """Returns count + 1, or a count of two bytes that can grow no more."""
+    return jnp.where(count < LARGEST_HASHED, count + 1, count)
 
 
 def _shifted(x: Array, offset: int, outside: int) -> Array:

@@ -74,6 +74,7 @@ class Transformer:
                        also learns without it
     tables             most counts of each of the tables of `Tables`; 0: none
     tables_tokens      most tokens of the training text that they count, before the first step
+    tables_hidden      units of the network that corrects their sum for each symbol; 0: none
     """
 
     # What networks that are made of the same blocks have otherwise.
@@ -119,6 +120,7 @@ class Transformer:
     label_dropout: float = 0.0
     tables: int = 0
     tables_tokens: int = 2**25
+    tables_hidden: int = 0
 
     def __post_init__(self):
         if self.size % (2 * self.heads):
@@ -128,7 +130,7 @@ class Transformer:
             )
         check_choices(self, CHOICES)
         check_rates(self, "dropout", "attention_dropout", "embedding_dropout", "label_dropout")
-        for key in ("depth", "kv_heads", "embedding", "condition", "classes"):
+        for key in ("depth", "kv_heads", "embedding", "condition", "classes", "tables_hidden"):
             if getattr(self, key) < 0:
                 raise UserError(f"network.{key} must not be negative, not {getattr(self, key)}")
         if self.kv_heads and self.heads % self.kv_heads:

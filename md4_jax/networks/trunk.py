@@ -15,9 +15,10 @@ from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.layers import Block, noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import TableMixture, mixed
+from md4_jax.networks.neighbours import LOOKUPS
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
-from md4_jax.networks.tables import LOOKUPS, Evidence
+from md4_jax.networks.tables import Evidence
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -90,7 +91,7 @@ class TransformerModule(nn.Module):
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
         self.blocks = stack(o, self.block)
         if o.tables:
-            self.mixture = TableMixture(self.compute_dtype, o.products)
+            self.mixture = TableMixture(self.compute_dtype, o.products, o.tables_hidden)
 
     @property
     def is_conditioned(self) -> bool:
@@ -100,9 +101,8 @@ class TransformerModule(nn.Module):
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
-        counted = jnp.zeros((*z_BxL.shape, LOOKUPS))
-        log_ratios = jnp.zeros((*counted.shape, self.options.vocab_size))
-        return self.unembed(self.features(z_BxL, t_B, evidence=Evidence(log_ratios, counted)))
+        nothing = jnp.zeros((*z_BxL.shape, LOOKUPS, self.options.vocab_size))
+        return self.unembed(self.features(z_BxL, t_B, evidence=Evidence(nothing, nothing)))
 
     def features(
         self,
@@ -122,12 +122,13 @@ class TransformerModule(nn.Module):
         condition, x_BxLxD = self._condition(t_B[:, None], label), self._embedded(z_BxL, keys)
         if evidence is None:
             return self._trunk(x_BxLxD, condition, segments, keys, index)
-        weights_BxLxK = self.mixture.weights(evidence)
-        x_BxLxD = x_BxLxD + self._expected(z_BxL, mixed(weights_BxLxK, evidence))
+        known_BxLxH = self.mixture.known(evidence)
+        expected = mixed(self.mixture.weights(known_BxLxH), evidence)
+        x_BxLxD = x_BxLxD + self._expected(z_BxL, expected)
         h_BxPxD = self._trunk(x_BxLxD, condition, segments, keys, index)
         if index is not None:
-            evidence, weights_BxLxK = evidence.at(index), rows(weights_BxLxK, index)
-        added = self.mixture.logits(h_BxPxD, evidence, weights_BxLxK)
+            evidence, known_BxLxH = evidence.at(index), rows(known_BxLxH, index)
+        added = self.mixture.logits(h_BxPxD, evidence, known_BxLxH)
         return jnp.concatenate([h_BxPxD.astype(jnp.float32), added], axis=-1)
 
     def _expected(self, z_BxL: Array, logits_BxLxV: Array) -> Array:

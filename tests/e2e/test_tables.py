@@ -19,7 +19,7 @@ def words(tiny, tmp_path):
 def counted(workdir) -> tuple[int, np.ndarray]:
     """Number of sequences, and how often each token stands in the whole text of all tables."""
     found = md4_jax.load(workdir).params["companion"]
-    return int(found["sequences"]), np.asarray(found["counts"])
+    return int(found["sequences"]), np.asarray(found["distinct"])
 
 
 def test_each_token_of_the_training_text_is_counted(words, run, tmp_path):

@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax.networks.mixture import FIRST
-from md4_jax.networks.tables import (
-    COUNTED,
+from md4_jax.networks.mixture import FIRST, TableMixture
+from md4_jax.networks.neighbours import (
+    LOOKUPS,
     OFFSETS,
-    PRIOR,
     REACH,
     WINDOWS,
-    Tables,
     lookups,
     neighbour_sets,
 )
+from md4_jax.networks.tables import COUNTED, LARGEST_HASHED, PRIOR, Evidence, Tables
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.objectives.any_order import AnyOrder
@@ -32,7 +31,7 @@ from md4_jax.training.step import init_state, make_train_step
 V, ROWS = 5, 2000
 SIZE = V * ROWS + 3
 TABLES = Tables(V, SIZE, 100)
-OPTIONS = Transformer(V, 16, 1, 2, scan_blocks=False)
+OPTIONS = Transformer(V, 16, 1, 2, scan_blocks=False, tables_hidden=4)
 
 
 def texts(rows: int, length: int) -> jax.Array:
@@ -41,7 +40,20 @@ def texts(rows: int, length: int) -> jax.Array:
 
 def filled() -> dict[str, jax.Array]:
     counts = jax.random.randint(jax.random.key(2), (sum(TABLES.sizes), V), 0, 9)
-    return {"counts": counts, "sequences": jnp.int32(0)}
+    return state_of(TABLES, counts)
+
+
+def state_of(tables: Tables, counts: jax.Array) -> dict[str, jax.Array]:
+    """A state with these counts in the rows of all tables together."""
+    empty = tables.init()
+    rows = len(empty["distinct"])
+    hashed = empty["hashed"] if rows == len(counts) else counts[rows:].astype(jnp.uint16)
+    return {**empty, "distinct": counts[:rows], "hashed": hashed}
+
+
+def counts_of(tables: Tables, state: dict[str, jax.Array]) -> jax.Array:
+    """The rows of all tables together."""
+    return tables.counts(state, jnp.arange(sum(tables.sizes)))
 
 
 LEARN = jax.jit(TABLES.learned)
@@ -131,7 +143,8 @@ def test_what_is_looked_up_is_what_the_text_has_between_the_visible_neighbours()
     # Rows enough that no two combinations of this text share one.
     tables = Tables(V, 2**18, 100)
     tokens = np.asarray(texts(1, 60))
-    counts = jax.jit(tables.learned)(tables.init(), batch_of(jnp.asarray(tokens)))["counts"]
+    state = jax.jit(tables.learned)(tables.init(), batch_of(jnp.asarray(tokens)))
+    counts = counts_of(tables, state)
     z = np.where(np.random.default_rng(3).random(tokens.shape) < 0.5, V, tokens)
     found = np.asarray(counts[tables.looked_up(jnp.asarray(z))[0]])
     for position in range(60):
@@ -171,8 +184,8 @@ def test_estimates_by_hand():
     z = jnp.array([[3]])
     row = tables.looked_up(z)[0, 0, 0]
     for counts, total in (([3, 1, 0], 4), ([0, 0, 0], 0)):
-        state = tables.init()
-        state["counts"] = state["counts"].at[row].set(jnp.array(counts))
+        empty = jnp.zeros((sum(tables.sizes), 3), jnp.int32)
+        state = state_of(tables, empty.at[row].set(jnp.array(counts)))
         found = tables.evidence(state, z)
         expected = np.log(3 * (np.array(counts) + PRIOR / 3) / (total + PRIOR))
         np.testing.assert_allclose(found.log_ratios[0, 0, 0], expected, rtol=1e-6)
@@ -182,7 +195,7 @@ def test_estimates_by_hand():
 def test_every_token_is_counted_once_in_every_table():
     batch = batch_of(texts(2, 12))
     ends = np.cumsum(TABLES.sizes)[:-1]
-    for counts in np.split(np.asarray(learned(batch)["counts"]), ends):
+    for counts in np.split(np.asarray(counts_of(TABLES, learned(batch))), ends):
         np.testing.assert_array_equal(counts.sum(axis=0), np.bincount(np.ravel(batch.tokens)))
 
 
@@ -198,10 +211,22 @@ def test_what_neighbours_determine_is_known_after_one_text():
 def test_a_token_that_does_not_count_is_a_neighbour_all_the_same():
     tokens = texts(1, 3)
     state = learned(Batch(tokens, jnp.array([[False, True, False]]), {}))
-    assert state["counts"].sum() == len(TABLES.sizes)
+    assert counts_of(TABLES, state).sum() == len(TABLES.sizes)
     number = [offsets(chosen) for chosen in neighbour_sets()].index((-1, 1))
     row = TABLES.counted_in(tokens)[number, 0, 1]
-    np.testing.assert_array_equal(state["counts"][row], jax.nn.one_hot(tokens[0, 1], V))
+    np.testing.assert_array_equal(TABLES.counts(state, row), jax.nn.one_hot(tokens[0, 1], V))
+
+
+def test_a_count_of_two_bytes_stops_at_the_largest_number():
+    tokens = jnp.zeros((9, 8000), jnp.int32)
+    row = TABLES.counted_in(tokens)[:, 0, 2000]
+    distinct = len(TABLES.init()["distinct"])
+    for times, limit in ((1, 9 * 8000), (2, 2 * 9 * 8000)):
+        text = batch_of(jnp.tile(tokens, (times, 1)))
+        found = counts_of(TABLES, learned(text))[row, 0]
+        # At most 6 tokens at either end of a sequence have other neighbours.
+        assert (found[row < distinct] >= limit - times * 9 * 12).all()
+        assert (found[row >= distinct] == LARGEST_HASHED).all()
 
 
 def numbered(*numbers: int) -> Batch:
@@ -340,8 +365,34 @@ def test_weights_of_the_tables_are_learned(training):
     for _ in range(2):
         state, _ = step(state, batch_of(texts(4, 12)))
     second = state.params["network"]["mixture"]
-    for name in ("of_evidence", "of_features"):
+    for name in ("of_evidence", "of_features", "correction", "gates_of_features"):
         assert not first[name]["kernel"].any() and second[name]["kernel"].any()
+
+
+def test_the_correction_treats_all_symbols_alike():
+    """Other names of the symbols name the corrections otherwise, and change nothing else."""
+    mixture = TableMixture(jnp.float32, "float32", units=6)
+    counts = jax.random.randint(jax.random.key(0), (2, 3, LOOKUPS, V), 0, 9).astype(jnp.float32)
+    h = jax.random.normal(jax.random.key(1), (2, 3, 8))
+
+    def logits(mixture: TableMixture, h: jax.Array, evidence: Evidence) -> jax.Array:
+        return mixture.logits(h, evidence, mixture.known(evidence))
+
+    def evidence(order: jax.Array) -> Evidence:
+        asked = counts[..., order]
+        shares = (asked + PRIOR / V) / (asked.sum(axis=-1, keepdims=True) + PRIOR)
+        return Evidence(jnp.log(shares * V), asked)
+
+    plain, order = jnp.arange(V), jnp.array([3, 0, 4, 1, 2])
+    params = mixture.init(jax.random.key(2), h, evidence(plain), method=logits)
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(3), x.shape), params)
+    found, renamed = (mixture.apply(params, h, evidence(o), method=logits) for o in (plain, order))
+    np.testing.assert_allclose(renamed, found[..., order], atol=1e-4)
+    without = TableMixture(jnp.float32, "float32").apply(params, h, evidence(plain), method=logits)
+    assert jnp.abs(found - without).mean() > 0.1
+    # The correction depends on the features too.
+    other = mixture.apply(params, h + 1.0, evidence(plain), method=logits)
+    assert jnp.abs((other - found).std(axis=-1)).max() > 0.01
 
 
 def test_the_network_reads_what_the_tables_expect(training):
@@ -379,6 +430,7 @@ def test_features_depend_on_what_the_tables_expect(training):
         (dict(tables=4), "network.tables=4 must be 0 or at least the vocabulary's size, 5"),
         (dict(tables=4, vocab_size=5000), "needs a vocabulary of at most 1024 symbols"),
         (dict(tables=8, tables_tokens=2**31), "network.tables_tokens must lie between 1 and"),
+        (dict(tables_hidden=-1), "network.tables_hidden must not be negative, not -1"),
         (dict(depth=-1), "network.depth must not be negative, not -1"),
     ],
 )
