@@ -10,7 +10,7 @@ def get_config():
     config = quickstart.get_config()
     config.data = base.get_config().data
     config.tokenizer = dict(name="text8")
-    config.network.update(depth=4, tables=0)
+    config.network.update(depth=4, tables=0, tables_hidden=0)
     config.train.update(num_steps=4800, seconds=600.0, ema=0.995)
     config.optim.update(warmup_steps=100, clock="steps")
     config.evals.validation.update(every=2000, draws=2, limit=256)

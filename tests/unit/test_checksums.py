@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from md4_jax.runtime import checksums as module
 from md4_jax.runtime.checksums import checksum, checksums
 
 DTYPES = ("float32", "bfloat16", "int32", "uint8", "bool", "float16")
@@ -33,6 +34,21 @@ def test_by_hand():
 def test_the_shape_does_not_matter(shape):
     x = jnp.arange(120.0)
     assert checksums({"x": x.reshape(shape)}) == checksums({"x": x})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(120,), (30, 4), (5, 3, 8), (2, 60)])
+def test_large_arrays_are_summed_in_parts(shape, dtype, monkeypatch):
+    x = jnp.asarray(np.arange(120).reshape(shape) % 251, dtype)
+    whole = checksums({"x": x, "small": x[:1]})
+    calls = []
+    monkeypatch.setattr(module, "AT_ONCE", 32)
+    monkeypatch.setattr(
+        module, "_of_rows", lambda *a, of=module._of_rows, **k: (calls.append(k), of(*a, **k))[1]
+    )
+    assert checksums({"x": x, "small": x[:1]}) == whole
+    rows = max(1, 32 * shape[0] // 120)
+    assert [k["count"] for k in calls][: shape[0] // rows] == [rows] * (shape[0] // rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
