@@ -51,7 +51,7 @@ class Evidence(NamedTuple):
 
     @property
     def counted(self) -> Array:
-        """How often the table of look-up k has seen these neighbours, [B, P, K]."""
+        """Times that the table of look-up k has seen these neighbours, [B, P, K]."""
         return jnp.sum(self.counts, axis=-1)
 
     def at(self, index: Array) -> "Evidence":
