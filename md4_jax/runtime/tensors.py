@@ -24,7 +24,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Name of a type in the format -> that of numpy.
 TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
+    "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 # Largest file that is written.
 FILE_BYTES = 5 * 2**30
