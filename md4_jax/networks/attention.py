@@ -14,7 +14,7 @@ import numpy as np
 from md4_jax.networks.products import by_rows
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array, UserError
-from md4_jax.runtime.reductions import row_max
+from md4_jax.runtime.reductions import on_cpu, row_max
 
 KERNELS = ("auto", "plain", "splash", "cudnn")
 # The cuDNN kernel needs head sizes that are multiples of 8 up to 128, and half precision.
@@ -188,11 +188,11 @@ def _backward(rounded: bool, kept: tuple[Array, ...], slope: Array):
     wide = jnp.swapaxes(slope, 1, 2).astype(jnp.float32) * inverse
     mean = jnp.sum(wide * out, axis=-1)[..., None]
     narrow = operand(wide.astype(slope.dtype))
-    of_value = _transposed_product(weights, narrow, rounded)
+    of_value = _transposed_product(weights, narrow)
     of_scores = weights * (_product("bhqd,bhkd->bhqk", narrow, value) - mean)
     of_scores = operand(of_scores.astype(slope.dtype))
     of_query = _product("bhqk,bhkd->bhqd", of_scores, key) * query.shape[-1] ** -0.5
-    of_key = _transposed_product(of_scores, query, rounded)
+    of_key = _transposed_product(of_scores, query)
     slopes = (jnp.swapaxes(x, 1, 2).astype(slope.dtype) for x in (of_query, of_key, of_value))
     return *slopes, None
 
@@ -205,12 +205,22 @@ def _operand(rounded: bool) -> Callable[[Array], Array]:
     return (lambda x: by_rows(x.astype(jnp.bfloat16))) if rounded else lambda x: x
 
 
-def _transposed_product(scores_BxHxQxK: Array, x_BxHxQxDh: Array, rounded: bool) -> Array:
-    """Sums scores times x over queries: [B, H, K, Dh]."""
-    if not rounded:
-        return _product("bhqk,bhqd->bhkd", scores_BxHxQxK, x_BxHxQxDh)
-    turned = by_rows(jnp.swapaxes(scores_BxHxQxK, 2, 3))
-    return _product("bhkq,bhqd->bhkd", turned, x_BxHxQxDh)
+def _transposed_product(scores_BxHxQxK: Array, x_BxHxQxDh: Array) -> Array:
+    """Sums scores times x over queries: [B, H, K, Dh].
+
+    On CPUs x and the result are turned, not the scores, which are larger: 4.0 instead of 11.8 ms
+    for 2 x 4 heads and 1024 tokens on 2 cores of an AMD EPYC; 8% of a training step of size (c),
+    6% of (b).
+    """
+
+    def turned(scores: Array, x: Array) -> Array:
+        found = _product("bhdq,bhqk->bhdk", by_rows(jnp.swapaxes(x, 2, 3)), scores)
+        return jnp.swapaxes(by_rows(found), 2, 3)
+
+    def plain(scores: Array, x: Array) -> Array:
+        return _product("bhqk,bhqd->bhkd", scores, x)
+
+    return on_cpu(turned, plain, scores_BxHxQxK, x_BxHxQxDh)
 
 
 def _product(spec: str, left: Array, right: Array) -> Array:

@@ -61,7 +61,7 @@ rounded_product.defvjp(_forward, _backward)
 
 
 def by_rows(x: Array) -> Array:
-    """Stores an operand in bfloat16 row by row.
+    """Stores an array row by row.
 
     XLA's CPU library has products of bfloat16 only for such operands. Others, like a transposed
     view, it converts to float32: 238 instead of 864 GFLOP/s for the gradient of a kernel

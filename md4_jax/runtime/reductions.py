@@ -31,7 +31,7 @@ def row_max(x: Array) -> Array:
             x = jnp.maximum(x[..., :half], x[..., x.shape[-1] - half :])
         return plain(x)
 
-    return _on_cpu(by_folding, plain, x)
+    return on_cpu(by_folding, plain, x)
 
 
 def row_sum(x: Array) -> Array:
@@ -43,7 +43,7 @@ def row_sum(x: Array) -> Array:
     def by_product(x: Array) -> Array:
         return x @ jnp.ones((x.shape[-1], 1), x.dtype)
 
-    return _on_cpu(by_product, lambda x: jnp.sum(x, axis=-1, keepdims=True), x)
+    return on_cpu(by_product, lambda x: jnp.sum(x, axis=-1, keepdims=True), x)
 
 
 def repeated(row: Array, count: int) -> Array:
@@ -56,7 +56,7 @@ def repeated(row: Array, count: int) -> Array:
     def by_product(row: Array) -> Array:
         return jnp.ones((count, 1), row.dtype) @ row[None]
 
-    return _on_cpu(by_product, lambda row: jnp.broadcast_to(row, (count, *row.shape)), row)
+    return on_cpu(by_product, lambda row: jnp.broadcast_to(row, (count, *row.shape)), row)
 
 
 def with_entries(x: Array, index: Array, values: Array) -> Array:
@@ -74,10 +74,10 @@ def with_entries(x: Array, index: Array, values: Array) -> Array:
     def compared(x: Array, index: Array, values: Array) -> Array:
         return jnp.where(jnp.arange(x.shape[-1]) == index[..., None], values[..., None], x)
 
-    return _on_cpu(written, compared, x, index, values)
+    return on_cpu(written, compared, x, index, values)
 
 
-def _on_cpu(quick: Callable, plain: Callable, *arrays: Array) -> Array:
+def on_cpu(quick: Callable, plain: Callable, *arrays: Array) -> Array:
     """Applies quick on a single CPU, plain on other platforms and on meshes.
 
     What is split over devices would have to be exchanged for some of the quick forms.
