@@ -44,7 +44,8 @@ RULES = (
     (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
     (r"companion/(distinct|hashed|sequences)$", P()),
     (r"mixture/hidden/kernel$", P(None, "fsdp")),
-    (r"mixture/(of_evidence|of_features)/kernel$", P("fsdp", None)),
+    (r"mixture/(gates_)?of_(evidence|features)/kernel$", P("fsdp", None)),
+    (r"mixture/(first|second|correction)/kernel$", P(None, None)),
 )
 # A parameter without a rule that has at most so many numbers (1 MiB in float32) is not split.
 SMALL = 2**18

@@ -19,7 +19,9 @@ from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.protocols import UserError, batch_of
+from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.training.loop import abstract_state
 
 ALL = [str(PACKAGE_ROOT / name) for name in spelled()]
 BASE = load(str(PACKAGE_ROOT / "configs" / "base.py"))
@@ -66,15 +68,22 @@ def test_a_network_has_the_classes_of_the_data(labels, classes, words):
         build.experiment(changed(network__classes=classes), domain)
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
-def test_a_config_builds(path: str):
-    """With a stand-in for the tokenizer, which may need data; nothing is allocated."""
+def built_of(path: str):
+    """The config, its domain and its experiment on one device; nothing is allocated.
+
+    A stand-in takes the place of a tokenizer that needs data.
+    """
     config = schema.load_config(path, {"mesh.data": "1", "mesh.fsdp": "1"})
     words = config["tokenizer"]["name"] == "bpe"
     domain = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
     if issubclass(SOURCES[config["data"]["name"]], ImageSource):
         domain = inputs.domain_and_source(config, None)[0]
-    built = build.experiment(config, domain)
+    return config, domain, build.experiment(config, domain)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
+def test_a_config_builds(path: str):
+    config, domain, built = built_of(path)
     is_told = config["network"]["time_conditioning"]
     is_told &= config["process"].get("conditioning") != "zero"
     assert built.network.time_free == (not is_told)
@@ -83,6 +92,13 @@ def test_a_config_builds(path: str):
     assert reported(built).objective.is_bound(built.process)
     params = jax.eval_shape(built.network.init, jax.random.key(0))
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(params)) > 1e5
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: Path(path).name)
+def test_all_that_a_config_trains_has_a_rule_that_splits_it(path: str, capsys):
+    sharding._warn_replicated.cache_clear()
+    abstract_state(built_of(path)[2])
+    assert "no rule" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
