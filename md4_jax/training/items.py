@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -86,9 +87,18 @@ def graft(template: Any, leaves: dict[str, Any]) -> Any:
     )
 
 
+# What orbax says of an array of another shape than the one asked for.
+SHAPES = re.compile(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))")
+OTHER_SHAPE = (
+    "it has an array of shape {1} where this program's network has one of {0}. Another version of "
+    "the program may have trained it: use that one (`commit` in config.json), or train anew"
+)
+
+
 def reason(error: Exception) -> str:
     """Returns the first line of the innermost cause, which names the file or the errno."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip()
-    return (text.splitlines() or [type(error).__name__])[0][:300]
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    shapes = SHAPES.match(text)
+    return OTHER_SHAPE.format(*shapes.groups()) if shapes else text[:300]

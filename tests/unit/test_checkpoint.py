@@ -240,6 +240,20 @@ def test_one_step_that_is_asked_for(opened, tmp_path):
         checkpoints.restore_ema(template, step=2)
 
 
+@pytest.mark.usefixtures("collected")
+def test_arrays_of_another_shape_are_told_from_damage(opened):
+    checkpoints = opened(keep=1)
+    checkpoints.save(1, state(1), {})
+    checkpoints.wait()
+    template = jax.tree.map(shape, state(1).ema)
+    template["w"] = template["w"].update(shape=(9,))
+    with pytest.raises(UserError) as caught:
+        checkpoints.restore_ema(template, step=1)
+    said = str(caught.value)
+    assert "an array of shape (3,) where this program's network has one of (9,)" in said
+    assert "config.json" in said and "Truncating" not in said
+
+
 def read(file) -> str:
     return file.read_text()
 
