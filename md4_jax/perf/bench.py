@@ -18,7 +18,7 @@ from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, Objective, batch_of
-from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import to_global
 from md4_jax.samplers.batches import context_of, make_sampler
 from md4_jax.samplers.loop import no_prompt
@@ -131,7 +131,7 @@ def matrix_product(experiment: Experiment) -> Part:
 
 def _compiled(fn: Callable, *arguments: Any):
     began = time.perf_counter()
-    compiled = fn.lower(*arguments).compile()
+    compiled = compile_ahead(fn, *arguments)
     spent = time.perf_counter() - began
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
     text = compiled.as_text()

@@ -1,8 +1,10 @@
-"""Compiler options of each platform, and the directory of compiled programs."""
+"""Compiler options of each platform, compiled programs and their directory."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +32,25 @@ def jit(fn: Callable, mesh: Mesh, network: Network, **arguments: Any) -> Callabl
     """Applies jax.jit with the compiler options for the mesh's platform and this network."""
     options = OPTIONS.get((mesh.devices.flat[0].platform, network.products), {})
     return jax.jit(fn, compiler_options=options, **arguments)
+
+
+def compile_ahead(fn: Callable, *arguments: Any) -> Any:
+    """Compiles a jitted function and gives back what the compiler has freed; returns the program.
+
+    JAX keeps the program, so that a call of fn does not compile it again. Otherwise the freed
+    memory would stay with the process, beside the arrays of the first call: a training step of
+    size (c) of tools/sizes.py took at most 2.25 GiB, and takes 1.87 with this.
+    """
+    compiled = fn.lower(*arguments).compile()
+    give_back()
+    return compiled
+
+
+def give_back() -> None:
+    """Returns free memory of the heap to the system, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def keep_programs() -> None:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from md4_jax.options import SampleOptions
 from md4_jax.protocols import Array, Network, Params, Prompt
-from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
 from md4_jax.samplers.guidance import calls, guided
@@ -108,7 +108,7 @@ def draw_samples(
             told = {name: np.asarray(values)[own] for name, values in context.items()}
             arguments = (params, step, keys, *to_global((prompt, told), mesh))
             with jax.set_mesh(mesh):
-                compiled = compiled or sampler.program.lower(*arguments).compile()
+                compiled = compiled or compile_ahead(sampler.program, *arguments)
                 began = time.perf_counter()
                 chain, path = jax.block_until_ready(compiled(*arguments))
             seconds += time.perf_counter() - began

@@ -13,7 +13,7 @@ from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.options.parts import words
 from md4_jax.protocols import Params, UserError
-from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
 from md4_jax.training import back, counting, report
@@ -156,7 +156,7 @@ def _steps(
 ) -> tuple[int, int | None]:
     """Trains, logs, saves and evaluates; returns (step saved, signal or None)."""
     saver, log, steps = run.saver, run.log, experiment.train.num_steps
-    step_fn, step = step_program(experiment, state), int(state.step)
+    step_fn, step, metrics = step_program(experiment, state), int(state.step), None
     budget, notices = experiment.train.seconds, run.notices
     try:
         last = step >= steps or (saver.follows_seconds and notices.elapsed >= budget)
@@ -167,6 +167,8 @@ def _steps(
                 batch = to_global(next(run.data), experiment.mesh)
                 spent = (notices.elapsed / budget,) if saver.follows_seconds else ()
                 with jax.set_mesh(experiment.mesh):
+                    if not metrics:
+                        compile_ahead(step_fn, state, batch, *spent)
                     state, metrics = step_fn(state, batch, *spent)
             step += 1
             run.profile.after_step(step, state)

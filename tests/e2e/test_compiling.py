@@ -33,11 +33,20 @@ def made(monkeypatch):
     return names
 
 
-def test_each_step_is_compiled_once_in_a_run(made, run, tiny, tmp_path):
+def test_each_step_is_compiled_once_in_a_run(made, run, tiny, tmp_path, monkeypatch):
     """Three evaluations while training, the final one and two batches of samples included."""
+    ahead = []
+
+    def compile_ahead(fn, *arguments):
+        ahead.append(fn.__name__)
+        return compiling.compile_ahead(fn, *arguments)
+
+    for module in (train, sample):
+        monkeypatch.setattr(module, "compile_ahead", compile_ahead)
     ended = run("--config", tiny, "--workdir", tmp_path, "--config.sample.batch_size=1")
     assert ended.code == 0, ended
     assert sorted(made) == STEPS
+    assert ahead == ["train_step", "run"]
 
 
 @pytest.mark.slow
