@@ -150,6 +150,20 @@ def test_no_product_of_a_step_widens_its_operands():
     assert all(body.count("bf16[") >= 2 for body in bodies)
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize("kernel", ["plain", "rounded"])
+def test_the_gradient_of_attention_turns_no_scores(kernel):
+    """Two of its products sum over queries: their results are turned, [Dh, K], not the scores."""
+
+    def loss(query, key, value):
+        return jnp.sum(attend(query, key, value, kernel=kernel) ** 2)
+
+    x = jnp.ones((2, 40, 3, 8))
+    text = program_of(jax.grad(loss, argnums=(0, 1, 2)), x, x, x).as_text()
+    assert len(re.findall(r"f32\[(?:2,3|6),8,40\]\S* dot\(", text)) == 2
+    assert not re.findall(r"\[(?:2,3|6),40,40\]\S* transpose\(", text)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 64])
 @pytest.mark.parametrize("sizes", [(1, 1), (16, 16), (32, 384), (384, 32)])
 def test_a_kernel_may_be_a_transposed_table(rows, sizes):
