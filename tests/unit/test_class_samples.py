@@ -25,7 +25,7 @@ from md4_jax.training.step import init_state, make_train_step
 
 pytestmark = pytest.mark.slow
 
-V, L, N, ROWS, STEPS = 6, 4, 400, 64, 300
+V, L, N, ROWS, STEPS = 6, 4, 400, 256, 300
 MESH = make_mesh(MeshOptions(data=1))
 OPTIONS = TrainOptions(batch_size=ROWS, ema=0.9)
 # What is trained -> (process, objective, causal).
