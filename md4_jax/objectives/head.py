@@ -12,7 +12,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Process
 
 # Logits of one device that are computed at once: 128 MiB of float32. With chunks, a training step
 # of size (c) of tools/sizes.py takes 942 instead of 1,522 MiB of temporaries. With chunks of half
-# the size it takes 855 MiB, and 1.1 to 1.15 times as long with float32 products on 2 CPU cores.
+# the size it takes 855 MiB, and 1.16 times as long with float32 products on 2 CPU cores.
 CHUNK = 2**25
 # Logits that the forward pass keeps for the backward pass: 256 MiB. More are computed again. Size
 # (c) keeps its logits: 150 instead of 178 GFLOP a step, 942 instead of 736 MiB of temporaries.

@@ -167,7 +167,7 @@ def _steps(
                 batch = to_global(next(run.data), experiment.mesh)
                 spent = (notices.elapsed / budget,) if saver.follows_seconds else ()
                 with jax.set_mesh(experiment.mesh):
-                    if not metrics:
+                    if metrics is None:
                         compile_ahead(step_fn, state, batch, *spent)
                     state, metrics = step_fn(state, batch, *spent)
             step += 1

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -48,8 +49,25 @@ def test_a_program_is_compiled_once(monkeypatch):
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("library", ["linux", "darwin"])
-def test_other_libraries_have_nothing_to_call(library, monkeypatch):
-    monkeypatch.setattr(compiling.sys, "platform", library)
-    monkeypatch.setattr(compiling.ctypes, "CDLL", lambda name: object())
+class Glibc:
+    """A C library that notes how much it is asked to keep."""
+
+    def __init__(self):
+        self.kept = []
+        self.malloc_trim = self.kept.append
+
+
+@pytest.mark.parametrize(
+    "system, opened, library, kept",
+    [
+        ("linux", 1, Glibc(), [0]),
+        ("linux", 1, types.SimpleNamespace(kept=[]), []),  # another one, without this function
+        ("darwin", 0, Glibc(), []),
+    ],
+)
+def test_memory_is_given_back_where_the_library_can(system, opened, library, kept, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiling.sys, "platform", system)
+    monkeypatch.setattr(compiling.ctypes, "CDLL", lambda name: asked.append(name) or library)
     compiling.give_back()
+    assert (library.kept, asked) == (kept, [None] * opened)
