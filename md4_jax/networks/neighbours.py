@@ -10,6 +10,7 @@ import numpy as np
 WINDOWS = (
     (1, 1), (2, 2), (3, 3), (4, 4), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (0, 2), (0, 3), (0, 4),
     (0, 5), (0, 6), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2), (1, 4), (4, 1), (2, 4), (4, 2),
+    (1, 5), (5, 1), (2, 5), (5, 2), (3, 5), (5, 3),
 )  # fmt: skip
 # Two more look-ups are of the nearest visible neighbours in all of this reach, as many as make a
 # set that has a table. They differ where a left and a right neighbour are equally far.
@@ -22,9 +23,10 @@ OFFSETS = (*range(-REACH, 0), *range(1, REACH + 1))
 def neighbour_sets() -> tuple[int, ...]:
     """Lists the sets of neighbours that have a table; bit j of a set stands for OFFSETS[j].
 
-    They are all subsets of a window, and all pairs; small sets come first.
+    They are all subsets of a window, all pairs and all triples; small sets come first.
     """
-    found = {1 << i | 1 << j for i, j in itertools.combinations(range(len(OFFSETS)), 2)}
+    bits = [1 << j for j in range(len(OFFSETS))]
+    found = {sum(some) for count in (2, 3) for some in itertools.combinations(bits, count)}
     for window in WINDOWS:
         inside = [1 << j for j, n in enumerate(OFFSETS) if -window[0] <= n <= window[1]]
         for count in range(len(inside) + 1):

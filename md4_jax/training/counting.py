@@ -3,15 +3,16 @@
 import time
 
 import jax
+import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment, rows_of
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.sharding import max_over_processes, to_global
 from md4_jax.training.step import TrainState
 
-# Tokens that are counted at once: few enough that their rows in all tables take little memory.
-AT_ONCE = 2**15
+# Tokens of a batch that is counted.
+AT_ONCE = 2**18
 
 
 def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[TrainState, float]:
@@ -25,15 +26,12 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
     began, length = time.monotonic(), experiment.data.length
     sequences = min(corpus.sizes(["train"])["train"].sequences, -(-tables.tokens // length))
     _say(f"tables      counting {sequences * length:,} tokens of the training text ...")
-    learn = jax.jit(tables.learned, donate_argnums=0)
+    text = _text(experiment, corpus, sequences)
+    count = jax.jit(tables.with_table, donate_argnums=0)
     found = state.ema["companion"]
-    rows = rows_of(experiment, train.batch_size * max(1, AT_ONCE // (train.batch_size * length)))
-    firsts = range(0, sequences, rows["batch_size"])
     with jax.set_mesh(experiment.mesh):
-        for first, batch in zip(firsts, corpus.training_in_order(**rows), strict=False):
-            is_asked = first + rows["rows"] < sequences
-            batch = batch._replace(loss_mask=batch.loss_mask & is_asked[:, None])
-            found = learn(found, to_global(batch, experiment.mesh))
+        for table in range(len(tables.sizes)):
+            found = count(found, text, table)
     found = jax.block_until_ready({**found, "sequences": found["sequences"] + sequences})
     # The same on all processes, since the learning rate may follow it.
     seconds = max_over_processes(int(1000 * (time.monotonic() - began))) / 1000
@@ -45,6 +43,20 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
             f"network.tables_tokens={tables.tokens} in another --workdir"
         )
     return state._replace(ema={**state.ema, "companion": found}), seconds
+
+
+def _text(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
+    """Returns the first sequences of the training data in batches: global arrays [B, N, L]."""
+    length, batch_size = experiment.data.length, experiment.train.batch_size
+    rows = rows_of(experiment, batch_size * max(1, AT_ONCE // (batch_size * length)))
+    firsts = range(0, sequences, rows["batch_size"])
+    batches = []
+    for first, batch in zip(firsts, corpus.training_in_order(**rows), strict=False):
+        asked = batch.loss_mask & (first + rows["rows"] < sequences)[:, None]
+        context = {name: x for name, x in batch.context.items() if name == "segments"}
+        batches.append(Batch(batch.tokens.astype(np.uint16), asked, context))
+    text = jax.tree.map(lambda *x: np.stack(x, axis=1), *batches)
+    return to_global(text, experiment.mesh)
 
 
 def _say(text: str) -> None:

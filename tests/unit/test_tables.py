@@ -1,6 +1,7 @@
 """Tables of counts: what they see, what they count, and what the network makes of it."""
 
 import dataclasses
+import functools
 from collections import Counter
 
 import chex
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.networks import codes
 from md4_jax.networks.mixture import FIRST, TableMixture
 from md4_jax.networks.neighbours import (
     LOOKUPS,
@@ -18,7 +20,7 @@ from md4_jax.networks.neighbours import (
     lookups,
     neighbour_sets,
 )
-from md4_jax.networks.tables import COUNTED, LARGEST_HASHED, PRIOR, Evidence, Tables
+from md4_jax.networks.tables import COUNTED, PRIOR, Evidence, Tables
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.objectives.any_order import AnyOrder
@@ -45,23 +47,35 @@ def filled() -> dict[str, jax.Array]:
 
 def state_of(tables: Tables, counts: jax.Array) -> dict[str, jax.Array]:
     """A state with these counts in the rows of all tables together."""
-    empty = tables.init()
-    rows = len(empty["distinct"])
-    hashed = empty["hashed"] if rows == len(counts) else counts[rows:].astype(jnp.uint16)
-    return {**empty, "distinct": counts[:rows], "hashed": hashed}
+    return {**tables.init(), "counts": codes.coded(counts)}
 
 
-def counts_of(tables: Tables, state: dict[str, jax.Array]) -> jax.Array:
+def counts_of(state: dict[str, jax.Array]) -> jax.Array:
     """The rows of all tables together."""
-    return tables.counts(state, jnp.arange(sum(tables.sizes)))
+    return codes.decoded(state["counts"])
 
 
-LEARN = jax.jit(TABLES.learned)
+@functools.cache
+def counting(tables: Tables):
+    return jax.jit(tables.with_table)
 
 
-def learned(batch: Batch) -> dict[str, jax.Array]:
-    """The tables after a batch."""
-    return LEARN(TABLES.init(), batch)
+def learned(batch: Batch, tables: Tables = TABLES) -> dict[str, jax.Array]:
+    """Tables that have counted the tokens of a batch."""
+    state, text = tables.init(), jax.tree.map(lambda x: x[:, None], batch)
+    for table in range(len(tables.sizes)):
+        state = counting(tables)(state, text, table)
+    return state
+
+
+@functools.partial(jax.jit, static_argnames="tables")
+def counted_in(
+    tokens: jax.Array, segments: jax.Array | None = None, tables: Tables = TABLES
+) -> jax.Array:
+    """Rows in which each position is counted, among those of all tables: [S, B, L]."""
+    of_one = functools.partial(tables.counted_in, tokens=tokens, segments=segments)
+    firsts = jnp.cumsum(jnp.array([0, *tables.sizes[:-1]]))
+    return jax.vmap(of_one)(jnp.arange(len(firsts))) + firsts[:, None, None]
 
 
 def offsets(chosen: int) -> tuple[int, ...]:
@@ -86,21 +100,21 @@ def between(tokens: np.ndarray, neighbours: dict[int, int]) -> Counter:
     )
 
 
-def test_sets_are_the_subsets_of_the_windows_and_all_pairs():
+def test_sets_are_the_subsets_of_the_windows_and_all_pairs_and_triples():
     found = {offsets(chosen) for chosen in neighbour_sets()}
-    assert len(found) == len(neighbour_sets()) == 372
-    assert {(), (-6, 6), (-4, -2, 1, 4), (-6, -5, -1), (1, 2, 3, 4, 5, 6)} <= found
-    assert not {(-6, -5, 1), (-5, 3, 4), (-1, 1, 5)} & found
+    assert len(found) == len(neighbour_sets()) == 692
+    assert {(), (-6, 6), (-6, -3, 6), (-4, -2, 1, 4), (-5, -1, 1, 3), (1, 2, 3, 4, 5, 6)} <= found
+    assert not {(-6, -5, -1, 1), (-5, -4, 4, 5), (-1, 1, 2, 6)} & found
 
 
 def test_a_table_sees_its_set_and_not_the_token_itself():
     z, middle = texts(1, 21), 10
-    own = TABLES.counted_in(z)[:, 0, middle]
+    own = counted_in(z)[:, 0, middle]
     exact = np.array([(V + 1) ** len(offsets(chosen)) <= ROWS for chosen in neighbour_sets()])
     assert 200 < exact.sum() < len(exact)
     for offset in range(-8, 9):
         other = z.at[0, middle + offset].set((z[0, middle + offset] + 1) % V)
-        changed = np.asarray(TABLES.counted_in(other)[:, 0, middle] != own)
+        changed = np.asarray(counted_in(other)[:, 0, middle] != own)
         sees = np.array([offset in offsets(chosen) for chosen in neighbour_sets()])
         np.testing.assert_array_equal(changed[exact], sees[exact])
         assert not changed[~sees].any()
@@ -109,7 +123,7 @@ def test_a_table_sees_its_set_and_not_the_token_itself():
 
 
 def test_rows_of_a_table_are_its_own():
-    found, first = TABLES.counted_in(texts(16, 64)), 0
+    found, first = counted_in(texts(16, 64)), 0
     for number, rows in enumerate(TABLES.sizes):
         assert found[number].min() >= first
         first += rows
@@ -119,7 +133,7 @@ def test_rows_of_a_table_are_its_own():
 def test_sets_with_few_combinations_share_no_row():
     z = np.asarray(texts(64, 64))
     padded = np.pad(z, ((0, 0), (REACH, REACH)), constant_values=V)
-    found = np.asarray(TABLES.counted_in(jnp.asarray(z)))
+    found = np.asarray(counted_in(jnp.asarray(z)))
     for chosen in ((-1, 1), (-2, -1, 1), (-6, 6), (-1, 1, 2, 3)):
         number = [offsets(one) for one in neighbour_sets()].index(chosen)
         neighbours = np.stack([padded[:, REACH + n : REACH + n + 64] for n in chosen])
@@ -135,7 +149,7 @@ def test_larger_sets_are_spread_over_all_rows():
     # 2048 draws of 2000 rows hit 1 - exp(-1.024) of them, +- 0.007.
     number = [offsets(chosen) for chosen in neighbour_sets()].index((-4, -3, -2, -1, 1, 2, 3, 4))
     assert TABLES.sizes[number] == ROWS
-    inside = TABLES.counted_in(texts(16, 140))[number, :, 6:134]
+    inside = counted_in(texts(16, 140))[number, :, 6:134]
     assert abs(len(np.unique(inside)) / ROWS - (1 - np.exp(-1.024))) < 5 * 0.007
 
 
@@ -143,8 +157,7 @@ def test_what_is_looked_up_is_what_the_text_has_between_the_visible_neighbours()
     # Rows enough that no two combinations of this text share one.
     tables = Tables(V, 2**18, 100)
     tokens = np.asarray(texts(1, 60))
-    state = jax.jit(tables.learned)(tables.init(), batch_of(jnp.asarray(tokens)))
-    counts = counts_of(tables, state)
+    counts = counts_of(learned(batch_of(jnp.asarray(tokens)), tables))
     z = np.where(np.random.default_rng(3).random(tokens.shape) < 0.5, V, tokens)
     found = np.asarray(counts[tables.looked_up(jnp.asarray(z))[0]])
     for position in range(60):
@@ -162,17 +175,18 @@ def test_the_last_lookups_are_of_the_nearest_visible_neighbours():
         return [sets[number] for number in lookups()[bits, -2:]]
 
     assert nearest(-6, 6) == [(-6, 6)] * 2
-    assert nearest(-6, -1, 5) == [(-1, 5)] * 2
+    assert nearest(-6, -1, 5, 6) == [(-1, 5, 6), (-6, -1, 5)]
+    assert nearest(-6, -2, -1, 5) == [(-2, -1, 5)] * 2
     # Of two that are equally far either goes first.
-    assert sorted(nearest(-6, -1, 6)) == [(-6, -1), (-1, 6)]
-    assert sorted(nearest(-5, -1, 5)) == [(-5, -1), (-1, 5)]
+    assert nearest(-6, -1, 1, 6) == [(-1, 1, 6), (-6, -1, 1)]
+    assert nearest(-5, -4, 1, 5) == [(-4, 1, 5), (-5, -4, 1)]
 
 
 def test_neighbours_of_another_segment_are_as_beyond_the_end():
     one, other = texts(1, 9), texts(1, 7) * 0 + 3
     together = jnp.concatenate([one, other], axis=1)
     segments = jnp.array([[0] * 9 + [1] * 7])
-    for rows, axis in ((TABLES.counted_in, 2), (TABLES.looked_up, 1)):
+    for rows, axis in ((counted_in, 2), (TABLES.looked_up, 1)):
         apart = jnp.concatenate([rows(one), rows(other)], axis=axis)
         np.testing.assert_array_equal(rows(together, segments), apart)
         assert (rows(together) != apart).any()
@@ -195,7 +209,7 @@ def test_estimates_by_hand():
 def test_every_token_is_counted_once_in_every_table():
     batch = batch_of(texts(2, 12))
     ends = np.cumsum(TABLES.sizes)[:-1]
-    for counts in np.split(np.asarray(counts_of(TABLES, learned(batch))), ends):
+    for counts in np.split(np.asarray(counts_of(learned(batch))), ends):
         np.testing.assert_array_equal(counts.sum(axis=0), np.bincount(np.ravel(batch.tokens)))
 
 
@@ -211,22 +225,43 @@ def test_what_neighbours_determine_is_known_after_one_text():
 def test_a_token_that_does_not_count_is_a_neighbour_all_the_same():
     tokens = texts(1, 3)
     state = learned(Batch(tokens, jnp.array([[False, True, False]]), {}))
-    assert counts_of(TABLES, state).sum() == len(TABLES.sizes)
+    assert counts_of(state).sum() == len(TABLES.sizes)
     number = [offsets(chosen) for chosen in neighbour_sets()].index((-1, 1))
-    row = TABLES.counted_in(tokens)[number, 0, 1]
-    np.testing.assert_array_equal(TABLES.counts(state, row), jax.nn.one_hot(tokens[0, 1], V))
+    row = counted_in(tokens)[number, 0, 1]
+    np.testing.assert_array_equal(counts_of(state)[row], jax.nn.one_hot(tokens[0, 1], V))
 
 
-def test_a_count_of_two_bytes_stops_at_the_largest_number():
-    tokens = jnp.zeros((9, 8000), jnp.int32)
-    row = TABLES.counted_in(tokens)[:, 0, 2000]
-    distinct = len(TABLES.init()["distinct"])
-    for times, limit in ((1, 9 * 8000), (2, 2 * 9 * 8000)):
-        text = batch_of(jnp.tile(tokens, (times, 1)))
-        found = counts_of(TABLES, learned(text))[row, 0]
-        # At most 6 tokens at either end of a sequence have other neighbours.
-        assert (found[row < distinct] >= limit - times * 9 * 12).all()
-        assert (found[row >= distinct] == LARGEST_HASHED).all()
+def test_counts_are_exact_to_15_and_off_by_a_sixteenth_at_most():
+    small = jnp.arange(16)
+    np.testing.assert_array_equal(codes.decoded(codes.coded(small)), small)
+    large = np.unique(np.geomspace(16, codes.LARGEST, 100_000).astype(np.int64))
+    found = np.asarray(codes.decoded(codes.coded(jnp.asarray(large, jnp.int32))))
+    assert (np.abs(found - large) <= large / 16).all() and (np.diff(found) >= 0).all()
+    # Rounded to the nearest: on average nothing is lost.
+    assert abs(np.mean(found / large) - 1) < 1e-3
+    assert codes.coded(jnp.int32(codes.LARGEST)) == 224
+
+
+def test_every_code_but_the_last_few_is_that_of_its_count():
+    every = jnp.arange(225, dtype=jnp.uint8)
+    np.testing.assert_array_equal(codes.coded(codes.decoded(every)), every)
+
+
+def test_counts_of_a_long_text_are_rounded_once():
+    tokens = jnp.zeros((3, 8000), jnp.int32)
+    found = counts_of(learned(batch_of(tokens)))[counted_in(tokens)[:, 0, 2000], 0]
+    # At most 6 tokens at either end of a sequence have other neighbours.
+    assert (jnp.abs(found - 24_000) <= 24_000 / 16).all()
+
+
+def test_the_batches_of_a_text_are_counted_together():
+    batch = batch_of(texts(6, 9), loss_mask=jax.random.bernoulli(jax.random.key(1), 0.7, (6, 9)))
+    text = jax.tree.map(lambda x: x.reshape(2, 3, 9), batch)
+    state = TABLES.init()
+    # In any order: a table leaves the rows of all others alone.
+    for table in reversed(range(len(TABLES.sizes))):
+        state = counting(TABLES)(state, text, table)
+    chex.assert_trees_all_equal(state, learned(batch))
 
 
 def numbered(*numbers: int) -> Batch:
