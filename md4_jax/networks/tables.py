@@ -30,6 +30,8 @@ from md4_jax.runtime.sharding import BATCH_AXES, constrain, on_one_device
 LARGEST_VOCABULARY = 1024
 # So that every count has a code.
 MOST_TOKENS = codes.LARGEST
+# So that an int32 can be the number of a row.
+MOST_ROWS = 2**31 - 1
 # What a row is given before it has counted anything, spread over all tokens.
 PRIOR = 0.5
 # Name of the context of a batch that holds the tokens to look up without their own count.
@@ -91,6 +93,11 @@ class Tables:
         if not 1 <= self.tokens <= MOST_TOKENS:
             raise UserError(
                 f"network.tables_tokens must lie between 1 and {MOST_TOKENS}, not {self.tokens}"
+            )
+        if sum(self.sizes) > MOST_ROWS:
+            raise UserError(
+                f"network.tables={self.size} makes {sum(self.sizes):,} rows of all tables together, "
+                f"more than {MOST_ROWS:,}: lower it"
             )
 
     @property
