@@ -96,7 +96,7 @@ class Tables:
             )
         if sum(self.sizes) > MOST_ROWS:
             raise UserError(
-                f"network.tables={self.size} makes {sum(self.sizes):,} rows of all tables together, "
+                f"network.tables={self.size} makes {sum(self.sizes):,} rows of all tables, "
                 f"more than {MOST_ROWS:,}: lower it"
             )
 
@@ -253,8 +253,9 @@ class Tables:
     def _counted(self, text: Batch, table: Array) -> Array:
         """Returns the counts of one table: int32 [rows of the largest table, V].
 
-        One table at a time, so that its rows stay in a processor's cache: on two cores text8's 9
-        million letters are counted in 0.0X s a table instead of 0.12.
+        The whole text goes into one table after another, whose rows then stay in the processor's
+        cache: 0.036 s a table of text8's 9 million letters (two cores of an AMD EPYC), and 0.12
+        where all tables counted one batch after another.
         """
 
         def add(counts: Array, batch: Batch) -> tuple[Array, None]:

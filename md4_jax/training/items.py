@@ -89,10 +89,14 @@ def graft(template: Any, leaves: dict[str, Any]) -> Any:
 
 # What orbax says of an array of another shape than the one asked for.
 SHAPES = re.compile(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))")
-OTHER_SHAPE = (
-    "it has an array of shape {1} where this program's network has one of {0}. Another version of "
-    "the program may have trained it: use that one (`commit` in config.json), or train anew"
+OTHER_VERSION = (
+    "Another version of the program may have trained it: use that one (`commit` in config.json), "
+    "or train anew"
 )
+OTHER_SHAPE = "it has an array of shape {1} where this program's network has one of {0}. "
+# What orbax says of an item that lacks an array that is asked for.
+NAMES = "tree structures do not match"
+OTHER_NAMES = "it lacks an array that this program's network has. "
 
 
 def reason(error: Exception) -> str:
@@ -101,4 +105,6 @@ def reason(error: Exception) -> str:
         error = error.__cause__
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     shapes = SHAPES.match(text)
-    return OTHER_SHAPE.format(*shapes.groups()) if shapes else text[:300]
+    if shapes:
+        return OTHER_SHAPE.format(*shapes.groups()) + OTHER_VERSION
+    return OTHER_NAMES + OTHER_VERSION if NAMES in text else text[:300]

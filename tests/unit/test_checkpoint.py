@@ -240,18 +240,27 @@ def test_one_step_that_is_asked_for(opened, tmp_path):
         checkpoints.restore_ema(template, step=2)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda ema: ema | {"w": ema["w"].update(shape=(9,))},
+            "an array of shape (3,) where this program's network has one of (9,)",
+        ),
+        (lambda ema: ema | {"v": ema["w"]}, "it lacks an array that this program's network has"),
+    ],
+)
 @pytest.mark.usefixtures("collected")
-def test_arrays_of_another_shape_are_told_from_damage(opened):
+def test_arrays_of_another_network_are_told_from_damage(opened, change, expected):
     checkpoints = opened(keep=1)
     checkpoints.save(1, state(1), {})
     checkpoints.wait()
-    template = jax.tree.map(shape, state(1).ema)
-    template["w"] = template["w"].update(shape=(9,))
+    template = change(jax.tree.map(shape, state(1).ema))
     with pytest.raises(UserError) as caught:
         checkpoints.restore_ema(template, step=1)
     said = str(caught.value)
-    assert "an array of shape (3,) where this program's network has one of (9,)" in said
-    assert "config.json" in said and "Truncating" not in said
+    assert expected in said and "config.json" in said
+    assert "Truncating" not in said and "structures" not in said
 
 
 def read(file) -> str:
