@@ -96,7 +96,7 @@ def small(config: dict) -> dict[str, str]:
         del found["data.length"]
         found["train.batch_size"] = 2
     if config["network"].get("tables"):
-        found["network.tables"] = 640
+        found |= {"network.tables": 640, "network.tables_tokens": 65536}
     own = OWN.get(config["data"]["name"], {}).items()
     own = {key: value.format(folder=os.environ["MD4_JAX_CACHE"]) for key, value in own}
     return {key: str(value) for key, value in found.items() if value is not None} | own

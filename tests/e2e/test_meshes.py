@@ -18,6 +18,7 @@ WIDE = (
     "network.attention_dropout=0.1",
     "network.embedding_dropout=0.1",
     "network.tables=640",
+    "network.tables_tokens=65536",
     "train.num_steps=6",
 )
 OFTEN = (
