@@ -13,6 +13,5 @@ def get_config():
     config = text8_fast.get_config()
     config.objective = dict(name="block", block=16)
     config.network.local_width = 0
-    config.train.num_steps = 3200
     config.sample.update(steps=16, length=1024)
     return config

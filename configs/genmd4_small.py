@@ -9,7 +9,7 @@ def get_config():
     config.objective = dict(name="genmd4", first_time=1e-3)
     config.network.time_conditioning = True
     config.optim.process_learning_rate = 1e-2
-    config.train.num_steps = 2500
+    config.train.num_steps, config.optim.clock = 2500, "steps"
     # The integrand grows with t, so few draws per sequence give a noisy estimate.
     config.evals.validation.draws = config.evals.test.draws = 16
     return config
