@@ -10,8 +10,13 @@ from md4_jax.networks.tables import Evidence
 from md4_jax.protocols import Array
 
 HIDDEN = 128
-# Weight of each table before anything is learned: small, since the tables say much the same.
-FIRST = 0.15
+# Weight of each table before anything is learned: small, since the tables say much the same. The
+# tables of 4 million letters of text8 then have a bound of 2.36 bits, with 0.15 one of 4.42.
+FIRST = 0.04
+# Factor of what its last layers add, so that learning rates that suit a transformer do not throw
+# these sums about: 2.13 instead of 2.81 bits on text8 over the first 100 steps, and 0.003 fewer
+# after 2,000.
+OUTPUT = 0.1
 # Divisors that bring log counts and log ratios near 1.
 COUNTS, RATIOS = 5.0, 3.0
 
@@ -53,11 +58,11 @@ class TableMixture(nn.Module):
 
     def weights(self, known: Array) -> Array:
         """Returns the weights of the evidence alone, [B, P, K]."""
-        return FIRST + self.of_evidence(known).astype(jnp.float32)
+        return FIRST + OUTPUT * self.of_evidence(known).astype(jnp.float32)
 
     def logits(self, h: Array, evidence: Evidence, known: Array) -> Array:
         """Returns what is added to the logits of positions with features h: [B, P, V]."""
-        weights = self.weights(known) + self.of_features(h).astype(jnp.float32)
+        weights = self.weights(known) + OUTPUT * self.of_features(h).astype(jnp.float32)
         added = mixed(weights, evidence)
         return added + self._corrections(h, evidence, known) if self.units else added
 
@@ -69,7 +74,7 @@ class TableMixture(nn.Module):
         told = jnp.swapaxes(jnp.concatenate(told, axis=-2), -1, -2)
         x = jax.nn.relu(self.first(told) + shift)
         x = jax.nn.relu(self.second(x) * (1.0 + scale))
-        return self.correction(x)[..., 0].astype(jnp.float32)
+        return OUTPUT * self.correction(x)[..., 0].astype(jnp.float32)
 
 
 def mixed(weights: Array, evidence: Evidence) -> Array:

@@ -420,7 +420,7 @@ def test_the_correction_treats_all_symbols_alike():
 
     plain, order = jnp.arange(V), jnp.array([3, 0, 4, 1, 2])
     params = mixture.init(jax.random.key(2), h, evidence(plain), method=logits)
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(3), x.shape), params)
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(3), x.shape), params)
     found, renamed = (mixture.apply(params, h, evidence(o), method=logits) for o in (plain, order))
     np.testing.assert_allclose(renamed, found[..., order], atol=1e-4)
     without = TableMixture(jnp.float32, "float32").apply(params, h, evidence(plain), method=logits)
@@ -456,7 +456,7 @@ def test_features_depend_on_what_the_tables_expect(training):
         for tables in (TABLES.init(), filled())
     )
     np.testing.assert_allclose(empty, without, atol=1e-5)
-    assert jnp.abs(told - without)[:, ::3].mean() > 0.1
+    assert jnp.abs(told - without)[:, ::3].mean() > 0.05
 
 
 @pytest.mark.parametrize(
