@@ -31,8 +31,10 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
     found = state.ema["companion"]
     with jax.set_mesh(experiment.mesh):
         for table in range(len(tables.sizes)):
-            found = count(found, text, table)
-    found = jax.block_until_ready({**found, "sequences": found["sequences"] + sequences})
+            # One at a time: Ctrl-C is heard, and devices that are threads of one process cannot
+            # wait for each other's sums in different tables.
+            found = jax.block_until_ready(count(found, text, table))
+    found = {**found, "sequences": found["sequences"] + sequences}
     # The same on all processes, since the learning rate may follow it.
     seconds = max_over_processes(int(1000 * (time.monotonic() - began))) / 1000
     _say(f"tables      counted in {seconds:.1f} s")
