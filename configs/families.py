@@ -32,8 +32,7 @@ FAMILIES = dict(
 
 def get_config(name):
     config = text8_fast.get_config()
-    # The same steps for all, so that families can be compared.
-    config.train.num_steps, config.optim.clock = 4800, "steps"
+    config.train.num_steps, config.optim.clock = 4800, "steps"  # the same for all, to compare them
     process, objective, bound, network, sample = FAMILIES[name]
     config.process, config.objective = process, dict(name=objective, **FORMS.get(objective, {}))
     config.evals.validation.objective = config.evals.test.objective = dict(name=bound)
