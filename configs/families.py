@@ -31,11 +31,10 @@ FAMILIES = dict(
 
 
 def get_config(name):
-    config = text8_fast.get_config()
+    config, (process, objective, bound, network, sample) = text8_fast.get_config(), FAMILIES[name]
     config.train.num_steps, config.optim.clock = 4800, "steps"  # the same for all, to compare them
-    process, objective, bound, network, sample = FAMILIES[name]
     config.process, config.objective = process, dict(name=objective, **FORMS.get(objective, {}))
     config.evals.validation.objective = config.evals.test.objective = dict(name=bound)
-    config.network.update({"time_conditioning": True, **network})
+    config.network.update({"time_conditioning": True} | network)
     config.sample.update(dict(steps=256, **sample))
     return config
