@@ -12,6 +12,7 @@ from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import retries
 from md4_jax.runtime.checksums import checksums
+from md4_jax.runtime.compiling import give_back
 from md4_jax.runtime.paths import Place, move, sync_all
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.training import first_save, items, tensorstore
@@ -94,8 +95,10 @@ class Checkpoints:
         self._has_failed = False
 
     def _finished(self) -> None:
+        """Waits for the save in the background, and gives back the memory that it took."""
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
+        give_back()
 
     @property
     def _retries(self) -> int:
