@@ -263,6 +263,18 @@ def test_arrays_of_another_network_are_told_from_damage(opened, change, expected
     assert "Truncating" not in said and "structures" not in said
 
 
+@pytest.mark.usefixtures("collected")
+def test_memory_is_given_back_after_each_save(opened, monkeypatch):
+    given = []
+    monkeypatch.setattr("md4_jax.training.checkpoint.give_back", lambda: given.append(True))
+    checkpoints = opened(keep=1)
+    for step in (1, 2):
+        checkpoints.save(step, state(step), {})
+        checkpoints.wait()
+        assert given and checkpoints.steps()[-1] == step
+        given.clear()
+
+
 def read(file) -> str:
     return file.read_text()
 
