@@ -254,7 +254,7 @@ class Tables:
         """Returns the counts of one table: int32 [rows of the largest table, V].
 
         The whole text goes into one table after another, whose rows then stay in the processor's
-        cache: 0.036 s a table of text8's 9 million letters (two cores of an AMD EPYC), and 0.12
+        cache: 0.036 s a table of text8's 9 million letters (two cores of an AMD EPYC), and 0.09
         where all tables counted one batch after another.
         """
 
