@@ -123,11 +123,13 @@ class Accelerator(NamedTuple):
     groups       number of parts into which devices split a batch; gathers stay within a part
     features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
+    platform     of the devices that it is for: cpu, gpu or tpu
     """
 
     groups: int = 1
     features_at: Callable[[Array, Array, Array], Array] | None = None
     padded: Callable[[Array], Array] | None = None
+    platform: str = "cpu"
 
 
 class Blockwise(NamedTuple):

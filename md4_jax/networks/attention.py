@@ -4,12 +4,11 @@ Sizes (a) and (c) are those of tools/sizes.py.
 """
 
 import functools
-import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from md4_jax.networks.products import by_rows
 from md4_jax.networks.splash import fits, splash
@@ -19,8 +18,6 @@ from md4_jax.runtime.reductions import on_cpu, row_max
 KERNELS = ("auto", "plain", "splash", "cudnn")
 # The cuDNN kernel needs head sizes that are multiples of 8 up to 128, and half precision.
 CUDNN_MULTIPLE, CUDNN_LARGEST = 8, 128
-# Of rotary positions: position p turns by p / BASE^(2 i / Dh).
-BASE = 10_000.0
 
 
 def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
@@ -108,10 +105,12 @@ def attend_dropping(
     segments: Array | None = None,
     causal: bool = False,
     index: Array | None = None,
+    kernel: str = "plain",
 ) -> Array:
     """Computes `attend` with dropout (keys [B], rate) of the softmax's weights, by the formula.
 
-    The draws of a query depend on its position and not on the positions that are asked for.
+    The draws of a query depend on its position and not on the positions that are asked for. In
+    place of kernels that keep no weights, splash and cudnn, weights are computed again.
     """
     keys, rate = dropout
     batch, asks, heads, _ = query.shape
@@ -120,14 +119,9 @@ def attend_dropping(
     places = jnp.broadcast_to(jnp.arange(asks), (batch, asks)) if index is None else index
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, places)
     draw = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, (heads, length))))
-    factor = jnp.swapaxes(draw(keys), 1, 2) / (1.0 - rate)
-    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores = _product("bqhd,bkhd->bhqk", query, key)
     mask = _visible(length, segments, index, causal=causal)
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
-    weights = (jax.nn.softmax(scores, axis=-1) * factor).astype(value.dtype)
-    return _product("bhqk,bkhd->bqhd", weights, value).astype(value.dtype)
+    form = Form(kernel == "rounded", kernel in ("splash", "cudnn"), rate)
+    return attend_where(query, key, value, mask, form, jnp.swapaxes(draw(keys), 1, 2))
 
 
 def attend_masked(
@@ -137,7 +131,7 @@ def attend_masked(
     odd = query.shape[1] % 2 or key.shape[1] % 2
     if kernel == "cudnn" and (mask is None or not odd):
         return _cudnn(query, key, value, mask)
-    return attend_where(query, key, value, mask, kernel == "rounded")
+    return attend_where(query, key, value, mask, Form(rounded=kernel == "rounded"))
 
 
 def _cudnn(
@@ -149,13 +143,35 @@ def _cudnn(
     )
 
 
+class Form(NamedTuple):
+    """Form in which attention is computed.
+
+    rounded  operands of products are rounded to bfloat16, as `products.rounded_product` does
+    lean     the backward pass computes the weights again, for which the forward pass keeps none
+    rate     of dropout
+    """
+
+    rounded: bool = False
+    lean: bool = False
+    rate: float = 0.0
+
+
+PLAIN = Form()
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend_where(
-    query: Array, key: Array, value: Array, mask: Array | None, rounded: bool = False
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    form: Form = PLAIN,
+    keep: Array | None = None,
 ) -> Array:
-    """Computes the formula; mask bool [B or 1, 1, Q, L] marks the keys that a query sees.
+    """Computes the formula.
 
-    rounded: operands of the products are rounded to bfloat16, as `products.rounded_product` does.
+    mask  bool [B or 1, 1, Q, L]: the keys that a query sees; None: all
+    keep  bool [B, H, Q, L]: the weights that dropout of the form's rate keeps; None: all
 
     Each query must see at least one key. The gradient is written by hand and computes
     sum_j p_j dp_j from the output (arXiv:2205.14135, section 3.1). It takes as long as that of
@@ -163,38 +179,60 @@ def attend_where(
     256 a training step has 1.9 instead of 2.9 GiB of temporaries on 2 CPU cores, at size (c) 12%
     less.
     """
-    return _forward(query, key, value, mask, rounded)[0]
+    return _forward(query, key, value, mask, form, keep)[0]
 
 
-def _forward(query: Array, key: Array, value: Array, mask: Array | None, rounded: bool):
+def _forward(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    form: Form,
+    keep: Array | None,
+):
     # Heads before positions: 1.1 times the speed of a training step of size (a) with
     # jax.nn.dot_product_attention, 1.5 times at size (c), on 2 CPU cores.
     query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    dtype, operand = value.dtype, _operand(rounded)
+    dtype, operand = value.dtype, _operand(form.rounded)
     query, key, value = (operand(jnp.swapaxes(x, 1, 2)) for x in (query, key, value))
-    scores = _product("bhqd,bhkd->bhqk", query, key)
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
-    weights = jnp.exp(scores - row_max(scores))
+    scores = _scores(query, key, mask)
+    largest = row_max(scores)
+    weights = jnp.exp(scores - largest)
     inverse = 1.0 / jnp.sum(weights, axis=-1)[..., None]
     weights = weights.astype(value.dtype)
-    out = (_product("bhqk,bhkd->bhqd", weights, value) * inverse).astype(dtype)
-    return jnp.swapaxes(out, 1, 2), (query, key, value, out, weights, inverse)
+    mixed = _product("bhqk,bhkd->bhqd", _dropped(weights, keep), value)
+    out = (mixed * (inverse / (1.0 - form.rate))).astype(dtype)
+    again = (largest, mask) if form.lean else weights
+    return jnp.swapaxes(out, 1, 2), (query, key, value, out, again, inverse, keep)
 
 
-def _backward(rounded: bool, kept: tuple[Array, ...], slope: Array):
-    query, key, value, out, weights, inverse = kept
-    operand = _operand(rounded)
+def _backward(form: Form, kept: tuple[Any, ...], slope: Array):
+    query, key, value, out, weights, inverse, keep = kept
+    operand = _operand(form.rounded)
+    if form.lean:
+        largest, mask = weights
+        # Otherwise XLA would find the same products in the forward pass, and keep them.
+        query, key = jax.lax.optimization_barrier((query, key))
+        weights = jnp.exp(_scores(query, key, mask) - largest).astype(value.dtype)
     wide = jnp.swapaxes(slope, 1, 2).astype(jnp.float32) * inverse
     mean = jnp.sum(wide * out, axis=-1)[..., None]
-    narrow = operand(wide.astype(slope.dtype))
-    of_value = _transposed_product(weights, narrow)
-    of_scores = weights * (_product("bhqd,bhkd->bhqk", narrow, value) - mean)
-    of_scores = operand(of_scores.astype(slope.dtype))
+    narrow = operand((wide / (1.0 - form.rate)).astype(slope.dtype))
+    of_value = _transposed_product(_dropped(weights, keep), narrow)
+    of_weights = _dropped(_product("bhqd,bhkd->bhqk", narrow, value), keep)
+    of_scores = operand((weights * (of_weights - mean)).astype(slope.dtype))
     of_query = _product("bhqk,bhkd->bhqd", of_scores, key) * query.shape[-1] ** -0.5
     of_key = _transposed_product(of_scores, query)
     slopes = (jnp.swapaxes(x, 1, 2).astype(slope.dtype) for x in (of_query, of_key, of_value))
-    return *slopes, None
+    return *slopes, None, None
+
+
+def _scores(query: Array, key: Array, mask: Array | None) -> Array:
+    scores = _product("bhqd,bhkd->bhqk", query, key)
+    return scores if mask is None else jnp.where(mask, scores, -jnp.inf)
+
+
+def _dropped(x: Array, keep: Array | None) -> Array:
+    return x if keep is None else jnp.where(keep, x, jnp.zeros_like(x))
 
 
 attend_where.defvjp(_forward, _backward)
@@ -225,38 +263,3 @@ def _transposed_product(scores_BxHxQxK: Array, x_BxHxQxDh: Array) -> Array:
 
 def _product(spec: str, left: Array, right: Array) -> Array:
     return jnp.einsum(spec, left, right, preferred_element_type=jnp.float32)
-
-
-@functools.lru_cache(maxsize=8)
-def _angles(sides: tuple[int, ...], size: int, base: float) -> np.ndarray:
-    """Computes cos and sin of position times frequency in float64: float32 [2, L, Dh / 2].
-
-    Positions are those of a grid with these sides, row by row; each side has an equal part of Dh.
-    """
-    each = size // len(sides)
-    frequency = base ** (-np.arange(0, each, 2) / each)
-    places = np.unravel_index(np.arange(math.prod(sides)), sides)
-    angle = np.concatenate([place[:, None] * frequency for place in places], axis=1)
-    return np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
-
-
-def rotate(
-    x_BxLxHxDh: Array,
-    index: Array | None = None,
-    *,
-    length: int = 0,
-    base: float = BASE,
-    grid: tuple[int, ...] = (),
-) -> Array:
-    """Applies rotary position embeddings (arXiv:2104.09864) to the two halves, in float32.
-
-    index  int32 [B, P], the positions, all below `length`, if they are not 0, 1, ...
-    grid   (rows, columns) of positions that are numbered row by row; (): a line
-    """
-    sides = grid or (length or x_BxLxHxDh.shape[1],)
-    angles = _angles(sides, x_BxLxHxDh.shape[-1], base)
-    cos, sin = angles if index is None else jnp.asarray(angles)[:, index]
-    cos, sin = (x[..., :, None, :] for x in (cos, sin))
-    left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
-    return rotated.astype(x_BxLxHxDh.dtype)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.networks.attention import BASE, attend_masked, attend_where, rotate, shared
+from md4_jax.networks.attention import Form, attend_masked, attend_where, shared
+from md4_jax.networks.rotary import BASE, rotate
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
 
@@ -63,7 +64,8 @@ def attend_cached(
     query = rotate(query, places[:, window:], length=window + length, base=base)
     keys = rotate(keys, places, length=window + length, base=base)
     keys, values = (shared(x, query.shape[2]) for x in (keys, values))
-    return attend_where(query, keys, values, seen[None, None, None], kernel == "rounded")
+    form = Form(rounded=kernel == "rounded")
+    return attend_where(query, keys, values, seen[None, None, None], form)
 
 
 def attend_blocks(

@@ -83,14 +83,14 @@ class DiT(Transformer):
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         options = self.resolved(platform)
-        module = PatchModule(options)
+        module = PatchModule(options, unroll=options.unroll(platform))
 
         def init(key: Array) -> Params:
             z = jnp.zeros((1, math.prod(options.shape)), jnp.int32)
-            return module.init(key, z, jnp.zeros((1,)))["params"]
+            return PatchModule(options).init(key, z, jnp.zeros((1,)))["params"]
 
         counted = functools.partial(forward_flops, options=options)
-        bind = Binding(options, module, blockwise=False)
+        bind = Binding(options, module, False, platform)
         return Network(
             init, bind, not self.time_conditioning, flops=counted, padding=self._padding(),
             products=options.products,

@@ -9,11 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import attend, attend_dropping, rotate, rounding
+from md4_jax.networks.attention import attend, attend_dropping, rounding
 from md4_jax.networks.blocks import KVCache, attend_cached, block_diffusion_attention
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, kept, scaled
 from md4_jax.networks.linear import Linear, Normalize
+from md4_jax.networks.rotary import rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -86,7 +87,7 @@ class Attention(nn.Module):
             where = dict(segments=segments, causal=o.causal, index=index)
             if keys is not None and o.attention_dropout:
                 dropout = keys, o.attention_dropout
-                mixed = attend_dropping(*turned, value, dropout=dropout, **where)
+                mixed = attend_dropping(*turned, value, dropout=dropout, kernel=kernel, **where)
             else:
                 mixed = attend(*turned, value, kernel=kernel, **where)
         mixed_BxLxD = mixed.reshape(asking.shape)

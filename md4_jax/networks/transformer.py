@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import BASE, KERNELS, kernel_for
+from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS
 from md4_jax.networks.context import check_choices, check_rates, checked_context
@@ -17,6 +17,7 @@ from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL, rounded
 from md4_jax.networks.products import PRODUCTS, products_for
+from md4_jax.networks.rotary import BASE
 from md4_jax.networks.tables import COUNTED, Evidence, Tables
 from md4_jax.networks.trunk import REMAT, TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
@@ -175,18 +176,27 @@ class Transformer:
             products=products_for(self.products, platform, self.dtype),
         )  # fmt: skip
 
+    def unroll(self, platform: str) -> int:
+        """Returns the number of blocks that an iteration of the scan computes.
+
+        All of them on GPUs, where a loop copies what the backward pass keeps, unless that pass is
+        to compute it again: of equal operations side by side XLA would keep the results.
+        """
+        return self.depth if platform == "gpu" and self.depth and self.remat == "none" else 1
+
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         options = self.resolved(platform)
-        module = TransformerModule(options)
+        module = TransformerModule(options, unroll=options.unroll(platform))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):
-            return module.init(key, tokens, jnp.zeros((1,)))["params"]
+            # Rolled up: XLA takes minutes for initial values of 12 blocks side by side on a GPU.
+            return TransformerModule(options).init(key, tokens, jnp.zeros((1,)))["params"]
 
         # A convolution, tables and a causal mask reach across the borders of blocks.
         blockwise = not (self.causal or self.local_width or self.tables)
-        bind = Binding(options, module, blockwise)
+        bind = Binding(options, module, blockwise, platform)
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
@@ -213,6 +223,7 @@ class Binding(NamedTuple):
     options: Transformer
     module: TransformerModule
     blockwise: bool
+    platform: str
 
     def __call__(
         self,
@@ -250,7 +261,7 @@ class Binding(NamedTuple):
 
         blocks = self._blocks(variables, told) if self.blockwise else None
         shortcuts = Accelerator(
-            batch_groups(), features, padded if self.options.pads_logits else None
+            batch_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
         return Denoiser(features, unembed, shortcuts, blocks, rebind)
 

@@ -19,6 +19,7 @@ from md4_jax.networks.neighbours import LOOKUPS
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
 from md4_jax.networks.tables import Evidence
+from md4_jax.networks.vectors import vectors_of
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -30,8 +31,11 @@ REMAT = {
 }
 
 
-def stack(o: Any, block_size: int = 0) -> nn.Module | list[nn.Module]:
-    """Makes the blocks: one module that scans all depths, or a list of modules."""
+def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.Module]:
+    """Makes the blocks: one module that scans all depths, or a list of modules.
+
+    unroll: blocks that an iteration of the scan computes.
+    """
     block = Block
     if o.remat != "none":
         block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
@@ -43,6 +47,7 @@ def stack(o: Any, block_size: int = 0) -> nn.Module | list[nn.Module]:
         split_rngs={"params": True},
         in_axes=(nn.broadcast, nn.broadcast, 0),
         length=o.depth,
+        unroll=unroll,
     )(o, block_size)
 
 
@@ -54,10 +59,12 @@ class TransformerModule(nn.Module):
     label     int32 [B]: a class in 0..classes-1, any other number for none
     keys      [B]: for dropout; None: nothing is dropped
     evidence  of the tables, where there are any
+    unroll    blocks that an iteration of a scan over blocks computes
     """
 
     options: Any
     block: int = 0
+    unroll: int = 1
 
     def setup(self):
         o = self.options
@@ -89,7 +96,7 @@ class TransformerModule(nn.Module):
         elif o.head_bias:
             rows = (rounded(o.vocab_size + 1),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
-        self.blocks = stack(o, self.block)
+        self.blocks = stack(o, self.block, self.unroll)
         if o.tables:
             self.mixture = TableMixture(self.compute_dtype, o.products, o.tables_hidden)
 
@@ -211,8 +218,7 @@ class TransformerModule(nn.Module):
         return x_BxLxD
 
     def _vectors(self, z_BxL: Array) -> Array:
-        # Rows stay whole: otherwise devices would look up parts of rows and exchange them.
-        return constrain(self.embedding.astype(self.compute_dtype), "tensor", None)[z_BxL]
+        return vectors_of(self.embedding, z_BxL, self.compute_dtype, self.options.vocab_size)
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)
@@ -260,7 +266,7 @@ class TransformerModule(nn.Module):
         if self.options.remat != "none":
             policy = REMAT[self.options.remat]
             apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
-        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest)
+        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest, unroll=self.unroll)
         params, keys = last
         return self._block(params, last=True)(x_BxLxD, *around, keys, index)[0]
 

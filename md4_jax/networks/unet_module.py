@@ -13,6 +13,7 @@ from md4_jax.networks.group_norm import GroupNorm
 from md4_jax.networks.linear import embedding_init, rounded
 from md4_jax.networks.ordinal import around_input, intensity
 from md4_jax.networks.residual import REMAT, PixelAttention, ResidualBlock, doubled
+from md4_jax.networks.vectors import vectors_of
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -69,8 +70,8 @@ class UNetModule(nn.Module):
             return constrain(x, BATCH_AXES, None, None, None)
         shape = (rounded(o.vocab_size + 1), o.channels)
         table = self.param("embedding", embedding_init("depth_scaled", o.channels), shape)
-        table = constrain(table.astype(dtype), "tensor", None)
-        return constrain(table[z].reshape(*z.shape[:3], -1), BATCH_AXES, None, None, None)
+        x = vectors_of(table, z, dtype, o.vocab_size)
+        return constrain(x.reshape(*z.shape[:3], -1), BATCH_AXES, None, None, None)
 
     def _convolution(self, size: int, name: str, **more: Any) -> Convolution:
         return Convolution(size, jnp.dtype(self.options.dtype), name=name, **more)

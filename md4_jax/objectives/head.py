@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,24 @@ import jax.numpy as jnp
 from md4_jax.objectives import log_sum_exp
 from md4_jax.protocols import Array, Batch, Denoiser, Process
 
-# Logits of one device that are computed at once: 128 MiB of float32. With chunks, a training step
-# of size (c) of tools/sizes.py takes 942 instead of 1,522 MiB of temporaries. With chunks of half
-# the size it takes 855 MiB, and 1.16 times as long with float32 products on 2 CPU cores.
-CHUNK = 2**25
-# Logits that the forward pass keeps for the backward pass: 256 MiB. More are computed again. Size
-# (c) keeps its logits: 150 instead of 178 GFLOP a step, 942 instead of 736 MiB of temporaries.
-KEPT = 2**26
+
+class Logits(NamedTuple):
+    """Numbers of logits of one device.
+
+    at_once  computed at once
+    kept     kept by the forward pass for the backward pass; more are computed again
+    """
+
+    at_once: int
+    kept: int
+
+
+# At once 128 MiB of float32. With chunks, a training step of size (c) of tools/sizes.py takes 942
+# instead of 1,522 MiB of temporaries. With chunks of half the size it takes 855 MiB, and 1.16 times
+# as long with float32 products on 2 CPU cores. (c) keeps its logits: 150 instead of 178 GFLOP a
+# step, 942 instead of 736 MiB of temporaries.
+LOGITS = Logits(2**25, 2**26)
+BY_PLATFORM = {"gpu": Logits(2**28, 2**30)}
 LEAST = jax.checkpoint_policies.save_only_these_names(log_sum_exp.NAME)
 KEEP = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable, LEAST
@@ -72,7 +84,8 @@ def at_positions(
     """
     unembed = (padded and denoiser.accelerator.padded) or denoiser.unembed
     vocabulary = jax.eval_shape(unembed, h_BxLxD[0, 0]).shape[-1]
-    groups = denoiser.accelerator.groups
+    groups, platform = denoiser.accelerator.groups, denoiser.accelerator.platform
+    most = BY_PLATFORM.get(platform, LOGITS)
     h, chosen_GxN, *rows_GxN = (_grouped(x, groups) for x in (h_BxLxD, chosen, *rows))
 
     def one(h: Array, *rows: Array) -> Array:
@@ -83,15 +96,15 @@ def at_positions(
     sizes = [math.ceil(part * chosen_GxN.shape[1]) for part in capacities]
 
     def everywhere() -> Array:
-        values = _chunked(one, vocabulary, h, rows_GxN, kept=0 if sizes else KEPT)
+        values = _chunked(one, vocabulary, h, rows_GxN, most._replace(kept=0) if sizes else most)
         return jnp.where(chosen_GxN, values, 0.0)
 
     def gathered(size: int) -> Array:
         order_GxC = jnp.argsort(jnp.logical_not(chosen_GxN), axis=1, stable=True)[:, :size]
         picked = [jnp.take_along_axis(x, order_GxC, axis=1) for x in (chosen_GxN, *rows_GxN)]
         h_GxCxD = jnp.take_along_axis(h, order_GxC[..., None], axis=1)
-        kept = KEPT if size == sizes[0] else 0
-        found = _chunked(one, vocabulary, h_GxCxD, picked[1:], kept=kept)
+        allowed = most if size == sizes[0] else most._replace(kept=0)
+        found = _chunked(one, vocabulary, h_GxCxD, picked[1:], allowed)
         found = jnp.where(picked[0], found, 0.0)
         group = jnp.arange(groups)[:, None]
         return jnp.zeros(chosen_GxN.shape, found.dtype).at[group, order_GxC].set(found)
@@ -106,14 +119,11 @@ def _grouped(x: Array, groups: int) -> Array:
     return x.reshape(groups, x.shape[0] // groups * x.shape[1], *x.shape[2:])
 
 
-def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], *, kept: int) -> Array:
-    """Returns one(h, *rows), [G, N], with no more than about CHUNK logits at a time.
-
-    kept: the backward pass computes the logits again if there are more than this.
-    """
+def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], most: Logits) -> Array:
+    """Returns one(h, *rows), [G, N], a chunk after the other if there are too many logits."""
     groups, count = h.shape[:2]
-    one = jax.checkpoint(one, policy=KEEP if count * vocabulary <= kept else LEAST)
-    chunks = -(-count * vocabulary // CHUNK)
+    one = jax.checkpoint(one, policy=KEEP if count * vocabulary <= most.kept else LEAST)
+    chunks = -(-count * vocabulary // most.at_once)
     if chunks == 1:
         return one(h, *rows)
     size = -(-count // chunks)

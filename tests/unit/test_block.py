@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax.networks.attention import attend_where, rotate
+from md4_jax.networks.attention import attend_where
 from md4_jax.networks.blocks import block_diffusion_attention, tile
+from md4_jax.networks.rotary import rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion

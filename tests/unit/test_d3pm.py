@@ -386,8 +386,7 @@ def test_what_goes_together_is_not_refused():
 @pytest.mark.parametrize("decoder", ["reverse_step", "denoiser"])
 def test_masks_never_take_the_logits_of_all_tokens_at_once(decoder, monkeypatch):
     """Of 4 x 16 tokens and 2048 symbols, with chunks of 4 tokens."""
-    monkeypatch.setattr(head, "CHUNK", 4 * 2048)
-    monkeypatch.setattr(head, "KEPT", 4 * 2048)
+    monkeypatch.setattr(head, "LOGITS", head.Logits(4 * 2048, kept=4 * 2048))
     kernel = jnp.ones((2, 2048))
     denoiser = Denoiser(lambda z, t: jnp.ones((*z.shape, 2)), lambda h: h @ kernel)
     objective, process = D3PM(8, cross_entropy=0.01, decoder=decoder), Masking(2048)

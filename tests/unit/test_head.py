@@ -79,7 +79,7 @@ def both(function, weight=None):
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.1])
 def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, monkeypatch):
     """With room for all that are masked, with too little (0.1), in chunks of two rows or whole."""
-    monkeypatch.setattr(head, "CHUNK", chunk)
+    monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=chunk))
     values, gradient = both(lambda params: nats(params, groups, share=share))
     expected, its_gradient = both(plainly)
     np.testing.assert_allclose(values, expected, rtol=1e-5)
@@ -110,7 +110,8 @@ def test_of_any_shape_type_and_capacity_it_is_the_plain_form(seed, dtype, digits
     groups = int(rng.integers(1, 4))
     rows, length, size = groups * int(rng.integers(1, 4)), *rng.integers(2, 20, 2)
     symbols, share = int(rng.integers(1024, 1500)), float(rng.choice([0.01, 0.3, 0.6, 1.0]))
-    monkeypatch.setattr(head, "CHUNK", int(rng.choice([5 * symbols, 2**24])))
+    chunk = int(rng.choice([5 * symbols, 2**24]))
+    monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=chunk))
     chosen = jnp.asarray(rng.random((rows, length)) < rng.choice([0.0, 0.3, 0.6, 1.0]))
     x = jnp.asarray(rng.integers(0, symbols, (rows, length)), jnp.int32)
     weight = jnp.asarray(rng.normal(size=(rows, length)), jnp.float32)
@@ -164,8 +165,7 @@ def temporary(nats) -> int:
 
 def test_no_array_of_all_logits_is_alive(monkeypatch):
     """The compiled gradient's temporary memory is less than one float32 [B, L, V]."""
-    monkeypatch.setattr(head, "CHUNK", 4000)
-    monkeypatch.setattr(head, "KEPT", 4000)
+    monkeypatch.setattr(head, "LOGITS", head.Logits(4000, kept=4000))
     assert temporary(lambda params: nats(params, share=0.6)) < B * L * V * 4
     assert temporary(plainly) > B * L * V * 4
 
@@ -201,10 +201,10 @@ def test_other_families_that_gather_are_what_they_were(objective, process, monke
         return jnp.sum(nats * jnp.arange(1.0, B + 1)), nats
 
     call = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    monkeypatch.setattr(head, "CHUNK", 5000)
+    monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=5000))
     (_, gathered), gradients = call(PARAMS, process)
     monkeypatch.setattr(head, "LEAST_VOCABULARY", V + 1)
-    monkeypatch.setattr(head, "CHUNK", 2**24)
+    monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=2**24))
     (_, plain), its_gradients = call(PARAMS, process)
     np.testing.assert_allclose(gathered, plain, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(its_gradients), strict=True):

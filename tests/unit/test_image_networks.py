@@ -12,13 +12,13 @@ from md4_jax.config import build, inputs, schema
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.data.tokenizers import Text8Symbols
-from md4_jax.networks.attention import rotate
 from md4_jax.networks.convolution import convolve, plainly
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.group_norm import GroupNorm, normalised
 from md4_jax.networks.images import patches, unpatched
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.residual import ResidualBlock
+from md4_jax.networks.rotary import rotate
 from md4_jax.networks.unet import UNet
 from md4_jax.networks.uvit import UViT, sinusoids
 from md4_jax.protocols import UserError

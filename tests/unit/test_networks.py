@@ -9,10 +9,11 @@ from tiny_networks import SIZES, SIZES_OF, T, Z, built, logits, perturbed
 
 from configs import owt, owt_medium, text8
 from md4_jax.networks import NETWORKS
-from md4_jax.networks.attention import attend, rotate
+from md4_jax.networks.attention import attend
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
 from md4_jax.networks.layers import LocalMixing
 from md4_jax.networks.ordinal import log_masses
+from md4_jax.networks.rotary import rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError

@@ -91,7 +91,7 @@ def test_symbols_without_probability_change_nothing():
 @pytest.mark.parametrize("kept", [0, 2**26])
 def test_the_backward_pass_does_not_sum_the_vocabulary_again(kept, monkeypatch):
     """The forward pass takes one logarithm of a sum; the backward pass takes none."""
-    monkeypatch.setattr(head, "KEPT", kept)
+    monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(kept=kept))
     network = Transformer(vocab_size=1030, size=8, depth=1, heads=1, hidden=8).build()
     denoiser = network.bind(network.init(jax.random.key(0)), {}, None)
     x, rows = jnp.zeros((2, 3), jnp.int32), jnp.ones((2, 3), bool)
