@@ -238,7 +238,7 @@ class TransformerModule(nn.Module):
                 lambda x, layer: self._block(layer[0])(
                     x, condition, None, cache=KVCache(*layer[1], cache.count)
                 ),
-                x_BxPxD, (self.variables["params"]["blocks"], layers),
+                x_BxPxD, (self.variables["params"]["blocks"], layers), unroll=self.unroll,
             )  # fmt: skip
         else:
             found = []

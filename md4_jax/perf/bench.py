@@ -1,6 +1,7 @@
 """Times each part of a config on this machine, beside the machine's own matrix rate."""
 
 import math
+import os
 import resource
 import statistics
 import time
@@ -56,8 +57,13 @@ class Part(NamedTuple):
 
 
 def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
-    """Times the chosen parts; returns {part: numbers} for a JSON line and for `table`."""
+    """Times the chosen parts; returns {part: numbers} for a JSON line and for `table`.
+
+    UserError for bench.names on a GPU that would hide the names.
+    """
     options = experiment.bench
+    if options.names:
+        names.check_shown(jax.default_backend(), os.environ.get("XLA_FLAGS", ""))
     out: dict[str, Any] = {"device": jax.devices()[0].device_kind, "devices": experiment.mesh.size}
     for name in options.chosen:
         part = MAKERS[name](experiment, corpus)

@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from md4_jax.protocols import UserError
+
 CALLS = 3
 OP_NAME = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*?op_name=\"([^\"]*)\"", re.MULTILINE)
 WRAPPED = re.compile(r"(?:transpose|jvp|vmap|jit|checkpoint|remat)\((.*)\)")
+# Switches CUDA graphs off.
+GRAPHS = "--xla_gpu_enable_command_buffer="
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
@@ -21,6 +25,15 @@ class Event(NamedTuple):
     instruction: str
     start: float
     length: float
+
+
+def check_shown(platform: str, flags: str) -> None:
+    """Raises UserError where operations run in CUDA graphs, of which a trace shows no more."""
+    if platform == "gpu" and GRAPHS not in flags.split():
+        raise UserError(
+            f"bench.names on a GPU needs XLA_FLAGS={GRAPHS} in front of the command: operations in "
+            "CUDA graphs have no names (without graphs a step takes some percent longer)"
+        )
 
 
 def by_name(text: str, call: Callable[[], Any]) -> dict[str, float]:

@@ -48,6 +48,47 @@ def test_attention_keeps_its_mean_and_drops_a_share_of_its_weights():
     assert (np.abs(found.mean(axis=0) - plain[0]) < 4.5 * error).all()
 
 
+@pytest.mark.parametrize("kernel", ["plain", "splash", "rounded"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_that_drops_has_the_gradient_of_its_formula(causal, kernel):
+    """With the draws of the same keys; with products of bfloat16 to 2^-6 of the largest entry."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(3, 5, 2, 4)), jnp.float32) for _ in range(4)]
+    slope = arrays.pop()
+
+    def loss(attention, *arrays):
+        return jnp.sum(slope * attention(*arrays))
+
+    def hand(*arrays):
+        return attend_dropping(*arrays, dropout=(KEYS, RATE), causal=causal, kernel=kernel)
+
+    def formula(query, key, value):
+        eye = jnp.broadcast_to(jnp.eye(5)[None, :, None], (3, 5, 2, 5))
+        drop = dict(dropout=(KEYS, RATE), causal=causal)
+        factor = attend_dropping(jnp.zeros_like(query), jnp.zeros_like(key), eye, **drop)
+        seen = jnp.tril(jnp.ones((5, 5), bool)) if causal else jnp.ones((5, 5), bool)
+        # Equal scores have equal weights, so that what is left of them are the draws.
+        kept = jnp.swapaxes(factor, 1, 2) > 0
+        scores = jnp.where(seen, jnp.einsum("bqhd,bkhd->bhqk", query, key) / 2.0, -jnp.inf)
+        weights = jnp.where(kept, jax.nn.softmax(scores) / (1 - RATE), 0.0)
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+    found = jax.grad(lambda *a: loss(hand, *a), (0, 1, 2))(*arrays)
+    expected = jax.grad(lambda *a: loss(formula, *a), (0, 1, 2))(*arrays)
+    digits = 2.0**-6 if kernel == "rounded" else 1e-5
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=digits * np.abs(b).max())
+
+
+@pytest.mark.parametrize("kernel, kept", [("plain", True), ("splash", False), ("cudnn", False)])
+def test_weights_are_kept_where_no_kernel_is_asked_for(kernel, kept):
+    arrays = [jnp.ones((3, 5, 2, 4)) for _ in range(3)]
+    attention = lambda *a: attend_dropping(*a, dropout=(KEYS, RATE), kernel=kernel)  # noqa: E731
+    _, pull = jax.vjp(attention, *arrays)
+    floats = [x for x in jax.tree.leaves(pull) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert any(x.shape == (3, 2, 5, 5) for x in floats) == kept
+
+
 def features(network, params, keys, index=None):
     denoiser = network.bind(params, {}, keys)
     if index is None:

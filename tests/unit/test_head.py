@@ -170,6 +170,21 @@ def test_no_array_of_all_logits_is_alive(monkeypatch):
     assert temporary(plainly) > B * L * V * 4
 
 
+@pytest.mark.parametrize("platform, loops", [("gpu", False), ("cpu", True), ("tpu", True)])
+def test_a_gpu_computes_more_logits_at_once(platform, loops, monkeypatch):
+    """All of 4 x 8 x 1,100, where others have room for 5 rows."""
+    monkeypatch.setattr(head, "LOGITS", head.Logits(5 * V, kept=0))
+    x, plain = jnp.asarray(X), denoiser_of(PARAMS)
+    told = plain._replace(accelerator=Accelerator(platform=platform))
+
+    def loss(h):
+        found = at_positions(told, h, jnp.ones((B, L), bool), reduce=token_nats, rows=(x,))
+        return jnp.sum(found)
+
+    h = plain.features(Z, jnp.zeros(B))
+    assert ("stablehlo.while" in jax.jit(loss).lower(h).as_text()) == loops
+
+
 @pytest.mark.parametrize("objective", [AnyOrder(), AnyOrder(0.0, 0.6), MD4()])
 @pytest.mark.parametrize("schedule", [None, Cosine(), Polynomial(2.0)])
 def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypatch):

@@ -4,7 +4,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from md4_jax.perf.names import Event, by_name, is_product, label, own_times, summary, table
+from md4_jax.perf.names import (
+    GRAPHS,
+    Event,
+    by_name,
+    check_shown,
+    is_product,
+    label,
+    own_times,
+    summary,
+    table,
+)
+from md4_jax.protocols import UserError
 
 
 @pytest.mark.parametrize(
@@ -30,6 +41,14 @@ def test_an_operation_does_not_count_what_runs_inside_of_it():
     for instruction, nanoseconds in own_times(line):
         found[instruction] = found.get(instruction, 0) + nanoseconds
     assert found == {"loop": 50, "body": 45, "part": 5, "after": 7}
+
+
+def test_a_gpu_is_told_how_to_show_names():
+    check_shown("cpu", "")
+    check_shown("gpu", f"--xla_something=1 {GRAPHS}")
+    for flags in ("", f"{GRAPHS}FUSION"):
+        with pytest.raises(UserError, match=f"needs XLA_FLAGS={GRAPHS} in front"):
+            check_shown("gpu", flags)
 
 
 def test_operations_of_a_real_program():

@@ -455,3 +455,33 @@ def test_padding_is_not_counted():
         others -= sum(x.size for x in jax.tree.leaves(of_head))
         used = 6 * table.shape[1] + sum(x[..., :5].size for x in jax.tree.leaves(of_head))
         assert network.size(params) == others + used
+
+
+@pytest.mark.parametrize("options", [{}, dict(time_conditioning=False), dict(remat="full")])
+def test_a_loop_over_blocks_is_unrolled_on_gpus_and_computes_the_same(options):
+    """Same parameters, features, gradients, features in blocks, and features with a cache."""
+    looped, params = built(depth=3, **options)
+    network = Transformer(**(SIZES | dict(depth=3) | options)).build("gpu")
+    assert jax.tree.map(jnp.shape, network.init(jax.random.key(0))) == jax.tree.map(
+        jnp.shape, params
+    )
+    clean, times = (Z + 1) % 5, jnp.broadcast_to(T[:, None], (3, 3))
+
+    def loss(params, network):
+        denoiser = network.bind(params)
+        blocks = denoiser.blocks
+        one, cache = blocks.append_block(Z[:, :2], T, blocks.empty_cache(3, 6))
+        two, _ = blocks.append_block(Z[:, 2:4], T, cache)
+        return (
+            jnp.sum(denoiser.features(Z, T) ** 2)
+            + jnp.sum(blocks.features(Z, times, clean, 2) ** 2)
+            + jnp.sum(one**2 + two**2)
+        )
+
+    both = [jax.value_and_grad(lambda p, n=n: loss(p, n)) for n in (looped, network)]
+    (a, of_a), (b, of_b) = (each(params) for each in both)
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+    for left, right in zip(jax.tree.leaves(of_a), jax.tree.leaves(of_b), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-4)
+    text = jax.jit(both[1]).lower(params).as_text()
+    assert ("stablehlo.while" in text) == ("remat" in options)
