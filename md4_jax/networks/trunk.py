@@ -21,7 +21,7 @@ from md4_jax.networks.products import product
 from md4_jax.networks.tables import Evidence
 from md4_jax.networks.vectors import vectors_of
 from md4_jax.protocols import Array
-from md4_jax.runtime.sharding import BATCH_AXES, constrain
+from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
 
 # What the backward pass of a block reuses, by name.
 REMAT = {
@@ -59,7 +59,8 @@ class TransformerModule(nn.Module):
     label     int32 [B]: a class in 0..classes-1, any other number for none
     keys      [B]: for dropout; None: nothing is dropped
     evidence  of the tables, where there are any
-    unroll    blocks that an iteration of a scan over blocks computes
+    unroll    blocks that an iteration of a scan over blocks computes, unless a mesh splits
+              parameters: without a loop XLA would gather those of all blocks at once
     """
 
     options: Any
@@ -96,9 +97,13 @@ class TransformerModule(nn.Module):
         elif o.head_bias:
             rows = (rounded(o.vocab_size + 1),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
-        self.blocks = stack(o, self.block, self.unroll)
+        self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
             self.mixture = TableMixture(self.compute_dtype, o.products, o.tables_hidden)
+
+    @property
+    def _at_once(self) -> int:
+        return 1 if splits_parameters() else self.unroll
 
     @property
     def is_conditioned(self) -> bool:
@@ -238,7 +243,7 @@ class TransformerModule(nn.Module):
                 lambda x, layer: self._block(layer[0])(
                     x, condition, None, cache=KVCache(*layer[1], cache.count)
                 ),
-                x_BxPxD, (self.variables["params"]["blocks"], layers), unroll=self.unroll,
+                x_BxPxD, (self.variables["params"]["blocks"], layers), unroll=self._at_once,
             )  # fmt: skip
         else:
             found = []
@@ -266,7 +271,7 @@ class TransformerModule(nn.Module):
         if self.options.remat != "none":
             policy = REMAT[self.options.remat]
             apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
-        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest, unroll=self.unroll)
+        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest, unroll=self._at_once)
         params, keys = last
         return self._block(params, last=True)(x_BxLxD, *around, keys, index)[0]
 

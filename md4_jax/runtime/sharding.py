@@ -105,6 +105,12 @@ def batch_groups() -> int:
     return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
+def splits_parameters() -> bool:
+    """Returns whether the mesh in use splits parameters that a layer gathers before its use."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape.get("fsdp", 1) > 1
+
+
 def on_one_device() -> bool:
     """Returns whether the mesh in use has one device, or there is none."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tiny_networks import SIZES, SIZES_OF, T, Z, built, logits, perturbed
 
@@ -17,7 +18,7 @@ from md4_jax.networks.rotary import rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime.sharding import make_mesh, shardings_of
+from md4_jax.runtime.sharding import AXES, make_mesh, shardings_of
 
 MARKS = {"unet": pytest.mark.slow, "uvit": pytest.mark.campaign}
 every_network = pytest.mark.parametrize(
@@ -485,3 +486,16 @@ def test_a_loop_over_blocks_is_unrolled_on_gpus_and_computes_the_same(options):
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-4)
     text = jax.jit(both[1]).lower(params).as_text()
     assert ("stablehlo.while" in text) == ("remat" in options)
+
+
+@pytest.mark.parametrize("axis, loops", [("data", False), ("tensor", False), ("fsdp", True)])
+def test_split_parameters_of_blocks_are_gathered_in_a_loop(axis, loops):
+    """On a mesh of two devices that need not be there."""
+    network = Transformer(**(SIZES | dict(depth=3))).build("gpu")
+    sides = tuple(2 if name == axis else 1 for name in AXES)
+    features = lambda params: network.bind(params).features(Z[:2], T[:2])  # noqa: E731
+    with jax.sharding.use_abstract_mesh(AbstractMesh(sides, AXES)):
+        shapes = jax.eval_shape(network.init, jax.random.key(0))
+        text = str(jax.make_jaxpr(features)(shapes))
+    assert ("length=3" in text and "unroll=1" in text) == loops
+    assert ("unroll=3" in text) != loops
