@@ -22,6 +22,7 @@ from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment
 from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
+from md4_jax.perf import chips
 from md4_jax.perf.bench import bench, table
 from md4_jax.protocols import UserError
 from md4_jax.runtime import devices, errors
@@ -132,11 +133,11 @@ def sample_mode(call: Call) -> int:
 def plan_mode(call: Call) -> int:
     """Compiles for a topology; prints bytes, FLOPs and collectives of one chip, then as JSON."""
     asked = call.config
-    devices = plans.devices_of(asked["plan"]["topology"])
+    devices = chips.devices_of(asked["plan"]["topology"])
     domain = inputs.random_tokens(asked, "plan") or inputs.domain_and_source(asked, call.run)[0]
     experiment = build.experiment(asked, domain, devices)
     made = plans.plan(experiment)
-    chip = plans.CHIPS.get(devices[0].device_kind)
+    chip = chips.CHIPS.get(devices[0].device_kind)
     _say(f"{call.command}\n{plans.table(made, chip)}")
     facts = {"commit": commit(), "devices": len(devices), "kind": devices[0].device_kind}
     facts |= plans.sizes(experiment)

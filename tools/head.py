@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from md4_jax.objectives.head import at_noise, at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.options import MeshOptions
-from md4_jax.perf.aot import devices_of
+from md4_jax.perf.chips import devices_of
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Accelerator, Array, Denoiser, UserError
 from md4_jax.runtime.sharding import BATCH_AXES, make_mesh

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vary", action="append", default=[], help="for --mode sweep: SECTION.KEY=V1,V2,..."
     )
-    parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, cpu:8")
+    parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, h100:8, cpu:8")
     parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
     return parser
 

@@ -57,7 +57,8 @@ class BenchOptions(_Parts):
 class PlanOptions(_Parts):
     """The `plan` section: what --mode plan compiles, and for which devices.
 
-    topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), cpu:8
+    topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), a100:8, h100:8,
+                h200:8 (CUDA's libraries), cpu:8
     parts       programs: train, eval, sample
     random_tokens  number of symbols, which needs no data; 0: that of the config's tokenizer
     """

@@ -1,7 +1,6 @@
 """Compiles a config for devices that are absent, and counts bytes, FLOPs and collectives."""
 
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.perf.bench import forward_flops
+from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
@@ -22,23 +22,6 @@ from md4_jax.runtime.sharding import batch_sharding
 from md4_jax.samplers.batches import context_of, make_sampler
 from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import abstract_state, step_program
-
-
-class Chip(NamedTuple):
-    """Published numbers of a chip: bytes, bf16 FLOP/s, bytes/s of memory and of all links."""
-
-    memory: float
-    flops: float
-    bandwidth: float
-    links: float
-
-
-CHIPS = {
-    "TPU v4": Chip(32 * 2**30, 275e12, 1228e9, 300e9),
-    "TPU v5 lite": Chip(16 * 2**30, 197e12, 819e9, 200e9),
-    "TPU v5": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
-    "TPU v6 lite": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
-}
 
 
 class Plan(NamedTuple):
@@ -49,7 +32,7 @@ class Plan(NamedTuple):
     collectives                      {kind: (count, bytes received)}, by `hlo.traffic`
     flops                            by the formula of `bench`
     counted, accessed                FLOPs and bytes by the compiler, which counts a loop's body
-                                     once
+                                     once; 0 of GPUs, for which it does not count
     compile                          seconds
     """
 
@@ -66,32 +49,6 @@ class Plan(NamedTuple):
     @property
     def memory(self) -> int:
         return self.arguments + self.outputs + self.temporaries
-
-
-def devices_of(topology: str) -> list:
-    """Returns the devices of 'v5e:16x16' (needs libtpu) or 'cpu:8'; UserError for others."""
-    kind, _, shape = topology.partition(":")
-    if kind == "cpu":
-        here = jax.devices("cpu")
-        if not shape.isdigit() or not 0 < int(shape) <= len(here):
-            raise UserError(
-                f"--topology {topology} needs {shape or 'a number of'} devices and there are "
-                f"{len(here)}: XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
-            )
-        return here[: int(shape)]
-    # There is no TPU to query, and constants are computed on this machine.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    jax.config.update("jax_platforms", "cpu")
-    from jax.experimental import topologies
-
-    try:
-        return list(topologies.get_topology_desc(topology, "tpu").devices)
-    except Exception as error:
-        first = str(error).strip().splitlines()[0][:200]
-        raise UserError(
-            f"--topology {topology}: {first}. They look like v5e:16x16, v5p:4x4x8, v6e:8x8 or "
-            "cpu:8, and those of TPUs need pip install libtpu"
-        ) from error
 
 
 def sizes(experiment: Experiment) -> dict[str, int]:
@@ -182,8 +139,9 @@ def _compiled(
     except jax.errors.JaxRuntimeError as error:
         if str(error).startswith("INTERNAL"):
             raise UserError(
-                f"XLA failed: {str(error).splitlines()[0][:200]}. If libtpu is not the one that "
-                f"jax {jax.__version__} asks for: pip install 'jax[tpu]=={jax.__version__}'"
+                f"XLA failed: {str(error).splitlines()[0][:200]}. If the chips' library is not "
+                f"the one that jax {jax.__version__} asks for: pip install "
+                f"'jax[tpu]=={jax.__version__}', or cuda13 in place of tpu"
             ) from error
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -193,9 +151,8 @@ def _compiled(
             f"a program does not fit the chip: {said}. " + remedies(experiment)
         ) from error
     spent = time.perf_counter() - began
-    memory, cost, moving = (
-        compiled.memory_analysis(), compiled.cost_analysis(), traffic(compiled.as_text(), rounds)
-    )  # fmt: skip
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    moving = traffic(compiled.as_text(), rounds)
     return Plan(
         memory.argument_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
@@ -203,8 +160,8 @@ def _compiled(
         moving.moved,
         moving.collectives,
         flops / experiment.mesh.size,
-        float(cost["flops"]),
-        float(cost["bytes accessed"]),
+        float(cost.get("flops", 0.0)),
+        float(cost.get("bytes accessed", 0.0)),
         spent,
     )
 

@@ -1,5 +1,8 @@
 """What a program takes of a chip, what fits it, and what is said where it does not."""
 
+import json
+import subprocess
+import sys
 import types
 
 import jax
@@ -7,7 +10,8 @@ import pytest
 
 from md4_jax.options import MeshOptions
 from md4_jax.perf import aot as plans
-from md4_jax.perf.aot import CHIPS, Plan, check_fits, devices_of, seconds, table
+from md4_jax.perf.aot import Plan, check_fits, seconds, table
+from md4_jax.perf.chips import CHIPS, TARGETS, described, devices_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import make_mesh
 
@@ -70,7 +74,9 @@ def test_what_the_compiler_refuses(said, words):
         plans._compiled(experiment, fn, 1.0)
 
 
-@pytest.mark.parametrize("topology", ["cpu:0", "cpu:4000", "cpu:x", "v99:3x3", "nothing"])
+@pytest.mark.parametrize(
+    "topology", ["cpu:0", "cpu:4000", "cpu:x", "v99:3x3", "nothing", "h100:0", "h200"]
+)
 def test_a_topology_that_there_is_not(topology, monkeypatch):
     def missing(*arguments, **more):
         raise RuntimeError("no such thing\nand more")
@@ -82,7 +88,45 @@ def test_a_topology_that_there_is_not(topology, monkeypatch):
 
 def test_the_chips_are_those_of_the_published_tables():
     """Memory in GiB and bf16 TFLOP/s of v4, v5e, v5p and v6e."""
-    found = {name: (c.memory / 2**30, c.flops / 1e12) for name, c in plans.CHIPS.items()}
+    found = {n: (c.memory / 2**30, c.flops / 1e12) for n, c in CHIPS.items() if n[:3] == "TPU"}
     assert found == {
         "TPU v4": (32, 275), "TPU v5 lite": (16, 197), "TPU v5": (95, 459), "TPU v6 lite": (32, 918)
     }  # fmt: skip
+
+
+def test_a_gpu_is_described_as_xla_asks(monkeypatch):
+    """An H200 has 132 multiprocessors, 141 GB, and compute capability 9.0."""
+    asked = {}
+
+    def topology(name, platform, **more):
+        asked.update(more, platform=platform)
+        return types.SimpleNamespace(devices=["a", "b"])
+
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", topology)
+    assert devices_of("h200:2") == ["a", "b"]
+    assert asked["platform"] == "cuda" and asked["topology"] == "1x1x2"
+    words = "core_count: 132 ", "device_memory_size: 141000000000 ", "major: 9 minor: 0 "
+    assert all(word in asked["target_config"] for word in words)
+    assert {TARGETS[name].kind for name in TARGETS} == {n for n in CHIPS if n[:6] == "NVIDIA"}
+    for target in TARGETS.values():
+        text = described(target)
+        assert text.count("{") == text.count("}") == 4 and f'"{target.kind}"' in text
+
+
+@pytest.mark.slow
+def test_a_training_step_is_compiled_for_a_gpu_that_is_not_there():
+    """Where CUDA's libraries are: with cuDNN's kernel, and in one piece."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs pip install 'jax[cuda13]'")
+    keys = (
+        "data.length=64 network.size=128 network.heads=2 network.depth=3 network.dtype=bfloat16 "
+        "network.dropout=0 network.attention_dropout=0 network.embedding_dropout=0 "
+        "train.batch_size=4 train.microbatches=1 plan.random_tokens=27 plan.parts=train"
+    )
+    words = (f"--config.{key}" for key in keys.split())
+    command = [sys.executable, "-m", "md4_jax.main", "--config=text8", "--mode=plan", *words]
+    run = subprocess.run(
+        [*command, "--topology=h100:2"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(run.stdout.strip().splitlines()[-1])
+    assert (found["kind"], found["devices"]) == ("NVIDIA H100 80GB HBM3", 2)
+    assert found["train"]["temporaries"] > 0 and "all-reduce" in found["train"]["collectives"]

@@ -1,0 +1,130 @@
+"""Chips that programs are compiled for without having them, and their published numbers."""
+
+import os
+from typing import NamedTuple
+
+import jax
+
+from md4_jax.protocols import UserError
+
+
+class Chip(NamedTuple):
+    """Published numbers of a chip: bytes, bf16 FLOP/s, bytes/s of memory and of all links."""
+
+    memory: float
+    flops: float
+    bandwidth: float
+    links: float
+
+
+class Target(NamedTuple):
+    """What XLA asks of a GPU to compile for it.
+
+    kind     its name as CUDA gives it
+    major    of its compute capability
+    cores    multiprocessors
+    shared   bytes of shared memory of a multiprocessor
+    cache    bytes of the second cache
+    clock    GHz
+    """
+
+    kind: str
+    major: int
+    cores: int
+    shared: int
+    cache: int
+    clock: float
+
+
+CHIPS = {
+    "TPU v4": Chip(32 * 2**30, 275e12, 1228e9, 300e9),
+    "TPU v5 lite": Chip(16 * 2**30, 197e12, 819e9, 200e9),
+    "TPU v5": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
+    "TPU v6 lite": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
+    # GPUs with NVLink; all without sparsity.
+    "NVIDIA A100-SXM4-80GB": Chip(80e9, 312e12, 2039e9, 600e9),
+    "NVIDIA H100 80GB HBM3": Chip(80e9, 989e12, 3350e9, 900e9),
+    "NVIDIA H200": Chip(141e9, 989e12, 4800e9, 900e9),
+}
+TARGETS = {
+    "a100": Target("NVIDIA A100-SXM4-80GB", 8, 108, 167_936, 40 * 2**20, 1.41),
+    "h100": Target("NVIDIA H100 80GB HBM3", 9, 132, 233_472, 50 * 2**20, 1.98),
+    "h200": Target("NVIDIA H200", 9, 132, 233_472, 50 * 2**20, 1.98),
+}
+
+
+def devices_of(topology: str) -> list:
+    """Returns the devices of 'v5e:16x16' (needs libtpu), 'h100:8' (CUDA's libraries) or 'cpu:8'.
+
+    UserError for others, and for a library that is not there.
+    """
+    kind, _, shape = topology.partition(":")
+    if kind == "cpu":
+        here = jax.devices("cpu")
+        if not shape.isdigit() or not 0 < int(shape) <= len(here):
+            raise UserError(
+                f"--topology {topology} needs {shape or 'a number of'} devices and there are "
+                f"{len(here)}: XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
+            )
+        return here[: int(shape)]
+    # There is no chip to query, and constants are computed on this machine.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        return _gpus(TARGETS[kind], shape) if kind in TARGETS else _tpus(topology)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0][:200]
+        raise UserError(
+            f"--topology {topology}: {first}. They look like v5e:16x16, v5p:4x4x8, v6e:8x8, "
+            f"{', '.join(f'{name}:8' for name in TARGETS)} or cpu:8. Those of TPUs need pip "
+            "install libtpu, those of GPUs pip install 'jax[cuda13]', on any machine"
+        ) from error
+
+
+def _tpus(topology: str) -> list:
+    from jax.experimental import topologies
+
+    return list(topologies.get_topology_desc(topology, "tpu").devices)
+
+
+def _gpus(target: Target, count: str) -> list:
+    """Returns GPUs of one machine."""
+    from jax.experimental import topologies
+
+    if not count.isdigit() or not int(count):
+        raise ValueError(f"{count or 'nothing'} is not a number of GPUs")
+    made = topologies.get_topology_desc(
+        "", "cuda", target_config=described(target), topology=f"1x1x{count}"
+    )
+    return list(made.devices)
+
+
+def described(target: Target) -> str:
+    """Writes XLA's GpuTargetConfigProto as text."""
+    chip = CHIPS[target.kind]
+    numbers = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "threads_per_core_limit": 2048,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 2**16 - 1,
+        "block_dim_limit_z": 2**16 - 1,
+        "registers_per_core_limit": 2**16,
+        "registers_per_block_limit": 2**16,
+        "fpus_per_core": 64 if target.major == 8 else 128,
+        "core_count": target.cores,
+        "clock_rate_ghz": target.clock,
+        "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_block_optin": target.shared - 1024,
+        "shared_memory_per_core": target.shared,
+        "l2_cache_size": target.cache,
+        "memory_bandwidth": int(chip.bandwidth),
+        "device_memory_size": int(chip.memory),
+    }
+    device = " ".join(f"{name}: {number}" for name, number in numbers.items())
+    return (
+        f"gpu_device_info {{ {device} cuda_compute_capability {{ major: {target.major} minor: 0 }} "
+        f'}} platform_name: "CUDA" device_description_str: "{target.kind}" '
+        "dnn_version_info { major: 9 minor: 10 patch: 0 } runtime_version { major: 13 }"
+    )
