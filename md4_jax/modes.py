@@ -73,6 +73,8 @@ def train_mode(call: Call) -> int:
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     abstract_state(experiment)
     begin = runs.beginning(experiment, workdir, _say)
+    if kept is None and (slow := devices.slower(experiment.config["network"].get("dtype", ""))):
+        _say(f"note: {slow}")
     with _open_workdir(experiment, call, workdir):
         for warning in corpus.source.warnings:
             _say(f"warning: {warning}")

@@ -52,8 +52,8 @@ class Transformer:
                        sinusoids of the time itself
     time_conditioning  feeds t by adaLN-zero; without it the network is time-free
     products           operands of linear layers and attention, with float32 sums: float32, on
-                       TPUs as XLA rounds them; bfloat16; or auto, bfloat16 on CPUs that have
-                       instructions for it
+                       TPUs and GPUs as XLA rounds them; bfloat16; or auto, bfloat16 on CPUs
+                       that have instructions for it
     scan_blocks        compiles one block for all depths, so that compile time does not grow;
                        unrolled blocks are faster on CPUs
     remat              what the backward pass computes again to save memory: nothing (none), all

@@ -43,3 +43,13 @@ def warning() -> str:
                 "JAX_PLATFORMS=cpu if the CPU is meant"
             )
     return ""
+
+
+def slower(dtype: str) -> str:
+    """Returns a sentence if a network of this dtype is not what the accelerator is fast at."""
+    if dtype != "float32" or platform() not in ("gpu", "tpu"):
+        return ""
+    return (
+        "the network computes in float32. --config.network.dtype=bfloat16 is faster on a "
+        f"{platform().upper()} and takes less memory; the bound is as good (docs/training.md)"
+    )

@@ -62,3 +62,15 @@ def test_devices_that_are_not_there(error, words, machine, monkeypatch):
     assert str(caught.value).startswith("JAX_PLATFORMS=cuda asks for devices") and words in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize(
+    "platform, dtype, words",
+    [("gpu", "float32", "faster on a GPU"), ("tpu", "float32", "faster on a TPU"),
+     ("gpu", "bfloat16", ""), ("cpu", "float32", ""), ("gpu", "", "")],
+)  # fmt: skip
+def test_an_accelerator_that_could_be_faster(platform, dtype, words, machine):
+    machine(platform, driver=False)
+    said = devices.slower(dtype)
+    assert words in said and bool(said) == bool(words)
+    assert not said or "--config.network.dtype=bfloat16" in said
