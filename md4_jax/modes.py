@@ -73,8 +73,6 @@ def train_mode(call: Call) -> int:
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     abstract_state(experiment)
     begin = runs.beginning(experiment, workdir, _say)
-    if kept is None and (slow := devices.slower(experiment.config["network"].get("dtype", ""))):
-        _say(f"note: {slow}")
     with _open_workdir(experiment, call, workdir):
         for warning in corpus.source.warnings:
             _say(f"warning: {warning}")
@@ -201,9 +199,9 @@ def run(mode: str, call: Call) -> int:
     """Runs a mode and returns the exit code; UserError if a disk or the memory fails."""
     if mode in ("train", *OF_A_RUN):  # plan and bench measure compilation
         keep_programs()
-    idle = "" if mode in ("plan", "prepare") else devices.warning()  # these need no device
-    if idle:
-        _say(f"warning: {idle}")
+    if mode not in ("plan", "prepare"):  # these need no device
+        for line in devices.remarks(call.config["network"] if mode == "train" else {}):
+            _say(line)
     with errors.said(call.workdir):
         return MODES[mode](call)
 

@@ -123,7 +123,7 @@ class Accelerator(NamedTuple):
     groups       number of parts into which devices split a batch; gathers stay within a part
     features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
-    platform     of the devices that it is for: cpu, gpu or tpu
+    platform     cpu, gpu or tpu
     """
 
     groups: int = 1
@@ -135,9 +135,8 @@ class Accelerator(NamedTuple):
 class Blockwise(NamedTuple):
     """Functions of a denoiser that works block by block, for block diffusion.
 
-    features      (z, t [B, G], clean [B, L], block, clean_t []) -> h [B, L, D]: each of the G
-                  blocks of z, at its own time, sees itself and the earlier blocks of clean, at
-                  clean_t. The last block may be shorter
+    features      (z, t [B, G], clean [B, L], block, clean_t []) -> h [B, L, D]: a block of z at its
+                  time sees itself and earlier ones of clean, at clean_t. The last may be shorter
     empty_cache   (rows, window) -> a key-value cache that will hold `window` tokens
     append_block  (z [B, P], t [B], cache) -> (h [B, P, D], cache with z): one block that sees
                   itself and what the cache holds

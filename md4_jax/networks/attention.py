@@ -20,6 +20,27 @@ KERNELS = ("auto", "plain", "splash", "cudnn")
 CUDNN_MULTIPLE, CUDNN_LARGEST = 8, 128
 
 
+class Form(NamedTuple):
+    """Form in which attention is computed.
+
+    rounded  operands of products are rounded to bfloat16, as `products.rounded_product` does
+    lean     the backward pass computes the weights again, for which the forward pass keeps none
+    rate     of dropout
+    """
+
+    rounded: bool = False
+    lean: bool = False
+    rate: float = 0.0
+
+    @classmethod
+    def dropping(cls, kernel: str, rate: float) -> "Form":
+        """Returns the form with dropout: lean in place of kernels that keep no weights."""
+        return cls(kernel == "rounded", kernel in ("splash", "cudnn"), rate)
+
+
+PLAIN = Form()
+
+
 def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
     """Returns the kernel to use; auto is splash on TPUs, cudnn on GPUs if it fits, else plain.
 
@@ -101,26 +122,24 @@ def attend_dropping(
     key: Array,
     value: Array,
     *,
-    dropout: tuple[Array, float],
+    dropout: tuple[Array, Form],
     segments: Array | None = None,
     causal: bool = False,
     index: Array | None = None,
-    kernel: str = "plain",
 ) -> Array:
-    """Computes `attend` with dropout (keys [B], rate) of the softmax's weights, by the formula.
+    """Computes `attend` with dropout (keys [B], form) of the softmax's weights, by the formula.
 
-    The draws of a query depend on its position and not on the positions that are asked for. In
-    place of kernels that keep no weights, splash and cudnn, weights are computed again.
+    The draws of a query depend on its position and not on the positions that are asked for.
     """
-    keys, rate = dropout
+    keys, form = dropout
     batch, asks, heads, _ = query.shape
     key, value = shared(key, heads), shared(value, heads)
     length = key.shape[1]
     places = jnp.broadcast_to(jnp.arange(asks), (batch, asks)) if index is None else index
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, places)
-    draw = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, (heads, length))))
+    share = 1.0 - form.rate
+    draw = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, share, (heads, length))))
     mask = _visible(length, segments, index, causal=causal)
-    form = Form(kernel == "rounded", kernel in ("splash", "cudnn"), rate)
     return attend_where(query, key, value, mask, form, jnp.swapaxes(draw(keys), 1, 2))
 
 
@@ -141,22 +160,6 @@ def _cudnn(
     return jax.nn.dot_product_attention(
         query, key, value, mask=mask, is_causal=causal, implementation="cudnn"
     )
-
-
-class Form(NamedTuple):
-    """Form in which attention is computed.
-
-    rounded  operands of products are rounded to bfloat16, as `products.rounded_product` does
-    lean     the backward pass computes the weights again, for which the forward pass keeps none
-    rate     of dropout
-    """
-
-    rounded: bool = False
-    lean: bool = False
-    rate: float = 0.0
-
-
-PLAIN = Form()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.context import check_choices
+from md4_jax.networks.depth import unrolled
 from md4_jax.networks.flops import OF_A_SEQUENCE
 from md4_jax.networks.images import INPUTS, check_images, patches, unpatched
 from md4_jax.networks.layers import rows
@@ -83,7 +84,7 @@ class DiT(Transformer):
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         options = self.resolved(platform)
-        module = PatchModule(options, unroll=options.unroll(platform))
+        module = PatchModule(options, unroll=unrolled(options, platform))
 
         def init(key: Array) -> Params:
             z = jnp.zeros((1, math.prod(options.shape)), jnp.int32)

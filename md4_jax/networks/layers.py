@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import attend, attend_dropping, rounding
+from md4_jax.networks.attention import Form, attend, attend_dropping, rounding
 from md4_jax.networks.blocks import KVCache, attend_cached, block_diffusion_attention
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, kept, scaled
@@ -86,8 +86,8 @@ class Attention(nn.Module):
                 )
             where = dict(segments=segments, causal=o.causal, index=index)
             if keys is not None and o.attention_dropout:
-                dropout = keys, o.attention_dropout
-                mixed = attend_dropping(*turned, value, dropout=dropout, kernel=kernel, **where)
+                dropout = keys, Form.dropping(kernel, o.attention_dropout)
+                mixed = attend_dropping(*turned, value, dropout=dropout, **where)
             else:
                 mixed = attend(*turned, value, kernel=kernel, **where)
         mixed_BxLxD = mixed.reshape(asking.shape)

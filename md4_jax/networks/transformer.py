@@ -12,6 +12,7 @@ from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS
 from md4_jax.networks.context import check_choices, check_rates, checked_context
+from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
@@ -19,7 +20,7 @@ from md4_jax.networks.linear import INITIAL, rounded
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.rotary import BASE
 from md4_jax.networks.tables import COUNTED, Evidence, Tables
-from md4_jax.networks.trunk import REMAT, TransformerModule
+from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
 
@@ -176,18 +177,10 @@ class Transformer:
             products=products_for(self.products, platform, self.dtype),
         )  # fmt: skip
 
-    def unroll(self, platform: str) -> int:
-        """Returns the number of blocks that an iteration of the scan computes.
-
-        All of them on GPUs, where a loop copies what the backward pass keeps, unless that pass is
-        to compute it again: of equal operations side by side XLA would keep the results.
-        """
-        return self.depth if platform == "gpu" and self.depth and self.remat == "none" else 1
-
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""
         options = self.resolved(platform)
-        module = TransformerModule(options, unroll=options.unroll(platform))
+        module = TransformerModule(options, unroll=unrolled(options, platform))
         tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding
 from md4_jax.networks.context import label_rows
+from md4_jax.networks.depth import REMAT, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.layers import Block, noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
@@ -22,33 +23,6 @@ from md4_jax.networks.tables import Evidence
 from md4_jax.networks.vectors import vectors_of
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
-
-# What the backward pass of a block reuses, by name.
-REMAT = {
-    "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
-
-
-def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.Module]:
-    """Makes the blocks: one module that scans all depths, or a list of modules.
-
-    unroll: blocks that an iteration of the scan computes.
-    """
-    block = Block
-    if o.remat != "none":
-        block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
-    if not o.scan_blocks:
-        return [block(o, block_size, n == o.depth - 1) for n in range(o.depth)]
-    return nn.scan(
-        block,
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
-        in_axes=(nn.broadcast, nn.broadcast, 0),
-        length=o.depth,
-        unroll=unroll,
-    )(o, block_size)
 
 
 class TransformerModule(nn.Module):

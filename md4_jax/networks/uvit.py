@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.networks.condition import FinalModulation
+from md4_jax.networks.depth import stack
 from md4_jax.networks.images import check_images, patches, unpatched
 from md4_jax.networks.layers import FIRST, norm
 from md4_jax.networks.linear import Linear
 from md4_jax.networks.transformer import Transformer
-from md4_jax.networks.trunk import stack
 from md4_jax.networks.unet import UNet
 from md4_jax.networks.unet_module import BlockKeys, UNetModule
 from md4_jax.protocols import Array, UserError

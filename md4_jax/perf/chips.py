@@ -18,7 +18,7 @@ class Chip(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What XLA asks of a GPU to compile for it.
+    """Facts of a GPU that XLA asks for to compile for it.
 
     kind     its name as CUDA gives it
     major    of its compute capability

@@ -1,7 +1,9 @@
 """Checks that JAX runs on the devices that the machine has and the user asked for."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -27,6 +29,15 @@ def platform() -> str:
             "it to run on what there is; for a GPU pip install -e '.[cuda13]', for a TPU "
             "'.[tpu]'"
         ) from error
+
+
+def remarks(network: Mapping[str, Any]) -> list[str]:
+    """Lists what is to be said of the devices, and of the options of a network to train on them.
+
+    UserError as from `platform`.
+    """
+    said = {"warning": warning(), "note": slower(network.get("dtype", ""))}
+    return [f"{kind}: {sentence}" for kind, sentence in said.items() if sentence]
 
 
 def warning() -> str:

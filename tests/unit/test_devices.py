@@ -74,3 +74,14 @@ def test_an_accelerator_that_could_be_faster(platform, dtype, words, machine):
     said = devices.slower(dtype)
     assert words in said and bool(said) == bool(words)
     assert not said or "--config.network.dtype=bfloat16" in said
+
+
+def test_both_are_said_in_front_of_a_mode(machine):
+    machine("gpu", driver=True)
+    (said,) = devices.remarks({"dtype": "float32"})
+    assert said.startswith("note: the network computes in float32. ")
+    machine("cpu", driver=True)
+    (said,) = devices.remarks({"dtype": "float32"})
+    assert said.startswith("warning: this machine has an X, ")
+    machine("gpu", driver=True)
+    assert devices.remarks({"dtype": "bfloat16"}) == devices.remarks({}) == []

@@ -7,7 +7,7 @@ import pytest
 from tiny_networks import SIZES, T, Z, built, perturbed
 
 from md4_jax.networks import dropout
-from md4_jax.networks.attention import attend, attend_dropping
+from md4_jax.networks.attention import Form, attend, attend_dropping
 from md4_jax.networks.layers import dropped
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
@@ -42,7 +42,7 @@ def test_attention_keeps_its_mean_and_drops_a_share_of_its_weights():
     value = jnp.broadcast_to(jnp.eye(4)[None, :, None], (1, 4, 2, 4))
     plain = np.asarray(attend(query, key, value))
     many = [jnp.repeat(x, 3000, axis=0) for x in (query, key, value)]
-    found = np.asarray(attend_dropping(*many, dropout=(keys(3000), RATE)))
+    found = np.asarray(attend_dropping(*many, dropout=(keys(3000), Form(rate=RATE))))
     within((found == 0).mean(), RATE, np.sqrt(RATE * (1 - RATE) / found.size))
     error = found.std(axis=0) / np.sqrt(3000)
     assert (np.abs(found.mean(axis=0) - plain[0]) < 4.5 * error).all()
@@ -60,11 +60,12 @@ def test_attention_that_drops_has_the_gradient_of_its_formula(causal, kernel):
         return jnp.sum(slope * attention(*arrays))
 
     def hand(*arrays):
-        return attend_dropping(*arrays, dropout=(KEYS, RATE), causal=causal, kernel=kernel)
+        form = Form.dropping(kernel, RATE)
+        return attend_dropping(*arrays, dropout=(KEYS, form), causal=causal)
 
     def formula(query, key, value):
         eye = jnp.broadcast_to(jnp.eye(5)[None, :, None], (3, 5, 2, 5))
-        drop = dict(dropout=(KEYS, RATE), causal=causal)
+        drop = dict(dropout=(KEYS, Form(rate=RATE)), causal=causal)
         factor = attend_dropping(jnp.zeros_like(query), jnp.zeros_like(key), eye, **drop)
         seen = jnp.tril(jnp.ones((5, 5), bool)) if causal else jnp.ones((5, 5), bool)
         # Equal scores have equal weights, so that what is left of them are the draws.
@@ -83,7 +84,8 @@ def test_attention_that_drops_has_the_gradient_of_its_formula(causal, kernel):
 @pytest.mark.parametrize("kernel, kept", [("plain", True), ("splash", False), ("cudnn", False)])
 def test_weights_are_kept_where_no_kernel_is_asked_for(kernel, kept):
     arrays = [jnp.ones((3, 5, 2, 4)) for _ in range(3)]
-    attention = lambda *a: attend_dropping(*a, dropout=(KEYS, RATE), kernel=kernel)  # noqa: E731
+    dropout = KEYS, Form.dropping(kernel, RATE)
+    attention = lambda *a: attend_dropping(*a, dropout=dropout)  # noqa: E731
     _, pull = jax.vjp(attention, *arrays)
     floats = [x for x in jax.tree.leaves(pull) if jnp.issubdtype(x.dtype, jnp.floating)]
     assert any(x.shape == (3, 2, 5, 5) for x in floats) == kept
