@@ -77,6 +77,11 @@ def with_entries(x: Array, index: Array, values: Array) -> Array:
     return on_cpu(written, compared, x, index, values)
 
 
+def on_gpu(quick: Callable, plain: Callable, *arrays: Array) -> Array:
+    """Applies quick on GPUs, also on meshes of them, and plain on other platforms."""
+    return jax.lax.platform_dependent(*arrays, cuda=quick, rocm=quick, default=plain)
+
+
 def on_cpu(quick: Callable, plain: Callable, *arrays: Array) -> Array:
     """Applies quick on a single CPU, plain on other platforms and on meshes.
 
