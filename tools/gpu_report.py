@@ -1,4 +1,4 @@
-"""Times this package on a GPU: every row of the table in one command, in about eight minutes.
+"""Times this package on a GPU: every row of the table in one command, in about nine minutes.
 
     python tools/gpu_report.py --out docs/results/gpu.json [--seconds 480] [--only WORD]
     python tools/gpu_report.py --dry        # without a GPU: lowers each training step for CUDA
