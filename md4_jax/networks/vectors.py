@@ -36,7 +36,7 @@ def vectors_of(table: Array, index: Array, dtype: jnp.dtype, frequent: int) -> A
         apart = functools.partial(_apart, frequent=frequent)
         quick = _multiplied if rows <= SMALL else apart
         of_table = on_gpu(quick, _added, jnp.arange(rows), index, slope)
-        return of_table.astype(table.dtype), None
+        return constrain(of_table, "tensor", None).astype(table.dtype), None
 
     picked.defvjp(lambda table, index: (picked(table, index), index), backward)
     return picked(table, index)
