@@ -173,6 +173,8 @@ def report(options: argparse.Namespace) -> None:
         else:
             found[row.name] = timed(row)
         print(line(row.name, found[row.name]), flush=True)
+        if "names" in found[row.name]:
+            print("\n" + names.table(row.part, found[row.name]["names"]), flush=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     if options.only in "losses":
         try:

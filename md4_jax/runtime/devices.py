@@ -61,6 +61,6 @@ def slower(dtype: str) -> str:
     if dtype != "float32" or platform() not in ("gpu", "tpu"):
         return ""
     return (
-        "the network computes in float32. --config.network.dtype=bfloat16 is faster on a "
-        f"{platform().upper()} and takes less memory; the bound is as good (docs/training.md)"
+        "the network computes in float32. --config.network.dtype=bfloat16 lets it use the fast "
+        f"products and attention of a {platform().upper()} (docs/training.md)"
     )

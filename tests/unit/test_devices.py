@@ -66,7 +66,7 @@ def test_devices_that_are_not_there(error, words, machine, monkeypatch):
 
 @pytest.mark.parametrize(
     "platform, dtype, words",
-    [("gpu", "float32", "faster on a GPU"), ("tpu", "float32", "faster on a TPU"),
+    [("gpu", "float32", "attention of a GPU"), ("tpu", "float32", "attention of a TPU"),
      ("gpu", "bfloat16", ""), ("cpu", "float32", ""), ("gpu", "", "")],
 )  # fmt: skip
 def test_an_accelerator_that_could_be_faster(platform, dtype, words, machine):
