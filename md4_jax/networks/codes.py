@@ -8,8 +8,8 @@ from md4_jax.protocols import Array
 # Bits of a code that follow the leading one of a count. Counts up to 2^(DIGITS + 1) are exact;
 # larger ones are wrong by at most 1 part in 2^(DIGITS + 1).
 DIGITS = 3
-# Largest count that any part of the program has; its code is 224.
-LARGEST = 2**30
+# Largest count that any part of the program has, and its code.
+LARGEST, MOST = 2**30, 224
 
 
 def coded(counts: Array) -> Array:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -17,9 +17,10 @@ from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL, rounded
+from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.rotary import BASE
-from md4_jax.networks.tables import COUNTED, Evidence, Tables
+from md4_jax.networks.rows import COUNTED, Bound, Rows
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -193,11 +194,13 @@ class Transformer:
         counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
-            self._padding(), options.products, self._tables(),
+            self._padding(), options.products, self.counts,
         )  # fmt: skip
 
-    def _tables(self) -> Tables | None:
-        return Tables(self.vocab_size, self.tables, self.tables_tokens) if self.tables else None
+    @property
+    def counts(self) -> Rows | None:
+        """Tables of counts beside the network."""
+        return counts_of(self.vocab_size, self.tables, self.tables_tokens) if self.tables else None
 
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""
@@ -223,31 +226,29 @@ class Binding(NamedTuple):
         params: Params,
         context: Mapping[str, Array] | None = None,
         keys: Array | None = None,
-        evidence: Callable[[Array, Array | None], Evidence] | None = None,
+        counts: Bound | None = None,
     ) -> Denoiser:
-        """Returns the denoiser; UserError for a context that the network cannot use.
-
-        evidence: (z, segments) -> what tables know of z, if it has any.
-        """
+        """Returns the denoiser; UserError for a context that the network cannot use."""
         # The keys also draw the noise of the forward process.
         keys = None if keys is None else folded(keys, DROPOUT)
-        return self._bound(params, self._context(context, keys), evidence)
+        return self._bound(params, self._context(context, keys), counts)
 
-    def _bound(self, params: Params, told: dict[str, Array], evidence: Callable | None) -> Denoiser:
+    def _bound(self, params: Params, told: dict[str, Array], counts: Bound | None) -> Denoiser:
         module, variables = self.module, {"params": params}
+        first = () if counts is None else (counts.first,)
 
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
             inputs = {name: x for name, x in told.items() if name != COUNTED}
-            if evidence is not None:
-                inputs["evidence"] = evidence(z, told.get("segments"), told.get(COUNTED))
+            if counts is not None:
+                inputs["evidence"] = counts.evidence(z, told.get("segments"), told.get(COUNTED))
             return module.apply(variables, z, t, **inputs, index=index, method="features")
 
         def unembed(h: Array) -> Array:
-            return module.apply(variables, h, method="unembed")
+            return module.apply(variables, h, *first, method="unembed")
 
         def rebind(count: int) -> Denoiser:
             several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self._bound(params, several, evidence)
+            return self._bound(params, several, counts)
 
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")

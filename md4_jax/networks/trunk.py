@@ -13,13 +13,12 @@ from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmb
 from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import REMAT, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
+from md4_jax.networks.evidence import Evidence
 from md4_jax.networks.layers import Block, noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
-from md4_jax.networks.mixture import TableMixture, mixed
-from md4_jax.networks.neighbours import LOOKUPS
+from md4_jax.networks.mixture import ListMixture, TableMixture, likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
-from md4_jax.networks.tables import Evidence
 from md4_jax.networks.vectors import vectors_of
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
@@ -73,7 +72,9 @@ class TransformerModule(nn.Module):
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
         self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
-            self.mixture = TableMixture(self.compute_dtype, o.products, o.tables_hidden)
+            lookups = o.counts.neighbourhood.lookups
+            mixture = ListMixture if o.counts.reads_all else TableMixture
+            self.mixture = mixture(lookups, self.compute_dtype, o.products, o.tables_hidden)
 
     @property
     def _at_once(self) -> int:
@@ -87,8 +88,8 @@ class TransformerModule(nn.Module):
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
-        nothing = jnp.zeros((*z_BxL.shape, LOOKUPS, self.options.vocab_size))
-        return self.unembed(self.features(z_BxL, t_B, evidence=Evidence(nothing, nothing)))
+        nothing = self.options.counts.nothing(z_BxL)
+        return self.unembed(self.features(z_BxL, t_B, evidence=nothing))
 
     def features(
         self,
@@ -102,28 +103,37 @@ class TransformerModule(nn.Module):
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
-        The last block computes only keys and values for the other positions. With tables the last V
-        features are what these add to the logits.
+        The last block computes only keys and values for the other positions. With tables the last
+        features hold what these add to the logits.
         """
         condition, x_BxLxD = self._condition(t_B[:, None], label), self._embedded(z_BxL, keys)
         if evidence is None:
             return self._trunk(x_BxLxD, condition, segments, keys, index)
         known_BxLxH = self.mixture.known(evidence)
-        expected = mixed(self.mixture.weights(known_BxLxH), evidence)
-        x_BxLxD = x_BxLxD + self._expected(z_BxL, expected)
+        expected = self.mixture.mixed(self.mixture.weights(known_BxLxH), evidence)
+        x_BxLxD = x_BxLxD + self._expected(z_BxL, expected, evidence)
         h_BxPxD = self._trunk(x_BxLxD, condition, segments, keys, index)
         if index is not None:
             evidence, known_BxLxH = evidence.at(index), rows(known_BxLxH, index)
         added = self.mixture.logits(h_BxPxD, evidence, known_BxLxH)
-        return jnp.concatenate([h_BxPxD.astype(jnp.float32), added], axis=-1)
+        carried = self.options.counts.carried(added, evidence)
+        return jnp.concatenate([h_BxPxD.astype(jnp.float32), carried], axis=-1)
 
-    def _expected(self, z_BxL: Array, logits_BxLxV: Array) -> Array:
-        """Returns the expected vector of each masked token, less the mean vector; 0 elsewhere."""
+    def _expected(self, z_BxL: Array, logits_BxLxC: Array, evidence: Evidence) -> Array:
+        """Returns the expected vector of each masked token, less the mean vector; 0 elsewhere.
+
+        Of listed symbols the likeliest are summed, and no mean is taken away.
+        """
         o = self.options
-        shares = (jax.nn.softmax(logits_BxLxV) - 1 / o.vocab_size).astype(self.compute_dtype)
-        vectors = self.embedding[: o.vocab_size].astype(self.compute_dtype)
-        x = product(shares.reshape(-1, o.vocab_size), vectors, o.products)
-        x_BxLxD = x.reshape(*z_BxL.shape, -1)
+        if evidence.symbols is None:
+            shares = (jax.nn.softmax(logits_BxLxC) - 1 / o.vocab_size).astype(self.compute_dtype)
+            vectors = self.embedding[: o.vocab_size].astype(self.compute_dtype)
+            x = product(shares.reshape(-1, o.vocab_size), vectors, o.products)
+            x_BxLxD = x.reshape(*z_BxL.shape, -1)
+        else:
+            shares, symbols = likeliest(evidence, logits_BxLxC)
+            x_BxLxCxD = self._vectors(symbols)
+            x_BxLxD = jnp.einsum("blc,blcd->bld", shares.astype(x_BxLxCxD.dtype), x_BxLxCxD)
         if o.embedding:
             x_BxLxD = self.embedding_in(x_BxLxD)
         return jnp.where((z_BxL == o.vocab_size)[..., None], x_BxLxD, 0.0)
@@ -254,14 +264,16 @@ class TransformerModule(nn.Module):
         block = Block(self.options, self.block, last, parent=None)
         return functools.partial(block.apply, {"params": params})
 
-    def unembed(self, h: Array) -> Array:
+    def unembed(self, h: Array, first: Array | None = None) -> Array:
         if not self.options.tables:
             return self.logits(h)
-        own, added = h[..., : -self.options.vocab_size], h[..., -self.options.vocab_size :]
+        counts = self.options.counts
+        own, carried = jnp.split(h, [self.options.size], axis=-1)
         if own.ndim == 3:
             # Without it XLA computes a wrong gradient of the slice on a mesh of 2 x 2 x 2.
             own = constrain(own, BATCH_AXES, None, None)
-        return self.logits(own) + added
+        logits = self.logits(own)
+        return counts.added(logits if first is None else logits + first, carried)
 
     def logits(self, h: Array, *, padded: bool = False) -> Array:
         """Returns the head's logits of all symbols; padded: and -inf for its other entries."""

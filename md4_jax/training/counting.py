@@ -1,5 +1,6 @@
 """Counting of the training text into the tables beside a network, before the first step."""
 
+import itertools
 import time
 
 import jax
@@ -26,8 +27,8 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
     began, length = time.monotonic(), experiment.data.length
     sequences = min(corpus.sizes(["train"])["train"].sequences, -(-tables.tokens // length))
     _say(f"tables      counting {sequences * length:,} tokens of the training text ...")
-    text = _text(experiment, corpus, sequences)
-    count = jax.jit(tables.with_table, donate_argnums=0)
+    text = (_all if tables.reads_all else _text)(experiment, corpus, sequences)
+    count = tables.counter()
     found = state.ema["companion"]
     with jax.set_mesh(experiment.mesh):
         for table in range(len(tables.sizes)):
@@ -55,10 +56,25 @@ def _text(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
     batches = []
     for first, batch in zip(firsts, corpus.training_in_order(**rows), strict=False):
         asked = batch.loss_mask & (first + rows["rows"] < sequences)[:, None]
-        context = {name: x for name, x in batch.context.items() if name == "segments"}
-        batches.append(Batch(batch.tokens.astype(np.uint16), asked, context))
+        batches.append(_told(batch)._replace(loss_mask=asked))
     text = jax.tree.map(lambda *x: np.stack(x, axis=1), *batches)
     return to_global(text, experiment.mesh)
+
+
+def _told(batch: Batch) -> Batch:
+    """Returns what tables read of a batch."""
+    context = {name: x for name, x in batch.context.items() if name == "segments"}
+    tokens = batch.tokens.astype(np.uint16 if batch.tokens.max() < 2**16 else np.int32)
+    return Batch(tokens, batch.loss_mask, context)
+
+
+def _all(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
+    """Returns the first sequences of the training data, [N, L], whole in each process."""
+    at_once = np.arange(max(1, AT_ONCE // experiment.data.length))
+    batches = corpus.training_in_order(batch_size=len(at_once), rows=at_once)
+    batches = list(itertools.islice(batches, -(-sequences // len(at_once))))
+    text = jax.tree.map(lambda *x: np.concatenate(x)[:sequences], *(_told(b) for b in batches))
+    return text
 
 
 def _say(text: str) -> None:

@@ -1,12 +1,15 @@
 """Tables of counts in a run: what they count before the first step, and how long that may take."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
 
 import md4_jax
 from md4_jax.networks import codes
 from md4_jax.training import counting
 
-V = 65  # letters of Shakespeare
+EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
 @pytest.fixture
@@ -52,3 +55,47 @@ def test_counting_is_part_of_the_seconds(words, run, monkeypatch):
 def test_counting_that_takes_all_seconds_is_an_error(words, refused):
     said = refused(*words, "--config.train.seconds=0.001")
     assert "which is all of train.seconds=0.001: raise that, or lower network.tables_tok" in said
+
+
+@pytest.fixture
+def characters(tiny, tmp_path):
+    """Words of a run on a text of 1,500 different characters, some much more frequent."""
+    drawn = np.random.default_rng(0).zipf(1.2, 40_000) % 1500
+    path = tmp_path / "text.txt"
+    path.write_text("".join(chr(0x4E00 + int(number)) for number in drawn), encoding="utf-8")
+    words = ("data.name=text", f"data.path={path}", "data.validation=0.05", "data.test=0.05")
+    words += ("network.tables=16384", "network.tables_hidden=8", "train.num_steps=6")
+    words += ("network.depth=1", "evals.validation.every=0", "sample.num=1", "log.every=1")
+    return ("--config", tiny, *(f"--config.{word}" for word in words))
+
+
+def test_tables_of_a_large_vocabulary_list_the_most_frequent(characters, run, tmp_path):
+    ended = run(*characters, "--workdir", tmp_path / "run")
+    assert ended.code == 0 and "counting 36,000 tokens" in ended.out, ended
+    model = md4_jax.load(tmp_path / "run")
+    lists = model.params["companion"]
+    assert int(lists["sequences"]) == 36_000 // 16
+    # Each half counts half of the tokens in the table of no neighbours, which has one row.
+    counts, others = (codes.decoded(lists[name][:, 0]) for name in ("counts", "others"))
+    np.testing.assert_allclose(counts.sum(axis=1) + others, 18_000, rtol=1 / 16)
+    text = (tmp_path / "text.txt").read_text(encoding="utf-8")
+    frequent, _ = Counter(text[:18_000]).most_common(1)[0]
+    first = model.domain.decode(np.asarray(lists["symbols"][:1, 0, 0], np.int32))
+    assert first == frequent
+    assert len(model.sample(num=1).texts[0]) == 16
+
+
+@pytest.mark.slow
+def test_lists_are_the_same_on_every_mesh(characters, start, tmp_path, rows):
+    found = {}
+    meshes = {"one": ("mesh.data=1",), "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")}
+    for name, mesh in meshes.items():
+        words = ("network.size=64", "network.heads=8", *mesh)
+        words = [*characters, "--workdir", tmp_path / name, *(f"--config.{word}" for word in words)]
+        process = start("-m", "md4_jax", *words, **EIGHT)
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+        kept = [row for row in rows(tmp_path / name) if "train_bits_per_token" in row]
+        found[name] = [row["train_bits_per_token"] for row in kept]
+    assert len(found["one"]) == 6
+    np.testing.assert_allclose(found["mixed"], found["one"], rtol=2e-5)
