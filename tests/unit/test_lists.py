@@ -187,9 +187,10 @@ def test_neighbours_of_another_segment_are_as_beyond_the_end():
 
 
 def test_a_large_count_leaves_no_others():
-    # 1,000 is rounded to 1,024; what is listed is all that there is.
-    rows, symbols = np.zeros(1000, int), np.full(1000, 7)
+    # 1,056 is rounded to 1,024; what is listed is all that there is.
+    rows, symbols = np.zeros(1056, int), np.full(1056, 7)
     found = lists.listed(rows, symbols, 2, V)
+    assert codes.decoded(found["counts"][0, 0]) == 1024
     assert found["others"].tolist() == [0, 0]
     assert (found["symbols"] == [[7, *[V] * 15], [V] * 16]).all()
 
