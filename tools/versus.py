@@ -16,8 +16,10 @@ For example, size (a):
 """
 
 import argparse
+import contextlib
 import json
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -71,12 +73,17 @@ def start(command: list[str] | str, calls: int) -> Program:
 
 def ask(program: Program) -> dict[str, Any]:
     """Lets a worker run its calls, and one before them; returns what it measured."""
-    program.process.stdin.write(f"run {program.calls + 1}\n")
-    program.process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it has ended: the loop below finds nothing
+        program.process.stdin.write(f"run {program.calls + 1}\n")
+        program.process.stdin.flush()
     for line in program.process.stdout:
         if line.startswith("TIMES"):
             return json.loads(line.removeprefix("TIMES"))
-    sys.exit(f"error: {program.process.args} ended with {program.process.wait()} in a round")
+    code = program.process.wait()
+    # A shell adds 128 to the signal that ended its program.
+    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    why = ", killed, as by a system without memory" if killed else ""
+    sys.exit(f"error: {program.process.args} ended with {code} in a round{why}")
 
 
 def typical(answer: dict[str, Any]) -> float:

@@ -85,6 +85,9 @@ def test_a_program_that_fails_is_named(environment, tmp_path):
     command = [sys.executable, "tools/versus.py", "--out", tmp_path / "v.json", "other:1=false"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 1 and "error: false ended with 1 before" in ended.stderr
+    command[-1] = "other:1=echo READY; kill -9 $$"
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1 and "in a round, killed, as by a system without" in ended.stderr
     command[-1] = "other=false"
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2 and "'other=false' is not NAME:CALLS=COMMAND" in ended.stderr
