@@ -127,6 +127,7 @@ class Lists(Rows):
         """
         rows_of = jax.jit(self.counted_in)
         put = jax.jit(_put, donate_argnums=0)
+        whole = jax.jit(lambda x: constrain(x, None))  # on all devices of all processes
 
         def count(state: dict[str, Array], text: Batch, table: int) -> dict[str, Array]:
             rows = np.asarray(rows_of(table, text.tokens, text.context.get("segments")))
@@ -141,7 +142,8 @@ class Lists(Rows):
             if table:
                 return state
             times = np.bincount(tokens[asked], minlength=self.vocab_size) + 0.5
-            return {**state, "shares": jnp.asarray(times / times.sum(), jnp.float32)}
+            shares = (times / times.sum()).astype(np.float32)
+            return {**state, "shares": whole(shares)}
 
         return count
 
