@@ -17,6 +17,7 @@ import numpy as np
 
 from md4_jax.networks import codes
 from md4_jax.networks.evidence import Evidence
+from md4_jax.networks.mixture import ListMixture
 from md4_jax.networks.neighbours import WORDS
 from md4_jax.networks.rows import COUNTED, Bound, Rows
 from md4_jax.networks.tables import LARGEST_VOCABULARY, Tables
@@ -45,6 +46,7 @@ class Lists(Rows):
     """
 
     neighbourhood = WORDS
+    mixture = ListMixture
     reads_all = True
 
     @property

@@ -50,6 +50,8 @@ class Rows(abc.ABC):
     """
 
     neighbourhood: ClassVar[Neighbourhood]
+    mixture: ClassVar[type]  # module that makes one estimate of all look-ups
+    reads_all: ClassVar[bool]  # whether each process counts the whole text, not its own rows of it
 
     vocab_size: int
     size: int

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.networks import codes
 from md4_jax.networks.evidence import Evidence
+from md4_jax.networks.mixture import TableMixture
 from md4_jax.networks.neighbours import LETTERS
 from md4_jax.networks.rows import COUNTED, Bound, Rows
 from md4_jax.protocols import Array, Batch
@@ -39,6 +40,7 @@ class Tables(Rows):
     """
 
     neighbourhood = LETTERS
+    mixture = TableMixture
     reads_all = False
 
     @property

@@ -16,7 +16,7 @@ from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.evidence import Evidence
 from md4_jax.networks.layers import Block, noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
-from md4_jax.networks.mixture import ListMixture, TableMixture, likeliest
+from md4_jax.networks.mixture import likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
 from md4_jax.networks.vectors import vectors_of
@@ -73,8 +73,9 @@ class TransformerModule(nn.Module):
         self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
             lookups = o.counts.neighbourhood.lookups
-            mixture = ListMixture if o.counts.reads_all else TableMixture
-            self.mixture = mixture(lookups, self.compute_dtype, o.products, o.tables_hidden)
+            self.mixture = o.counts.mixture(
+                lookups, self.compute_dtype, o.products, o.tables_hidden
+            )
 
     @property
     def _at_once(self) -> int:

@@ -73,8 +73,7 @@ def _all(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
     at_once = np.arange(max(1, AT_ONCE // experiment.data.length))
     batches = corpus.training_in_order(batch_size=len(at_once), rows=at_once)
     batches = list(itertools.islice(batches, -(-sequences // len(at_once))))
-    text = jax.tree.map(lambda *x: np.concatenate(x)[:sequences], *(_told(b) for b in batches))
-    return text
+    return jax.tree.map(lambda *x: np.concatenate(x)[:sequences], *(_told(b) for b in batches))
 
 
 def _say(text: str) -> None:
