@@ -207,7 +207,7 @@ def step_program(experiment: Experiment, state: TrainState) -> Callable:
     rate = experiment.learning_rate
     step = make_train_step(
         experiment.network, experiment.objective, experiment.optimizer, experiment.train,
-        rate.pace if rate.follows_seconds else None,
+        rate.pace if rate.follows_seconds else None, bounded=rate.bounded,
     )  # fmt: skip
     split = jax.tree.map(lambda x: x.sharding, state), None
     return jit(step, experiment.mesh, experiment.network, donate_argnums=0, out_shardings=split)

@@ -21,6 +21,8 @@ SHAPES = ("cosine", "linear", "constant", "rsqrt")
 CLOCKS = ("steps", "seconds")
 AVERAGES = ("b1", "b2", "momentum")  # weights of the past in a moving average
 RATES = re.compile(r".*learning_rate|.*weight_decay|clip|final_fraction")
+MODERATE = 1e18  # times 2e19 it is below float32's largest number
+EPS = 1e-8  # of Adam, in optax and here
 PRECONDITIONING = ("frobenius", "aol")
 
 
@@ -78,10 +80,21 @@ class LearningRate:
         warmup = optax.linear_schedule(peak / first, peak, max(1, self.warmup_steps - 1))
         return optax.join_schedules([warmup, after], [self.warmup_steps])
 
-    def followed(self, peak: float, num_steps: int) -> "Rate":
+    def followed(self, peak: float, num_steps: int, *, bounded: bool = False) -> "Rate":
         """Returns the same learning rate, as a function of updates and the share of seconds."""
         shape = self.schedule(1.0, num_steps)
-        return Rate(peak, shape, self.warmup_steps, num_steps, self.clock == "seconds")
+        by_seconds = self.clock == "seconds"
+        return Rate(peak, shape, self.warmup_steps, num_steps, by_seconds, bounded)
+
+    def is_moderate(self, eps: float = EPS) -> bool:
+        """Returns whether Adam makes a finite update of every gradient that has a finite norm.
+
+        Entries of such a gradient are below 2e19, and those of the update at most 2e19 / eps times
+        the rate.
+        """
+        rates = [value for name, value in vars(self).items() if name.endswith("learning_rate")]
+        decays = [value for name, value in vars(self).items() if name.endswith("weight_decay")]
+        return max(rates) <= MODERATE * min(eps, EPS) and max(rates) * max(decays) <= 1
 
     def chain(
         self, network: optax.GradientTransformation, clip: float, num_steps: int
@@ -99,7 +112,8 @@ class Rate(NamedTuple):
     """Learning rate of a run that may follow seconds.
 
     shape: the rate with peak 1, of the number of updates. follows_seconds: whether the optimizer's
-    updates, which know only their number, must be multiplied by `pace`.
+    updates, which know only their number, must be multiplied by `pace`. bounded: whether the
+    optimizer makes a finite update of every finite gradient.
     """
 
     peak: float
@@ -107,6 +121,7 @@ class Rate(NamedTuple):
     warmup_steps: int
     num_steps: int
     follows_seconds: bool
+    bounded: bool = False
 
     @classmethod
     def of(cls, schedule: optax.Schedule) -> "Rate":
@@ -137,7 +152,7 @@ class AdamW(LearningRate):
     learning_rate: float = 3e-4
     b1: float = 0.9
     b2: float = 0.999
-    eps: float = 1e-8
+    eps: float = EPS
     weight_decay: float = 0.0
     decayed: str = "matrices"
     clip: float = 1.0
@@ -159,7 +174,9 @@ class AdamW(LearningRate):
             weight_decay=self.weight_decay,
             mask=decay_mask if self.decayed == "matrices" else None,
         )
-        return self.chain(adamw, self.clip, num_steps), self.followed(self.learning_rate, num_steps)
+        bounded = self.is_moderate(self.eps)
+        followed = self.followed(self.learning_rate, num_steps, bounded=bounded)
+        return self.chain(adamw, self.clip, num_steps), followed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,7 +222,10 @@ class Muon(LearningRate):
             adam_learning_rate=self.schedule(self.adam_learning_rate, num_steps),
             muon_weight_dimension_numbers=hidden_matrices,
         )
-        return self.chain(muon, self.clip, num_steps), self.followed(self.learning_rate, num_steps)
+        # Without a clip products of momenta may be inf - inf.
+        bounded = self.is_moderate() and 0 < self.clip <= 1
+        followed = self.followed(self.learning_rate, num_steps, bounded=bounded)
+        return self.chain(muon, self.clip, num_steps), followed
 
 
 OPTIMIZERS = {
@@ -215,8 +235,17 @@ OPTIMIZERS = {
 
 
 def clipping(norm: float) -> optax.GradientTransformation:
-    """Scales gradients so that their global norm is at most `norm`; 0 leaves them as they are."""
-    return optax.clip_by_global_norm(norm) if norm > 0 else optax.identity()
+    """Scales gradients so that their global norm is at most `norm`; 0 leaves them as they are.
+
+    One factor for all of them: optax.clip_by_global_norm divides, and XLA on CPUs then holds a
+    second copy of the gradients.
+    """
+
+    def clipped(grads: Params, params: Params | None = None) -> Params:
+        factor = jnp.minimum(1.0, norm / optax.tree.norm(grads))
+        return jax.tree.map(lambda x: (x * factor).astype(x.dtype), grads)
+
+    return optax.stateless(clipped) if norm > 0 else optax.identity()
 
 
 def by_part(params: Params) -> Params:

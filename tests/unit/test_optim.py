@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from md4_jax.networks.transformer import Transformer
@@ -240,6 +241,38 @@ def test_the_clip_is_by_global_norm_and_zero_is_none():
     for norm in (0.0, 6.0):
         kept, _ = clipping(norm).update(grads, clipping(norm).init(grads))
         np.testing.assert_allclose(kept["b"], 1.0)
+
+
+@pytest.mark.parametrize(
+    "options, bounded",
+    [
+        (AdamW(), True),
+        (AdamW(clip=0.0, learning_rate=1e3, weight_decay=1e-4), True),
+        (AdamW(eps=1e-30), False),
+        (AdamW(eps=1.0, learning_rate=1e11), False),  # the process's Adam has an eps of its own
+        (AdamW(process_learning_rate=1e11), False),
+        (AdamW(learning_rate=1.0, weight_decay=2.0), False),
+        (Muon(), True),
+        (Muon(clip=0.0), False),
+        (Muon(adam_learning_rate=1e11), False),
+    ],
+)
+def test_which_optimizers_make_finite_updates_of_all_finite_gradients(options, bounded):
+    assert options.build(10**6)[1].bounded == bounded
+    assert not Rate.of(options.build(10**6)[0]).bounded  # of others nothing is known
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e19])
+@pytest.mark.parametrize("options", [AdamW(clip=0.0), AdamW(learning_rate=1e9), Muon()])
+def test_a_bounded_update_is_finite_at_the_ends_of_float32(options, size):
+    optimizer, rate = options.build(10**6)
+    assert rate.bounded
+    grads = jax.tree.map(lambda x: jnp.zeros_like(x).at[(0,) * x.ndim].set(size), SCANNED)
+    state, params = optimizer.init(SCANNED), SCANNED
+    for _ in range(3):
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves((params, state)))
 
 
 @pytest.mark.slow

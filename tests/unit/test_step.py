@@ -208,7 +208,7 @@ def test_an_update_that_overflows_is_skipped():
     )
 
 
-def test_an_array_that_would_overflow_stays_and_the_others_move():
+def test_an_update_that_overflows_in_one_array_moves_none():
     pair = WEIGHTS._replace(
         init=lambda key: {"w": jnp.zeros(BATCH), "v": jnp.ones(3)},
         bind=lambda params, context, keys: Denoiser(
@@ -227,9 +227,42 @@ def test_an_array_that_would_overflow_stays_and_the_others_move():
     state, metrics = step(before, ROWS)
     assert jnp.isfinite(metrics["nats"]) and jnp.isfinite(metrics["grad_norm"])
     assert int(metrics["skipped"]) == int(state.skipped_in_a_row) == 1
-    assert_same(state.params["network"]["v"], before.params["network"]["v"])
-    assert (state.params["network"]["w"] < 0).all()
-    assert_same(state.ema["network"]["v"], before.ema["network"]["v"])
+    assert_same((state.params, state.ema), (before.params, before.ema))
+
+
+def test_an_optimizer_whose_state_alone_overflows_is_skipped():
+    def update(grads, seen, params=None):
+        return grads, jax.tree.map(lambda g, s: s + 3e38 + g, grads, seen)
+
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)  # noqa: E731
+    optimizer = optax.chain(optax.GradientTransformation(zeros, update), optax.sgd(0.1))
+    first, metrics = one_step(optimizer=optimizer)
+    assert int(metrics["skipped"]) == 0
+    second, metrics = one_step(state=first, optimizer=optimizer)
+    assert jnp.isfinite(metrics["grad_norm"]) and int(metrics["skipped"]) == 1
+    assert_same((second.params, second.opt_state), (first.params, first.opt_state))
+
+
+def test_a_pace_that_is_not_finite_is_skipped_whatever_is_known_of_the_optimizer():
+    before = init_state(jax.random.key(0), WEIGHTS, Masking(4), SGD)
+    for pace, skipped in ((jnp.nan, 1), (1.0, 0)):
+        make = make_train_step(
+            WEIGHTS, Fingerprint(), SGD, OPTIONS, lambda *_, p=pace: jnp.float32(p), bounded=True
+        )
+        state, metrics = jax.jit(make)(before, ROWS)
+        assert int(metrics["skipped"]) == skipped
+        moved = (state.params["network"]["w"] != before.params["network"]["w"]).any()
+        assert moved == (not skipped)
+
+
+@pytest.mark.parametrize("batch", [ROWS, BAD])
+def test_a_bounded_optimizer_makes_the_same_step(batch):
+    before, _ = one_step()
+    steps = [
+        jax.jit(make_train_step(WEIGHTS, Fingerprint(), SGD, OPTIONS, bounded=bounded))
+        for bounded in (False, True)
+    ]
+    assert_same(*(step(before, batch)[0] for step in steps))
 
 
 def test_a_resumed_step_is_the_same_step():
