@@ -183,14 +183,15 @@ def test_a_non_finite_loss_changes_nothing_and_is_counted():
     assert (state.params["network"]["w"] != before.params["network"]["w"]).all()
 
 
-def test_a_finite_loss_with_a_non_finite_gradient_is_skipped():
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_finite_loss_with_a_non_finite_gradient_is_skipped(bounded):
     class Root:
         def __call__(self, denoiser, process, batch, u, keys):
             return jnp.sqrt(denoiser.unembed(None)), {}  # w = 0: value 0, slope infinite
 
     optimizer = optax.sgd(1.0)
     state = init_state(jax.random.key(0), WEIGHTS, Masking(4), optimizer)
-    step = jax.jit(make_train_step(WEIGHTS, Root(), optimizer, OPTIONS))
+    step = jax.jit(make_train_step(WEIGHTS, Root(), optimizer, OPTIONS, bounded=bounded))
     state, metrics = step(state, ROWS)
     assert float(metrics["nats"]) == 0.0 and int(state.skipped) == 1
     assert (state.params["network"]["w"] == 0).all()
