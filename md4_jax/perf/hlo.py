@@ -1,7 +1,8 @@
 """Reads a compiled program's text: its work, and its traffic in memory and over links.
 
 A loop's body counts as often as it runs, unlike in the compiler's own count. Of a conditional only
-the cheapest branch counts, since the others are for rare cases that exceed a capacity.
+the cheapest branch counts, since the others are for rare cases that exceed a capacity; in the scope
+`LIKELY` the costliest, since the others are for rare faults.
 """
 
 import collections
@@ -10,6 +11,8 @@ import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from md4_jax.training.step import LIKELY
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
@@ -61,10 +64,11 @@ def traffic(text: str, unknown: int = 1) -> Traffic:
                 found[kind, "bytes"] += size
             for times, others in _called(line, bodies, unknown):
                 parts = [visit(other) for other in others]
-                least = min(parts, key=lambda part: (part.moved, _received(part)))
-                moved += times * least.moved if line.op != "fusion" else 0.0
-                products += times * least.products
-                for kind, (count, size) in least.collectives.items():
+                choose = max if line.op == "conditional" and f"/{LIKELY}/" in line.more else min
+                taken = choose(parts, key=lambda part: (part.moved, _received(part)))
+                moved += times * taken.moved if line.op != "fusion" else 0.0
+                products += times * taken.products
+                for kind, (count, size) in taken.collectives.items():
                     found[kind, "count"] += times * count
                     found[kind, "bytes"] += times * size
         kinds = dict.fromkeys(kind for kind, _ in found)

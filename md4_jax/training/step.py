@@ -19,6 +19,9 @@ from md4_jax.protocols import (
 )
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
+# Scope of a conditional whose costliest branch is the one that is nearly always taken.
+LIKELY = "likely"
+
 
 class TrainState(NamedTuple):
     """State that a run carries from step to step.
@@ -159,7 +162,8 @@ def _if(good: Array, fn: Callable, state: TrainState, grads: Params) -> TrainSta
     """Returns fn(state, grads) if good, otherwise the state as it is."""
 
     def branch(good: Array, state: TrainState, grads: Params) -> TrainState:
-        return jax.lax.cond(good, fn, lambda state, _: state, state, grads)
+        with jax.named_scope(LIKELY):
+            return jax.lax.cond(good, fn, lambda state, _: state, state, grads)
 
     def chosen(good: Array, state: TrainState, grads: Params) -> TrainState:
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), fn(state, grads), state)

@@ -315,8 +315,8 @@ def poisoned(monkeypatch):
     def poisoned(first: int, count: int) -> None:
         make = train.make_train_step
 
-        def poison(*parts):
-            step_fn = make(*parts)
+        def poison(*parts, **options):
+            step_fn = make(*parts, **options)
 
             def step(state, batch):
                 bad = (state.step + 1 >= first) & (state.step + 1 < first + count)

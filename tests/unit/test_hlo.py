@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.perf.hlo import size_of, traffic
+from md4_jax.training.step import LIKELY
 
 LOOPS = """HloModule jit_f
 
@@ -212,6 +213,17 @@ def test_of_a_conditional_the_cheaper_products_count():
     fn = jax.jit(lambda a, many: jax.lax.cond(many, lambda: a @ a @ a @ a, lambda: a @ a))
     text = fn.lower(a, True).compile().as_text()
     assert traffic(text).products == 2 * 64**3
+
+
+def test_of_a_likely_conditional_the_costlier_products_count():
+    a = jnp.ones((64, 64))
+
+    def fn(a, good):
+        with jax.named_scope(LIKELY):
+            return jax.lax.cond(good, lambda: a @ a @ a @ a, lambda: a)
+
+    text = jax.jit(fn).lower(a, True).compile().as_text()
+    assert traffic(text).products == 3 * 2 * 64**3
 
 
 @pytest.mark.optimized
