@@ -242,10 +242,14 @@ def clipping(norm: float) -> optax.GradientTransformation:
     """
 
     def clipped(grads: Params, params: Params | None = None) -> Params:
-        factor = jnp.minimum(1.0, norm / optax.tree.norm(grads))
-        return jax.tree.map(lambda x: (x * factor).astype(x.dtype), grads)
+        return scaled(grads, jnp.minimum(1.0, norm / optax.tree.norm(grads)))
 
     return optax.stateless(clipped) if norm > 0 else optax.identity()
+
+
+def scaled(tree: Params, factor: Array) -> Params:
+    """Multiplies all arrays, each in its own type."""
+    return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
 
 
 def by_part(params: Params) -> Params:

@@ -18,6 +18,7 @@ from md4_jax.protocols import (
     Params,
 )
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
+from md4_jax.training.optim import scaled
 
 # Scope of a conditional whose costliest branch is the one that is nearly always taken.
 LIKELY = "likely"
@@ -108,11 +109,6 @@ def make_train_step(
         return state, metrics | counts | {"grad_norm": norm}
 
     return train_step
-
-
-def scaled(tree: Params, factor: Array) -> Params:
-    """Multiplies all arrays, each in its own type."""
-    return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
 
 
 def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
