@@ -1,12 +1,14 @@
 """Times this package on a GPU: every row of the table in one command, in about nine minutes.
 
     python tools/gpu_report.py --out docs/results/gpu.json [--seconds 480] [--only WORD]
+    python tools/gpu_report.py --out text8.json --only none --text8 FILE   # ten minutes more
     python tools/gpu_report.py --dry        # without a GPU: lowers each training step for CUDA
 
 A row is one `--mode bench`, in a process of its own. Rows that do not fit the memory or the time
 are named with the reason. The share of the rate is that of the network's formula, against a bf16
 product of 8192 x 8192 x 8192 timed between the windows of the same run. The last row says what
-takes the time. At the end a few steps on the GPU and on the CPU have their losses compared.
+takes the time. At the end a few steps on the GPU and on the CPU have their losses compared. With
+--text8, configs/text8_gpu.py then trains on that file for ten minutes.
 """
 
 import argparse
@@ -119,6 +121,15 @@ def losses() -> dict[str, Any]:
     return {"difference": max(abs(a / b - 1) for a, b in pairs), "steps": len(pairs)}
 
 
+def learned(text: Path) -> dict[str, Any]:
+    """Trains text8_gpu.py on a text for ten minutes; returns what its test split found."""
+    words = program.config_words("configs/text8_gpu.py", f"data.path={text.resolve()}")
+    with tempfile.TemporaryDirectory() as folder:
+        found = program.train(words, Path(folder) / "run")
+    names = ("step", "bits_per_character", "bits_per_character_se", "commit")
+    return {"command": program.written(words), **{name: found[name] for name in names}}
+
+
 def lowered(row: Row) -> dict[str, Any]:
     """Lowers the training step of a row for CUDA, with the kernels that a GPU would get."""
     import jax
@@ -176,14 +187,24 @@ def report(options: argparse.Namespace) -> None:
         if "names" in found[row.name]:
             print("\n" + names.table(row.part, found[row.name]["names"]), flush=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")
-    if options.only in "losses":
+    ends = {
+        "losses": (losses, "losses of {steps} steps: GPU / CPU - 1 at most {difference:.1e}"),
+        "text8": (
+            lambda: learned(options.text8),
+            "ten minutes of text8: <= {bits_per_character:.3f} +- {bits_per_character_se:.3f} bits "
+            "a character, {step:,} steps",
+        ),
+    }
+    asked = {"losses": options.only in "losses", "text8": options.text8 is not None}
+    for name, (measure, text) in ends.items():
+        if not asked[name]:
+            continue
         try:
-            found["losses"] = losses()
-            text = "\nlosses of {steps} steps: GPU / CPU - 1 at most {difference:.1e}"
+            found[name] = measure()
         except (program.Refused, SystemExit) as error:
-            found["losses"], text = {"error": str(error)}, "\nlosses: {error}"
+            found[name], text = {"error": str(error)}, f"{name}: {{error}}"
         options.out.write_text(json.dumps(found, indent=1) + "\n")
-        print(text.format(**found["losses"]))
+        print("\n" + text.format(**found[name]), flush=True)
 
 
 def main() -> None:
@@ -191,6 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     parser.add_argument("--seconds", type=float, default=480.0, help="begin no row after them")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--text8", type=Path, help="train on this text for ten minutes, too")
     parser.add_argument("--dry", action="store_true", help="lower for CUDA; needs no GPU")
     options = parser.parse_args()
     if not options.dry:

@@ -99,3 +99,12 @@ def test_a_step_is_lowered_for_a_gpu_that_is_not_there(environment):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("MDLM's network, no dropout: ")
     assert ended.stdout.endswith(" operations, 2 calls of cuDNN\n")  # forward and backward
+
+
+def test_the_report_says_what_is_wrong_with_a_text(environment, tmp_path):
+    command = [sys.executable, "tools/gpu_report.py", "--only", "none"]
+    command += ["--out", tmp_path / "g.json", "--text8", tmp_path / "missing"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert found == {"text8": {"error": f"data.path: there is no file {tmp_path / 'missing'}"}}
