@@ -33,8 +33,5 @@ if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "$wanted" >"$stamp"
 fi
 
-# XLA's buffers on CPU: huge pages, since fresh 4 KiB pages cost up to a third of a step, and up to
-# 4 GiB of freed memory kept for the next step instead of being asked of the system again.
-kept=4294967296
-tunables="glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=$kept:glibc.malloc.trim_threshold=$kept"
-export GLIBC_TUNABLES="${GLIBC_TUNABLES:-$tunables}"
+# Huge pages for XLA's buffers on CPU.
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"

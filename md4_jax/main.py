@@ -13,7 +13,7 @@ from md4_jax.config.load import PLACES, flatten
 from md4_jax.model import importing, listing
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
-from md4_jax.runtime import distributed, streams
+from md4_jax.runtime import distributed, heap, streams
 from md4_jax.runtime.commit import code
 from md4_jax.runtime.paths import Place, place
 from md4_jax.server import serving
@@ -78,6 +78,7 @@ def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     streams.silence_libraries()
     streams.outlive()
+    heap.reuse()
     try:
         code = run(sys.argv[1:])
     except UserError as error:

@@ -30,6 +30,9 @@ def make(config: str, name: str, keys: list[str]) -> tuple[Callable[[], Any], di
 
     from md4_jax.config import build, inputs, schema
     from md4_jax.perf.bench import MAKERS
+    from md4_jax.runtime import heap
+
+    heap.reuse()
 
     words = [*SIZES.get(config, "").split(), f"bench.parts={name}", *keys]
     asked = schema.load_config(

@@ -1,10 +1,8 @@
 """Compiler options of each platform, compiled programs and their directory."""
 
 import contextlib
-import ctypes
 import os
 import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from md4_jax.protocols import Network
+from md4_jax.runtime.heap import give_back
 from md4_jax.runtime.paths import cache_root
 
 # Size limit of all programs in the cache directory; beyond it the least recently used are deleted.
@@ -44,13 +43,6 @@ def compile_ahead(fn: Callable, *arguments: Any) -> Any:
     compiled = fn.lower(*arguments).compile()
     give_back()
     return compiled
-
-
-def give_back() -> None:
-    """Returns free memory of the heap to the system, where the C library can (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def keep_programs() -> None:

@@ -12,7 +12,7 @@ from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import retries
 from md4_jax.runtime.checksums import checksums
-from md4_jax.runtime.compiling import give_back
+from md4_jax.runtime.heap import give_back
 from md4_jax.runtime.paths import Place, move, sync_all
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.training import first_save, items, tensorstore

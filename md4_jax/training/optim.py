@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -234,17 +234,25 @@ OPTIMIZERS = {
 }
 
 
-def clipping(norm: float) -> optax.GradientTransformation:
-    """Scales gradients so that their global norm is at most `norm`; 0 leaves them as they are.
+def clipping(most: float) -> optax.GradientTransformation:
+    """Scales gradients so that their global norm is at most `most`; 0 leaves them as they are.
 
-    One factor for all of them: optax.clip_by_global_norm divides, and XLA on CPUs then holds a
-    second copy of the gradients.
+    Its update takes the norm as an extra argument from whoever has computed it. One factor for all
+    gradients: optax.clip_by_global_norm divides, and XLA on CPUs then holds a second copy of them.
     """
 
-    def clipped(grads: Params, params: Params | None = None) -> Params:
-        return scaled(grads, jnp.minimum(1.0, norm / optax.tree.norm(grads)))
+    def init(params: Params) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
 
-    return optax.stateless(clipped) if norm > 0 else optax.identity()
+    def update(
+        grads: Params, state: Any, params: Params | None = None, *, norm: Array | None = None, **_
+    ) -> tuple[Params, Any]:
+        del params
+        norm = optax.tree.norm(grads) if norm is None else norm
+        return scaled(grads, jnp.minimum(1.0, most / norm)), state
+
+    return optax.GradientTransformationExtraArgs(init, update) if most > 0 else optax.identity()
 
 
 def scaled(tree: Params, factor: Array) -> Params:

@@ -98,7 +98,7 @@ def make_train_step(
         norm = scale * optax.tree.norm(grads)
         factor = jnp.float32(1.0) if pace is None else pace(state.step, spent)
         update = functools.partial(
-            _updated, optimizer=optimizer, decay=options.ema, scale=scale, factor=factor
+            _updated, optimizer=optimizer, decay=options.ema, scale=scale, norm=norm, factor=factor
         )
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm) & jnp.isfinite(factor)
         if not bounded:
@@ -143,11 +143,16 @@ def _updated(
     optimizer: optax.GradientTransformation,
     decay: float,
     scale: Array,
+    norm: Array,
     factor: Array,
 ) -> TrainState:
-    """Returns the state after the update of the gradient times scale, which factor multiplies."""
-    grads = scaled(grads, scale)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    """Returns the state after the update of the gradient times scale, which factor multiplies.
+
+    norm: of that gradient. A clip that computed it again would need all of it in memory before any
+    parameter is updated.
+    """
+    grads, optimizer = scaled(grads, scale), optax.with_extra_args_support(optimizer)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm)
     params = optax.apply_updates(state.params, scaled(updates, factor))
     averaged = {part: state.ema[part] for part in params}
     ema = state.ema | ema_update(averaged, params, state.step, decay)

@@ -241,6 +241,8 @@ def test_the_clip_is_by_global_norm_and_zero_is_none():
     for norm in (0.0, 6.0):
         kept, _ = clipping(norm).update(grads, clipping(norm).init(grads))
         np.testing.assert_allclose(kept["b"], 1.0)
+    told, _ = clipping(1.0).update(grads, clipping(1.0).init(grads), norm=jnp.float32(10.0))
+    np.testing.assert_allclose(told["a"], 0.1, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from md4_jax.objectives.draws import antithetic_times, draws, early_times
 from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, UserError, batch_of
+from md4_jax.training.optim import clipping
 from md4_jax.training.step import accumulate, ema_update, init_state, make_train_step
 
 BATCH = 8
@@ -138,6 +139,17 @@ def test_loss_and_gradient_are_means_over_the_tokens_that_count(microbatches):
     np.testing.assert_allclose(found["nats"], expected["nats"] * 16 / 3, rtol=1e-6)
     moved = [1 - np.asarray(state.params["network"]["w"]) for state in (some, every)]
     np.testing.assert_allclose(moved[0], moved[1] * 16 / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("counted", [BATCH, BATCH // 2])
+def test_a_clip_bounds_the_gradient_per_token_that_counts(counted):
+    """The clip is told the norm, also if not all tokens count."""
+    batch = ROWS._replace(loss_mask=jnp.arange(BATCH)[:, None] < counted)
+    plain, metrics = one_step(batch=batch, optimizer=optax.sgd(1.0))
+    clipped, _ = one_step(batch=batch, optimizer=optax.chain(clipping(0.05), optax.sgd(1.0)))
+    w, moved = (np.asarray(state.params["network"]["w"]) for state in (plain, clipped))
+    np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(w), rtol=1e-6)
+    np.testing.assert_allclose(moved, w * 0.05 / np.linalg.norm(w), rtol=1e-5)
 
 
 def test_a_microbatch_holds_every_mth_pair_of_rows():
