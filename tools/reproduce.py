@@ -32,11 +32,7 @@ from tables import TABLES, Settings, Table
 
 from md4_jax.runtime.processor import multiplies_bfloat16
 
-# As launch/environment.sh sets them, which says why.
-TUNABLES = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
-    "glibc.malloc.trim_threshold=4294967296"
-)
+TUNABLES = "glibc.malloc.hugetlb=1"  # as launch/environment.sh sets it
 
 
 def machine() -> dict[str, Any]:
