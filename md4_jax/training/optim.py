@@ -241,10 +241,6 @@ def clipping(most: float) -> optax.GradientTransformation:
     gradients: optax.clip_by_global_norm divides, and XLA on CPUs then holds a second copy of them.
     """
 
-    def init(params: Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
     def update(
         grads: Params, state: Any, params: Params | None = None, *, norm: Array | None = None, **_
     ) -> tuple[Params, Any]:
@@ -252,7 +248,8 @@ def clipping(most: float) -> optax.GradientTransformation:
         norm = optax.tree.norm(grads) if norm is None else norm
         return scaled(grads, jnp.minimum(1.0, most / norm)), state
 
-    return optax.GradientTransformationExtraArgs(init, update) if most > 0 else optax.identity()
+    transformation = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return transformation if most > 0 else optax.identity()
 
 
 def scaled(tree: Params, factor: Array) -> Params:
