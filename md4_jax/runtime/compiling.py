@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -43,6 +43,22 @@ def compile_ahead(fn: Callable, *arguments: Any) -> Any:
     compiled = fn.lower(*arguments).compile()
     give_back()
     return compiled
+
+
+@contextlib.contextmanager
+def draws_as_kernels() -> Iterator[None]:
+    """Lets GPUs make random bits in a kernel of JAX, in programs that are traced within.
+
+    The bits are the same. Otherwise XLA writes out the 100 operations of each draw and puts many
+    draws into one kernel, so that the initial values of a network of 12 x 768 take a minute to
+    compile. Not for programs that run often: the bits then pass through memory.
+    """
+    before = jax.config.jax_threefry_gpu_kernel_lowering
+    jax.config.update("jax_threefry_gpu_kernel_lowering", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_threefry_gpu_kernel_lowering", before)
 
 
 def keep_programs() -> None:

@@ -13,7 +13,7 @@ from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.options.parts import words
 from md4_jax.protocols import Params, UserError
-from md4_jax.runtime.compiling import compile_ahead, jit
+from md4_jax.runtime.compiling import compile_ahead, draws_as_kernels, jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
 from md4_jax.training import back, counting, report
@@ -289,7 +289,7 @@ def first_state(
 def fresh_state(experiment: Experiment) -> TrainState:
     """Makes the state before the first step, in place on the mesh."""
     shardings = jax.tree.map(lambda s: s.sharding, abstract_state(experiment))
-    with jax.set_mesh(experiment.mesh):
+    with jax.set_mesh(experiment.mesh), draws_as_kernels():
         return jax.jit(lambda: _init(experiment), out_shardings=shardings)()
 
 
