@@ -184,7 +184,7 @@ class PromptOptions:
 class CheckpointOptions:
     """The `checkpoint` section: when checkpoints are saved, and which are kept.
 
-    every       steps between saves
+    every       steps between saves; 0: at the end alone, or as the others say
     seconds     longest time between saves, whatever `every` is; 0: no limit
     keep        number of the newest checkpoints that are kept
     keep_every  steps between checkpoints that are saved and kept for ever; 0: none
@@ -200,7 +200,7 @@ class CheckpointOptions:
     retries: int = 5
 
     def __post_init__(self):
-        least = {"every": 1, "keep": 1, "keep_every": 0, "seconds": 0, "retries": 0}
+        least = {"every": 0, "keep": 1, "keep_every": 0, "seconds": 0, "retries": 0}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value < smallest:
@@ -208,7 +208,7 @@ class CheckpointOptions:
 
     def is_due(self, step: int) -> bool:
         """Returns whether this step is saved, whatever the time and the evaluations."""
-        return step % self.every == 0 or bool(self.keep_every and step % self.keep_every == 0)
+        return any(every and step % every == 0 for every in (self.every, self.keep_every))
 
 
 @dataclasses.dataclass(frozen=True)

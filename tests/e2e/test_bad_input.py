@@ -54,7 +54,7 @@ CONFIG = [
     (["train.ema=1.0"], ["train.ema must lie in [0, 1), not 1.0"]),
     (["log.every=0"], ["log.every must be at least 1, not 0"]),
     (["log.profile=10"], ["log.profile must be a list of whole numbers, such as 1,2, not 10"]),
-    (["checkpoint.every=0"], ["checkpoint.every must be at least 1, not 0"]),
+    (["checkpoint.every=-1"], ["checkpoint.every must be at least 0, not -1"]),
     (
         ["evals.test.split=dev"],
         ["evals.test.split must be train, validation, test or all, not 'dev'"],

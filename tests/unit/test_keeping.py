@@ -42,6 +42,9 @@ def test_saves_by_steps():
     options = CheckpointOptions(every=6, keep_every=10)
     assert [step for step in range(1, 31) if options.is_due(step)] == [6, 10, 12, 18, 20, 24, 30]
     assert not CheckpointOptions(every=6).is_due(10)
+    only_kept = CheckpointOptions(every=0, keep_every=10)
+    assert [step for step in range(1, 31) if only_kept.is_due(step)] == [10, 20, 30]
+    assert not any(map(CheckpointOptions(every=0).is_due, range(1, 31)))
 
 
 @pytest.mark.parametrize(
