@@ -123,7 +123,8 @@ def losses() -> dict[str, Any]:
 
 def learned(text: Path) -> dict[str, Any]:
     """Trains text8_gpu.py on a text for ten minutes; returns what its test split found."""
-    words = program.config_words("configs/text8_gpu.py", f"data.path={text.resolve()}")
+    keys = f"data.path={text.resolve()} log.trackers="
+    words = program.config_words("configs/text8_gpu.py", keys)
     with tempfile.TemporaryDirectory() as folder:
         found = program.train(words, Path(folder) / "run")
     names = ("step", "bits_per_character", "bits_per_character_se", "commit")
