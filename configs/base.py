@@ -108,7 +108,7 @@ def get_config() -> ConfigDict:
             train=dict(
                 num_steps=1_000_000,
                 batch_size=512,  # sequences, over all devices
-                microbatches=1,  # parts of the batch, computed one after another to save memory
+                microbatches=0,  # parts of the batch, one after another, to save memory; 0: chosen
                 seed=0,  # of parameters, data order and noise
                 initial="",  # directory of a run, whose averaged parameters this one starts from
                 seconds=0.0,  # wall-clock budget of training; 0: none

@@ -27,7 +27,7 @@ class Component(NamedTuple):
 def validate(experiment: Experiment) -> None:
     """Raises UserError if sections of the config do not fit together."""
     shards = batch_shards(experiment.mesh)
-    parts = experiment.train.microbatches * shards
+    parts = max(1, experiment.train.microbatches) * shards  # 0 divides whatever the batch is
     mesh = "x".join(str(size) for size in experiment.mesh.shape.values())
     if experiment.train.batch_size % parts:
         raise UserError(

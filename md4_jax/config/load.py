@@ -16,7 +16,7 @@ FILE = "config.json"
 PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
-FREE += ("train.seconds", "data.store", "data.keep_files")
+FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
 FREE += PLACES
 
 # Sections of an evaluator that the command line may add.

@@ -56,6 +56,7 @@ class MeshOptions:
 class TrainOptions:
     """The `train` section.
 
+    microbatches  parts of a batch, computed one after another; 0: as training/microbatches.py says
     seconds  wall-clock budget of training; 0: none
     initial  directory of another run, whose averaged parameters this one starts from; "": none
     time_power  p above 1 draws early times more often, u = v^p with v uniform, and weighs each loss
@@ -64,7 +65,7 @@ class TrainOptions:
 
     num_steps: int = 1000
     batch_size: int = 512
-    microbatches: int = 1
+    microbatches: int = 0
     seed: int = 0
     seconds: float = 0.0
     max_skipped_in_a_row: int = 20
@@ -73,9 +74,12 @@ class TrainOptions:
     initial: str = ""
 
     def __post_init__(self):
-        for name in ("num_steps", "batch_size", "microbatches", "max_skipped_in_a_row"):
-            if getattr(self, name) < 1:
-                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        least = {"num_steps": 1, "batch_size": 1, "microbatches": 0, "max_skipped_in_a_row": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise UserError(
+                    f"train.{name} must be at least {smallest}, not {getattr(self, name)}"
+                )
         check_seed("train.seed", self.seed)
         if self.seconds < 0:
             raise UserError(f"train.seconds must not be negative, not {self.seconds}")

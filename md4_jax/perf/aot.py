@@ -212,7 +212,7 @@ def remedies(experiment: Experiment) -> str:
     network, shape = experiment.config["network"], experiment.mesh.shape
     stronger = {"none": "network.remat=dots or full", "dots": "network.remat=full"}
     words = [stronger.get(network.get("remat"), "")]
-    words.append(f"a larger train.microbatches than {experiment.train.microbatches}")
+    words.append(f"a larger train.microbatches than {experiment.train.microbatches or 1}")
     words.append(f"a larger mesh.fsdp than {shape['fsdp']}")
     words.append("network.dtype=bfloat16" if network.get("dtype") == "float32" else "")
     return "Try " + ", ".join(word for word in words if word)

@@ -20,6 +20,7 @@ from md4_jax.training import back, counting, report
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
+from md4_jax.training.microbatches import resolved
 from md4_jax.training.notices import BUDGET, Notices, Signals
 from md4_jax.training.profile import Profile
 from md4_jax.training.step import TrainState, init_state, make_train_step
@@ -206,7 +207,7 @@ def step_program(experiment: Experiment, state: TrainState) -> Callable:
     """
     rate = experiment.learning_rate
     step = make_train_step(
-        experiment.network, experiment.objective, experiment.optimizer, experiment.train,
+        experiment.network, experiment.objective, experiment.optimizer, resolved(experiment),
         rate.pace if rate.follows_seconds else None, bounded=rate.bounded,
     )  # fmt: skip
     split = jax.tree.map(lambda x: x.sharding, state), None

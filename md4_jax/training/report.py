@@ -13,6 +13,7 @@ from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.paths import Place, append
 from md4_jax.runtime.retries import patiently
+from md4_jax.training.microbatches import resolved
 from md4_jax.training.writers import read_rows
 
 METRICS = "metrics.jsonl"
@@ -28,7 +29,7 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
     beside = sum(math.prod(x.shape) for x in jax.tree.leaves(state.ema.get("companion", ())))
     devices = experiment.mesh.devices
     axes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items())
-    train = experiment.train
+    train = resolved(experiment)
     lines = [
         f"md4_jax {md4_jax.__version__} ({commit()[:12]}), jax {jax.__version__}",
         f"parameters  {network:,} in the network, {learned} in the process"

@@ -17,7 +17,7 @@ from md4_jax.protocols import (
     Objective,
     Params,
 )
-from md4_jax.runtime.sharding import BATCH_AXES, constrain
+from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import scaled
 
 # Scope of a conditional whose costliest branch is the one that is nearly always taken.
@@ -109,31 +109,6 @@ def make_train_step(
         return state, metrics | counts | {"grad_norm": norm}
 
     return train_step
-
-
-def accumulate(grad: Callable, microbatches: int, params: Params, rows: Any):
-    """Averages grad(params, *rows) over microbatches, in one scan."""
-    if microbatches == 1:
-        return grad(params, *rows)
-
-    def split(x: Array) -> Array:
-        # Every m-th pair of rows, so that rows stay on their device, times stay spread and
-        # antithetic pairs together.
-        rows = x.shape[0] // microbatches
-        pair = 2 if rows % 2 == 0 else 1
-        parts = x.reshape(rows // pair, microbatches, pair, *x.shape[1:])
-        parts = jnp.swapaxes(parts, 0, 1).reshape(microbatches, rows, *x.shape[1:])
-        return constrain(parts, None, BATCH_AXES)
-
-    def body(total, microbatch):
-        part = grad(params, *microbatch)
-        return jax.tree.map(jnp.add, total, part), None
-
-    microbatch_rows = jax.tree.map(split, rows)
-    shapes = jax.eval_shape(grad, params, *jax.tree.map(lambda x: x[0], microbatch_rows))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    total, _ = jax.lax.scan(body, zeros, microbatch_rows)
-    return jax.tree.map(lambda x: x / microbatches, total)
 
 
 def _updated(

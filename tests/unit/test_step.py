@@ -17,8 +17,9 @@ from md4_jax.objectives.draws import antithetic_times, draws, early_times
 from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, UserError, batch_of
+from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import clipping
-from md4_jax.training.step import accumulate, ema_update, init_state, make_train_step
+from md4_jax.training.step import ema_update, init_state, make_train_step
 
 BATCH = 8
 OPTIONS = TrainOptions(batch_size=BATCH, ema=0.5, seed=3)
@@ -385,7 +386,7 @@ def test_eval_draws_have_keys_of_their_own_and_repeat():
     "options, words",
     [
         (dict(batch_size=0), "train.batch_size must be at least 1, not 0"),
-        (dict(microbatches=0), "train.microbatches must be at least 1, not 0"),
+        (dict(microbatches=-1), "train.microbatches must be at least 0, not -1"),
         (dict(seed=-1), "train.seed must lie between 0 and 4294967295, not -1"),
         (dict(seed=2**32), "train.seed must lie .* not 4294967296"),
         (dict(ema=1.0), r"train.ema must lie in \[0, 1\), not 1.0"),
