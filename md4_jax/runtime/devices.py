@@ -62,5 +62,5 @@ def slower(dtype: str) -> str:
         return ""
     return (
         "the network computes in float32. --config.network.dtype=bfloat16 lets it use the fast "
-        f"products and attention of a {platform().upper()} (docs/training.md)"
+        f"products and attention of a {platform().upper()} (docs/speed.md)"
     )

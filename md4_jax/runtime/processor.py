@@ -9,7 +9,7 @@ def multiplies_bfloat16(facts: Path = Path("/proc/cpuinfo")) -> bool:
     """Returns whether products of bfloat16 are faster than those of float32 on this processor.
 
     True with AMX, and on AMD's processors with AVX512-BF16. On an Intel Xeon with AVX512-BF16 but
-    without AMX a training step with them took 1.2 to 1.6 times as long (docs/training.md). False
+    without AMX a training step with them took 1.2 to 1.6 times as long (docs/speed.md). False
     where Linux does not tell.
     """
     try:
