@@ -1,5 +1,6 @@
 """Composition root: makes an experiment from a config."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from md4_jax.config.checks import validate
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.load import parse, unknown
+from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import build_section, options_from
 from md4_jax.data.domains import Domain
 from md4_jax.experiment import Experiment
@@ -42,52 +44,83 @@ def experiment(
 
     workdir: directory of the run, which has its information profile (sample.grid=optimal)
     """
-    train = options_from(TrainOptions, config["train"])
-    sample = options_from(SampleOptions, config["sample"])
-    data = options_from(DataOptions, config["data"])
-    mesh = make_mesh(options_from(MeshOptions, config["mesh"]), devices)
-    options = build_section(
-        "network", config["network"], vocab_size=domain.vocab_size, shape=tuple(domain.shape)
+    made = _sections(config, domain, devices)
+    process, objective, sample, data = (
+        made[name] for name in ("process", "objective", "sample", "data")
     )
-    network = options.build(mesh.devices.flat[0].platform)
-    optimizer, rate = build_section("optim", config["optim"]).build(train.num_steps)
-    prompt = options_from(PromptOptions, config["sample"])
-    transform = options_from(Transform, config["sample"])
-    check_transform(transform.temperature, transform.top_k, transform.top_p)
-    process = build_section("process", config["process"], vocab_size=domain.vocab_size)
+    (optimizer, rate), network = all_of(
+        lambda: made.pop("optim").build(made["train"].num_steps),
+        lambda: made.pop("network").build(made["mesh"].devices.flat[0].platform),
+    )
     if getattr(process, "conditioning", "time") == "zero":
         network = network._replace(time_free=True)
-    objective = build_section("objective", config["objective"])
+    transform = made.pop("transform")
+    sampler_step, grid, evals = all_of(
+        lambda: build_section("sample", config["sample"], transform=transform),
+        lambda: _grid(sample, data, process, objective, workdir),
+        lambda: evaluators(config, objective, process, network),
+    )
     experiment = Experiment(
+        **made,
         config=config,
         domain=domain,
         network=network,
-        process=process,
-        objective=objective,
         optimizer=optimizer,
         learning_rate=Rate.of(rate),
-        sampler_step=build_section("sample", config["sample"], transform=transform),
+        sampler_step=sampler_step,
         loop=_loop(objective, sample, data, domain),
-        grid=_optimal(sample, data, process, objective, workdir)
-        if sample.grid == "optimal"
-        else _grid(sample),
-        mesh=mesh,
-        data=data,
-        train=train,
-        evals=evaluators(config, objective, process, network),
-        sample=sample,
-        prompt=prompt,
-        checkpoint=options_from(CheckpointOptions, config.get("checkpoint", {})),
-        eval=options_from(EvalOptions, config.get("eval", {})),
-        log=options_from(LogOptions, config["log"]),
-        bench=options_from(BenchOptions, config.get("bench", {})),
-        plan=options_from(PlanOptions, config.get("plan", {})),
+        grid=grid,
+        evals=evals,
     )
     validate(experiment)
     return experiment
 
 
-def _grid(sample: SampleOptions) -> np.ndarray:
+def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> dict[str, Any]:
+    """Makes what each section alone decides, by name; one UserError for all mistakes in them."""
+    size = {"vocab_size": domain.vocab_size}
+    shaped = {**size, "shape": tuple(domain.shape)}
+    makers = {
+        "train": partial(options_from, TrainOptions, config["train"]),
+        "sample": partial(options_from, SampleOptions, config["sample"]),
+        "prompt": partial(options_from, PromptOptions, config["sample"]),
+        "transform": partial(_transform, config["sample"]),
+        "data": partial(options_from, DataOptions, config["data"]),
+        "mesh": lambda: make_mesh(options_from(MeshOptions, config["mesh"]), devices),
+        "network": partial(build_section, "network", config["network"], **shaped),
+        "optim": partial(build_section, "optim", config["optim"]),
+        "process": partial(build_section, "process", config["process"], **size),
+        "objective": partial(build_section, "objective", config["objective"]),
+        "log": partial(options_from, LogOptions, config["log"]),
+        "checkpoint": partial(options_from, CheckpointOptions, config.get("checkpoint", {})),
+        "eval": partial(options_from, EvalOptions, config.get("eval", {})),
+        "bench": partial(options_from, BenchOptions, config.get("bench", {})),
+        "plan": partial(options_from, PlanOptions, config.get("plan", {})),
+    }
+    return dict(zip(makers, all_of(*makers.values()), strict=True))
+
+
+def _transform(section: dict[str, Any]) -> Transform:
+    """Returns how samples change the distribution of a token."""
+    transform = options_from(Transform, section)
+    check_transform(transform.temperature, transform.top_k, transform.top_p)
+    return transform
+
+
+def _grid(
+    sample: SampleOptions,
+    data: DataOptions,
+    process: Any,
+    objective: Objective,
+    workdir: Place | None,
+) -> np.ndarray:
+    """Returns the times of the reverse steps: by name, by the user's list or by the profile."""
+    if sample.grid == "optimal":
+        return _optimal(sample, data, process, objective, workdir)
+    return _named(sample)
+
+
+def _named(sample: SampleOptions) -> np.ndarray:
     """Returns the named grid with `sample.steps` steps, or the times that the user lists."""
     times = sample.grid
     if isinstance(times, str):

@@ -1,9 +1,11 @@
 """Checks of config sections against each other; errors name the keys and both values."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from md4_jax.config.load import unknown
+from md4_jax.config.mistakes import all_of
 from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
@@ -25,41 +27,70 @@ class Component(NamedTuple):
 
 
 def validate(experiment: Experiment) -> None:
-    """Raises UserError if sections of the config do not fit together."""
-    shards = batch_shards(experiment.mesh)
+    """Raises one UserError that names all sections of the config that do not fit together.
+
+    Bounds, samples and evaluators are looked at only if process, network and batches are in order.
+    """
+    bounds, evaluators = _bounds(experiment), experiment.evals.items()
+    components = _components(experiment)
+    of_experiment = [
+        _check_batches, _check_tables, _check_classes, _check_log, _check_clock, _check_documents
+    ]  # fmt: skip
+    all_of(
+        *(partial(check, experiment) for check in of_experiment),
+        *(partial(_check_bound_batch, experiment, *item) for item in bounds.items()),
+        *(partial(_check_size, key, *size) for key, size in _sizes(experiment, bounds).items()),
+        *(partial(_check_fit, experiment, component) for component in components),
+    )
+    all_of(
+        *(partial(_check_steps, experiment, component) for component in components),
+        partial(_check_grid, experiment),
+        partial(check_sampling, experiment),
+        *(partial(_check_bound, experiment, *item) for item in bounds.items()),
+        *(partial(e.check, experiment, f"evals.{k}") for k, e in evaluators if hasattr(e, "check")),
+        partial(check_best, experiment),
+    )
+
+
+def _check_batches(experiment: Experiment) -> None:
+    """Raises UserError if the devices cannot share a training batch."""
+    shards, mesh = _shards(experiment)
     parts = max(1, experiment.train.microbatches) * shards  # 0 divides whatever the batch is
-    mesh = "x".join(str(size) for size in experiment.mesh.shape.values())
     if experiment.train.batch_size % parts:
         raise UserError(
             f"train.batch_size={experiment.train.batch_size} must be divisible by "
             f"train.microbatches={experiment.train.microbatches} times the {shards} batch shards "
             f"of the mesh {mesh} (data x fsdp x tensor), which is {parts}"
         )
-    bounds = _bounds(experiment)
-    for name, evaluator in bounds.items():
-        if evaluator.sequences(experiment) % shards:
-            raise UserError(
-                f"evals.{name}.batch_size={evaluator.sequences(experiment)} must be divisible by "
-                f"the {shards} batch shards of the mesh {mesh} (data x fsdp x tensor)"
-            )
-    _check_sizes(experiment, bounds)
-    _check_fit(experiment)
-    _check_tables(experiment)
-    _check_steps(experiment)
-    check_sampling(experiment)
-    for name, evaluator in bounds.items():
-        _check_bound(experiment, f"evals.{name}", evaluator)
-    for name, evaluator in experiment.evals.items():
-        if hasattr(evaluator, "check"):
-            evaluator.check(experiment, f"evals.{name}")
-    _check_classes(experiment)
-    check_best(experiment)
-    _check_log(experiment)
+
+
+def _check_bound_batch(experiment: Experiment, name: str, evaluator: Any) -> None:
+    """Raises UserError if the devices cannot share a batch of an evaluator."""
+    shards, mesh = _shards(experiment)
+    if evaluator.sequences(experiment) % shards:
+        raise UserError(
+            f"evals.{name}.batch_size={evaluator.sequences(experiment)} must be divisible by "
+            f"the {shards} batch shards of the mesh {mesh} (data x fsdp x tensor)"
+        )
+
+
+def _shards(experiment: Experiment) -> tuple[int, str]:
+    """Returns into how many parts a batch is split, and the mesh as 4x2x1."""
+    mesh = "x".join(str(size) for size in experiment.mesh.shape.values())
+    return batch_shards(experiment.mesh), mesh
+
+
+def _check_clock(experiment: Experiment) -> None:
+    """Raises UserError for a learning rate that follows seconds of which there are none."""
     if experiment.learning_rate.follows_seconds and not experiment.train.seconds:
         raise UserError(
             "optim.clock='seconds' needs train.seconds, the budget that the learning rate follows: "
             "--config.train.seconds=600"
         )
+
+
+def _check_documents(experiment: Experiment) -> None:
+    """Raises UserError if documents are to be told apart and their end is no token."""
     if experiment.data.separate_documents and experiment.domain.eot_id is None:
         raise UserError(
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
@@ -80,16 +111,23 @@ def _check_log(experiment: Experiment) -> None:
         )
 
 
-def _check_sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> None:
+def _sizes(experiment: Experiment, bounds: Mapping[str, Any]) -> dict[str, tuple[int, str, int]]:
+    """Returns the sequences of each kind of batch, by section, with the key and value of length."""
+    own = ("data.length", experiment.data.length)
+    sizes = {f"evals.{name}": (bound.sequences(experiment), *own) for name, bound in bounds.items()}
+    sizes["train"] = experiment.train.batch_size, *own
+    own = own if not experiment.sample.length else ("sample.length", experiment.sample.length)
+    sizes["sample"] = experiment.sample.batch_size, *own
+    return sizes
+
+
+def _check_size(name: str, sequences: int, key: str, length: int) -> None:
     """Raises UserError for a batch whose tokens cannot be counted in 32 bits."""
-    sizes = {"train": experiment.train.batch_size, "sample": experiment.sample.batch_size}
-    sizes |= {f"evals.{name}": bound.sequences(experiment) for name, bound in bounds.items()}
-    for name, size in sizes.items():
-        if size * experiment.data.length >= 2**31:
-            raise UserError(
-                f"{name}.batch_size={size} times data.length={experiment.data.length} must be "
-                f"below {2**31}: no device holds more tokens at once"
-            )
+    if sequences * length >= 2**31:
+        raise UserError(
+            f"{name}.batch_size={sequences} times {key}={length} must be below {2**31}: no device "
+            "holds more tokens at once"
+        )
 
 
 def _check_classes(experiment: Experiment) -> None:
@@ -136,9 +174,9 @@ def _components(experiment: Experiment) -> list[Component]:
     ]
 
 
-def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
+def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
     """Raises UserError if an evaluator's objective is no bound or does not fit its lengths."""
-    name = _objective_name(evaluator.objective)
+    key, name = f"evals.{evaluation}", _objective_name(evaluator.objective)
     if not evaluator.objective.is_bound(experiment.process):
         raise UserError(
             f"{key}.objective.name={name!r} is not a bound of -log p with this process "
@@ -161,40 +199,40 @@ def _check_bound(experiment: Experiment, key: str, evaluator: Any) -> None:
         )
 
 
-def _check_fit(experiment: Experiment) -> None:
-    """Raises UserError if an objective or a sampler does not fit the process or network."""
+def _check_fit(experiment: Experiment, part: Component) -> None:
+    """Raises UserError if an objective or the sampler does not fit the process or network."""
     chosen = experiment.config["process"]["name"]
     network = experiment.network
-    for section, name, component in _components(experiment):
-        key, needs = f"{section}.name", component.needs
-        if not isinstance(experiment.process, needs.processes):
-            fits = " or ".join(map(repr, _satisfying(needs.processes)))
-            raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
-        if needs.time and network.time_free:
-            raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
-        if needs.causal != network.causal:
-            raise UserError(
-                f"{key}={name!r} needs network.causal={needs.causal}: "
-                + (
-                    "it predicts each token from those before it"
-                    if needs.causal
-                    else "it predicts each token from those on both sides"
-                )
+    section, name, component = part
+    key, needs = f"{section}.name", component.needs
+    if not isinstance(experiment.process, needs.processes):
+        fits = " or ".join(map(repr, _satisfying(needs.processes)))
+        raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
+    if needs.time and network.time_free:
+        raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
+    if needs.causal != network.causal:
+        raise UserError(
+            f"{key}={name!r} needs network.causal={needs.causal}: "
+            + (
+                "it predicts each token from those before it"
+                if needs.causal
+                else "it predicts each token from those on both sides"
             )
-        if needs.blockwise and not network.blockwise:
-            raise UserError(
-                f"{key}={name!r} needs network.local_width=0, network.tables=0 and "
-                "network.causal=False: a convolution and tables would cross the borders of blocks, "
-                "and a causal mask would cut blocks"
-            )
-        allowed = needs.parametrisations
-        # Some processes have no parametrisation.
-        own = getattr(experiment.process, "parametrisation", None)
-        if None not in (allowed, own) and own not in allowed:
-            fits = " or ".join(repr(option) for option in allowed)
-            raise UserError(
-                f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
-            )
+        )
+    if needs.blockwise and not network.blockwise:
+        raise UserError(
+            f"{key}={name!r} needs network.local_width=0, network.tables=0 and "
+            "network.causal=False: a convolution and tables would cross the borders of blocks, "
+            "and a causal mask would cut blocks"
+        )
+    allowed = needs.parametrisations
+    # Some processes have no parametrisation.
+    own = getattr(experiment.process, "parametrisation", None)
+    if None not in (allowed, own) and own not in allowed:
+        fits = " or ".join(repr(option) for option in allowed)
+        raise UserError(
+            f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
+        )
 
 
 def _check_tables(experiment: Experiment) -> None:
@@ -230,14 +268,17 @@ def _satisfying(protocols: tuple[type, ...]) -> list[str]:
     return [name for name, process in made.items() if isinstance(process, protocols)]
 
 
-def _check_steps(experiment: Experiment) -> None:
-    """Raises UserError if objectives or the sampler have other steps than the process."""
-    for component in _components(experiment):
-        if hasattr(component.value, "check"):
-            component.value.check(experiment.process)
-    for value in (experiment.objective, experiment.sampler_step):
-        if hasattr(value, "check_length"):
-            value.check_length(experiment.data.length)
+def _check_steps(experiment: Experiment, component: Component) -> None:
+    """Raises UserError if an objective or the sampler has other steps than the process."""
+    if hasattr(component.value, "check"):
+        component.value.check(experiment.process)
+    is_own = component.key in ("objective", "sample")  # evaluators may have another length
+    if is_own and hasattr(component.value, "check_length"):
+        component.value.check_length(experiment.data.length)
+
+
+def _check_grid(experiment: Experiment) -> None:
+    """Raises UserError if samples are to have other steps than a process in discrete time."""
     own, sample = experiment.process.timesteps, experiment.sample
     if own is not None and (sample.steps, sample.grid) != (own, "uniform"):
         raise UserError(

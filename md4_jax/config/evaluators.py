@@ -1,8 +1,10 @@
 """Builds the evaluators of a config and chooses the bounds that they report."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.evals import EVALUATORS
 from md4_jax.objectives import OBJECTIVES
@@ -25,20 +27,11 @@ def evaluators(
     models come after the bound on the same text, which is printed beside them.
     """
     order = {kind: number for number, kind in enumerate(EVALUATORS)}
-    found = {}
-    for name, section in sorted(
+    sections = sorted(
         config["evals"].items(), key=lambda item: order.get(item[1]["name"], len(order))
-    ):
-        path = f"evals.{name}"
-        supplied = {}
-        if "objective" in arguments_of(path, section["name"]):
-            asked = section.get("objective", {"name": "auto"})
-            if asked["name"] == "auto":
-                supplied["objective"] = tightest(path, objective, process, network)
-            else:
-                supplied["objective"] = build_section(f"{path}.objective", asked)
-        found[name] = _evaluator(path, section, supplied)
-    return found
+    )
+    made = all_of(*(partial(_evaluator, *item, objective, process, network) for item in sections))
+    return {name: evaluator for (name, _), evaluator in zip(sections, made, strict=True)}
 
 
 def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -47,8 +40,17 @@ def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
     return {**config, "evals": {**kinds, **config["evals"]}}
 
 
-def _evaluator(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:
+def _evaluator(
+    name: str, section: Mapping[str, Any], objective: Objective, process: Any, network: Network
+) -> Any:
     """Builds an evaluator; its errors begin with the full key."""
+    path, supplied = f"evals.{name}", {}
+    if "objective" in arguments_of(path, section["name"]):
+        asked = section.get("objective", {"name": "auto"})
+        if asked["name"] == "auto":
+            supplied["objective"] = tightest(path, objective, process, network)
+        else:
+            supplied["objective"] = build_section(f"{path}.objective", asked)
     try:
         return build_section(path, section, **supplied)
     except UserError as error:

@@ -4,9 +4,11 @@ import ast
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import md4_jax
+from md4_jax.config.mistakes import all_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
 from md4_jax.runtime.commit import commit
@@ -69,16 +71,22 @@ def override(
     Names are set first. A new name drops the keys that its class does not take, for which
     accepts(section, name, key) is False. `evals.NAME.name` adds an evaluator.
     """
-    for dotted, text in sorted(assignments.items(), key=lambda item: _order(item[0])):
-        *parents, key = dotted.split(".")
-        section = _section(config, parents, key)
-        if not parents and key not in config:
-            raise unknown("config section", key, sections(config))
-        if key == "name":
-            path = ".".join(parents)
-            for old in [k for k in section if k != "name" and not accepts(path, text, k)]:
-                del section[old]
-        section[key] = parse(text, section.get(key))
+    in_order = sorted(assignments.items(), key=lambda item: _order(item[0]))
+    all_of(*(partial(_set, config, *item, accepts) for item in in_order))
+
+
+def _set(
+    config: dict[str, Any], dotted: str, text: str, accepts: Callable[[str, str, str], bool]
+) -> None:
+    *parents, key = dotted.split(".")
+    section = _section(config, parents, key)
+    if not parents and key not in config:
+        raise unknown("config section", key, sections(config))
+    if key == "name":
+        path = ".".join(parents)
+        for old in [k for k in section if k != "name" and not accepts(path, text, k)]:
+            del section[old]
+    section[key] = parse(text, section.get(key))
 
 
 def _order(dotted: str) -> tuple[bool, int]:

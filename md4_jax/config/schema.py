@@ -4,15 +4,18 @@ import copy
 import dataclasses
 import inspect
 import json
-import types
+import math
 import typing
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from md4_jax.auditor.options import AuditOptions
 from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
+from md4_jax.config.mistakes import all_of
+from md4_jax.config.values import fits, spelled
 from md4_jax.data import SOURCES, TOKENIZERS
 from md4_jax.evals import EVALUATORS
 from md4_jax.evals.features import FEATURES
@@ -81,6 +84,8 @@ LATER = {
 }
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
+# Bound of all numbers: steps and tokens are counted in int32. nan and inf are refused with it.
+TOO_LARGE = 2**31
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
 SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective", "features")
 
@@ -131,20 +136,34 @@ def accepts(path: str, name: str, key: str) -> bool:
 def check_keys(config: Mapping[str, Any]) -> None:
     """Raises UserError for an unknown, missing or wrongly typed section or key."""
     top = {path for path in [*REGISTRIES, *CLASSES] if "." not in path}
-    for section in config:
-        if section not in (*top, "evals"):
-            raise unknown("config section", section, sorted({*top, "evals"}))
-    for section in sorted({*top, "evals"}):
-        if section not in config and section not in LATER:
-            raise UserError(f"the config has no section {section!r}; start from configs/base.py")
-    for section in sorted(top):
-        _check_section(section, config.get(section, {}))
-    if "length" not in config["data"]:
+    all_of(
+        *(
+            partial(_check_there, config, section, top)
+            for section in sorted({*config, *top, "evals"})
+        )
+    )
+    data, evaluators = config["data"], config["evals"]
+    if not isinstance(evaluators, Mapping):
+        raise UserError(f"evals must be a section (a dict), not {evaluators!r}")
+    all_of(
+        *(partial(_check_section, section, config.get(section, {})) for section in sorted(top)),
+        partial(_check_length, data),
+        *(partial(_check_evaluator, *item, data) for item in evaluators.items()),
+    )
+
+
+def _check_there(config: Mapping[str, Any], section: str, top: set[str]) -> None:
+    """Raises UserError for a section that does not exist, or that the config lacks."""
+    if section not in {*top, "evals"}:
+        raise unknown("config section", section, sorted({*top, "evals"}))
+    if section not in config and section not in LATER:
+        raise UserError(f"the config has no section {section!r}; start from configs/base.py")
+
+
+def _check_length(data: Any) -> None:
+    """Raises UserError if the length of a sequence is missing."""
+    if isinstance(data, Mapping) and "length" not in data:
         raise UserError("data.length is needed: the number of tokens of a sequence")
-    if not isinstance(config["evals"], Mapping):
-        raise UserError(f"evals must be a section (a dict), not {config['evals']!r}")
-    for name, section in config["evals"].items():
-        _check_evaluator(name, section, config["data"])
 
 
 def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
@@ -173,52 +192,27 @@ def _check_section(path: str, section: Any) -> None:
     if not isinstance(section, Mapping):
         raise UserError(f"{path} must be a section (a dict), not {section!r}")
     known = arguments_of(path, section.get("name"))
-    for key, value in section.items():
-        nested = f"{path}.{key}"
-        if key == "name" and has_name(path):
-            continue
-        if has_name(nested) and key in known:
-            _check_section(nested, value)
-        elif kind(nested) in OVERRIDES and key in known:
-            if not isinstance(value, Mapping):
-                raise UserError(f"{nested} must be a section (a dict), not {value!r}")
-        elif key not in known or key in SUPPLIED:
-            takes = [*known, *(["name"] if has_name(path) else [])]
-            raise unknown(f"key in {path}", key, takes)
-        elif not _fits(value, known[key]):
-            raise UserError(f"{nested} must be {_spell(known[key])}, not {value!r}")
+    all_of(*(partial(_check_key, path, known, key, value) for key, value in section.items()))
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    """Returns whether a value has the annotated type; whole numbers are floats too."""
-    if isinstance(wanted, types.UnionType) or typing.get_origin(wanted) is typing.Union:
-        return any(_fits(value, option) for option in typing.get_args(wanted))
-    if typing.get_origin(wanted) is tuple:
-        return isinstance(value, (tuple, list)) and all(
-            _fits(item, typing.get_args(wanted)[0]) for item in value
-        )
-    if typing.get_origin(wanted) is typing.Literal:
-        return value in typing.get_args(wanted)
-    if wanted in (None, type(None)):
-        return value is None
-    if wanted is Any:
-        return True
-    if wanted is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if wanted is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, wanted) if wanted in (bool, str) else False
-
-
-def _spell(wanted: Any) -> str:
-    if typing.get_origin(wanted) is typing.Literal:
-        return f"one of {', '.join(map(str, typing.get_args(wanted)))}"
-    if typing.get_origin(wanted) is tuple:
-        whole = "whole " if int in typing.get_args(wanted) else ""
-        return f"a list of {whole}numbers, such as 1,2"
-    options = [o for o in typing.get_args(wanted) or (wanted,) if o in (bool, int, float, str)]
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return " or ".join(dict.fromkeys(words[o] for o in options)) or str(wanted)
+def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> None:
+    """Raises UserError for a key that a section does not take, or a value of another type."""
+    nested = f"{path}.{key}"
+    if key == "name" and has_name(path):
+        return
+    if has_name(nested) and key in known:
+        _check_section(nested, value)
+    elif kind(nested) in OVERRIDES and key in known:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{nested} must be a section (a dict), not {value!r}")
+    elif key not in known or key in SUPPLIED:
+        takes = [*known, *(["name"] if has_name(path) else [])]
+        raise unknown(f"key in {path}", key, takes)
+    elif key != "seed" and isinstance(value, int | float) and not abs(value) < TOO_LARGE:
+        allowed = f"below {TOO_LARGE}" if math.isfinite(value) else "a finite number"
+        raise UserError(f"{nested} must be {allowed}, not {value}")
+    elif not fits(value, known[key]):
+        raise UserError(f"{nested} must be {spelled(known[key])}, not {value!r}")
 
 
 def build_section(path: str, section: Mapping[str, Any], **supplied: Any) -> Any:
@@ -281,8 +275,8 @@ def load_config(
     foreign.allow(foreign.names_in(config) if path else ())
     for name, options in LATER.items():
         config[name] = dataclasses.asdict(options) | config.get(name, {})
-    config_lib.override(config, {**_named_by_kind(config, assignments), **assignments}, accepts)
-    check_keys(config)
+    asked = {**_named_by_kind(config, assignments), **assignments}
+    all_of(partial(config_lib.override, config, asked, accepts), partial(check_keys, config))
     config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir)

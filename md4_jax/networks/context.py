@@ -45,6 +45,31 @@ def label_rows(table: Array, label_B: Array | None, batch: int) -> Array:
     return table[jnp.where(known_B, label_B, classes)]
 
 
+def check_options(
+    options: Any, choices: Mapping[str, tuple[str, ...]], rates: tuple[str, ...], **least: int
+) -> None:
+    """Raises UserError for a value that is wrong on its own, and for a single ordered symbol.
+
+    choices, rates, least  see `check_choices`, `check_rates` and `check_least`
+    """
+    check_choices(options, choices)
+    check_rates(options, *rates)
+    check_least(options, **least)
+    if options.output == "truncated_logistic" and options.vocab_size < 2:
+        raise UserError(
+            "network.output=truncated_logistic needs two symbols at least, "
+            f"not a vocabulary of {options.vocab_size}"
+        )
+
+
+def check_least(options: Any, **least: int) -> None:
+    """Raises UserError for a number below the least that its key allows."""
+    for key, smallest in least.items():
+        if getattr(options, key) < smallest:
+            allowed = f"be at least {smallest}" if smallest else "not be negative"
+            raise UserError(f"network.{key} must {allowed}, not {getattr(options, key)}")
+
+
 def check_rates(options: Any, *names: str) -> None:
     """Raises UserError for a rate of dropout outside of [0, 1)."""
     for key in names:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.context import check_choices
+from md4_jax.networks.context import check_choices, check_least
 from md4_jax.networks.depth import unrolled
 from md4_jax.networks.flops import OF_A_SEQUENCE
 from md4_jax.networks.images import INPUTS, check_images, patches, unpatched
@@ -45,9 +45,7 @@ class DiT(Transformer):
     def __post_init__(self):
         super().__post_init__()
         check_choices(self, {"input": INPUTS})
-        for key in ("patch", "embedding", "head_size"):
-            if getattr(self, key) < 1:
-                raise UserError(f"network.{key} must be at least 1, not {getattr(self, key)}")
+        check_least(self, patch=1, embedding=1, head_size=1)
         check_images(self, "dit", self.patch, f"network.patch={self.patch}")
         for key in ("causal", "local_width", "tables"):
             if getattr(self, key):

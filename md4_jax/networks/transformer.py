@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.condition import TIME_EMBEDDINGS
-from md4_jax.networks.context import check_choices, check_rates, checked_context
+from md4_jax.networks.context import check_options, checked_context
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.flops import forward_flops
@@ -37,6 +37,9 @@ CHOICES = {
     "remat": tuple(REMAT),
     "time_embedding": tuple(TIME_EMBEDDINGS),
 }
+RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout")
+NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "embedding", "condition", "local_width")
+NOT_NEGATIVE += ("classes", "tables_tokens", "tables_hidden")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +129,17 @@ class Transformer:
     tables_hidden: int = 0
 
     def __post_init__(self):
+        check_options(self, CHOICES, RATES, size=1, heads=1, **dict.fromkeys(NOT_NEGATIVE, 0))
         if self.size % (2 * self.heads):
             raise UserError(
                 f"network.size={self.size} must be a multiple of twice network.heads={self.heads} "
                 "(rotary positions need an even head size)"
             )
-        check_choices(self, CHOICES)
-        check_rates(self, "dropout", "attention_dropout", "embedding_dropout", "label_dropout")
-        for key in ("depth", "kv_heads", "embedding", "condition", "classes", "tables_hidden"):
-            if getattr(self, key) < 0:
-                raise UserError(f"network.{key} must not be negative, not {getattr(self, key)}")
+        if self.norm_eps <= 0 or self.rotary_base <= 0:
+            raise UserError(
+                f"network.norm_eps={self.norm_eps} and network.rotary_base={self.rotary_base} must "
+                "be above 0"
+            )
         if self.kv_heads and self.heads % self.kv_heads:
             raise UserError(
                 f"network.kv_heads={self.kv_heads} must divide network.heads={self.heads}"
@@ -144,11 +148,6 @@ class Transformer:
             raise UserError(
                 "network.tied=True needs network.output=categorical and network.embedding=0, so "
                 "that the head can use the embedding's matrix"
-            )
-        if self.is_ordinal and self.vocab_size < 2:
-            raise UserError(
-                "network.output=truncated_logistic needs two symbols at least, "
-                f"not a vocabulary of {self.vocab_size}"
             )
 
     @property

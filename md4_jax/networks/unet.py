@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 
 from md4_jax.networks.attention import KERNELS, kernel_for
-from md4_jax.networks.context import check_choices, check_rates
+from md4_jax.networks.context import check_options
 from md4_jax.networks.group_norm import GROUPS
 from md4_jax.networks.images import INPUTS, check_images, image_network
 from md4_jax.networks.linear import rounded
@@ -75,16 +75,12 @@ class UNet:
     dtype: str = "float32"
 
     def __post_init__(self):
-        check_choices(self, CHOICES)
-        check_rates(self, "dropout", "label_dropout")
+        check_options(self, CHOICES, ("dropout", "label_dropout"), blocks=1, classes=0)
         if self.channels % GROUPS or self.channels < GROUPS:
             raise UserError(
                 f"network.channels={self.channels} must be a multiple of {GROUPS}, the number of "
                 "groups of channels that are normalised together"
             )
-        for key, least in (("blocks", 1), ("classes", 0)):
-            if getattr(self, key) < least:
-                raise UserError(f"network.{key} must be at least {least}, not {getattr(self, key)}")
         if not self.multipliers or min(self.multipliers) < 1:
             raise UserError(
                 f"network.multipliers={self.multipliers} must be whole numbers from 1 up, one for "
@@ -97,11 +93,6 @@ class UNet:
             raise UserError(
                 f"network.attention_at={self.attention_at}: there is no feature map of height "
                 f"{min(lost)}. There are those of {', '.join(map(str, heights))}"
-            )
-        if self.output == "truncated_logistic" and self.vocab_size < 2:
-            raise UserError(
-                "network.output=truncated_logistic needs two symbols at least, "
-                f"not a vocabulary of {self.vocab_size}"
             )
 
     @property

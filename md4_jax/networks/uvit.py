@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.networks.condition import FinalModulation
+from md4_jax.networks.context import check_least
 from md4_jax.networks.depth import stack
 from md4_jax.networks.images import check_images, patches, unpatched
 from md4_jax.networks.layers import FIRST, norm
@@ -42,10 +43,7 @@ class UViT(UNet):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.patch < 1 or self.depth < 1:
-            raise UserError(
-                f"network.patch={self.patch} and network.depth={self.depth} must be at least 1"
-            )
+        check_least(self, patch=1, size=1, depth=1, heads=1)
         smallest = self.patch * 2 ** (len(self.multipliers) - 1)
         check_images(self, self.name, smallest, f"network.patch={self.patch}")
         if self.size % (4 * self.heads):

@@ -5,6 +5,8 @@ import math
 
 from md4_jax.protocols import UserError
 
+MOST_STEPS = 2**24  # of sampling
+
 
 def check_seed(key: str, seed: int) -> None:
     """Raises UserError for a seed that is not a 32-bit number."""
@@ -138,6 +140,11 @@ class SampleOptions:
         for name in ("num", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"sample.{name} must be at least 1, not {getattr(self, name)}")
+        if self.steps > MOST_STEPS:
+            raise UserError(
+                f"sample.steps must be at most {MOST_STEPS}, not {self.steps}: times in float32 "
+                "are no finer"
+            )
         for name in ("length", "stride", "block", "memory", "min_entropy"):
             if getattr(self, name) < 0:
                 raise UserError(f"sample.{name} must not be negative, not {getattr(self, name)}")

@@ -47,8 +47,9 @@ class BenchOptions(_Parts):
         self.check("bench", BENCH_PARTS)
         if self.windows < 1:
             raise UserError(f"bench.windows must be at least 1, not {self.windows}")
-        if self.names < 0:
-            raise UserError(f"bench.names must not be negative, not {self.names}")
+        for key in ("names", "seconds", "random_tokens"):
+            if getattr(self, key) < 0:
+                raise UserError(f"bench.{key} must not be negative, not {getattr(self, key)}")
         if self.random_tokens and "data" in self.chosen:
             raise UserError("bench.random_tokens uses no data: leave data out of bench.parts")
 
@@ -69,3 +70,5 @@ class PlanOptions(_Parts):
 
     def __post_init__(self):
         self.check("plan", BENCH_PARTS[:3])
+        if self.random_tokens < 0:
+            raise UserError(f"plan.random_tokens must not be negative, not {self.random_tokens}")

@@ -57,6 +57,11 @@ def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
     for name in ("fsdp", "tensor"):
         if getattr(options, name) < 1:
             raise UserError(f"mesh.{name} must be at least 1, not {getattr(options, name)}")
+    if options.data < 0:
+        raise UserError(
+            f"mesh.data must not be negative, not {options.data}; 0 takes the devices that "
+            "mesh.fsdp and mesh.tensor leave"
+        )
     rest = options.fsdp * options.tensor
     data = options.data or max(1, len(devices) // rest)
     needed = data * rest

@@ -331,7 +331,6 @@ def test_nested_sections_are_made_first():
               network__label_dropout=0.1, process=dict(name="uniform"),
               objective=dict(name="uniform_elbo")),
          "sample.top_k=0 and sample.top_p=1.0, not 0 and 0.9"),
-        (dict(sample__guidance=float("inf")), "sample.guidance must be a finite number, not inf"),
         (dict(checkpoint__keep=0), "checkpoint.keep must be at least 1, not 0"),
         (dict(data__length=1), "data.length must be at least 2, not 1"),
         (dict(log__trackers="tensorboard, wandbb"),

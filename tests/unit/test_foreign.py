@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from md4_jax.config import foreign, schema
+from md4_jax.config import foreign, schema, values
 from md4_jax.config import load as config
 from md4_jax.data.names import NotTrusted
 from md4_jax.protocols import UserError
@@ -164,5 +164,5 @@ class Fields:
 )
 def test_values_of_the_types_of_fields(field, good, bad):
     wanted = dataclasses.fields(Fields)[list(Fields.__annotations__).index(field)].type
-    assert all(schema._fits(value, wanted) for value in good)
-    assert not any(schema._fits(value, wanted) for value in bad)
+    assert all(values.fits(value, wanted) for value in good)
+    assert not any(values.fits(value, wanted) for value in bad)

@@ -1,0 +1,39 @@
+"""Collects the mistakes of a config, so that one error names all of them."""
+
+import textwrap
+from collections.abc import Callable
+from typing import TypeVar
+
+from md4_jax.protocols import UserError
+
+T = TypeVar("T")
+
+
+class Mistakes(UserError):
+    """Several mistakes; `messages` has one text for each."""
+
+    def __init__(self, messages: tuple[str, ...]) -> None:
+        items = [textwrap.indent(text, "    ").replace("    ", "  - ", 1) for text in messages]
+        super().__init__(f"there are {len(messages)} mistakes:\n" + "\n".join(items))
+        self.messages = messages
+
+
+def all_of(*calls: Callable[[], T]) -> list[T]:
+    """Makes all calls and returns their results; UserError if any of them raises one.
+
+    A single error is raised as it is. Of several, Mistakes has the different messages. No call may
+    rely on what another one has found to be in order.
+    """
+    results, errors = [], []
+    for call in calls:
+        try:
+            results.append(call())
+        except UserError as error:
+            errors.append(error)
+    found = [text for error in errors for text in getattr(error, "messages", (str(error),))]
+    different = tuple(dict.fromkeys(found))
+    if len(different) > 1:
+        raise Mistakes(different) from errors[0]
+    if errors:
+        raise errors[0]
+    return results
