@@ -23,7 +23,7 @@ def bounds(total: int, split: str, *, validation: float, test: float, unit: str)
     An amount below 1 is a fraction of the total; an amount of 1 or more is a number of units.
     Test is the end of the corpus, validation lies before it, train is the rest; `all` is all.
 
-    Raises UserError when an amount is negative or nothing is left for training.
+    Raises UserError when an amount is negative or 1.5, or nothing is left for training.
     """
     check_split(split)
     if split == ALL:
@@ -60,6 +60,10 @@ def with_test(
 def _amount(total: int, amount: float, key: str) -> int:
     if amount < 0:
         raise UserError(f"data.{key} is {amount}; it must be 0 or more")
+    if amount >= 1 and amount != int(amount):
+        raise UserError(
+            f"data.{key} is {amount}; below 1 it is a fraction, and from 1 on a whole number"
+        )
     if amount >= 1:
         return int(amount)
     # A fraction above 0 is at least one unit.

@@ -241,6 +241,19 @@ def test_nothing_left_to_train_on(tmp_path):
         TextFiles(str(tmp_path / "empty.txt")).documents("train")
 
 
+@pytest.mark.parametrize(
+    "amount, words",
+    [
+        (-1, "data.test is -1; it must be 0 or more"),
+        (1.5, "data.test is 1.5; below 1 it is a fraction, and from 1 on a whole number"),
+    ],
+)
+def test_a_split_is_a_fraction_or_a_whole_number(amount, words):
+    with pytest.raises(UserError, match=words):
+        bounds(30, "test", validation=0.1, test=amount, unit="documents")
+    assert bounds(30, "test", validation=0.1, test=2.0, unit="documents") == (28, 30)
+
+
 def test_an_unknown_split(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", ["a"])
     with pytest.raises(UserError, match="unknown split 'valid'; there are train, validation, test"):
