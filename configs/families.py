@@ -8,6 +8,7 @@ GEOMETRIC, GRID = dict(name="geometric", minimum=1e-4, maximum=20.0), dict(grid=
 MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
 MASKS, FREE = dict(name="masking", schedule=dict(name="linear")), dict(time_conditioning=False)
 FORMS = dict(concrete_score=dict(form="denoising"), ctmc=dict(passes="score_entropy"))
+FORMS["duo"] = dict(low=-2.67, high=1.6, until=2400)  # alpha from 0.95 to 0.05 with 27 symbols
 # name: (process, objective, reported bound, changes of the network, changes of sample)
 FAMILIES = dict(
     md4=(MASKS, "md4", "any_order", {}, {}),
@@ -21,6 +22,7 @@ FAMILIES = dict(
     concrete_score=(PLUG_IN, "concrete_score", "uniform_elbo", {}, {}),
     udlm=(PLUG_IN, "uniform_elbo", "uniform_elbo", {}, {}),
     d3pm_uniform=(PLUG_IN, "d3pm", "d3pm", {}, {}),
+    duo=(PLUG_IN, "duo", "uniform_elbo", {}, {}),
     uniform_ce=(MIXTURE, "cross_entropy", "uniform_elbo", {}, {}),
     d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),

@@ -44,10 +44,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(
-    tokens: Array,
-    *,
-    loss_mask: Array | None = None,
-    context: Mapping[str, Array] | None = None,
+    tokens: Array, *, loss_mask: Array | None = None, context: Mapping[str, Array] | None = None
 ) -> Batch:
     """Makes a batch; every token counts unless loss_mask says otherwise."""
     if loss_mask is None:
@@ -71,7 +68,6 @@ class Schedule(Protocol):
 
     def inverse(self, one_minus_alpha: Array) -> Array:
         """Returns the t with this 1 - alpha, clamped to [0, 1]."""
-        ...
 
 
 @runtime_checkable
@@ -90,31 +86,24 @@ class Process(Protocol):
 
     def init(self) -> "Process":
         """Returns the process with its learnable leaves; called where parameters are made."""
-        ...
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
-        ...
 
     def prior(self, keys: Array, length: int) -> Array:
         """Draws z_1, the state that sampling starts from: int32 [B, length], from keys [B]."""
-        ...
 
     def is_noise(self, z: Array) -> Array:
         """Marks symbols that carry no information on x, such as the mask: bool like z."""
-        ...
 
     def noise_left(self, t: Array) -> Array:
         """Returns whether z_t may hold noise that a sampler ending at t must remove: bool []."""
-        ...
 
     def signal(self, t: Array) -> Array:
         """Returns the time input of the network: t, alpha_t or sigma_t = -log alpha_t."""
-        ...
 
     def learned(self) -> dict[str, Array]:
         """Returns learned values of each symbol, {name: [V]}; empty if nothing is learned."""
-        ...
 
 
 class Accelerator(NamedTuple):
@@ -219,6 +208,7 @@ class Network(NamedTuple):
     padding    number of entries of its parameters that stand for no symbol and are never used
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
+    mixtures   its denoisers read a `Mixture` too
     """
 
     init: Callable[[Array], Params]
@@ -230,6 +220,7 @@ class Network(NamedTuple):
     padding: int = 0
     products: str = "float32"
     companion: Any = None
+    mixtures: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""
@@ -251,6 +242,7 @@ class Needs(NamedTuple):
     time              its optimal denoiser depends on t: a time-free network is refused
     causal            True: its network must be causal; False: it must not be
     blockwise         its network must be able to work block by block
+    mixtures          its network must read a `Mixture`
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
     """
@@ -259,6 +251,7 @@ class Needs(NamedTuple):
     time: bool = False
     causal: bool = False
     blockwise: bool = False
+    mixtures: bool = False
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
 
@@ -270,7 +263,8 @@ class Objective(Protocol):
     If the objective has `is_exact(network)` and it is True, the bound is the likelihood itself.
     If it has a `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation
     draws u = v^p (`objectives/draws.py`).
-    If it has `for_evaluation()`, that is the same bound with less noise, which auto takes.
+    If its `until` is above 0, training takes `afterwards`, with the same diagnostics, from that
+    step on. If it has `for_evaluation()`, that is the same bound with less noise, which auto takes.
     The diagnostics include the terms of the bound that are named in PARTS. u [B] are antithetic
     uniforms in [0, 1) over the global batch; the objective turns them into times, steps or numbers
     of masks. keys [B] holds one random key for each sequence, so that neither the mesh nor the
@@ -286,7 +280,13 @@ class Objective(Protocol):
         self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns (nats [B], {name: diagnostic [B]})."""
-        ...
+
+
+class Mixture(NamedTuple):
+    """Mixture of K symbols at each position, [B, L, K], which some networks read in place of z."""
+
+    symbols: Array
+    weights: Array
 
 
 class Prompt(NamedTuple):

@@ -21,6 +21,7 @@ from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.radd import TDCE
 from md4_jax.processes import PROCESSES
+from md4_jax.processes.duality import strongest
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
@@ -136,10 +137,11 @@ def perfect_logits(p: np.ndarray) -> np.ndarray:
 def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     """The denoiser with outputs(z, t); asked about blocks, with given(z, t, clean, block).
 
+    Of a mixture it sees the symbol with most weight.
     Without `given` it looks at no clean block, and is told the times as they come.
     """
     blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
-    return Denoiser(outputs, lambda h: h, blocks=blocks)
+    return Denoiser(lambda z, t: outputs(strongest(z), t), lambda h: h, blocks=blocks)
 
 
 def denoiser_of(logits: np.ndarray, *, time: float = 0.0) -> Denoiser:

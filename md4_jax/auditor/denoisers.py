@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Blockwise, Denoiser
+from md4_jax.processes.duality import strongest
+from md4_jax.protocols import Array, Blockwise, Denoiser, Mixture
 
 FEATURES = 4
 
@@ -33,7 +34,8 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
         code = jnp.sum(seen * (symbols + 1) ** here[:, None], axis=1)
         return jnp.einsum("fblv,blf->blv", table[:, code, here], _functions(t))
 
-    def features(z: Array, t: Array) -> Array:
+    def features(z: Array | Mixture, t: Array) -> Array:
+        z = strongest(z)
         end = here + 1 if causal else jnp.full(length, length)
         return of_state(z[:, :, None], jnp.broadcast_to(t[:, None], z.shape), end)
 

@@ -225,6 +225,11 @@ def _check_fit(experiment: Experiment, part: Component) -> None:
             "network.causal=False: a convolution and tables would cross the borders of blocks, "
             "and a causal mask would cut blocks"
         )
+    if needs.mixtures and not network.mixtures:
+        raise UserError(
+            f"{key}={name!r} needs network.name='transformer' and network.tables=0: it shows the "
+            "network mixtures of symbols"
+        )
     allowed = needs.parametrisations
     # Some processes have no parametrisation.
     own = getattr(experiment.process, "parametrisation", None)

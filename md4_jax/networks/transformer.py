@@ -194,6 +194,7 @@ class Transformer:
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
             self._padding(), options.products, self.counts,
+            mixtures=not self.tables,
         )  # fmt: skip
 
     @property

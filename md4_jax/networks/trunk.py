@@ -20,7 +20,7 @@ from md4_jax.networks.mixture import likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
 from md4_jax.networks.vectors import vectors_of
-from md4_jax.protocols import Array
+from md4_jax.protocols import Array, Mixture
 from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
 
 
@@ -207,8 +207,12 @@ class TransformerModule(nn.Module):
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)
         return x_BxLxD
 
-    def _vectors(self, z_BxL: Array) -> Array:
-        return vectors_of(self.embedding, z_BxL, self.compute_dtype, self.options.vocab_size)
+    def _vectors(self, z: Array | Mixture) -> Array:
+        symbols = z.symbols if isinstance(z, Mixture) else z
+        x = vectors_of(self.embedding, symbols, self.compute_dtype, self.options.vocab_size)
+        if not isinstance(z, Mixture):
+            return x
+        return jnp.einsum("blk,blkd->bld", z.weights.astype(x.dtype), x)
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)

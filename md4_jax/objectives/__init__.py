@@ -7,6 +7,7 @@ from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
+from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.radd import TDCE, LambdaDCE
@@ -27,6 +28,7 @@ OBJECTIVES = {
     "score_entropy": ScoreEntropy,
     "uniform_elbo": UniformELBO,
     "cross_entropy": CrossEntropy,
+    "duo": Duo,
     "d3pm": D3PM,
     "ctmc": CTMC,
 }

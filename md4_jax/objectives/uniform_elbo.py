@@ -53,11 +53,11 @@ class UniformELBO:
     ) -> Array:
         """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the integral."""
         outputs = denoiser(z, t)
-        nats_BxL = _token_nats(process, outputs, z, batch.tokens, process.odds(t)[:, None])
+        nats_BxL = uniform_nats(process, outputs, z, batch.tokens, process.odds(t)[:, None])
         return rate(process, t) * counted(nats_BxL, batch)
 
 
-def _token_nats(
+def uniform_nats(
     process: RedrawsUniformly, outputs: Array, z: Array, x: Array, odds: Array
 ) -> Array:
     """Returns the cost of each token per unit of sigma, [B, L]."""

@@ -73,7 +73,7 @@ def make_train_step(
     skipped_in_a_row, and the objective's own as means over sequences.
     """
 
-    def loss(params: Params, batch: Batch, u: Array, keys: Array):
+    def loss(objective: Objective, params: Params, batch: Batch, u: Array, keys: Array):
         denoiser = network.denoiser(params, batch.context, keys)
         power = options.time_power
         u, weight = early_times(u, power) if power > 1 else (u, 1.0)
@@ -88,10 +88,10 @@ def make_train_step(
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
-        grads, metrics = accumulate(
-            jax.grad(lambda params, *rows: loss(params | fixed, *rows), has_aux=True),
+        grads, metrics = _of_phase(objective, state.step, lambda objective: accumulate(
+            jax.grad(lambda p, *rows: loss(objective, p | fixed, *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
-        )  # fmt: skip
+        ))  # fmt: skip
         # Exactly 1 if all tokens count.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         metrics["nats"] *= scale
@@ -109,6 +109,16 @@ def make_train_step(
         return state, metrics | counts | {"grad_norm": norm}
 
     return train_step
+
+
+def _of_phase(objective: Objective, step: Array, found: Callable[[Objective], Any]) -> Any:
+    """Returns found(objective) or, from the step on at which that ends, found(afterwards)."""
+    until = getattr(objective, "until", 0)
+    if not until:
+        return found(objective)
+    # Around the gradient: that of a branch would keep the activations of both.
+    first, second = (functools.partial(found, o) for o in (objective, objective.afterwards))
+    return jax.lax.cond(step < until, first, second)
 
 
 def _updated(

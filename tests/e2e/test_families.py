@@ -34,7 +34,7 @@ SHORT = (
     "sample.steps=4",
 )
 # Losses that bound no likelihood, or not for the schedule of their family.
-TRAINING_ONLY = ("concrete_score", "cross_entropy")
+TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo")
 # Not in a family of their own: a T-step bound that d3pm is equal to, and an evaluation.
 ELSEWHERE = {"md4_discrete", "along_order"}
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
@@ -60,7 +60,7 @@ def evaluations(workdir) -> int:
 # or of a config (test_configs.py); they run in the campaign.
 ALIKE = (
     "md4", "radd_t_dce", "sedd_absorb", "d3pm_absorb", "d3pm_uniform", "d3pm_gauss", "udlm",
-    "tauldr_uniform", "sedd_uniform", "uniform_ce", "radd_lambda_dce", "any_order", "ar",
+    "tauldr_uniform", "sedd_uniform", "uniform_ce", "duo", "radd_lambda_dce", "any_order", "ar",
 )  # fmt: skip
 EVERY = [
     pytest.param(family, marks=pytest.mark.campaign if family in ALIKE else [])

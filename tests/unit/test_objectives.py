@@ -129,6 +129,7 @@ def test_which_objectives_are_bounds():
         "concrete score, one level",
         "concrete score, denoising",
         "cross_entropy",
+        "duo",
     }
 
 

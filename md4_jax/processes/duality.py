@@ -1,0 +1,104 @@
+"""Gaussian noise whose largest entry has the law of uniform noise: docs/families/uniform.md."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import log_ndtr, ndtr, ndtri
+
+from md4_jax.protocols import Array, Mixture
+
+# Trapezoid rule for a mean over a normal variable, which float32 cannot tell from the integral.
+NODES = np.linspace(-9.0, 9.0, 289)
+WEIGHTS = np.exp(-0.5 * NODES**2) / math.sqrt(2.0 * math.pi) * (NODES[1] - NODES[0])
+
+
+class Level(NamedTuple):
+    """Noise level of the uniform process behind a Gaussian one; each like gamma.
+
+    alpha  probability that a token is kept
+    noise  1 - alpha, without cancellation
+    slope  d alpha / d gamma
+    """
+
+    alpha: Array
+    noise: Array
+    slope: Array
+
+
+def level(gamma: Array, vocab_size: int) -> Level:
+    """Returns the level of z = argmax(w), where w = a onehot(x) + s noise over V symbols.
+
+    gamma = log(s^2 / a^2). z is x with probability P = E[Phi(a / s + e)^(V - 1)], e normal, and any
+    other symbol with the same (1 - P) / (V - 1), so that z has the law of uniform noise at
+    alpha = P - (1 - P) / (V - 1) (Duo, arXiv:2506.10892, eq. 10).
+    """
+    ratio, others = jnp.exp(-0.5 * gamma)[..., None], vocab_size - 1
+    heights = ratio + NODES.astype(ratio.dtype)
+    # log Phi, of which log_ndtr loses digits between 0 and 5.
+    below = jnp.where(heights > 0, jnp.log1p(-ndtr(-heights)), log_ndtr(heights))
+    wrong = _mean(-jnp.expm1(others * below))
+    noise = wrong * vocab_size / others
+    density = jnp.exp(-0.5 * heights**2) / math.sqrt(2.0 * math.pi)
+    of_ratio = _mean(vocab_size * jnp.exp((others - 1) * below) * density)
+    alpha = (1.0 - wrong) - wrong / others
+    return Level(alpha, noise, -0.5 * ratio[..., 0] * of_ratio)
+
+
+def _mean(values: Array) -> Array:
+    # No product of matrices: its rounding would depend on the number of rows.
+    return jnp.sum(values * WEIGHTS.astype(values.dtype), axis=-1)
+
+
+def leaders(
+    keys: Array, x: Array, gamma: Array, vocab_size: int, count: int
+) -> tuple[Array, Array]:
+    """Draws the entries of w / s at x and at the `count` largest other symbols, in this order.
+
+    x [B, L], keys [B] and gamma [B] -> symbols int32 and heights float32, [B, L, 1 + count]. The
+    joint law is that of V normal variables, of which only these are drawn: the largest of n uniform
+    variables is exp(-E / n), the next one exp(-E / n - E' / (n - 1)), with exponential E, E'.
+    """
+    others = vocab_size - 1
+    shape = (x.shape[1], count)
+
+    def of_row(key: Array) -> tuple[Array, Array, Array]:
+        at_x, spacing, symbol = jax.random.split(key, 3)
+        left = jnp.arange(others, others - count, -1)
+        return (
+            jax.random.normal(at_x, (x.shape[1],)),
+            jnp.cumsum(jax.random.exponential(spacing, shape) / left, axis=-1),
+            jax.random.randint(symbol, shape, 0, left),
+        )
+
+    at_x, depth, chosen = jax.vmap(of_row)(keys)
+    own = jnp.exp(-0.5 * gamma)[:, None] + at_x
+    tiny = float(jnp.finfo(jnp.float32).tiny)
+    heights = -ndtri(-jnp.expm1(-jnp.maximum(depth, tiny)))
+    symbols = _different(x, chosen)
+    return symbols, jnp.concatenate([own[..., None], heights], axis=-1)
+
+
+def _different(x: Array, chosen: Array) -> Array:
+    """Returns x and the symbols that numbers among those not yet taken stand for.
+
+    chosen [..., K]: the j-th lies in 0..V-2-j.
+    """
+    found, taken = [x], x[..., None]
+    for j in range(chosen.shape[-1]):
+        symbol = chosen[..., j]
+        for other in jnp.moveaxis(taken, -1, 0):  # in increasing order
+            symbol = symbol + (symbol >= other)
+        found.append(symbol)
+        taken = jnp.sort(jnp.concatenate([taken, symbol[..., None]], axis=-1), axis=-1)
+    return jnp.stack(found, axis=-1).astype(jnp.int32)
+
+
+def strongest(z: Array | Mixture) -> Array:
+    """Returns the symbol with most weight at each position, or z itself if it is no mixture."""
+    if not isinstance(z, Mixture):
+        return z
+    best = jnp.argmax(z.weights, axis=-1)[..., None]
+    return jnp.take_along_axis(z.symbols, best, axis=-1)[..., 0]
