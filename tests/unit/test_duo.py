@@ -1,6 +1,7 @@
 """Duo's curriculum: its integral, mixtures in the network, and where it ends."""
 
 import dataclasses
+import types
 
 import exact
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from md4_jax.config import build, schema
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.uniform_elbo import UniformELBO
@@ -17,6 +19,7 @@ from md4_jax.processes import duality
 from md4_jax.processes.schedules import Linear, LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Mixture, UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.training.step import init_state, make_train_step
 
 ROWS = 8
@@ -196,6 +199,22 @@ def test_the_curriculum_ends_with_its_step(microbatches):
 def test_options_out_of_range(values, words):
     with pytest.raises(UserError, match=words):
         Duo(**values)
+
+
+@pytest.mark.parametrize(
+    "name, values, shape",
+    [
+        ("digits.py", {"process.name": "uniform"}, (8, 8, 1)),
+        ("quickstart.py", {"process.name": "uniform", "network.tables": "640"}, (256,)),
+    ],
+)
+def test_a_network_that_reads_no_mixtures_is_refused(name, values, shape):
+    asked = {"mesh.data": "1", "objective.name": "duo", **values}
+    config = schema.load_config(str(PACKAGE_ROOT / "configs" / name), asked)
+    domain = types.SimpleNamespace(vocab_size=17, eot_id=None, unit="character", shape=shape)
+    words = "objective.name='duo' needs network.name='transformer' and network.tables=0"
+    with pytest.raises(UserError, match=words):
+        build.experiment(config, domain, jax.devices()[:1])
 
 
 def test_it_is_no_bound():
