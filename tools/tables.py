@@ -134,6 +134,7 @@ def _family_rows(settings: Settings) -> list[Row]:
     def row(name: str) -> Row:
         def run() -> dict[str, Any]:
             more = keys if settings.quick else f"{keys} {_text8(settings)}"
+            more += " objective.until=250" if name == "duo" else ""
             words = program.config_words(f"configs/families.py:{name}", more)
             made = _trained(words, settings.workdir / name, settings.seeds)
             words = ["--mode=bench", *words, *(f"--config.{key}" for key in timed.split())]
@@ -227,6 +228,8 @@ def _chain_keys(family: str) -> str:
     if family == "d3pm_gauss":  # four symbols lie far apart
         noise = "process.timesteps=64 process.beta_start=0.05 process.beta_end=1.0"
         return f"network.local_width=3 sample.steps=64 {noise}"
+    if family == "duo":
+        return "network.local_width=3 objective.until=400"
     return "network.local_width=3"
 
 

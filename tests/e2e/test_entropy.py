@@ -74,6 +74,8 @@ def experiment_of(family: str):
     steps = steps_of(family)
     config["train"].update(num_steps=steps, batch_size=BATCH, ema=0.98)
     config["optim"].update(warmup_steps=20, learning_rate=0.02, adam_learning_rate=0.01)
+    if family == "duo":
+        config["objective"]["until"] = steps // 2
     if "timesteps" in config["process"]:
         config["process"]["timesteps"] = config["sample"]["steps"] = 64
         config["process"].update(beta_start=0.05, beta_end=1.0)  # four symbols lie far apart
