@@ -19,7 +19,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Mixture, Needs, UserError
 class Duo:
     """Integrand of `uniform_elbo` at z = argmax(w), where the network reads softmax(w / tau).
 
-    w = a onehot(x) + s noise is Gaussian (Duo, arXiv:2506.10892, section 4.1), so that z has the
+    w = a onehot(x) + s noise is Gaussian (Duo, arXiv:2506.10892), so that z has the
     law of uniform noise. The network sees a little more than z: the symbols that came close. With
 
         L = (high - low) E_gamma[ -(d alpha / d gamma) / alpha * nats(z, mu) ],

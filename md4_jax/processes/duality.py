@@ -33,7 +33,7 @@ def level(gamma: Array, vocab_size: int) -> Level:
 
     gamma = log(s^2 / a^2). z is x with probability P = E[Phi(a / s + e)^(V - 1)], e normal, and any
     other symbol with the same (1 - P) / (V - 1), so that z has the law of uniform noise at
-    alpha = P - (1 - P) / (V - 1) (Duo, arXiv:2506.10892, eq. 10).
+    alpha = P - (1 - P) / (V - 1) (Duo, arXiv:2506.10892).
     """
     ratio, others = jnp.exp(-0.5 * gamma)[..., None], vocab_size - 1
     heights = ratio + NODES.astype(ratio.dtype)

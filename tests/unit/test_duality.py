@@ -29,7 +29,7 @@ def integral(of_log, gamma):
 @pytest.mark.parametrize("vocab", [2, 3, 27, 50257])
 @pytest.mark.parametrize("gamma", [LOW, -2.7, HIGH, 0.0])
 def test_the_level_is_that_of_the_integral(vocab, gamma):
-    """P(argmax = x) by the paper's eq. 10, to 2e-6 of alpha (or 1e-7) and of 1 - alpha."""
+    """P(argmax = x) by quadrature, to 2e-6 of alpha (or 1e-7) and of 1 - alpha."""
     found = duality.level(jnp.float32(gamma), vocab)
     right = integral(lambda log: math.exp((vocab - 1) * log), gamma)
     wrong = integral(lambda log: -math.expm1((vocab - 1) * log), gamma)
