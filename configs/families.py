@@ -9,8 +9,7 @@ MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
 MASKS, FREE = dict(name="masking", schedule=dict(name="linear")), dict(time_conditioning=False)
 FORMS = dict(concrete_score=dict(form="denoising"), ctmc=dict(passes="score_entropy"))
 FORMS["duo"] = dict(low=-2.67, high=1.6, until=2400)  # alpha from 0.95 to 0.05 with 27 symbols
-# name: (process, objective, reported bound, changes of the network, changes of sample)
-FAMILIES = dict(
+FAMILIES = dict(  # name: (process, objective, reported bound, changes of network and of sample)
     md4=(MASKS, "md4", "any_order", {}, {}),
     any_order=(MASKS, "any_order", "any_order", FREE, {}),
     radd_t_dce=(MASKS, "t_dce", "any_order", FREE, {}),
@@ -37,6 +36,5 @@ def get_config(name):
     config.train.num_steps, config.optim.clock = 4800, "steps"  # the same for all, to compare them
     config.process, config.objective = process, dict(name=objective, **FORMS.get(objective, {}))
     config.evals.validation.objective = config.evals.test.objective = dict(name=bound)
-    config.network.update({"time_conditioning": True} | network)
-    config.sample.update(dict(steps=256, **sample))
+    config.update(network={"time_conditioning": True} | network, sample={"steps": 256} | sample)
     return config

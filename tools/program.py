@@ -28,7 +28,7 @@ def call(words: list[str], log: Path | None = None, **variables: str) -> str:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(ended.stdout + ended.stderr)
     if ended.returncode == 2:
-        raise Refused(ended.stderr.strip().splitlines()[-1].removeprefix("error: "))
+        raise Refused(" ".join(ended.stderr.rpartition("error: ")[2].split()))
     if ended.returncode:
         sys.exit(f"error: {written(words)} ended with {ended.returncode}:\n{ended.stderr.strip()}")
     return ended.stdout

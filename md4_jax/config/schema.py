@@ -84,7 +84,7 @@ LATER = {
 }
 # Sections of changes to another section -> that section.
 OVERRIDES = {"evals.*.data": "data"}
-# Bound of all numbers: steps and tokens are counted in int32. nan and inf are refused with it.
+# Bound of whole numbers: steps and tokens are counted in int32.
 TOO_LARGE = 2**31
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
 SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective", "features")
@@ -208,9 +208,10 @@ def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> Non
     elif key not in known or key in SUPPLIED:
         takes = [*known, *(["name"] if has_name(path) else [])]
         raise unknown(f"key in {path}", key, takes)
-    elif key != "seed" and isinstance(value, int | float) and not abs(value) < TOO_LARGE:
-        allowed = f"below {TOO_LARGE}" if math.isfinite(value) else "a finite number"
-        raise UserError(f"{nested} must be {allowed}, not {value}")
+    elif isinstance(value, int) and key != "seed" and abs(value) >= TOO_LARGE:
+        raise UserError(f"{nested} must be below {TOO_LARGE}, not {value}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{nested} must be a finite number, not {value}")
     elif not fits(value, known[key]):
         raise UserError(f"{nested} must be {spelled(known[key])}, not {value!r}")
 
