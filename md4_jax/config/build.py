@@ -57,7 +57,11 @@ def experiment(
     transform = made.pop("transform")
     sampler_step, grid, evals = all_of(
         lambda: build_section("sample", config["sample"], transform=transform),
-        lambda: _grid(sample, data, process, objective, workdir),
+        lambda: (
+            _optimal(sample, data, process, objective, workdir)
+            if sample.grid == "optimal"
+            else _grid(sample)
+        ),
         lambda: evaluators(config, objective, process, network),
     )
     experiment = Experiment(
@@ -107,20 +111,7 @@ def _transform(section: dict[str, Any]) -> Transform:
     return transform
 
 
-def _grid(
-    sample: SampleOptions,
-    data: DataOptions,
-    process: Any,
-    objective: Objective,
-    workdir: Place | None,
-) -> np.ndarray:
-    """Returns the times of the reverse steps: by name, by the user's list or by the profile."""
-    if sample.grid == "optimal":
-        return _optimal(sample, data, process, objective, workdir)
-    return _named(sample)
-
-
-def _named(sample: SampleOptions) -> np.ndarray:
+def _grid(sample: SampleOptions) -> np.ndarray:
     """Returns the named grid with `sample.steps` steps, or the times that the user lists."""
     times = sample.grid
     if isinstance(times, str):

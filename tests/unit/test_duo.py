@@ -177,14 +177,14 @@ def test_the_curriculum_ends_with_its_step(microbatches):
     jax.tree.map(close, mixed[1][0], alone[1][0])
     assert float(mixed[1][1]["nats"]) == pytest.approx(float(alone[1][1]["nats"]), rel=1e-5)
     # The third step goes on from the same parameters with the bound.
-    made, optimizer, process = network(), optax.sgd(0.1), Uniform(5)
+    made, optimizer = network(), optax.sgd(0.1)
     options = dataclasses.replace(OPTIONS, microbatches=microbatches)
     _, state = steps(Duo(), 2, microbatches)
     step = jax.jit(make_train_step(made, UniformELBO(), optimizer, options))
     state, metrics = step(state, exact.batch_of(TOKENS))
     jax.tree.map(close, mixed[2][0], state.params["network"])
     assert float(mixed[2][1]["nats"]) == pytest.approx(float(metrics["nats"]), rel=1e-5)
-    assert "changed" in mixed[2][1] and process.vocab_size == 5
+    assert "changed" in mixed[2][1]
 
 
 @pytest.mark.parametrize(
