@@ -1,8 +1,14 @@
 # Sourced by the launch scripts: a virtual environment with the package and the extras
-# named by $1, and the environment variables of a process on this kind of machine.
+# named by $1, and the environment variables of a process on this kind of machine. [cuda] becomes
+# [cuda13], which needs an NVIDIA driver of version 580 or newer, or [cuda12].
 # shellcheck shell=bash
 
 extras="${1:-}"
+if [ "$extras" = "[cuda]" ]; then
+  version=/proc/driver/nvidia/version
+  driver="$(grep -m1 -oE '[0-9]{3,}\.[0-9]+' "$version" 2>/dev/null || echo 0)"
+  if [ "${driver%%.*}" -ge 580 ]; then extras="[cuda13]"; else extras="[cuda12]"; fi
+fi
 if [ -z "${VIRTUAL_ENV:-}" ]; then
   if [ ! -x .venv/bin/python ]; then
     python="$(command -v python3 || command -v python || true)"

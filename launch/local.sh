@@ -3,12 +3,9 @@
 # package, runs it. Without arguments: the quickstart. Other arguments are passed on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# The GPU build where there is an NVIDIA driver; that of CUDA 13 needs version 580 or newer.
+# The GPU build where there is an NVIDIA driver.
 build=""
-if [ -r /proc/driver/nvidia/version ]; then
-  driver="$(grep -m1 -oE '[0-9]{3,}\.[0-9]+' /proc/driver/nvidia/version || echo 0)"
-  if [ "${driver%%.*}" -ge 580 ]; then build="[cuda13]"; else build="[cuda12]"; fi
-fi
+if [ -r /proc/driver/nvidia/version ]; then build="[cuda]"; fi
 # shellcheck source=launch/environment.sh
 source launch/environment.sh "$build"
 

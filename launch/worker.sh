@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What runs on each machine of a pod or cluster, whoever starts it: installs the package once,
 # then runs it together with the others. Arguments are passed on to md4_jax.main.
-#   MD4_JAX_EXTRA        what to install besides: tpu (default), cuda, or empty
+#   MD4_JAX_EXTRA        what to install besides: tpu (default), cuda, cuda12, cuda13, or empty
 #   MD4_JAX_DISTRIBUTED  auto (default), or HOST:PORT,PROCESSES,INDEX
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

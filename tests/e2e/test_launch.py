@@ -1,9 +1,11 @@
 """The launch scripts, without a network: a stub stands where Python would."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,11 @@ def launch(tmp_path):
     stub.chmod(0o755)
     path = f"{venv / 'bin'}:{os.environ['PATH']}"
 
-    def launch(script, *arguments):
+    def launch(script, *arguments, **variables):
         return subprocess.run(
             ["bash", root / "launch" / script, *arguments],
             cwd=tmp_path,
-            env={"PATH": path, "VIRTUAL_ENV": str(venv), "HOME": str(tmp_path)},
+            env={"PATH": path, "VIRTUAL_ENV": str(venv), "HOME": str(tmp_path), **variables},
             capture_output=True,
             text=True,
             timeout=60,
@@ -83,6 +85,17 @@ def test_the_package_is_installed_once_for_the_same_requirements(launch):
     assert any("[install]" in line for line in first)
     assert not any("[install]" in line for line in second)
     assert any("[.[dev]]" in line for line in other)
+
+
+@pytest.mark.parametrize("extra", ["tpu", "cuda", "cuda12", "cuda13", "of Slurm"])
+def test_what_a_worker_installs_exists(extra, launch):
+    """pip only warns of an extra that does not exist, and the run would then use CPUs."""
+    if extra == "of Slurm":
+        (extra,) = re.findall(r"MD4_JAX_EXTRA-(\w+)", Path("launch/slurm.sh").read_text())
+    (line,) = (x for x in launch("worker.sh", MD4_JAX_EXTRA=extra) if "[install]" in x)
+    (found,) = re.findall(r"\[\.\[(\w+)\]\]", line)
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    assert found.startswith(extra) and found in project["optional-dependencies"]
 
 
 def test_a_worker_joins_the_others(launch, monkeypatch):
