@@ -72,11 +72,13 @@ class Path:
         x, times = batch.tokens, jnp.asarray(self.grid)
 
         def reveals(z: Array, t: Array, s: Array | None) -> tuple[Array, Array]:
-            logits = self.step.transform(denoiser(z, jnp.full(len(z), t)))
-            chosen = process.is_noise(z) & batch.loss_mask
+            here = chain._replace(z=z)
+            told = jnp.full(len(z), t) if s is None else self.step.time(process, here, t)
+            logits, chosen = denoiser(z, told), process.is_noise(z) & batch.loss_mask
             if s is not None:
-                chosen &= self.step.reveals(process, chain._replace(z=z), logits, s)
-            nats = jnp.sum(jnp.where(chosen, token_nats(logits, x), 0.0), axis=1)
+                chosen &= self.step.reveals(process, here, logits, s)
+            nats = token_nats(self.step.transform(logits), x)
+            nats = jnp.sum(jnp.where(chosen, nats, 0.0), axis=1)
             return jnp.where(chosen, x, z), nats
 
         def body(z: Array, index: Array) -> tuple[Array, Array]:

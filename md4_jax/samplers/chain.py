@@ -98,5 +98,9 @@ class RevealsByLogits(SamplerStep, Protocol):
         ...
 
     def reveals(self, process: Any, chain: Chain, logits: Array, s: Array) -> Array:
-        """Marks the positions that the step to s reveals, given transformed logits: bool [B, L]."""
+        """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
+        ...
+
+    def time(self, process: Any, chain: Chain, t: Array) -> Array:
+        """Returns the time that the network is told in a step from t: [B]."""
         ...

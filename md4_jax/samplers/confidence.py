@@ -9,30 +9,46 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
-from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.orders import blocks_of, in_order
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
 SCORES = ("probability", "margin", "entropy")
+RULES = ("count", "threshold", "factor", "entropy")
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["transform", "noise"],
-    meta_fields=["score", "per_step"],
+    data_fields=["transform", "noise", "limit"],
+    meta_fields=["score", "per_step", "rule", "semi_autoregressive"],
 )
 @dataclasses.dataclass(frozen=True)
 class Confidence:
     """Draws a token for every mask and keeps those with the highest score.
 
-    score     of a position, from mu after temperature, top-k and top-p:
-              probability  log mu of the token (MaskGIT, arXiv:2202.04200; LLaDA, 2502.09992)
-              margin       the largest mu less the second largest (arXiv:2502.06768)
+    score     of a position, from the network's own mu: temperature, top-k and top-p change the
+              drawn token alone (LLaDA, arXiv:2502.09992):
+              probability  log mu of the token (MaskGIT, 2202.04200)
+              margin       the largest mu less the second largest (2502.06768)
               entropy      sum mu log mu, the negative entropy
-    per_step  masks that a step reveals. 0: as many as the grid says, so that after a step to s
-              floor((1 - alpha_s) n) of the n positions outside the prompt are masks
-    noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT)
+    rule      how many masks a step reveals, the highest scores first:
+              count        per_step or, if it is 0, as many as the grid says: after a step to s
+                           floor((1 - alpha_s) n) of the n positions outside the prompt are masks
+              threshold    all whose probability or margin is at least `limit` (Fast-dLLM,
+                           2505.22618)
+              factor       the first k, while (k + 1) (1 - c_k) <= limit for the k-th highest
+                           probability or margin c_k (Fast-dLLM)
+              entropy      the most of which the entropies, in nats, add up to at most `limit`
+                           without the largest (EB-Sampler, 2505.24857)
+              The last three reveal at least one mask, and at least as many as the grid says, so
+              that `steps` is the most that they take. The network is told the time at which the
+              expected share of masks is that of the sequence
+    semi_autoregressive
+              positions of a block. Blocks are filled from left to right, counted from the end of
+              the prompt, and all of them are visible as masks (LLaDA). 0: one block
+    noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT); for rule='count'
 
     The law of the samples is not that of the model. With margin or entropy and without noise the
     positions follow from the logits alone, and samples have a likelihood: the evaluator `path`.
@@ -46,14 +62,37 @@ class Confidence:
     per_step: int = 0
     noise: float = 0.0
     transform: Transform = Transform()
+    rule: str = "count"
+    limit: float = 0.0
+    semi_autoregressive: int = 0
 
     def __post_init__(self):
-        if self.score not in SCORES:
-            raise UserError(f"sample.score must be one of {', '.join(SCORES)}, not {self.score!r}")
-        if self.per_step < 0:
-            raise UserError(f"sample.per_step must not be negative, not {self.per_step}")
-        if isinstance(self.noise, float | int) and self.noise < 0:
-            raise UserError(f"sample.noise must not be negative, not {self.noise}")
+        for key, value, values in (("score", self.score, SCORES), ("rule", self.rule, RULES)):
+            if value not in values:
+                raise UserError(f"sample.{key} must be one of {', '.join(values)}, not {value!r}")
+        for key in ("per_step", "semi_autoregressive", "noise", "limit"):
+            value = getattr(self, key)
+            if isinstance(value, float | int) and value < 0:
+                raise UserError(f"sample.{key} must not be negative, not {value}")
+        if self.rule in ("threshold", "factor") and self.score == "entropy":
+            raise UserError(
+                f"sample.rule={self.rule!r} compares probabilities with sample.limit: take "
+                "sample.score='probability' or 'margin', not 'entropy'"
+            )
+        if self.is_adaptive and self.per_step:
+            raise UserError(
+                f"sample.per_step={self.per_step} is for sample.rule='count', and {self.rule!r} "
+                "chooses the number itself: leave sample.per_step at 0"
+            )
+        if self.is_adaptive and isinstance(self.noise, float | int) and self.noise:
+            raise UserError(
+                f"sample.noise={self.noise} is for sample.rule='count', not {self.rule!r}"
+            )
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the number of masks that a step reveals follows from the logits."""
+        return self.rule != "count"
 
     def __call__(
         self,
@@ -65,28 +104,33 @@ class Confidence:
         keys: Array,
     ) -> Chain:
         masks = process.is_noise(chain.z)
-        count = jnp.minimum(self._count(process, chain, masks, s), jnp.sum(masks, axis=1))
+        due = jnp.minimum(self._due(process, chain, masks, s), jnp.sum(masks, axis=1))
 
         def draw(chain: Chain) -> Chain:
-            return self._draw(denoiser, chain, masks, count, t, keys)
+            return self._draw(denoiser, process, chain, due, t=t, keys=keys)
 
-        return jax.lax.cond(jnp.any(count > 0), draw, lambda chain: chain, chain)
+        return jax.lax.cond(jnp.any(due > 0), draw, lambda chain: chain, chain)
 
     def _draw(
-        self, denoiser: Denoiser, chain: Chain, masks: Array, count: Array, t: Array, keys: Array
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        due: Array,
+        *,
+        t: Array,
+        keys: Array,
     ) -> Chain:
-        """Reveals the count [B] masks with the highest scores in each sequence."""
+        """Reveals the masks with the highest scores, at least due [B] in each sequence."""
         token_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
-        logits = self.transform(outputs)
-        tokens = draw_token(token_keys, logits)
-        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, masks.shape[1:]))(noise_keys)
-        score = self._score(logits, tokens) + self.noise * t * gumbel
-        chosen = _best(masks, score, count)
+        outputs = denoiser(chain.z, self.time(process, chain, t))
+        tokens = draw_token(token_keys, self.transform(outputs))
+        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, chain.z.shape[1:]))(noise_keys)
+        chosen = self._chosen(process, chain, outputs, tokens, due, self.noise * t * gumbel)
         return chain._replace(
             z=jnp.where(chosen, tokens, chain.z),
             confidence=jnp.where(chosen, probability(outputs, tokens), chain.confidence),
-            evaluations=chain.evaluations + (count > 0),
+            evaluations=chain.evaluations + (due > 0),
         )
 
     @property
@@ -95,30 +139,68 @@ class Confidence:
         return self.score != "probability" and self.noise == 0
 
     def reveals(self, process: RevealsMasks, chain: Chain, logits: Array, s: Array) -> Array:
-        """Marks the positions that the step to s reveals, given transformed logits: bool [B, L]."""
-        masks = process.is_noise(chain.z)
-        count = self._count(process, chain, masks, s)
-        return _best(masks, self._score(logits, chain.z), count)
+        """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
+        due = self._due(process, chain, process.is_noise(chain.z), s)
+        return self._chosen(process, chain, logits, chain.z, due)
 
-    def _count(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
-        """Number of masks that the step to s reveals: [B]."""
+    def time(self, process: RevealsMasks, chain: Chain, t: Array) -> Array:
+        """Returns the time that the network is told in a step from t: [B]."""
+        if not self.is_adaptive:
+            return jnp.full(len(chain.z), t)
+        return process.schedule.inverse(jnp.mean(process.is_noise(chain.z), axis=1))
+
+    def _due(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
+        """Least number of masks that the step to s reveals: [B]."""
         if self.per_step:
             return jnp.full(len(chain.z), self.per_step)
-        return jnp.sum(masks, axis=1) - masks_left(process, chain, s)
+        by_grid = jnp.sum(masks, axis=1) - masks_left(process, chain, s)
+        if self.is_adaptive:
+            return jnp.maximum(by_grid, jnp.any(masks, axis=1))
+        return by_grid
 
-    def _score(self, logits: Array, tokens: Array) -> Array:
-        if self.score == "probability":
-            return jnp.log(probability(logits, tokens))
-        log_mu = jax.nn.log_softmax(logits, axis=-1)
-        if self.score == "margin":
-            best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
-            return jnp.exp(best) - jnp.exp(second)
-        mu = jnp.exp(log_mu)
-        return jnp.sum(jnp.where(mu > 0, mu * log_mu, 0.0), axis=-1)
+    def _chosen(
+        self,
+        process: RevealsMasks,
+        chain: Chain,
+        outputs: Array,
+        tokens: Array,
+        due: Array,
+        noise: Array | float = 0.0,
+    ) -> Array:
+        """Marks the masks to reveal, at least due [B] in each sequence: bool [B, L]."""
+        masks = process.is_noise(chain.z)
+        score = _score(self.score, outputs, tokens)
+        block = blocks_of(chain, self.semi_autoregressive)
+        best_first = in_order(masks, -(score + noise), block)
+        if self.is_adaptive:
+            first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
+            here = jnp.take_along_axis(masks & (block == first), best_first, axis=1)
+            measure = -_score("entropy", outputs, tokens) if self.rule == "entropy" else score
+            holds = self._holds(jnp.take_along_axis(measure, best_first, axis=1))
+            due = jnp.maximum(due, jnp.sum(here & holds, axis=1))
+        return masks & (jnp.argsort(best_first, axis=1) < due[:, None])
+
+    def _holds(self, measure: Array) -> Array:
+        """Marks the positions that the rule reveals, in the order of their scores: bool [B, L].
+
+        measure: log probabilities, margins, or entropies.
+        """
+        if self.rule == "entropy":
+            return jnp.cumsum(measure, axis=1) - jax.lax.cummax(measure, axis=1) <= self.limit
+        sure = jnp.exp(measure) if self.score == "probability" else measure
+        if self.rule == "threshold":
+            return sure >= self.limit
+        number = jnp.arange(1, sure.shape[1] + 1)
+        holds = (number + 1) * (1.0 - sure) <= self.limit
+        return jnp.cumprod(holds, axis=1) > 0
 
 
-def _best(masks: Array, score: Array, count: Array) -> Array:
-    """Marks the count [B] masks with the highest scores of each sequence: bool [B, L]."""
-    best_first = jnp.argsort(jnp.where(masks, -score, jnp.inf), axis=1, stable=True)
-    rank = jnp.argsort(best_first, axis=1)
-    return masks & (rank < count[:, None])
+def _score(name: str, logits: Array, tokens: Array) -> Array:
+    if name == "probability":
+        return jnp.log(probability(logits, tokens))
+    log_mu = jax.nn.log_softmax(logits, axis=-1)
+    if name == "margin":
+        best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
+        return jnp.exp(best) - jnp.exp(second)
+    mu = jnp.exp(log_mu)
+    return jnp.sum(jnp.where(mu > 0, mu * log_mu, 0.0), axis=-1)

@@ -18,10 +18,27 @@ from md4_jax.samplers.transforms import Transform
 ORDERS = ("random", "left_to_right", "right_to_left")
 
 
-def _ranks(values: Array, chosen: Array) -> Array:
-    """Rank of each chosen position in ascending order of values: int32 [B, L]."""
-    order = jnp.argsort(jnp.where(chosen, values, jnp.inf), axis=1, stable=True)
-    return jnp.argsort(order, axis=1).astype(jnp.int32)
+def blocks_of(chain: Chain, size: int) -> Array | int:
+    """Returns the block of each position, of `size` positions outside the prompt: int32 [B, L].
+
+    size 0: all are in block 0.
+    """
+    if not size:
+        return 0
+    return (jnp.cumsum(~chain.prompt_mask, axis=1, dtype=jnp.int32) - 1) // size
+
+
+def in_order(chosen: Array, values: Array, block: Array | int = 0) -> Array:
+    """Returns the positions by block, then by value, those that are not chosen last: [B, L]."""
+    values = jnp.where(chosen, values, jnp.inf)
+    if isinstance(block, int):
+        return jnp.argsort(values, axis=1, stable=True)
+    return jnp.lexsort((values, jnp.where(chosen, block, NEVER)), axis=1)
+
+
+def _ranks(values: Array, chosen: Array, block: Array | int = 0) -> Array:
+    """Rank of each chosen position by block, then by value, in ascending order: int32 [B, L]."""
+    return jnp.argsort(in_order(chosen, values, block), axis=1).astype(jnp.int32)
 
 
 def run_segment(
@@ -79,7 +96,7 @@ class FirstHitting:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["transform"],
-    meta_fields=["order", "per_step"],
+    meta_fields=["order", "per_step", "semi_autoregressive"],
 )
 @dataclasses.dataclass(frozen=True)
 class AnyOrder:
@@ -90,6 +107,9 @@ class AnyOrder:
     is told the time at which the expected share of masks is that of the sequence. With per_step 1
     and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, the law whose likelihood
     `along_order` computes.
+
+    semi_autoregressive  positions of a block, 0: one block. Blocks are filled from left to right,
+    counted from the end of the prompt, and the order is that within a block (LLaDA, 2502.09992).
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -98,12 +118,19 @@ class AnyOrder:
     order: str = "random"
     per_step: int = 1
     transform: Transform = Transform()
+    semi_autoregressive: int = 0
 
     def __post_init__(self):
         if self.order not in ORDERS:
             raise UserError(f"sample.order must be one of {', '.join(ORDERS)}, not {self.order!r}")
-        if self.per_step < 0:
-            raise UserError(f"sample.per_step must not be negative, not {self.per_step}")
+        for key in ("per_step", "semi_autoregressive"):
+            if getattr(self, key) < 0:
+                raise UserError(f"sample.{key} must not be negative, not {getattr(self, key)}")
+        if self.semi_autoregressive and self.order == "right_to_left":
+            raise UserError(
+                f"sample.semi_autoregressive={self.semi_autoregressive} fills blocks from left to "
+                "right: take another sample.order than 'right_to_left'"
+            )
 
     def __call__(
         self,
@@ -131,9 +158,10 @@ class AnyOrder:
             here = uniforms(keys, length)
         elif self.order == "right_to_left":
             here = -here
+        ranks = _ranks(here, chosen, blocks_of(chain, self.semi_autoregressive))
         if not self.per_step:
-            return _by_grid(process, chain, _ranks(here, chosen), grid)
-        rank = _ranks(here, chosen) // self.per_step
+            return _by_grid(process, chain, ranks, grid)
+        rank = ranks // self.per_step
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
         return RevealSchedule(
             jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / length)

@@ -49,6 +49,14 @@ EXACT = {
 } | {
     "as the grid says": Confidence("margin"),
     "warm": Confidence("entropy", 2, 0.0, Transform(1.6)),
+    "sure by margin": Confidence("margin", rule="threshold", limit=0.3),
+    "sure by factor": Confidence("margin", rule="factor", limit=1.6),
+    "few nats": Confidence("margin", rule="entropy", limit=0.6),
+    "halves": Confidence("entropy", semi_autoregressive=2),
+    "halves, sure by margin": Confidence(
+        "margin", rule="threshold", limit=0.3, semi_autoregressive=2
+    ),
+    "halves, left to right": AnyOrder("left_to_right", 0, semi_autoregressive=2),
 }
 
 
@@ -72,7 +80,18 @@ def test_a_prompt_is_conditioned_on(given, x64):
         np.testing.assert_allclose(p[agrees].sum(), 1.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["margin, 1 a step", "entropy, 3 a step", "warm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "margin, 1 a step",
+        "entropy, 3 a step",
+        "warm",
+        "sure by margin",
+        "sure by factor",
+        "few nats",
+        "halves, sure by margin",
+    ],
+)
 def test_samples_have_that_law(name):
     """Chi-squared over 16 sequences, n = 20,000, p > 1e-4."""
     keys = exact.keys_for(3, laws.N)
