@@ -8,6 +8,7 @@ from md4_jax.samplers.left_to_right import LeftToRight
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
+from md4_jax.samplers.psi import Psi
 from md4_jax.samplers.remask import Remask
 from md4_jax.samplers.tweedie import Tweedie
 
@@ -20,6 +21,7 @@ SAMPLERS = {
     "left_to_right": LeftToRight,
     "metropolis": Metropolis,
     "predictor_corrector": PredictorCorrector,
+    "psi": Psi,
     "remask": Remask,
     "tau_leaping": TauLeaping,
     "tweedie": Tweedie,
