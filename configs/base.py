@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
                 # block(block, draws, low, high), block diffusion |
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
-                # uniform_elbo | cross_entropy, with process uniform |
+                # uniform_elbo | cross_entropy | duo(until, ...), with process uniform |
                 # concrete_score(form, time), with process uniform |
                 # ctmc(passes, first_time, cross_entropy), with process rates |
                 # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform or
@@ -108,7 +108,7 @@ def get_config() -> ConfigDict:
             train=dict(
                 num_steps=1_000_000,
                 batch_size=512,  # sequences, over all devices
-                microbatches=0,  # parts of the batch, one after another, to save memory; 0: chosen
+                microbatches=0,  # parts of the batch, one after another, to save memory; 0: auto
                 seed=0,  # of parameters, data order and noise
                 initial="",  # directory of a run, whose averaged parameters this one starts from
                 seconds=0.0,  # wall-clock budget of training; 0: none
@@ -122,8 +122,9 @@ def get_config() -> ConfigDict:
                 tensor=1,
             ),
             # Evaluators under any names: likelihood | path | ngrams | information_profile |
-            # samples | zero_shot | frechet (of images). Each runs every `every` steps (0: never),
-            # and with final=True also at the end and in --mode eval.
+            # samples | zero_shot | generative_perplexity | known_words | frechet (of images). Each
+            # runs every `every` steps (0: never), and with final=True also at the end and in --mode
+            # eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",
@@ -172,8 +173,9 @@ def get_config() -> ConfigDict:
             sample=dict(
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
-                # confidence(score, per_step, noise) |
+                # confidence(score, per_step, noise, rule, limit, semi_autoregressive) |
                 # remask(strategy, eta, since, until, loop, held) |
+                # psi(kappa, since, until, greedy_tail), not for masks |
                 # metropolis(proposals, level) | left_to_right, for causal networks
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
@@ -202,7 +204,7 @@ def get_config() -> ConfigDict:
                 image_from="",  # or examples of the data: test:3, test:0,3,7
                 mask="",  # picture whose white is filled
                 box="",  # or the rectangle that is: top,left,height,width
-                trace=False,  # write pictures of how the first sample evolves
+                trace=False,  # animate the first sample, and write a page that shows the first 8
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
             ),
             checkpoint=dict(

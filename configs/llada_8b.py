@@ -25,7 +25,7 @@ def get_config():
     config.optim.update(
         learning_rate=2.5e-5, decay="constant", warmup_steps=50, b2=0.95, weight_decay=0.1
     )
-    # A sequence a chip at once.
+    # One sequence per chip at a time.
     config.train.update(num_steps=10_000, batch_size=256, microbatches=16)
     config.evals.validation.update(every=500, limit=256, batch_size=16)
     config.evals.test.batch_size = 16

@@ -1,9 +1,10 @@
 """tauLDR on CIFAR-10 (arXiv:2205.14987), with the settings of andrew-cr/tauLDR.
 
-Its time has base 3 in the rates of its own matrix, whose spectral gap is 0.0209204. Its loss is in
-nats of an image where the gradient here is of nats per dimension: so that is clipped at 1 / 3072.
-The paper reports <= 3.59 bits per dimension for its own code. Its network is a little different.
-This package has not been trained to the end with these settings.
+The paper's schedule has base 3 for rates whose spectral gap is 0.0209204; here the gap is 1, so
+that the scale is 3 times that gap. The authors clip the gradient of nats per image at 1; that of
+this package is of nats per dimension, and is clipped at 1 / 3072. The paper reports <= 3.59 bits
+per dimension for its own code. Its network is a little different. This package has not been trained
+to the end with these settings.
 """
 
 from configs import base, networks

@@ -11,7 +11,7 @@ both sides. A row of the table is one family:
                   repetition, and for one sequence `ROWS` times, of which the draws alone differ
     spread        standard deviation of the estimates over repetitions of one sequence, in bits a
                   character, and the mean of the reported standard errors
-    work          network evaluations of a sequence for a spread of 0.01 bits a character
+    work          network evaluations of a sequence for a spread of 0.01 bits per character
 
 "plain" are times from U(0, 1) with errors that take sequences as independent. The others are those
 of the evaluator: `evaluation_times` and errors that account for strata.
@@ -66,7 +66,7 @@ FAMILIES = {
 
 
 class Measured(NamedTuple):
-    """Outcome of all repetitions: coverage in percent, spread and mean error in bits a character.
+    """Outcome of all repetitions: coverage in percent, spread and mean error in bits per character.
 
     new, same  coverage for new sequences and for one sequence
     """
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Returns the network evaluations of a sequence for a spread of 0.01 bits a character."""
+        """Returns the network evaluations of a sequence for a spread of 0.01 bits per character."""
         return ROWS * (self.spread / 0.01) ** 2
 
 
@@ -162,7 +162,7 @@ def draw(seed: int, *shape: int) -> Array:
 def estimates(
     objective: Any, process: Any, x: Array, draws: int, *, strata: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (bits a character, their standard errors), each [R], of x [R, ROWS, L].
+    """Returns (bits per character, their standard errors), each [R], of x [R, ROWS, L].
 
     strata: whether errors account for the stratification of times
     """

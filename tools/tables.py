@@ -282,7 +282,7 @@ TABLES = {
         "steps are a beginning: the table shows how soon a family learns. The step time is a "
         "median, with the least and the most of 5 windows.",
         _family_rows,
-        ("reported bound", "bits a character", "ms a step (min-max)"),
+        ("reported bound", "bits per character", "ms a step (min-max)"),
         _family_cells,
     ),
     "speed": Table(
@@ -308,7 +308,7 @@ TABLES = {
         "A correct bound stays above, apart from the error. The error is that of the bound "
         "alone; much of it is the spread of the text, which both numbers share.",
         _entropy_rows,
-        ("reported bound", "entropy, nats a letter", "bound less entropy"),
+        ("reported bound", "entropy, nats per letter", "bound less entropy"),
         _entropy_cells,
     ),
     "sampling": Table(

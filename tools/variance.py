@@ -3,7 +3,7 @@
     python tools/variance.py --workdir RUN [--rows 16] [--repeats 100] [--split train]
 
 Takes the moving average of a trained masked model. Each number is the standard deviation of the
-gradient of nats a token over repeated draws, sqrt(sum of the variances of its entries), +- one
+gradient of nats per token over repeated draws, sqrt(sum of the variances of its entries), +- one
 standard error, in units of the first row. The column "draws" repeats the noise on one batch; the
 column "all" takes another batch each time. Every row costs one pass over as many tokens. All rows
 estimate the same gradient, so they differ in noise alone.

@@ -70,7 +70,7 @@ class Audited:
 
     @property
     def is_tight(self) -> bool:
-        """Whether independent uniform data cost log V nats a token."""
+        """Whether independent uniform data cost log V nats per token."""
         return _is_tight(self.problem, self.closest)
 
 

@@ -9,8 +9,14 @@ from md4_jax.options.parts import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
-USAGE = "python -m md4_jax.main [--config FILE] [--workdir DIR] [--mode MODE] [--config.KEY=VALUE]"
-KEYS = "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them."
+USAGE = (
+    "python -m md4_jax.main [serve|ls|sweep] [--config FILE] [--workdir DIR] [--mode MODE] "
+    "[--config.KEY=VALUE]"
+)
+KEYS = (
+    "Keys of the config are set by --config.SECTION.KEY=VALUE; configs/base.py lists them, and "
+    "docs/use.md says what each mode does."
+)
 MODES = (
     "train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit", "ls", "sweep"
 )  # fmt: skip
@@ -77,7 +83,11 @@ def _check_source(flags: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(usage=USAGE, epilog=KEYS, allow_abbrev=False)
-    parser.add_argument("--config", help="config file; default: the config of the run in --workdir")
+    parser.add_argument(
+        "--config",
+        help="a config: configs/owt.py, its name owt, or families.py:md4; default: that of the run "
+        "in --workdir",
+    )
     parser.add_argument("--workdir", help="directory of the run; default: a new one in runs/")
     parser.add_argument("--distributed", default="", help="auto, or HOST:PORT,PROCESSES,INDEX")
     parser.add_argument("--evals", default="", help="evaluators for --mode eval: a,b")
@@ -97,7 +107,14 @@ def _parser() -> argparse.ArgumentParser:
         "--vary", action="append", default=[], help="for --mode sweep: SECTION.KEY=V1,V2,..."
     )
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, h100:8, cpu:8")
-    parser.add_argument("--mode", default="train", choices=MODES, help="default: train")
+    parser.add_argument(
+        "--mode",
+        default="train",
+        choices=MODES,
+        help="train (default), eval, sample; bench: time it; plan: compile it for a pod; prepare: "
+        "fetch and tokenise data; import: start from another project's checkpoint; audit: check "
+        "that a loss is a bound; serve: a page in the browser; ls: list runs; sweep: try values",
+    )
     return parser
 
 

@@ -83,7 +83,7 @@ class GenerativePerplexity:
             "judge_length": self.length or judge.length,
             "end_of_text": self.end_of_text,
             "first_token_counts": judge.counts_first,
-            "draws": WIDTH,
+            "random_numbers": WIDTH,
             "sampler": experiment.config["sample"]["name"],
         }
         entropy, error = diversity.unigram_entropy(ids)

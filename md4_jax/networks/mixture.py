@@ -98,7 +98,7 @@ class ListMixture(TableMixture):
 
     A symbol that is not listed is not rare for that. So, unlike in `TableMixture`, estimates are
     added to the probabilities of the network and not to its logits, as in Jelinek and Mercer's
-    interpolation. To add up log ratios of counts took about 0.2 bits a token more (web text,
+    interpolation. To add up log ratios of counts took about 0.2 bits per token more (web text,
     0.9 million tokens of GPT-2). Weights and correction are logarithms here.
     """
 

@@ -37,8 +37,8 @@ def evaluation_times(objective: Objective, process: Any, v: Array) -> tuple[Arra
     """Turns uniforms v into (u, weight) so that the mean of weight f(u) is that of f(v).
 
     The weight is None where u = v. If the objective weighs noise of time u by about 1 / u, a draw
-    at u ~ U(0, 1) has no variance, or a large one. u = v^p with the weight p v^(p-1) makes it
-    finite. p = 2 is best for masks, and the weights of antithetic times add up to 2. In other
+    at u ~ U(0, 1) has an infinite or very large variance. u = v^p with the weight p v^(p-1) makes
+    it finite. p = 2 is best for masks, and the weights of antithetic times add up to 2. In other
     noise a changed token costs about log(1 / u) more, and p = 5 keeps the fourth moment small.
     """
     power = getattr(objective, "time_power", 1)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 LENGTH, BATCH, STEPS = 12, 64, 800
 # Half of the steps are enough for these to come as close as the others.
 SOON, FEWER = ("md4", "genmd4", "udlm", "block"), 400
-# A chain over four symbols, far from independent draws: 0.98 nats a token against log 4 = 1.39.
+# A chain over four symbols, far from independent draws: 0.98 nats per token against log 4 = 1.39.
 CHAIN = np.array(
     [[0.1, 0.7, 0.1, 0.1], [0.05, 0.05, 0.85, 0.05], [0.6, 0.1, 0.1, 0.2], [0.3, 0.1, 0.1, 0.5]]
 )
@@ -97,7 +97,7 @@ def excess(experiment, params, draws: int = 8) -> np.ndarray:
 @pytest.mark.parametrize("family", EVERY)
 def test_the_bound_comes_down_to_the_entropy_and_not_below(family):
     """Not under the entropy by more than 3 standard errors of the paired difference, at the
-    start, on the way and at the end, where the gap in nats a token is under the stated one."""
+    start, on the way and at the end, where the gap in nats per token is under the stated one."""
     experiment, steps = experiment_of(family), steps_of(family)
     step = jax.jit(
         make_train_step(

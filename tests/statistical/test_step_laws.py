@@ -70,7 +70,7 @@ def test_the_least_sure_tokens_are_taken_back_and_the_masks_keep_their_mean():
     left = (after == 3).sum(axis=1)
     assert abs(left.mean() - 10.0) < 4 * left.std() / np.sqrt(laws.N)
     taken = ((np.asarray(z) == 1) & (after == 3)).reshape(laws.N, 2, 12).sum(axis=(0, 2))
-    # 0.8 sigma_max = 0.8 tokens a sequence, sigma_max = min(1, 0.5 / 0.4).
+    # 0.8 sigma_max = 0.8 tokens per sequence, sigma_max = min(1, 0.5 / 0.4).
     expected = 0.8 * laws.N * np.array([1.0, np.e]) / (1.0 + np.e)
     assert (np.abs(taken - expected) < 4 * np.sqrt(expected)).all()
 
