@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
                 windows="grid",  # sequences: grid, adjacent | every, at every offset | documents
+                padding="hidden",  # behind a document that is a sequence: hidden | end_of_text
                 store="",  # directory of the tokens of large texts, gs:// too; '': the cache
                 detokenise="",  # rules for text split into tokens: wikitext | ptb | lm1b | ...
             ),

@@ -27,6 +27,7 @@ OF_EVALUATORS = ("data", "objective", "features")
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
     "data.detokenise": "",
+    "data.padding": "hidden",
     "data.windows": "grid",
     "network.attention_dropout": 0.0,
     "network.classes": 0,

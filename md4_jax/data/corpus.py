@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.data import labelled, loader, packing, prepare, text_size
+from md4_jax.data import labelled, loader, packing, pairs, prepare, text_size
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
 from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.shards import TokenShards
@@ -21,8 +21,8 @@ from md4_jax.runtime.sharding import max_over_processes
 class Corpus:
     """A source, read as symbols of a domain.
 
-    The documents of each split are joined to a token stream, which is cut into windows. Labelled
-    documents, and all with windows='documents', are not joined: each is one sequence. A source with
+    The documents of each split are joined to a token stream, which is cut into windows. Documents
+    with labels or prompts, and all with windows='documents', are each one sequence. A source with
     `rows` supplies the sequences and their context itself.
     Batches hold the rows of a global batch that belong to this process: `rows`, ascending.
     """
@@ -38,7 +38,7 @@ class Corpus:
         length = math.prod(self.domain.shape)
         if self._are_documents and not hasattr(self.source, "documents"):
             raise UserError("data.windows='documents' is for text; this data is single examples")
-        if not self._is_labelled and self.options.length != length:
+        if not self._are_own and self.options.length != length:
             raise UserError(
                 f"data.length={self.options.length} must be {length}: an example of this data "
                 f"has the shape {self.domain.shape}"
@@ -166,11 +166,13 @@ class Corpus:
         return Windows(self.stream(split), length, step or length, conditional, self._eot_id)
 
     def _rows(self, split: str) -> Rows:
-        if self._is_labelled:
-            return labelled.rows(self.source, self.domain, split, self.options.length)
-        if self._are_documents:
-            return labelled.of_documents(self.source, self.domain, split, self.options.length)
-        return self.source.rows(split)
+        if not self._are_own and not self._are_documents:
+            return self.source.rows(split)
+        padding = labelled.Padding.of(self.domain.tokenizer, self.options.padding)
+        make = labelled.rows if getattr(self.source, "label_key", "") else labelled.of_documents
+        if getattr(self.source, "prompt_key", ""):
+            make = pairs.rows
+        return make(self.source, self.domain, split, self.options.length, padding)
 
     def _text_size(self, *, are_texts: bool) -> Callable | None:
         """Makes a counter of bytes and words, for whole texts or for pieces of one text."""
@@ -190,7 +192,7 @@ class Corpus:
 
     @property
     def _has_rows(self) -> bool:
-        return self._is_labelled or self._are_documents or hasattr(self.source, "rows")
+        return self._are_own or self._are_documents or hasattr(self.source, "rows")
 
     @property
     def _are_documents(self) -> bool:
@@ -198,9 +200,9 @@ class Corpus:
         return self.options.windows == "documents"
 
     @property
-    def _is_labelled(self) -> bool:
-        """Returns whether documents have labels; each is then one sequence."""
-        return bool(getattr(self.source, "label_key", ""))
+    def _are_own(self) -> bool:
+        """Returns whether each document has a label or a prompt; it is then one sequence."""
+        return labelled.own_sequences(self.source)
 
     @property
     def _eot_id(self) -> int | None:

@@ -124,6 +124,11 @@ class Detokenised:
         change = DETOKENISERS[self._name]
         return (one._replace(text=change(one.text)) for one in self._source.labelled(split))
 
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """Yields the prompts of the split with their answers."""
+        change = DETOKENISERS[self._name]
+        return ((change(prompt), change(answer)) for prompt, answer in self._source.pairs(split))
+
     def _sections(self) -> dict[str, list[Part]]:
         """Returns the files of each section, which give detokenised documents."""
         sections = self._source.sections()

@@ -20,6 +20,41 @@ class Labelled(NamedTuple):
     where: str
 
 
+class Padding(NamedTuple):
+    """What follows a text that is shorter than its row.
+
+    end     ids that close a text: its end of text, or none
+    counts  whether a row is filled up with that end, which counts, so that a model learns how long
+            texts are (LLaDA, arXiv:2502.09992); otherwise with tokens that do not count
+    """
+
+    end: tuple[int, ...] = ()
+    counts: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: Any, kind: str) -> "Padding":
+        """Makes the padding that data.padding names; UserError without an end of text for it."""
+        end = () if tokenizer.eot_id is None else (int(tokenizer.eot_id),)
+        if kind == "end_of_text" and not end:
+            raise UserError(
+                "data.padding='end_of_text' needs a tokenizer with an end of text, and that of "
+                "this run has none: leave data.padding='hidden'"
+            )
+        return cls(end, kind == "end_of_text")
+
+    def row(self, ids: np.ndarray, length: int) -> np.ndarray:
+        """Returns `length` tokens, cut or padded, and how many of them count."""
+        own = np.concatenate([ids, np.array(self.end, int)])[:length].astype(int)
+        fill = self.end[0] if self.counts else 0
+        filled = np.concatenate([own, np.full(length - len(own), fill)])
+        return np.append(filled, length if self.counts else len(own))
+
+
+def own_sequences(source: Any) -> bool:
+    """Returns whether each text of a source is one sequence, since it has a label or a prompt."""
+    return bool(getattr(source, "label_key", "") or getattr(source, "prompt_key", ""))
+
+
 def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
     """Returns the labels of a training split in the order of their classes.
 
@@ -48,48 +83,47 @@ def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
     return tuple(range(max(numbers) + 1))
 
 
-def rows(source: Any, domain: Any, split: str, length: int) -> Rows:
+def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) -> Rows:
     """Returns the texts of a split as rows of `length` tokens with context `label`.
 
     A text ends with the tokenizer's end of text, if it has one. Longer texts are cut; shorter ones
-    are padded, and padding does not count. Texts are tokenised once and kept on disk.
+    are padded. Texts are tokenised once and kept on disk.
 
     Raises UserError for a label that the training split does not have.
     """
     tokenizer, numbers = domain.tokenizer, {name: k for k, name in enumerate(domain.labels)}
     size = max(tokenizer.vocab_size, length + 1, len(numbers))
     described = [source.fingerprint(), tokenizer.to_json(), split, "rows", length, domain.labels]
-    pieces = lambda: _pieces(source, tokenizer, split, length, numbers)  # noqa: E731
+    described += [*padding] if padding.counts else []
+    pieces = lambda: _pieces(source, tokenizer, split, length, padding, numbers)  # noqa: E731
     found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 2)
     return Rows(found[:, :length], {"label": found[:, length + 1]}, found[:, length])
 
 
-def of_documents(source: Any, domain: Any, split: str, length: int) -> Rows:
+def of_documents(source: Any, domain: Any, split: str, length: int, padding: Padding) -> Rows:
     """Returns the documents of a split, without labels, as rows of `length` tokens; see `rows`."""
     tokenizer = domain.tokenizer
-    end = [] if tokenizer.eot_id is None else [tokenizer.eot_id]
     described = [source.fingerprint(), tokenizer.to_json(), split, "documents", length]
+    described += [*padding] if padding.counts else []
 
     def pieces() -> Iterator[np.ndarray]:
         for ids in packing.encoded(source, tokenizer, split, source.documents(split)):
-            yield _row(ids, end, length)
+            yield padding.row(ids, length)
 
     size = max(tokenizer.vocab_size, length + 1)
     found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 1)
     return Rows(found[:, :length], lengths=found[:, length])
 
 
-def _row(ids: np.ndarray, end: list[int], length: int) -> np.ndarray:
-    """Returns `length` tokens, cut or padded, and how many of them count."""
-    own = np.concatenate([ids, np.array(end, int)])[:length].astype(int)
-    return np.concatenate([own, np.zeros(length - len(own), int), [len(own)]])
-
-
 def _pieces(
-    source: Any, tokenizer: Any, split: str, length: int, numbers: dict[str | int, int]
+    source: Any,
+    tokenizer: Any,
+    split: str,
+    length: int,
+    padding: Padding,
+    numbers: dict[str | int, int],
 ) -> Iterator[np.ndarray]:
     """Yields rows: `length` tokens, how many of them count, and the class."""
-    end = [] if tokenizer.eot_id is None else [tokenizer.eot_id]
     texts = (text.text for text in source.labelled(split))
     ids_of_each = packing.encoded(source, tokenizer, split, texts)
     for ids, text in zip(ids_of_each, source.labelled(split), strict=True):
@@ -99,4 +133,4 @@ def _pieces(
                 f"{text.where}, of the {split} split, has the label {text.label!r}, which no text "
                 f"of the train split has; it has {known or 'none'}"
             )
-        yield np.append(_row(ids, end, length), numbers[text.label])
+        yield np.append(padding.row(ids, length), numbers[text.label])

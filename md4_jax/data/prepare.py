@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tqdm
 
+from md4_jax.data.labelled import own_sequences
 from md4_jax.data.lock import alone
 from md4_jax.data.shards import (
     Cursor,
@@ -44,7 +45,7 @@ def is_sharded(source: Any, store: str) -> bool:
     store: data.store. Small texts have shards if it names a directory, else a file of tokens for
     each split; see data/packing.py.
     """
-    if not hasattr(source, "sections") or getattr(source, "label_key", ""):
+    if not hasattr(source, "sections") or own_sequences(source):
         return False
     return source.is_large or (bool(store) and source.has_documents)
 

@@ -76,7 +76,8 @@ class Rows:
 
     tokens   integers [N, L], an array or a memory map
     context  other inputs of the network, by name, each [N, ...]: a class `label`
-    lengths  integers [N], how many tokens of each row count; the rest is padding. None: all
+    lengths  integers [N], where the padding of each row begins, which does not count. None: none
+    begins   integers [N], where the tokens that count begin, behind a prompt. None: at the start
     augment  changes training rows at random: (tokens [B, L], random bits uint64 [B]) -> tokens.
              None: they stay as they are
     """
@@ -85,6 +86,7 @@ class Rows:
     context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     lengths: np.ndarray | None = None
     augment: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    begins: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,8 +97,10 @@ class Rows:
 
     @property
     def size(self) -> SplitSize:
-        counted = self.tokens.size if self.lengths is None else int(np.sum(self.lengths, dtype=int))
-        return SplitSize(len(self), counted)
+        if self.lengths is None:
+            return SplitSize(len(self), self.tokens.size)
+        before = 0 if self.begins is None else int(np.sum(self.begins, dtype=int))
+        return SplitSize(len(self), int(np.sum(self.lengths, dtype=int)) - before)
 
     def take(self, index: np.ndarray) -> Batch:
         """Returns the rows with these numbers [B]."""
@@ -114,18 +118,23 @@ class Rows:
         return self.tokens[self._loss_mask(np.arange(len(self)))]
 
     def fingerprint(self) -> dict[str, int]:
-        """Returns {tokens, crc32}; the checksum is of the tokens, their lengths and the context."""
+        """Returns {tokens, crc32}; the checksum is of the tokens, their places and the context."""
         crc, arrays = 0, [self.tokens, *(self.context[name] for name in sorted(self.context))]
-        for array in arrays if self.lengths is None else [*arrays, self.lengths]:
+        arrays += [places for places in (self.lengths, self.begins) if places is not None]
+        for array in arrays:
             for first in range(0, len(self), ROWS_AT_ONCE):
                 crc = zlib.crc32(np.ascontiguousarray(array[first : first + ROWS_AT_ONCE]), crc)
         return {"tokens": self.size.tokens, "crc32": crc}
 
     def _loss_mask(self, index: np.ndarray) -> np.ndarray | None:
-        """Marks the tokens of rows that are not padding; None: all."""
+        """Marks the tokens of rows that are neither prompt nor padding; None: all."""
         if self.lengths is None:
             return None
-        return np.arange(self.length) < np.asarray(self.lengths)[index][:, None]
+        place = np.arange(self.length)
+        counted = place < np.asarray(self.lengths)[index][:, None]
+        if self.begins is not None:
+            counted &= place >= np.asarray(self.begins)[index][:, None]
+        return counted
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:

@@ -22,7 +22,9 @@ class DataOptions:
     separate_documents  attention stays within a document
     windows             sequences: "grid" cuts the token stream into adjacent ones, "every" takes
                         one at every offset when training, "documents" makes one of each document,
-                        cut or padded; padding does not count
+                        cut or padded
+    padding             what follows a document that is one sequence: "hidden" tokens that do not
+                        count, or "end_of_text", again and again, which count
     store               directory of the tokens of large texts, gs:// too: all machines of a pod
                         then use what one of them makes. "": the cache directory
     detokenise          name of the rules of data/detokenise.py that documents are changed by, for
@@ -33,6 +35,7 @@ class DataOptions:
     length: int = 256
     separate_documents: bool = False
     windows: str = "grid"
+    padding: str = "hidden"
     store: str = ""
     detokenise: str = ""
 
@@ -41,6 +44,8 @@ class DataOptions:
             raise UserError(
                 f"data.windows must be 'grid', 'every' or 'documents', not {self.windows!r}"
             )
+        if self.padding not in ("hidden", "end_of_text"):
+            raise UserError(f"data.padding must be 'hidden' or 'end_of_text', not {self.padding!r}")
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 

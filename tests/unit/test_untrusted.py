@@ -94,7 +94,7 @@ def test_a_text_is_bounded_when_it_is_unpacked(ending, tmp_path, monkeypatch):
     else:
         path.write_bytes(gzip.compress(text))
     with pytest.raises(UserError, match="more than 10,000 bytes when it is unpacked"):
-        list(formats.read(path, "text"))
+        list(formats.read(path, formats.Keys("text")))
 
 
 def test_text8_and_images_are_bounded(tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ and optionally
     origin(split, number)  the place of a document, for messages
     label_key          not "" if texts have labels
     labelled(split)    the texts with their labels (Labelled of data/labelled.py)
+    prompt_key         not "" if texts are answers to prompts
+    pairs(split)       (prompt, answer) of each
 A source of large text, whose tokens are kept in shards (data/prepare.py), has besides
     title              name of the directory of shards
     is_large, has_documents  whether shards are worth it, and whether splits are of whole documents

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from md4_jax.data import contents
 from md4_jax.data.labelled import Labelled
 from md4_jax.data.sources import formats
-from md4_jax.data.sources.formats import Document, Part
+from md4_jax.data.sources.formats import Document, Keys, Part
 from md4_jax.data.sources.splits import bounds, check_split, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
@@ -29,6 +29,8 @@ class TextFiles:
     text_key    key of the text in a JSON line, or column of a Parquet file
     label_key   likewise of the label, a name or a number from 0 on; each document is then one
                 sequence. "": no labels, and documents are joined
+    prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
+                only the answer is noised and counted. "": no prompts
     validation  fraction of the documents if below 1, otherwise their number
     test        likewise; the last documents are test, those before validation
 
@@ -45,10 +47,18 @@ class TextFiles:
     path: str | tuple[str, ...]
     text_key: str = "text"
     label_key: str = ""
+    prompt_key: str = ""
     validation: float = 0.05
     test: float = 0.05
 
     title = "text"
+
+    def __post_init__(self):
+        if self.label_key and self.prompt_key:
+            raise UserError(
+                f"data.label_key={self.label_key!r} and data.prompt_key={self.prompt_key!r} do not "
+                "go together: take one of them"
+            )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -74,7 +84,7 @@ class TextFiles:
 
     def sections(self) -> dict[str, list[Part]]:
         """Returns the files of each section of the corpus, in order; here there is one."""
-        read = lambda path: lambda: formats.read(path, self.text_key)  # noqa: E731
+        read = lambda path: lambda: formats.read(path, Keys(self.text_key))  # noqa: E731
         return {"text": [Part(path.stat().length, read(path)) for path in self._files]}
 
     def ranges(self, split: str, documents: Mapping[str, int]) -> list[tuple[str, int, int]]:
@@ -88,12 +98,17 @@ class TextFiles:
     def fingerprint(self) -> str:
         """Returns a hash of the files' names and contents, and of the arguments."""
         facts = contents.of_texts(self._files)
-        labels = (self.label_key,) if self.label_key else ()
-        return digest("text", facts, self.text_key, self.validation, self.test, *labels)
+        more = (self.label_key,) if self.label_key else ()
+        more += ("prompt", self.prompt_key) if self.prompt_key else ()
+        return digest("text", facts, self.text_key, self.validation, self.test, *more)
 
     def documents(self, split: str) -> Iterator[str]:
-        """Yields the documents of the split, one at a time."""
-        return (document.text for document in self._split(split))
+        """Yields the documents of the split, one at a time, each after its prompt."""
+        return (document.prompt + document.text for document in self._split(split))
+
+    def pairs(self, split: str) -> Iterator[tuple[str, str]]:
+        """Yields the prompts of the split with their answers."""
+        return ((document.prompt, document.text) for document in self._split(split))
 
     def labelled(self, split: str) -> Iterator[Labelled]:
         """Yields the documents of the split with their labels."""
@@ -107,7 +122,7 @@ class TextFiles:
         check_split(split)
         count = sum(map(formats.count, self._files))
         amounts = {"validation": self.validation, "test": self.test}
-        if count >= MIN_DOCUMENTS or self.label_key:
+        if count >= MIN_DOCUMENTS or self._is_table:
             start, stop = bounds(count, split, unit="documents", **amounts)
             return itertools.islice(self._all(), start, stop)
         length = sum(len(document.text) for document in self._all())
@@ -116,7 +131,12 @@ class TextFiles:
 
     def _all(self) -> Iterator[Document]:
         for path in self._files:
-            yield from formats.read(path, self.text_key, self.label_key)
+            yield from formats.read(path, Keys(self.text_key, self.label_key, self.prompt_key))
+
+    @property
+    def _is_table(self) -> bool:
+        """Returns whether each document is a sequence of its own, with a label or a prompt."""
+        return bool(self.label_key or self.prompt_key)
 
     @property
     def _size(self) -> int:
@@ -125,11 +145,12 @@ class TextFiles:
     @functools.cached_property
     def _files(self) -> list[Place]:
         found = matching(self.path)
-        for path in found:
-            if self.label_key and not formats.is_table(path):
+        for key in ("label_key", "prompt_key"):
+            wrong = [path for path in found if getattr(self, key) and not formats.is_table(path)]
+            if wrong:
                 raise UserError(
-                    f"data.label_key={self.label_key!r} needs files of JSON lines, .jsonl or "
-                    f".jsonl.gz, or .parquet, and data.path has {path}"
+                    f"data.{key}={getattr(self, key)!r} needs files of JSON lines, .jsonl or "
+                    f".jsonl.gz, or .parquet, and data.path has {wrong[0]}"
                 )
         return found
 

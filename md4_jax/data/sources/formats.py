@@ -34,6 +34,7 @@ class Document(NamedTuple):
     line      number of the line or row in its file, from 1 on; 0: another kind of file
     start     number of characters of the file before the text
     label     value of data.label_key; '' without labels
+    prompt    value of data.prompt_key; '' without prompts
     member    name in an archive; '' outside of archives
     position  bytes of the file that were read so far, for a display of progress
     """
@@ -43,6 +44,7 @@ class Document(NamedTuple):
     line: int = 0
     start: int = 0
     label: str | int = ""
+    prompt: str = ""
     member: str = ""
     position: int = 0
 
@@ -53,6 +55,24 @@ class Document(NamedTuple):
         line = f", line {self.line}" if self.line else ""
         start = f", from character {self.start} on" if self.start else ""
         return f"{self.path}{member}{line}{start}"
+
+
+class Keys(NamedTuple):
+    """Keys of a JSON line, or columns of a Parquet file: of its text, label and prompt.
+
+    '' for one that is not read.
+    """
+
+    text: str
+    label: str = ""
+    prompt: str = ""
+
+    def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
+        """Returns the document of a record, a line or a row; UserError if it lacks a key."""
+        label = _label(where, record, self.label) if self.label else ""
+        prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
+        text = _text(where, record, "text_key", self.text)
+        return Document(text, path, number, label=label, prompt=prompt)
 
 
 class Part(NamedTuple):
@@ -82,16 +102,12 @@ def count(path: Place) -> int:
     return sum(1 for _ in _members(path)) if is_archive(path) else 1
 
 
-def read(path: Place, text_key: str, label_key: str = "") -> Iterator[Document]:
-    """Yields the documents of a file; UserError for one that cannot be read.
-
-    text_key   key of the text in a JSON line, or column of a Parquet file
-    label_key  likewise of the label; '': no labels
-    """
+def read(path: Place, keys: Keys) -> Iterator[Document]:
+    """Yields the documents of a file; UserError for one that cannot be read."""
     if _is_lines(path):
-        return _lines(path, text_key, label_key)
+        return _lines(path, keys)
     if path.suffix == ".parquet":
-        return _rows(path, text_key, label_key)
+        return _rows(path, keys)
     return _members(path) if is_archive(path) else iter([_whole(path)])
 
 
@@ -140,33 +156,30 @@ def _whole(path: Place) -> Document:
     return Document(_decode(str(path), raw, 0), path, position=path.stat().length)
 
 
-def _lines(path: Place, text_key: str, label_key: str) -> Iterator[Document]:
+def _lines(path: Place, keys: Keys) -> Iterator[Document]:
     offset = 0
     with _opened(path) as (file, content):
         for number, line in enumerate(_split(path, content), 1):
             if line.strip():
                 where = f"{path}, line {number}"
                 record = _record(where, _decode(str(path), line, offset))
-                label = _label(where, record, label_key) if label_key else ""
-                text = _text(where, record, text_key)
-                yield Document(text, path, number, 0, label, position=file.tell())
+                found = keys.document(where, record, path, number)
+                yield found._replace(position=file.tell())
             offset += len(line)
 
 
-def _rows(path: Place, text_key: str, label_key: str) -> Iterator[Document]:
-    keys = [key for key in (text_key, label_key) if key]
+def _rows(path: Place, keys: Keys) -> Iterator[Document]:
+    wanted = {f"{name}_key": key for name, key in keys._asdict().items() if key}
     with _parquet(path) as table:
-        for key, option in zip(keys, ("text_key", "label_key"), strict=False):
+        for option, key in wanted.items():
             _check_key(str(path), table.schema_arrow.names, option, key)
         size, number = path.stat().length, 0
-        for batch in table.iter_batches(ROWS_AT_ONCE, columns=keys):
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=[*dict.fromkeys(wanted.values())]):
             for record in batch.to_pylist():
                 number += 1
                 where = f"{path}, row {number}"
-                label = _label(where, record, label_key) if label_key else ""
-                position = size * number // table.metadata.num_rows
-                text = _text(where, record, text_key)
-                yield Document(text, path, number, 0, label, position=position)
+                found = keys.document(where, record, path, number)
+                yield found._replace(position=size * number // table.metadata.num_rows)
 
 
 @contextlib.contextmanager
@@ -246,8 +259,8 @@ def _check_key(where: str, keys: Any, option: str, key: str) -> None:
         raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}")
 
 
-def _text(where: str, record: dict[str, Any], key: str) -> str:
-    _check_key(where, record, "text_key", key)
+def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
+    _check_key(where, record, option, key)
     text = record[key]
     if not isinstance(text, str):
         raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")

@@ -217,7 +217,7 @@ class PublicText:
 
     def _read(self, path: Place, section: str) -> Iterator[Document]:
         """Yields the documents of a file, of an archive those of one section if it is given."""
-        found = formats.read(path, self.text_key)
+        found = formats.read(path, formats.Keys(self.text_key))
         if section:
             found = (one for one in found if self._section(one.member) == section)
         return self._recipe.shape(found)
