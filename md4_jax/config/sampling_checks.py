@@ -65,16 +65,14 @@ def _check_image(experiment: Experiment) -> None:
 
 
 def _check_guidance(experiment: Experiment) -> None:
-    """Raises UserError if `sample.guidance` has no label, or no prediction without one."""
+    """Raises UserError if `sample.guidance` has no aim, or no prediction without it."""
     options, transform = experiment.sample, experiment.sampler_step.transform
     said = f"sample.guidance={options.guidance}"
     if options.guidance == 1.0:
         return
     if options.label < 0:
-        raise UserError(
-            f"{said} steers samples towards a class: set sample.label to one of the classes of a "
-            "network with network.classes, or leave sample.guidance=1.0"
-        )
+        _check_guiding_prompt(experiment, said)
+        return
     dropout = experiment.config["network"].get("label_dropout", 0.0)
     if not dropout:
         raise UserError(
@@ -86,6 +84,28 @@ def _check_guidance(experiment: Experiment) -> None:
             f"{said} on noise that is no mask combines whole distributions: leave sample.top_k=0 "
             f"and sample.top_p=1.0, not {transform.top_k} and {transform.top_p}"
         )
+
+
+def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
+    """Raises UserError if samples without a label cannot be steered towards a prompt."""
+    options, given = experiment.sample, dataclasses.asdict(experiment.prompt)
+    if not any(value for key, value in given.items() if key != "blank"):
+        raise UserError(
+            f"{said} steers samples towards a class or a prompt: set sample.label to one of the "
+            "classes of a network with network.classes, or sample.prompt, suffix or template, or "
+            "leave sample.guidance=1.0"
+        )
+    if not isinstance(experiment.process, RevealsMasks):
+        raise UserError(
+            f"{said} towards a prompt hides it behind masks: it needs process.name='masking', not "
+            f"{experiment.config['process']['name']!r}"
+        )
+    for key, value in (("block", sample_block(experiment)), ("stride", options.stride)):
+        if value:
+            raise UserError(
+                f"{said} towards a prompt is for samples that are drawn as a whole: leave "
+                f"sample.{key}=0, not {value}, or sample.guidance=1.0"
+            )
 
 
 def _check_blocks(experiment: Experiment) -> None:

@@ -115,7 +115,8 @@ class SampleOptions:
     stride      new tokens of each window, for text longer than in training; 0: one window, the
                 network sees the whole text at once
     label       class of the samples, for a network with classes; -1: none
-    guidance    weight w of the label: samples follow p(x | label)^w p(x)^(1 - w) at each step
+    guidance    weight w of the label: samples follow p(x | label)^w p(x)^(1 - w) at each step.
+                Without a label it is that of the prompt
     batch_size  sequences sampled at once
     seed        sample i depends on the seed and i alone
     trace       whether to write pictures of how the first sample evolves

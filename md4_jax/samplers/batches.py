@@ -65,7 +65,7 @@ def make_sampler(
     """
 
     def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
-        denoiser, process = guided(network, params, context, guidance)
+        denoiser, process = guided(network, params, context, guidance, prompt)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(denoiser, process, step, grid=grid, keys=keys, prompt=prompt, trace=trace)
 

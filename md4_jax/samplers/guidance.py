@@ -1,4 +1,4 @@
-"""Classifier-free guidance towards a class: docs/samplers.md#guidance."""
+"""Classifier-free guidance towards a class or a prompt: docs/samplers.md#guidance."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -6,15 +6,30 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, Process
+from md4_jax.protocols import (
+    Accelerator,
+    Array,
+    Blockwise,
+    Denoiser,
+    Network,
+    Params,
+    Process,
+    Prompt,
+)
 
 
 def guided(
-    network: Network, params: Params, context: Mapping[str, Array], weight: float
+    network: Network,
+    params: Params,
+    context: Mapping[str, Array],
+    weight: float,
+    prompt: Prompt | None = None,
 ) -> tuple[Denoiser, Any]:
     """Returns the denoiser and the process that sample with guidance (arXiv:2412.10193).
 
     weight  w, 0: the label of the context is ignored; 1: it is obeyed; above 1: more than obeyed
+    prompt  of the batch. Without a label, and with masks, it takes its place: y is the prompt, and
+            p(x | z) is the prediction with masks in its place (LLaDA, arXiv:2502.09992)
 
     Masks: mu prop p(x | z, y)^w p(x | z)^(1 - w); a reveal's probability does not depend on x.
     Other noise: p(z_s | z_t) prop p(z_s | z_t, y)^w p(z_s | z_t)^(1 - w), see `GuidedProcess`.
@@ -23,23 +38,48 @@ def guided(
     if weight == 1.0:
         return network.denoiser(params, context), params["process"]
     if weight == 0.0:
-        return _free(network, params, context), params["process"]
-    return weighed(network, params, context, weight)
+        return _free(network, params, context, prompt), params["process"]
+    return weighed(network, params, context, weight, prompt)
 
 
 def weighed(
-    network: Network, params: Params, context: Mapping[str, Array], weight: Array | float
+    network: Network,
+    params: Params,
+    context: Mapping[str, Array],
+    weight: Array | float,
+    prompt: Prompt | None = None,
 ) -> tuple[Denoiser, Any]:
     """Returns what `guided` does, with two network calls for every weight, which may be traced."""
-    process, free = params["process"], _free(network, params, context)
+    process, free = params["process"], _free(network, params, context, prompt)
     told = network.denoiser(params, context)
     if process.shows_clean:
         return both(told, free, functools.partial(combined, weight=weight)), process
     return both(told, free, lambda *each: jnp.stack(each)), GuidedProcess(process, weight)
 
 
-def _free(network: Network, params: Params, context: Mapping[str, Array]) -> Denoiser:
-    return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
+def _free(
+    network: Network, params: Params, context: Mapping[str, Array], prompt: Prompt | None
+) -> Denoiser:
+    """Returns the denoiser that does not know the label or, without one, the prompt."""
+    if "label" in context or prompt is None:
+        return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
+    return hidden(network.denoiser(params, context), prompt.mask, params["process"].mask_id)
+
+
+def hidden(denoiser: Denoiser, mask: Array, mask_id: int) -> Denoiser:
+    """Returns the denoiser that sees masks at these positions, bool [B, L]."""
+    hide = lambda z: jnp.where(mask, mask_id, z)  # noqa: E731
+    at = denoiser.accelerator.features_at
+    if at is not None:
+        at = lambda z, t, index: denoiser.accelerator.features_at(hide(z), t, index)  # noqa: E731
+    return Denoiser(
+        lambda z, t: denoiser.features(hide(z), t),
+        denoiser.unembed,
+        denoiser.accelerator._replace(features_at=at),
+        rebind=lambda count: hidden(
+            denoiser.repeated(count), jnp.repeat(mask, count, axis=0), mask_id
+        ),
+    )
 
 
 def calls(weight: float) -> int:
@@ -110,7 +150,7 @@ def both(told: Denoiser, free: Denoiser, join: Callable[[Array, Array], Array]) 
         _side_by_side(told.features, free.features),
         unembed,
         Accelerator(told.accelerator.groups, _side_by_side(told.features_at, free.features_at)),
-        None if told.blocks is None else _blockwise(told.blocks, free.blocks),
+        _blockwise(told.blocks, free.blocks) if told.blocks and free.blocks else None,
         lambda count: both(told.repeated(count), free.repeated(count), join),
     )
 

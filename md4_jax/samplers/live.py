@@ -50,7 +50,7 @@ class _Run(NamedTuple):
 
     asked: Asked
     params: Params
-    told: tuple[Mapping[str, Array], Array]
+    told: tuple[Mapping[str, Array], Array, Prompt]
     kind: float | None
     keys: Array
     prompt: Prompt
@@ -73,13 +73,13 @@ class Live:
         self._pass = jit(self._bound(_pass), mesh, network, static_argnames=("kind", "capacity"))
 
     def _bound(self, function: Callable) -> Callable:
-        """Returns the function with (params, context, weight, kind) in place of a denoiser."""
+        """Returns the function with (params, told, kind) in place of a denoiser."""
 
-        def bound(params: Params, told: tuple[Mapping, Array], *rest, kind: Any, **static):
-            context, weight = told
+        def bound(params: Params, told: tuple[Mapping, Array, Prompt], *rest, kind: Any, **static):
+            context, weight, prompt = told
             make = weighed if kind is None else guided
             denoiser, process = make(
-                self._network, params, context, weight if kind is None else kind
+                self._network, params, context, weight if kind is None else kind, prompt
             )
             return function(denoiser, process, *rest, **static)
 
@@ -94,7 +94,7 @@ class Live:
         prompt, context = to_global((whole, context), self._mesh)
         weight = float(asked.guidance)
         kind = weight if weight in (0.0, 1.0) else None
-        run = _Run(asked, params, (context, jnp.float32(weight)), kind, keys, prompt)
+        run = _Run(asked, params, (context, jnp.float32(weight), prompt), kind, keys, prompt)
         with jax.set_mesh(self._mesh):
             count = jnp.int32(len(asked.grid))
             chain = self._start(params["process"], prompt, loop.fold(keys, count))

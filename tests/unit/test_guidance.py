@@ -5,6 +5,7 @@ import functools
 import exact
 import jax
 import jax.numpy as jnp
+import laws
 import numpy as np
 import pytest
 import tiny_networks
@@ -19,7 +20,7 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt
 from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers import SAMPLERS
-from md4_jax.samplers.ancestral import reveal_by_symbol
+from md4_jax.samplers.ancestral import Ancestral, reveal_by_symbol
 from md4_jax.samplers.batches import draw_samples, make_sampler
 from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.grids import uniform
@@ -333,3 +334,47 @@ def test_repeated_rows_keep_both_predictions():
     once, twice, told, free = (np.asarray(x) for x in call(params))
     np.testing.assert_allclose(twice, np.repeat(once, 2, axis=0), atol=2e-5)
     np.testing.assert_allclose(once, 2.0 * told - free, atol=2e-5)
+
+
+GIVEN = Prompt(np.array([1, 0]), np.array([True, False]))
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
+def test_a_prompt_is_obeyed_more_or_less(weight):
+    """p(x_1 | x_0 = 1)^w p(x_1)^(1 - w), normalised: chi-squared, n = 20,000, p > 1e-4."""
+    process, keys = Masking(3), exact.keys_for(0, laws.N)
+    denoiser = exact.denoiser_of(exact.perfect_logits(exact.P_V3L2))
+    network = Network(lambda key: {}, lambda params, context, keys: denoiser, time_free=True)
+    prompt = Prompt(*(np.repeat(x[None], laws.N, axis=0) for x in GIVEN))
+
+    @jax.jit
+    def draw(keys):
+        own, _ = guided(network, {"network": {}, "process": process}, {}, weight, prompt)
+        return sample(own, process, Ancestral(), grid=uniform(3), keys=keys, prompt=prompt)[0]
+
+    chain = draw(keys)
+    law = (exact.P_V3L2[1] / exact.P_V3L2[1].sum()) ** weight
+    law = law * exact.P_V3L2.sum(axis=0) ** (1.0 - weight)
+    counts = np.bincount(np.asarray(chain.z)[:, 1], minlength=3)
+    assert (np.asarray(chain.z)[:, 0] == 1).all() and laws.accepted(counts, law)
+    for other in {0.0, 1.0, 2.5} - {weight}:
+        wrong = (exact.P_V3L2[1] / exact.P_V3L2[1].sum()) ** other
+        assert not laws.accepted(counts, wrong * exact.P_V3L2.sum(axis=0) ** (1.0 - other))
+
+
+def test_hidden_positions_are_masks_to_the_network():
+    """In a transformer, whole, at some positions, and with repeated rows."""
+    network, params = tiny_networks.built(depth=1)
+    z, t, mask = tiny_networks.Z, tiny_networks.T, np.arange(tiny_networks.Z.shape[1]) < 2
+    process = Masking(int(z.max()) + 1)
+    both = {"network": params, "process": process}
+    prompt = Prompt(np.asarray(z), np.broadcast_to(mask, z.shape))
+    free, _ = guided(network, both, {}, 0.0, prompt)
+    plain = network.denoiser(both)
+    seen = jnp.where(mask, process.mask_id, z)
+    np.testing.assert_array_equal(free(z, t), plain(seen, t))
+    assert (np.asarray(plain(seen, t)) != np.asarray(plain(z, t))).any()
+    index = jnp.asarray(np.broadcast_to([1, 3], (len(z), 2)))
+    np.testing.assert_array_equal(free.features_at(z, t, index), plain.features_at(seen, t, index))
+    twice = free.repeated(2)(jnp.repeat(z, 2, axis=0), jnp.repeat(t, 2))
+    np.testing.assert_allclose(twice, np.repeat(free(z, t), 2, axis=0), atol=2e-5)
