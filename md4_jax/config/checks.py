@@ -40,13 +40,14 @@ def validate(experiment: Experiment) -> None:
         *(partial(check, experiment) for check in of_experiment),
         *(partial(_check_bound_batch, experiment, *item) for item in bounds.items()),
         *(partial(_check_size, key, *size) for key, size in _sizes(experiment, bounds).items()),
-        *(partial(_check_fit, experiment, component) for component in components),
+        *(partial(check_fit, experiment, component) for component in components),
     )
     all_of(
         *(partial(_check_steps, experiment, component) for component in components),
         partial(_check_grid, experiment),
         partial(check_sampling, experiment),
-        *(partial(_check_bound, experiment, *item) for item in bounds.items()),
+        *(partial(_check_bound, experiment, *item) for item in _reporting(experiment)),
+        *(partial(_check_stride, experiment, *item) for item in bounds.items()),
         *(partial(e.check, experiment, f"evals.{k}") for k, e in evaluators if hasattr(e, "check")),
         partial(check_best, experiment),
     )
@@ -153,6 +154,11 @@ def _bounds(experiment: Experiment) -> dict[str, Any]:
     return {name: e for name, e in experiment.evals.items() if isinstance(e, LikelihoodBound)}
 
 
+def _reporting(experiment: Experiment) -> list[tuple[str, Any]]:
+    """Returns the names and evaluators that have an objective."""
+    return [(name, e) for name, e in experiment.evals.items() if hasattr(e, "objective")]
+
+
 def _objective_name(objective: Any) -> str:
     """Returns the name of an objective in a config, also of one that `auto` chose."""
     names = {cls: name for name, cls in REGISTRIES["objective"].items()}
@@ -167,15 +173,14 @@ def _components(experiment: Experiment) -> list[Component]:
         Component("objective", config["objective"]["name"], experiment.objective),
         *(
             Component(f"evals.{name}.objective", _objective_name(e.objective), e.objective)
-            for name, e in experiment.evals.items()
-            if hasattr(e, "objective")
+            for name, e in _reporting(experiment)
         ),
         Component("sample", config["sample"]["name"], experiment.sampler_step),
     ]
 
 
 def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
-    """Raises UserError if an evaluator's objective is no bound or does not fit its lengths."""
+    """Raises UserError if an evaluator's objective is no bound."""
     key, name = f"evals.{evaluation}", _objective_name(evaluator.objective)
     if not evaluator.objective.is_bound(experiment.process):
         raise UserError(
@@ -183,23 +188,26 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
             f"({experiment.process}), so it cannot be reported as a likelihood; any_order "
             "with weight_power=1 is a bound for every schedule"
         )
-    length = evaluator.data.get("length", experiment.data.length)
+
+
+def _check_stride(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
+    """Raises UserError if a bound does not fit the lengths of its evaluator."""
+    key = f"evals.{evaluation}"
+    length, stride = evaluator.data.get("length", experiment.data.length), evaluator.stride
     if hasattr(evaluator.objective, "check_length"):
         evaluator.objective.check_length(length)
-    stride = evaluator.stride
     if not stride:
         return
     if stride > length:
         raise UserError(f"{key}.stride={stride} must be at most data.length={length}")
-    block = getattr(evaluator.objective, "block", 1)
-    if (length - stride) % block:
+    if (length - stride) % (block := getattr(evaluator.objective, "block", 1)):
         raise UserError(
             f"{key}.stride={stride} leaves data.length={length} - {stride} tokens before each "
             f"sequence, which {key}.objective.block={block} must divide"
         )
 
 
-def _check_fit(experiment: Experiment, part: Component) -> None:
+def check_fit(experiment: Experiment, part: Component) -> None:
     """Raises UserError if an objective or the sampler does not fit the process or network."""
     chosen = experiment.config["process"]["name"]
     network = experiment.network

@@ -21,7 +21,7 @@ class Labelled(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """What follows a text that is shorter than its row.
+    """Filling of a row behind a text that is shorter.
 
     end     ids that close a text: its end of text, or none
     counts  whether a row is filled up with that end, which counts, so that a model learns how long

@@ -1,6 +1,7 @@
 """Sequences of one length, by index: windows of a token stream, or rows of a source."""
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -76,7 +77,8 @@ class Rows:
 
     tokens   integers [N, L], an array or a memory map
     context  other inputs of the network, by name, each [N, ...]: a class `label`
-    lengths  integers [N], where the padding of each row begins, which does not count. None: none
+    lengths  integers [N], where the padding of each row begins, which neither counts nor is seen:
+             it is a segment of its own, -1. None: there is none
     begins   integers [N], where the tokens that count begin, behind a prompt. None: at the start
     augment  changes training rows at random: (tokens [B, L], random bits uint64 [B]) -> tokens.
              None: they stay as they are
@@ -105,8 +107,18 @@ class Rows:
     def take(self, index: np.ndarray) -> Batch:
         """Returns the rows with these numbers [B]."""
         context = {name: _narrow(values[index]) for name, values in self.context.items()}
+        if self._has_padding:
+            # The network does not see padding, which is no text.
+            is_text = np.arange(self.length) < np.asarray(self.lengths)[index][:, None]
+            context["segments"] = np.where(is_text, 0, -1).astype(np.int32)
         tokens = np.asarray(self.tokens[index], np.int32)
         return batch_of(tokens, loss_mask=self._loss_mask(index), context=context)
+
+    @functools.cached_property
+    def _has_padding(self) -> bool:
+        return self.lengths is not None and bool(
+            np.min(self.lengths, initial=self.length) < self.length
+        )
 
     def rest(self) -> None:
         """Returns None: every row is whole."""

@@ -14,7 +14,7 @@ from md4_jax.evals import report
 from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
-from md4_jax.objectives.draws import antithetic_times, draws, evaluation_times
+from md4_jax.objectives.draws import antithetic_times, draws, evaluation_times, weighed
 from md4_jax.options import check_seed
 from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
 from md4_jax.runtime.compiling import jit
@@ -185,12 +185,9 @@ def make_eval_step(
             _, keys = draws(seed, index * draws_per_sequence + draw, size)
             own = jax.vmap(antithetic_times, (0, None))(u, draws_per_sequence)[:, draw]
             times, weight = evaluation_times(objective, params["process"], own)
-            nats, extra = objective(denoiser, params["process"], batch, times, keys)
-            parts = {name: extra[name] for name in PARTS if name in extra}
-            if weight is not None:
-                ends = sum(parts.values())
-                nats = weight * (nats - ends) + ends
-            return {"nats": nats, **parts}
+            found = objective(denoiser, params["process"], batch, times, keys)
+            nats, extra = weighed(*found, weight)
+            return {"nats": nats, **{name: extra[name] for name in PARTS if name in extra}}
 
         return jax.lax.map(one, jnp.arange(draws_per_sequence)) | {"strata": u}
 

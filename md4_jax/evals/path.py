@@ -171,6 +171,11 @@ class PathLikelihood:
                     f"{key}: sample.{option}={getattr(step.transform, option)} gives most texts "
                     "probability 0; leave it out"
                 )
+        if step.transform.temperature == 0:
+            raise UserError(
+                f"{key}: at sample.temperature=0 all texts but one have probability 0: take a "
+                "temperature above 0"
+            )
         if experiment.sample.guidance != 1.0:
             raise UserError(
                 f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path: set "

@@ -12,11 +12,16 @@ from md4_jax.evals.texts import bucket, encoded, takes_segments
 from md4_jax.experiment import Experiment
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.draws import draws
+from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.radd import TDCE, LambdaDCE
+from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Objective, Params, UserError, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 
+# Bounds of masks in continuous time, which all have the value of `any_order`.
+SAME = (MD4, LambdaDCE, ScoreEntropy, TDCE)
 ROWS = 16  # draws of one estimate; the error comes from several
 
 
@@ -79,12 +84,8 @@ def splitting(experiment: Experiment, objective: Objective) -> Any:
     """Returns a bound of the same value that is a sum over tokens; UserError if there is none."""
     if hasattr(objective, "of_tokens"):
         return objective
-    process, needs = experiment.process, objective.needs
-    if (
-        isinstance(process, RevealsMasks)
-        and process.is_complete
-        and not (needs.causal or needs.blockwise)
-    ):
+    process = experiment.process
+    if isinstance(process, RevealsMasks) and process.is_complete and isinstance(objective, SAME):
         return AnyOrder()
     raise UserError(
         f"the bound {type(objective).__name__} of this model is no sum over tokens: only models of "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.config import build, schema
+from md4_jax.config import build, checks, schema
 from md4_jax.config import load as config_lib
 from md4_jax.config.evaluators import tightest
 from md4_jax.evals.likelihood import LikelihoodBound, main_bound
@@ -268,7 +268,7 @@ class Model:
                 return chosen.objective
             return tightest("score", own.objective, own.process, own.network)
         found = schema.build_section("objective", {"name": name})
-        fits = isinstance(own.process, found.needs.processes) and found.is_bound(own.process)
-        if not fits or found.needs.causal != own.network.causal:
+        checks.check_fit(own, checks.Component("objective", name, found))
+        if not found.is_bound(own.process):
             raise UserError(f"objective={name!r} is no bound of -log p for this model")
         return found

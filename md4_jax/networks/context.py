@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from md4_jax.networks.condition import TIME_EMBEDDINGS
 from md4_jax.networks.dropout import LABEL, folded, kept
 from md4_jax.protocols import Array, UserError
 
@@ -55,6 +56,14 @@ def check_options(
     check_choices(options, choices)
     check_rates(options, *rates)
     check_least(options, **least)
+    if getattr(options, "time_conditioning", False) and hasattr(options, "condition"):
+        form = TIME_EMBEDDINGS[options.time_embedding]
+        width = form.width or options.condition or options.size
+        if width < 4:  # the frequencies of its sinusoids would be 0 / 0
+            raise UserError(
+                f"the embedding of the time has {width} features and needs at least 4: raise "
+                "network.condition, or network.size if that is 0"
+            )
     if options.output == "truncated_logistic" and options.vocab_size < 2:
         raise UserError(
             "network.output=truncated_logistic needs two symbols at least, "

@@ -74,7 +74,7 @@ class BlockDiffusion:
         return BlockDiffusion(self.block)
 
     def is_exact(self, network: Network) -> bool:
-        return self.block == 1 and network.time_free and not self.is_clipped
+        return self.block == 1 and network.time_free and self.draws == "exact"
 
     def check_length(self, length: int) -> None:
         """UserError for sequences that are not whole blocks."""

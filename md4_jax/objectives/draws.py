@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Objective
+from md4_jax.protocols import PARTS, Array, Objective
 
 
 def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
@@ -61,3 +61,17 @@ def _grows_like_time(process: Any) -> bool:
     with jax.ensure_compile_time_eval():
         early, later = (schedule.one_minus_alpha(jnp.float32(t)) for t in (0.01, 0.02))
         return bool(2.0**0.5 < later / early < 2.0**1.5)
+
+
+def weighed(
+    nats: Array, extra: dict[str, Array], weight: Array | None
+) -> tuple[Array, dict[str, Array]]:
+    """Returns what an objective returns, with the weight [B] of its times; None: as it is.
+
+    PARTS, which are no integrals over times, keep their values in the nats and beside them.
+    """
+    if weight is None:
+        return nats, extra
+    ends = sum(value for name, value in extra.items() if name in PARTS)
+    weighted = {k: value if k in PARTS else weight * value for k, value in extra.items()}
+    return weight * (nats - ends) + ends, weighted

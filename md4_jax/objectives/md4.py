@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, Schedule, UserError
 
 # The smallest time of a draw. It replaces u = 0, where the weight 1/t and no masks give inf * 0.
 # u = 0 stands for the float32 cell [0, 2^-23), so that no part of the integral is left out.
@@ -40,9 +40,17 @@ class MD4:
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the bound."""
-        schedule = process.schedule
-        weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
+        weight = masked_weight(process.schedule, t)
         return weight * masked_nats(denoiser, process, batch, z, t)
+
+
+def masked_weight(schedule: Schedule, t: Array) -> Array:
+    """Returns -alpha'_t / (1 - alpha_t), the weight of a masked token's cross-entropy, like t.
+
+    0 where 1 - alpha is too small for a float: then no token is masked.
+    """
+    noise = schedule.one_minus_alpha(t)
+    return jnp.where(noise > 0, -schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,14 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import noise_of
-from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, masked, noised, prompted
+from md4_jax.objectives.md4 import (
+    MD4,
+    SMALLEST_TIME,
+    masked,
+    masked_weight,
+    noised,
+    prompted,
+)
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
@@ -94,10 +101,10 @@ def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:
     schedule = process.schedule
     noise = schedule.one_minus_alpha(t)
     # sigma k = -alpha' / (1 - alpha). alpha stays above 0, where log k is infinite.
-    alpha = jnp.maximum(schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
-    log_k = jnp.log(alpha) - jnp.log(noise)
+    tiny = float(jnp.finfo(jnp.float32).tiny)
+    log_k = jnp.log(jnp.maximum(schedule.alpha(t), tiny)) - jnp.log(jnp.maximum(noise, tiny))
     masks = jnp.sum(noise_of(process, batch, z), axis=1)
-    return schedule.dalpha(t) / noise * log_k * masks
+    return -masked_weight(schedule, t) * log_k * masks
 
 
 def offset(process: RevealsMasks) -> Array:

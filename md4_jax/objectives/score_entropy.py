@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
-from md4_jax.objectives.md4 import masked, noised
+from md4_jax.objectives.md4 import masked, masked_weight, noised
 from md4_jax.objectives.token_nats import counted, score_nats, uniform_score_nats
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
@@ -74,7 +74,6 @@ class ScoreEntropy:
             log_rho = -jnp.log1p(process.odds(t))[:, None]
             nats_BxL = uniform_score_nats(log_score, z, batch.tokens, log_rho)
             return rate(process, t) * counted(nats_BxL, batch)
-        schedule = process.schedule
         shift_BxL = jnp.broadcast_to(self._shift(process, t)[:, None], z.shape)
         nats_BxL = at_noise(
             denoiser,
@@ -83,8 +82,7 @@ class ScoreEntropy:
             reduce=lambda outputs, x, shift: score_nats(outputs - shift[..., None], x),
             rows=(batch.tokens, shift_BxL),
         )
-        weight = -schedule.dalpha(t) / schedule.one_minus_alpha(t)
-        return weight * jnp.sum(nats_BxL, axis=1)
+        return masked_weight(process.schedule, t) * jnp.sum(nats_BxL, axis=1)
 
     def _shift(self, process: RevealsMasks, t: Array) -> Array:
         """Returns what is subtracted from the outputs to get log(s / k), [B]."""
@@ -92,7 +90,8 @@ class ScoreEntropy:
             return jnp.full(t.shape, jnp.log(process.vocab_size))
         # log k, with alpha above 0, where s is zero as well.
         alpha = jnp.maximum(process.schedule.alpha(t), float(jnp.finfo(jnp.float32).tiny))
-        return jnp.log(alpha) - jnp.log(process.schedule.one_minus_alpha(t))
+        noise = process.schedule.one_minus_alpha(t)
+        return jnp.log(alpha) - jnp.log(jnp.maximum(noise, float(jnp.finfo(jnp.float32).tiny)))
 
 
 def rate(process: RedrawsUniformly, t: Array) -> Array:

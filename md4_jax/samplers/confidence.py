@@ -11,7 +11,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.draw import draw_token, probability
-from md4_jax.samplers.orders import blocks_of, in_order
+from md4_jax.samplers.orders import blocks_of, in_order, masks_share
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
@@ -43,8 +43,8 @@ class Confidence:
               entropy      the most of which the entropies, in nats, add up to at most `limit`
                            without the largest (EB-Sampler, 2505.24857)
               The last three reveal at least one mask, and at least as many as the grid says, so
-              that `steps` is the most that they take. The network is told the time at which the
-              expected share of masks is that of the sequence
+              that `steps` is the most that they take. With them, and with per_step, the network is
+              told the time at which the expected share of masks is that of the sequence
     semi_autoregressive
               positions of a block. Blocks are filled from left to right, counted from the end of
               the prompt, and all of them are visible as masks (LLaDA). 0: one block
@@ -144,10 +144,13 @@ class Confidence:
         return self._chosen(process, chain, logits, chain.z, due)
 
     def time(self, process: RevealsMasks, chain: Chain, t: Array) -> Array:
-        """Returns the time that the network is told in a step from t: [B]."""
-        if not self.is_adaptive:
+        """Returns the time that the network is told in a step from t: [B].
+
+        If the grid does not say how many masks there are, it is that of their share.
+        """
+        if not (self.is_adaptive or self.per_step):
             return jnp.full(len(chain.z), t)
-        return process.schedule.inverse(jnp.mean(process.is_noise(chain.z), axis=1))
+        return process.schedule.inverse(masks_share(chain, process.is_noise(chain.z)))
 
     def _due(self, process: RevealsMasks, chain: Chain, masks: Array, s: Array) -> Array:
         """Least number of masks that the step to s reveals: [B]."""

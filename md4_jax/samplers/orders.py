@@ -28,6 +28,12 @@ def blocks_of(chain: Chain, size: int) -> Array | int:
     return (jnp.cumsum(~chain.prompt_mask, axis=1, dtype=jnp.int32) - 1) // size
 
 
+def masks_share(chain: Chain, masks: Array) -> Array:
+    """Returns the share of these masks [B, L] among the positions outside the prompt: [B]."""
+    free = jnp.sum(~chain.prompt_mask, axis=1)
+    return jnp.sum(masks, axis=1) / jnp.maximum(free, 1)
+
+
 def in_order(chosen: Array, values: Array, block: Array | int = 0) -> Array:
     """Returns the positions by block, then by value, those that are not chosen last: [B, L]."""
     values = jnp.where(chosen, values, jnp.inf)
@@ -162,10 +168,9 @@ class AnyOrder:
         if not self.per_step:
             return _by_grid(process, chain, ranks, grid)
         rank = ranks // self.per_step
+        free = jnp.maximum(jnp.sum(~chain.prompt_mask, axis=1, keepdims=True), 1)
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
-        return RevealSchedule(
-            jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / length)
-        )
+        return RevealSchedule(jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / free))
 
     def per_round(self, length: int) -> int:
         """Returns how many positions a round reveals at most."""

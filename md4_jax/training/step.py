@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.objectives.draws import draws, early_times
+from md4_jax.objectives.draws import draws, early_times, weighed
 from md4_jax.options import TrainOptions
 from md4_jax.protocols import (
     Array,
@@ -76,9 +76,8 @@ def make_train_step(
     def loss(objective: Objective, params: Params, batch: Batch, u: Array, keys: Array):
         denoiser = network.denoiser(params, batch.context, keys)
         power = options.time_power
-        u, weight = early_times(u, power) if power > 1 else (u, 1.0)
-        nats_B, extra = objective(denoiser, params["process"], batch, u, keys)
-        nats_B = weight * nats_B
+        u, weight = early_times(u, power) if power > 1 else (u, None)
+        nats_B, extra = weighed(*objective(denoiser, params["process"], batch, u, keys), weight)
         metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
         return metrics["nats"] / batch.tokens.shape[1], metrics
 

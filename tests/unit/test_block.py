@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_networks
 from scipy import stats
 
 from md4_jax.networks.attention import attend_where
@@ -357,6 +358,14 @@ def test_b02_the_variance_of_blocks_of_one(low, high, variance):
 def test_impossible_options_are_refused(options, words):
     with pytest.raises(UserError, match=words):
         BlockDiffusion(**options)
+
+
+def test_a_drawn_time_is_not_called_exact():
+    """With a time for each block even blocks of one token have noise (B02)."""
+    network = tiny_networks.built(depth=1, time_conditioning=False)[0]
+    assert BlockDiffusion(1).is_exact(network)
+    assert not BlockDiffusion(1, "times").is_exact(network)
+    assert not BlockDiffusion(2).is_exact(network)
 
 
 def test_what_is_no_bound_is_not_called_one():

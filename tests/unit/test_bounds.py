@@ -4,12 +4,15 @@ import dataclasses
 import math
 
 import exact
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, DiscreteMD4
+from md4_jax.objectives.radd import TDCE
+from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, Polynomial
 from md4_jax.protocols import Denoiser
@@ -302,3 +305,15 @@ def test_the_network_is_told_the_time_that_its_input_was_noised_to(decoder, firs
     masked = (seen["z"] == 2).reshape(terms, -1).mean(axis=1)
     # Within 4 standard errors of 600 draws.
     np.testing.assert_array_less(abs(masked - times), 4 * np.sqrt(times * (1 - times) / 600) + 1e-9)
+
+
+@pytest.mark.parametrize("objective", [MD4(), ScoreEntropy(), ScoreEntropy(scaled=False), TDCE()])
+def test_a_steep_schedule_has_a_finite_loss_at_all_times(objective):
+    """t^40 is no float32 before t = 0.1: no token is masked then, and the loss is 0."""
+    process, t = Masking(3, Polynomial(40.0)), np.array([1e-6, 0.05, 0.5, 0.99], np.float32)
+    batch, keys = exact.batch_of(np.zeros((4, 5))), exact.keys_for(0, 4)
+    denoiser = exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, 3)))
+    nats, _ = jax.jit(lambda u: objective(denoiser, process, batch, u, keys))(t)
+    assert np.isfinite(nats).all()
+    if not isinstance(objective, TDCE):  # whose constant is there without masks
+        np.testing.assert_array_equal(nats[:2], 0.0)

@@ -154,12 +154,19 @@ def test_blocks_from_the_right_are_refused():
 
 
 def test_rules_tell_the_network_the_share_of_masks():
-    """Six masks of eight at t = 1 are told 0.75, the time of that share; by count they are told
-    the time of the grid."""
-    chain = exact.chain_of(np.array([[0, 0, 2, 2, 2, 2, 2, 2], [2] * 8]))
-    told = {
-        rule: np.asarray(Confidence(rule=rule).time(Masking(2), chain, jnp.float32(1.0)))
-        for rule in ("count", "threshold")
-    }
-    np.testing.assert_allclose(told["count"], [1.0, 1.0])
-    np.testing.assert_allclose(told["threshold"], [0.75, 1.0], atol=1e-6)
+    """Three of the six positions behind a prompt are told 0.5, the time of that share; by the grid
+    all are told its time."""
+    z = np.array([[0, 0, 0, 0, 0, 2, 2, 2], [0, 0, 2, 2, 2, 2, 2, 2]])
+    chain = exact.chain_of(z, np.tile(np.arange(8) < 2, (2, 1)))
+    for step, told in (
+        (Confidence(), [0.9, 0.9]),
+        (Confidence(per_step=2), [0.5, 1.0]),
+        (Confidence(rule="threshold"), [0.5, 1.0]),
+    ):
+        found = step.time(Masking(2), chain, jnp.float32(0.9))
+        np.testing.assert_allclose(found, told, atol=1e-6)
+    schedule = AnyOrder("left_to_right", 2).schedule(
+        Masking(2), chain, uniform(4), exact.keys_for(0, 2)
+    )
+    np.testing.assert_allclose(schedule.time[0, 5:], [0.5, 0.5, 1 / 6], atol=1e-6)
+    np.testing.assert_allclose(schedule.time[1, 2:], [1, 1, 2 / 3, 2 / 3, 1 / 3, 1 / 3], atol=1e-6)

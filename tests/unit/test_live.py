@@ -7,8 +7,11 @@ from peer_folders import peer_folder
 from playgrounds import of_images, of_text
 
 import md4_jax
+from md4_jax.evals.token_costs import splitting
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.draws import draws
+from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.protocols import Prompt, UserError, batch_of
 
 
@@ -129,6 +132,21 @@ def test_uniform_noise_has_no_costs_of_tokens(uniform):
     assert not uniform.has_token_costs
     with pytest.raises(UserError, match="is no sum over tokens"):
         uniform.token_costs("abc")
+
+
+@pytest.mark.parametrize("objective", [DiscreteMD4(2), AlongOrder("left_to_right")])
+def test_a_bound_of_another_value_has_no_costs_of_tokens(objective, text):
+    """Those of `any_order` would add up to another number than the score."""
+    with pytest.raises(UserError, match="is no sum over tokens"):
+        splitting(text.experiment, objective)
+    assert splitting(text.experiment, MD4()) == AnyOrder()
+
+
+def test_a_bound_for_outputs_of_another_meaning_is_refused(tmp_path):
+    """Log scores are no logits of a mixture."""
+    model = md4_jax.load(peer_folder(tmp_path, "sedd_uniform"), {"mesh.data": 1})
+    with pytest.raises(UserError, match="needs process.parametrisation=.* not 'score'"):
+        model.score("abc", objective="uniform_elbo")
 
 
 def test_samplers_that_fit(text, uniform):

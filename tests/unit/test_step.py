@@ -13,7 +13,7 @@ import pytest
 from md4_jax.evals.likelihood import make_eval_step
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
-from md4_jax.objectives.draws import antithetic_times, draws, early_times
+from md4_jax.objectives.draws import antithetic_times, draws, early_times, weighed
 from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, UserError, batch_of
@@ -79,8 +79,9 @@ def test_early_times_have_less_weight(power):
     noise = np.asarray(jax.vmap(jax.random.uniform)(keys))
     v = np.asarray(v, np.float64)
     np.testing.assert_allclose(metrics["u"], v.mean(), rtol=1e-5)
-    np.testing.assert_allclose(moved["u"], (v**power).mean(), rtol=1e-5)
-    expected = -(power * v ** (power - 1) * (v**power + noise)) / BATCH
+    weight = power * v ** (power - 1)
+    np.testing.assert_allclose(moved["u"], (weight * v**power).mean(), rtol=1e-5)
+    expected = -(weight * (v**power + noise)) / BATCH
     np.testing.assert_allclose(early.params["network"]["w"], expected, rtol=1e-4)
     assert np.abs(np.asarray(plain.params["network"]["w"]) - expected).max() > 0.01
 
@@ -395,3 +396,13 @@ def test_eval_draws_have_keys_of_their_own_and_repeat():
 def test_impossible_options_are_refused(options, words):
     with pytest.raises(UserError, match=words):
         TrainOptions(**options)
+
+
+def test_parts_of_a_bound_are_not_weighed_with_its_times():
+    """The integral and diagnostics are; a reconstruction keeps its value, beside and in the sum."""
+    extra = {"reconstruction": np.array([2.0, 3.0]), "masked": np.array([0.5, 0.25])}
+    nats, found = weighed(np.array([12.0, 23.0]), extra, np.array([0.1, 2.0]))
+    np.testing.assert_allclose(nats, [3.0, 43.0])
+    np.testing.assert_allclose(found["reconstruction"], [2.0, 3.0])
+    np.testing.assert_allclose(found["masked"], [0.05, 0.5])
+    assert weighed(nats, extra, None) == (nats, extra)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tiny_networks
 
 from md4_jax.config import inputs, load
 from md4_jax.data.corpus import Corpus
@@ -165,3 +166,19 @@ def test_labels_change_the_fingerprint_only_where_they_are(source, tmp_path):
     without = TextFiles(with_labels.path, validation=0, test=2)
     assert with_labels.fingerprint() != without.fingerprint()
     assert list(with_labels.documents("test")) == ["", "so so"]
+
+
+def test_padding_is_not_seen(source):
+    """Features of a text are those of the text alone, whatever stands behind it."""
+    data = corpus(source([*TEXTS[:3], ("x", "neg")], test=1))
+    batch = evaluated(data)
+    assert (batch.context["segments"] == np.where(batch.loss_mask, 0, -1)).all()
+    network, params = tiny_networks.built(vocab_size=257, depth=1)
+    z, t = np.where(batch.loss_mask, 257, batch.tokens), np.full(3, 0.5, np.float32)
+    segments = {"segments": batch.context["segments"]}
+    found = network.bind(params, segments, None)(z, t)
+    other = network.bind(params, segments, None)(np.where(batch.loss_mask, z, 7), t)
+    for row, length in enumerate(batch.loss_mask.sum(axis=1)):
+        alone = network.bind(params, {}, None)(z[row : row + 1, :length], t[:1])[0]
+        np.testing.assert_allclose(found[row, :length], alone, atol=2e-5)
+        np.testing.assert_array_equal(other[row, :length], found[row, :length])

@@ -48,7 +48,9 @@ def test_only_answers_count(corpus):
     assert [shown(row) for row in batch.tokens] == ["1+1=2$..", "2+2=4$..", "10+10=20", "a?a long"]
     counted = ["".join("x" if c else "-" for c in row) for row in batch.loss_mask]
     assert counted == ["----xx--", "----xx--", "------xx", "--xxxxxx"]
-    assert batch.context == {} and batch.text.tolist() == [[1, 1], [1, 1], [2, 1], [6, 2]]
+    seen = ["".join("x" if s == 0 else "-" for s in row) for row in batch.context["segments"]]
+    assert seen == ["xxxxxx--", "xxxxxx--", "xxxxxxxx", "xxxxxxxx"]
+    assert batch.text.tolist() == [[1, 1], [1, 1], [2, 1], [6, 2]]
     assert data.sizes(["train", "test"]) == {"train": (4, 12), "test": (1, 1)}
     assert shown(data.stream("train")) == "2$4$20a long"
 
@@ -56,7 +58,7 @@ def test_only_answers_count(corpus):
 def test_ends_of_text_that_count(corpus):
     batch = evaluated(corpus(padding="end_of_text"))
     assert [shown(row) for row in batch.tokens[:2]] == ["1+1=2$$$", "2+2=4$$$"]
-    assert batch.loss_mask.sum(axis=1).tolist() == [4, 4, 2, 6]
+    assert batch.loss_mask.sum(axis=1).tolist() == [4, 4, 2, 6] and batch.context == {}
 
 
 def test_training_batches_have_the_same_rows(corpus):
