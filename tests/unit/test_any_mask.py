@@ -70,6 +70,19 @@ def test_what_is_saved_and_imported_is_the_same_model(middle, tmp_path):
     assert saved.domain.to_json() == model.domain.to_json()
 
 
+def test_a_mask_at_the_end_is_stored_as_before(tmp_path):
+    """So that runs that were made before there was the key are read, and are the same."""
+    model = md4_jax.load(peer_folder(tmp_path, "llada"))
+    kept = json.loads(model.domain.to_json())["tokenizer"]
+    assert kept.keys() == {"name", "definition", "eot", "size"} and kept["size"] == 125
+    assert model.config["tokenizer"].keys() == {"name", "path", "eot", "size"}
+    saved = model.save(tmp_path / "saved")
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "README.md", "config.json", "model.safetensors", "tokenizer.json"
+    ]  # fmt: skip
+    assert np.array_equal(md4_jax.load(saved).logits([1, 125]), model.logits([1, 125]))
+
+
 def test_a_mask_that_config_json_does_not_name_is_a_key(middle, tmp_path):
     folder = peer_folder(tmp_path, "llada")
     told = json.loads((middle / "config.json").read_text())
