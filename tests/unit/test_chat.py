@@ -165,15 +165,23 @@ def test_padding_of_a_canvas_changes_nothing(model):
 
 
 @needs_jinja
-def test_the_last_block_is_drawn_whole(model):
+@pytest.mark.parametrize("text, free", [("abc", 9), ("abcdefghij", 6)])
+def test_the_last_block_is_drawn_whole(text, free, model, monkeypatch):
     """Of 3 + 6 positions in blocks of 4 twelve are drawn, as if twelve had been asked for."""
+    prompts = []
+
+    def spy(*arguments):
+        prompts.extend(arguments[3])
+        return samples.drawn_samples(*arguments)
+
+    monkeypatch.setattr(answers, "drawn_samples", spy)
     options = {"block": 4, "name": "any_order", "order": "left_to_right", "top_k": 1}
-    for text, more in (("abc", 3), ("abcdefghij", 0)):
-        (found,) = answers.drawn(model, [model.domain.encode(text)], 6, options)
-        size = len(text) + 6 + more
-        whole = model.sample(1, text, length=size, **options).tokens[0, len(text) :]
-        ended = [n for n, token in enumerate(whole) if token in answers.ends(model)]
-        assert found.tolist() == whole[: min([6, *ended])].tolist()
+    (found,) = answers.drawn(model, [model.domain.encode(text)], 6, options)
+    (prompt,) = prompts
+    assert np.flatnonzero(~prompt.mask).tolist() == list(range(len(text), len(text) + free))
+    whole = model.sample(1, text, length=len(text) + free, **options).tokens[0, len(text) :]
+    ended = [n for n, token in enumerate(whole) if token in answers.ends(model)]
+    assert found.tolist() == whole[: min([6, *ended])].tolist()
 
 
 @needs_jinja
@@ -184,10 +192,12 @@ def test_few_shapes_are_compiled(model, monkeypatch):
     def spy(experiment, params, programs, prompts, context):
         shapes.append((len(prompts), len(prompts[0].tokens)))
         assert all(len(values) == len(prompts) for values in context.values())
+        # Nothing else is drawn: the padding counts as given.
+        assert {int((~prompt.mask).sum()) for prompt in prompts} == {6}
         return samples.drawn_samples(experiment, params, programs, prompts, context)
 
     monkeypatch.setattr(answers, "drawn_samples", spy)
-    prompts = [np.zeros(n, np.int32) for n in (1, 2, 3, 9, 20, 58)]
+    prompts = [np.zeros(n, np.int32) for n in (1, 2, 9, 20, 58)]
     answers.drawn(model, prompts, 6, {**GREEDY, "batch_size": 8})
     assert shapes == [(4, 16), (1, 32), (1, 64)]
     prompts = [np.zeros(1, np.int32)] * 11
