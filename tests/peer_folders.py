@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import tokenizers
+from safetensors.numpy import load_file, save_file
 
 INSTANCES = Path(__file__).parent / "published"
 SIZES = dict(vocab_size=12, model_length=16, hidden_dim=32, cond_dim=16, n_blocks=2, n_heads=2)
@@ -34,6 +36,13 @@ TOLD = {
 # Printable characters that stand for themselves in a byte-level vocabulary.
 LETTERS = "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, [*range(0x21, 0x61), *range(0xA1, 0xAD)]))
 LETTERS += "".join(map(chr, range(0xAE, 0xC7)))[: 125 - len(LETTERS)]
+# A chat: its special entries, the mask among them, and a template in the manner of LLaDA's.
+MARKS = ("<|start|>", "<|endoftext|>", "<|mask|>", "<|role|>", "<|said|>", "<|eot_id|>")
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "<|role|>{{ message['role'] }}<|said|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|role|>assistant<|said|>\n\n{% endif %}"
+)
 
 
 def answers(name: str) -> dict:
@@ -57,9 +66,55 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
 
 def tokenizer(letters: int, special: int = 0) -> tokenizers.Tokenizer:
     """A byte-level vocabulary of single characters, then special entries."""
-    vocabulary = {letter: index for index, letter in enumerate(LETTERS[:letters])}
+    return byte_level(LETTERS[:letters], [f"<|special_{n}|>" for n in range(special)])
+
+
+def byte_level(letters: str, special: list[str]) -> tokenizers.Tokenizer:
+    """A byte-level vocabulary of these characters, then these special entries."""
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens([f"<|special_{n}|>" for n in range(special)])
+    made.add_special_tokens(list(special))
     return made
+
+
+def with_mask_at(folder: Path, mask: int, last: int = 125) -> Path:
+    """Moves the row `last` of a LLaDA's tables to the row `mask`, and names it in config.json."""
+    arrays = load_file(folder / "model.safetensors")
+    for name in ("wte", "ff_out"):
+        table = arrays[f"model.transformer.{name}.weight"]
+        order = np.insert(np.delete(np.arange(len(table)), last), mask, last)
+        arrays[f"model.transformer.{name}.weight"] = table[order]
+    save_file(arrays, folder / "model.safetensors")
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "mask_token_id": mask}))
+    return folder
+
+
+def chat_folder(directory: Path, name: str = "chat") -> Path:
+    """Makes the folder of a tiny chat model, whose mask (122) is followed by other entries."""
+    folder = peer_folder(directory / name, "llada", mask_token_id=122)
+    # The bytes of a line feed and of a space, then letters.
+    byte_level("\u010a\u0120" + LETTERS[:118], MARKS).save(str(folder / "tokenizer.json"))
+    tokens = {"bos_token": "<|start|>", "eos_token": {"content": "<|endoftext|>"}}
+    told = {**tokens, "chat_template": TEMPLATE, "model_max_length": 64}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return folder
+
+
+def says_a_or_ends(folder: Path) -> None:
+    """Changes the parameters so that each drawn token is 'a' or <|eot_id|>, with 1/2 each.
+
+    Without the outputs of blocks the network sees only that a position is masked.
+    """
+    arrays = load_file(folder / "model.safetensors")
+    for name, array in arrays.items():
+        if name.endswith(("attn_out.weight", "ff_out.weight")):
+            arrays[name] = np.zeros_like(array)
+    table, head = (f"model.transformer.{name}.weight" for name in ("wte", "ff_out"))
+    arrays[table][:] = np.eye(32, dtype=np.float32)[0]
+    arrays["model.transformer.ln_f.weight"][:] = 1.0
+    arrays[head][:, 0] = -100.0
+    arrays[head][[2, 125], 0] = 1.0  # 'a' and <|eot_id|>
+    save_file(arrays, folder / "model.safetensors")

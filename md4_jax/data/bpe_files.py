@@ -3,7 +3,7 @@
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,8 +47,8 @@ def pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def spellings(tokenizer, size: int) -> list[bytes] | None:
-    """Returns the bytes of the entries 0..size-1, empty where an id has no entry.
+def spellings(tokenizer, ids: Sequence[int]) -> list[bytes] | None:
+    """Returns the bytes of the entries with these ids, empty where an id has no entry.
 
     Returns None for a vocabulary whose decoder is not byte-level: the text of an entry then
     depends on its neighbours.
@@ -56,7 +56,7 @@ def spellings(tokenizer, size: int) -> list[bytes] | None:
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         return None
     byte_of = _byte_of_character()
-    entries = [tokenizer.id_to_token(i) or "" for i in range(size)]
+    entries = [tokenizer.id_to_token(int(i)) or "" for i in ids]
     # An entry with any other character stands for itself, as in the library.
     return [
         bytes(byte_of[c] for c in entry) if byte_of.keys() >= set(entry) else entry.encode()
@@ -79,10 +79,35 @@ def limited(encode: Encode, tokenizer, size: int) -> Encode:
     return checked
 
 
+def without_mask(encode: Encode, tokenizer, size: int, mask: int) -> Encode:
+    """Returns the function with ids 0..size-1, in which those after the mask moved down by one.
+
+    UserError for a text that has the mask, or an entry beyond the `size` symbols and the mask.
+    """
+    checked = limited(encode, tokenizer, size + 1)
+
+    def moved(texts: list[str]) -> list[np.ndarray]:
+        found = checked(texts)
+        if any((ids == mask).any() for ids in found):
+            raise UserError(
+                f"the text has {tokenizer.id_to_token(mask)!r}, which is the mask of the model: "
+                "mark what is to be filled by sample.template, or by Model.infill"
+            )
+        return [ids - (ids > mask) for ids in found]
+
+    return moved
+
+
 def added_from(tokenizer, index: int, size: int) -> bool:
     """Returns whether the entries index..size-1 were added, so that no ordinary word has them."""
     added = tokenizer.get_added_tokens_decoder()
     return all(i in added for i in range(index, size))
+
+
+def special(tokenizer) -> tuple[str, ...]:
+    """Returns the entries that the vocabulary calls special, in the order of their ids."""
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    return tuple(entry.content for _, entry in added if entry.special)
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -16,13 +16,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from md4_jax.data import bpe_files, words
+from md4_jax.data.byte_pairs import END_OF_TEXT, BytePairs
 from md4_jax.data.names import Load, class_of
 from md4_jax.data.tokenizer_base import Tokenizer, id_dtype
 from md4_jax.protocols import UserError
-
-END_OF_TEXT = "<|endoftext|>"
-MOST_ENTRIES = 1 << 24
 
 _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
 
@@ -163,101 +160,6 @@ class Bytes(Tokenizer):
         runs = np.split(ids, cuts)
         pieces = [run[run != self.eot_id].astype(np.uint8).tobytes() for run in runs]
         return END_OF_TEXT.join(piece.decode("utf-8", "replace") for piece in pieces)
-
-
-@dataclasses.dataclass(frozen=True)
-class BytePairs(Tokenizer):
-    """Byte-level byte-pair encoding, such as GPT-2's with its 50,257 entries.
-
-    path        a directory with encoder.json and vocab.bpe, or vocab.json and
-                merges.txt, or tokenizer.json; or a tokenizer.json itself
-    hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
-    definition  instead of both: the contents of a tokenizer.json, as a run keeps it
-    eot         the entry that ends a text; None for a vocabulary without one
-    size        number of ids, for a model with more or fewer than the vocabulary has entries; 0:
-                as many. Ids without an entry have no text, entries beyond cannot be encoded
-
-    Raises UserError when none of the three is given, when the vocabulary cannot be read, and
-    when it has no entry `eot`.
-    """
-
-    path: str | None = None
-    hub: str | None = None
-    definition: str | None = dataclasses.field(default=None, repr=False)
-    eot: str | None = END_OF_TEXT
-    size: int = 0
-
-    name = "bpe"
-    separator = "\n"
-    is_character = False
-
-    def __post_init__(self):
-        if self.path is None and self.hub is None and self.definition is None:
-            raise UserError("the tokenizer 'bpe' needs either tokenizer.path or tokenizer.hub")
-        if self.eot is not None and self.eot_id is None:
-            raise UserError(
-                f"the vocabulary has no entry {self.eot!r}: set tokenizer.eot to the one that "
-                "ends a text, or to None"
-            )
-
-    @functools.cached_property
-    def vocab_size(self) -> int:
-        return self.size or self.entries
-
-    @functools.cached_property
-    def entries(self) -> int:
-        """One more than the largest id of the vocabulary."""
-        found = max(self._tokenizer.get_vocab().values(), default=-1) + 1
-        if not 0 < found <= MOST_ENTRIES:
-            raise UserError(
-                f"the vocabulary needs 1 to {MOST_ENTRIES:,} ids; this one has {found:,}"
-            )
-        return found
-
-    @functools.cached_property
-    def eot_id(self) -> int | None:
-        return None if self.eot is None else self._tokenizer.token_to_id(self.eot)
-
-    def encode(self, text: str) -> np.ndarray:
-        """Returns ids [number of tokens]."""
-        pieces = [self._encode([piece])[0] for piece in bpe_files.pieces(text)]
-        return np.concatenate(pieces)
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Encodes each text."""
-        if max(map(len, texts), default=0) > bpe_files.PIECE_CHARACTERS:
-            return [self.encode(text) for text in texts]
-        return self._encode(texts)
-
-    def spellings(self) -> list[bytes] | None:
-        """Returns the bytes of each entry; None for a vocabulary that is not of bytes."""
-        return bpe_files.spellings(self._tokenizer, self.vocab_size)
-
-    def join(self, ids: np.ndarray) -> str:
-        return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-
-    def to_json(self) -> str:
-        """Returns a JSON object that holds the vocabulary; about 1.5 MB for GPT-2."""
-        definition = self._tokenizer.to_str()
-        size = {"size": self.size} if self.size else {}
-        return json.dumps({"name": self.name, "definition": definition, "eot": self.eot, **size})
-
-    def added_from(self, index: int) -> bool:
-        """Returns whether all entries from `index` on were added, such as <|mask|>."""
-        return bpe_files.added_from(self._tokenizer, index, self.entries)
-
-    @functools.cached_property
-    def _encode(self) -> words.Encode:
-        encode = words.encoder(self._tokenizer, id_dtype(self.entries))
-        if self.vocab_size >= self.entries:
-            return encode
-        return bpe_files.limited(encode, self._tokenizer, self.size)
-
-    @functools.cached_property
-    def _tokenizer(self):
-        if self.definition is not None:
-            return bpe_files.from_definition(self.definition)
-        return bpe_files.from_path(self.path) if self.path else bpe_files.from_hub(self.hub)
 
 
 def from_json(text: str, load: Load | None = None):

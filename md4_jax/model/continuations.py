@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4_jax.evals.likelihood import LikelihoodBound
-from md4_jax.evals.samples import drawn_samples
 from md4_jax.evals.texts import Row, bucket, score_rows, takes_segments
+from md4_jax.model import answers
 from md4_jax.model.model import Model
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Prompt, UserError
+from md4_jax.protocols import UserError
 
 CHAIN_RULE = "chain_rule"
 
@@ -115,29 +115,15 @@ def _next_is(
 def continued(
     model: Model, contexts: Sequence[str], size: int, options: Mapping[str, Any]
 ) -> list[str]:
-    """Draws at most `size` tokens after each context, up to an end of text.
+    """Draws at most `size` tokens after each context, up to an end of text or of a chat's turn.
 
-    options: keys of the section `sample`. The start of a long context is left out.
+    options: keys of the section `sample`, except num and length. The start of a context is left
+    out if both are longer than data.length.
     """
-    length, domain = model.length, model.domain
-    size = min(size, length - 1)
+    domain, size = model.domain, min(size, model.length - 1)
     ids = [np.asarray(domain.encode(text) if text else [], np.int32) for text in contexts]
-    ids = [row[max(0, len(row) - (length - size)) :] for row in ids]
-    prompts = [
-        Prompt(*(np.pad(part, (0, length - len(row))) for part in (row, np.ones(len(row), bool))))
-        for row in ids
-    ]
-    experiment = model.sampling({"num": 1, **options})
-    drawn = drawn_samples(experiment, model.params, model.programs, prompts)
-    ends = np.minimum(drawn.lengths, [len(row) + size for row in ids])
-    found = [row[len(own) : end] for row, own, end in zip(drawn.tokens, ids, ends, strict=True)]
-    return [domain.decode(_to_end(row, domain.eot_id)) for row in found]
-
-
-def _to_end(tokens: np.ndarray, end: int | None) -> np.ndarray:
-    """Returns the tokens before an end of text."""
-    ended = np.flatnonzero(tokens == end) if end is not None else []
-    return tokens[: ended[0]] if len(ended) else tokens
+    ids = [row[max(0, len(row) - (model.length - size)) :] for row in ids]
+    return [domain.decode(row) for row in answers.drawn(model, ids, size, options)]
 
 
 def before(text: str, stops: str | Iterable[str]) -> str:

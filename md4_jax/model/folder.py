@@ -29,6 +29,8 @@ def write(model: Any, folder: Place) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write(folder, arrays)
     keep_domain(model.domain, folder)
+    if model.form is not None:
+        model.form.keep(folder)
     (folder / CARD).write_text(card(model), encoding="utf-8")
     content = {
         "package": "md4_jax",

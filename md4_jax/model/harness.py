@@ -9,6 +9,7 @@ from typing import Any
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import score_texts
 from md4_jax.model import continuations
+from md4_jax.model.chat import Chat
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
 
@@ -64,8 +65,26 @@ class Harness(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Returns the name under which requests are cached."""
-        return self.model.origin
+        """Returns the name under which requests are cached, as part of a file's name."""
+        return self.model.origin.replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Returns the template that the harness notes down; "": none is asked for."""
+        if isinstance(chat_template, str):
+            raise UserError(f"--apply_chat_template {chat_template}: give it no name, there is one")
+        return self._form().template if chat_template else ""
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Returns the text of a conversation, up to where the answer begins or goes on."""
+        form = self._form()
+        return form.render(chat_history) if add_generation_prompt else form.prompt(chat_history)
+
+    def _form(self) -> Chat:
+        if self.model.form is None:
+            raise UserError(f"{self.model.origin} has no chat template: leave the flag out")
+        return self.model.form
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns (log p(continuation | context), whether greedy decoding gives it) of each."""

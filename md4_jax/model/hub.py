@@ -6,8 +6,8 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 MARK = "hf:"
-# A checkpoint's files; none of them runs code when it is read.
-FILES = ("*.safetensors", "*.json", "*.txt", "*.bpe", "README.md")
+# A checkpoint's files; none of them runs code when it is read. Templates run in a sandbox.
+FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.bpe", "README.md")
 
 
 def snapshot(name: str) -> Place:

@@ -13,13 +13,18 @@ from md4_jax.data import bpe_files
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.model import hub, parameters, peers
+from md4_jax.model.chat import Chat
 from md4_jax.model.model import Model
+from md4_jax.networks.published import MaskLast
 from md4_jax.protocols import UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.tensors import Tensors, is_folder
 from md4_jax.training.report import kept
+
+# Rows of a padded table that may have no entry: less than a multiple of 128 takes, or one in 100.
+SPARE = 127
 
 
 def load(
@@ -67,7 +72,7 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
         step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
     else:
         raise UserError(f"{folder} holds no checkpoint yet: train it first")
-    return Model(experiment, params, step, str(folder), facts)
+    return Model(experiment, params, step, str(folder), facts, Chat.kept(folder))
 
 
 def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
@@ -80,8 +85,11 @@ def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
     experiment = build.experiment(asked, domain)
-    params = parameters.converted(experiment, tensors, peer.convert)
-    return Model(experiment, params, 0, str(folder), {"commit": "unknown", "results": {}})
+    mask, rows = asked["tokenizer"].get("mask"), domain.vocab_size + 1
+    arrays = tensors if mask is None else MaskLast(tensors, peer.tables, mask, rows)
+    params = parameters.converted(experiment, arrays, peer.convert, str(folder))
+    facts = {"commit": "unknown", "results": {}}
+    return Model(experiment, params, 0, str(folder), facts, Chat.of_folder(folder))
 
 
 def _tokenizer(folder: Place, peer: peers.Peer) -> dict[str, Any]:
@@ -95,24 +103,51 @@ def _tokenizer(folder: Place, peer: peers.Peer) -> dict[str, Any]:
 
 
 def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
-    """Makes the domain and sets `tokenizer.size` if it needs it; UserError if it does not match.
+    """Makes the domain and sets `size` and `mask` of the tokenizer; UserError if it does not match.
 
-    Entries beyond the symbols of the model must be added ones, and one symbol may have no entry.
+    Entries beyond the symbols of the model must be added ones, and one symbol may have no entry. If
+    the row of the mask is given, so may several, since tables are padded.
     """
+    mask = asked["tokenizer"].pop("mask", None)
     tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
     entries, symbols = tokenizer.vocab_size, peer.symbols
-    if entries != symbols:
+    rows, spare = (symbols, 1) if mask is None else (symbols + 1, max(SPARE, symbols // 100))
+    if mask is not None:
+        _check_mask(folder, peer, mask)
+        symbols = min(rows, max(entries, mask + 1)) - 1
+    if entries != symbols or mask not in (None, symbols):
         fits = isinstance(tokenizer, BytePairs) and (
-            tokenizer.added_from(symbols) if entries > symbols else entries + 1 == symbols
+            tokenizer.added_from(rows) if entries > rows else rows - entries <= spare
         )
         if not fits:
             raise UserError(
-                f"the tokenizer has {entries} symbols, and the model in {folder} {symbols}: give "
+                f"the tokenizer has {entries} symbols, and the model in {folder} {rows}: give "
                 "the one that it was trained with, config={'tokenizer.path': FOLDER}"
             )
         asked["tokenizer"]["size"] = symbols
+        if mask not in (None, symbols):
+            asked["tokenizer"]["mask"] = mask
         tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
     return TextDomain(tokenizer, asked["data"]["length"])
+
+
+def _check_mask(folder: Place, peer: peers.Peer, mask: int) -> None:
+    """Raises UserError if the row of the mask is none of the model's."""
+    if not peer.tables:
+        raise UserError(
+            f"tokenizer.mask={mask} is for models whose mask may be any entry of their "
+            f"vocabulary; that of {folder} ({peer.kind}) comes after it, or there is none"
+        )
+    if mask == peers.UNKNOWN:
+        raise UserError(
+            f"{folder}: config.json lacks mask_token_id, which the arrays do not tell: add it, or "
+            "give config={'tokenizer.mask': ID}"
+        )
+    if not 0 <= mask <= peer.symbols:
+        raise UserError(
+            f"{folder}: the mask is {mask} (mask_token_id of config.json, or tokenizer.mask), and "
+            f"the vocabulary has {peer.symbols + 1} rows"
+        )
 
 
 def _json(file: Place) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import folder, hub
+from md4_jax.model import answers, folder, hub
+from md4_jax.model.chat import Chat, Messages
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
@@ -61,6 +62,7 @@ class Model:
     step        training steps that made them
     origin      folder that it was read from
     facts       commit that trained it, and results of its evaluations
+    form        form of conversations, for a model that has one
     programs    cache of compiled functions
     """
 
@@ -69,6 +71,7 @@ class Model:
     step: int
     origin: str
     facts: dict[str, Any]
+    form: Chat | None = None
 
     def __post_init__(self):
         self.programs: dict[Any, Any] = {}
@@ -151,6 +154,22 @@ class Model:
         tokens = found.tokens[:, :length]
         texts = [self.domain.decode(row) for row in tokens]
         return found._replace(texts=texts, tokens=tokens, lengths=np.full(len(tokens), length))
+
+    def chat(
+        self, messages: str | Messages, new_tokens: int = 128, *, sampler: str = "", **options: Any
+    ) -> str:
+        """Draws the answer to a conversation and returns its text, without what ends the turn.
+
+        messages    [{"role": "user", "content": TEXT}, ...], or the text of one message. An
+                    assistant's message at the end is gone on with
+        new_tokens  most tokens of the answer; also sample.steps, if the options do not name it
+        options     as in `sample`
+
+        UserError for a model without a chat template, and for a conversation that is too long.
+        """
+        self.check_text("chat")
+        asked = {"steps": new_tokens, **options} | ({"name": sampler} if sampler else {})
+        return answers.answer(self, messages, new_tokens, asked)
 
     def score(
         self,

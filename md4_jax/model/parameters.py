@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
-from md4_jax.networks.published import Put, Read
+from md4_jax.networks.published import Arrays, Put, Read
 from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
 from md4_jax.runtime.tensors import Tensors
 from md4_jax.training.loop import abstract_state
 
-Convert = Callable[[Tensors, object, Put], Params]
+Convert = Callable[[Arrays, object, Put], Params]
 
 
 def own(experiment: Experiment, tensors: Tensors) -> Params:
@@ -30,23 +30,23 @@ def own(experiment: Experiment, tensors: Tensors) -> Params:
     return jax.tree_util.tree_map_with_path(read, abstract_state(experiment).ema)
 
 
-def converted(experiment: Experiment, tensors: Tensors, convert: Convert) -> Params:
-    """Reads the parameters of a published network. The process learns nothing."""
+def converted(experiment: Experiment, arrays: Arrays, convert: Convert, folder: str) -> Params:
+    """Reads the parameters of a published network from its folder. The process learns nothing."""
     wanted = jax.tree_util.tree_leaves_with_path(abstract_state(experiment).ema["network"])
     shapes = {path_name(path): leaf for path, leaf in wanted}
     section = experiment.config["network"]
     options = build_section("network", section, vocab_size=experiment.domain.vocab_size)
 
     def put(path: str, layers: Sequence[Read]) -> Array:
-        where = f"{tensors.folder}: {path}"
+        where = f"{folder}: {path}"
         if path not in shapes:
             raise UserError(f"{where} is no parameter of the network of this config")
         return placed(shapes[path], layers, where, stacked=path.startswith("blocks/"))
 
-    network = convert(tensors, options, put)
+    network = convert(arrays, options, put)
     found = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(network)}
     if missing := shapes.keys() - found:
-        raise UserError(f"{tensors.folder} has nothing for the parameter {min(missing)}")
+        raise UserError(f"{folder} has nothing for the parameter {min(missing)}")
     return {"network": network, "process": experiment.process.init()}
 
 

@@ -11,6 +11,7 @@ from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
 GPT2 = "gpt2"
+UNKNOWN = -1  # a mask that config.json should name and does not
 
 
 class Peer(NamedTuple):
@@ -18,10 +19,12 @@ class Peer(NamedTuple):
 
     kind       name of the project
     length     tokens of a sequence
-    symbols    size of the vocabulary, without the mask
+    symbols    size of the vocabulary, without the mask; more if some rows have no entry
     sections   sections of the config: network, process, objective
     convert    function of networks/published.py
     tokenizer  name on the hub of the vocabulary, for a folder that has none
+    tables     names of the arrays with a row for each entry, if the mask may be any of them
+    mask       row of the mask; None: the last one
     """
 
     kind: str
@@ -30,6 +33,8 @@ class Peer(NamedTuple):
     sections: dict[str, dict[str, Any]]
     convert: Callable
     tokenizer: str = GPT2
+    tables: tuple[str, ...] = ()
+    mask: int | None = None
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -68,7 +73,7 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     config["network"] |= found.sections["network"]
     config["network"]["products"] = "float32"  # the same logits as theirs, to all digits
     config["data"] = {"name": "text", "path": "", "length": found.length}
-    config["tokenizer"] = dict(tokenizer)
+    config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
     config |= {name: found.sections[name] for name in ("process", "objective")}
     config["optim"] |= {"learning_rate": 1e-4, "warmup_steps": 100}
     config["train"] |= {"num_steps": 10_000, "batch_size": 32}
@@ -149,7 +154,8 @@ def _dit(
     symbols = rows - (process["name"] == "masking")
     length = told.get("model_length") or told.get("length") or 1024
     sections = {"network": network, "process": process, "objective": objective}
-    return Peer("", length, symbols, sections, published.from_dit)
+    tables = (table, head, head.replace("weight", "bias")) if symbols < rows else ()
+    return Peer("", length, symbols, sections, published.from_dit, tables=tables)
 
 
 def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -179,15 +185,15 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     network["norm_eps"] = float(told.get("rms_norm_eps", network["norm_eps"]))
     depth, hidden = network["depth"], network["hidden"]
     _agree(told, tensors, d_model=size, n_layers=depth, mlp_hidden_size=hidden)
-    symbols = _needed(told, tensors, "mask_token_id")
-    if symbols >= rows:
-        raise UserError(
-            f"{tensors.folder}: config.json says mask_token_id={symbols}, and there are {rows} rows"
-        )
+    mask = told.get("mask_token_id", UNKNOWN)
+    rows = min(rows, max(told.get("vocab_size", rows), mask + 1))  # those beyond are padding
     sections = {"network": network, "process": {"name": "masking"}, "objective": {"name": "md4"}}
     sections["process"]["schedule"] = {"name": "linear"}
     length = told.get("max_sequence_length", 4096)
-    return Peer("", length, symbols, sections, published.from_llada, "GSAI-ML/LLaDA-8B-Base")
+    tables = (f"{trunk}wte.weight", f"{trunk}ff_out.weight")
+    return Peer(
+        "", length, rows - 1, sections, published.from_llada, "GSAI-ML/LLaDA-8B-Base", tables, mask
+    )
 
 
 def _md4(told: Mapping[str, Any], tensors: Tensors) -> Peer:

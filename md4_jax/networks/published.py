@@ -8,7 +8,7 @@ The arrays are read parameter by parameter. `put` makes the array of one: it is 
 and with functions that read its layers, one for each if blocks are scanned.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,35 @@ Arrays = Mapping[str, np.ndarray]
 Read = Callable[[], np.ndarray]
 Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
+
+
+class MaskLast(Mapping):
+    """Arrays of a checkpoint, with the row of the mask moved behind those of the symbols.
+
+    tables  names of the arrays that have a row for each entry of the vocabulary
+    mask    row of the mask
+    rows    entries of the vocabulary; rows after them, which no entry has, are left out
+    """
+
+    def __init__(self, arrays: Arrays, tables: Sequence[str], mask: int, rows: int):
+        self._arrays, self._tables = arrays, frozenset(tables)
+        self._mask, self._rows = mask, rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self._arrays[name]
+        if name not in self._tables:
+            return array
+        mask, rows = self._mask, self._rows
+        return np.concatenate([array[:mask], array[mask + 1 : rows], array[mask : mask + 1]])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
 
 
 def in_memory(path: str, layers: Sequence[Read]) -> np.ndarray:
@@ -127,7 +156,7 @@ def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
 
 
 def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts LLaDA, whose mask is the symbol after the vocabulary's last one."""
+    """Converts LLaDA, with the mask in the row after those of the symbols; see `MaskLast`."""
     names = {
         "attention/query/kernel": "q_proj", "attention/key/kernel": "k_proj",
         "attention/value/kernel": "v_proj", "attention/out/kernel": "attn_out",

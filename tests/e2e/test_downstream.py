@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peer_folders import chat_folder, says_a_or_ends
 
 import md4_jax
 from md4_jax.evals.likelihood import LikelihoodBound
@@ -133,3 +134,31 @@ def test_tasks_of_lm_eval(model, trained):
     assert whole == pytest.approx(-scored, rel=0.25)
     (text,) = harness.generate_until([ask("to be ", {"until": ["e"], "max_gen_toks": 5})])
     assert len(text) <= 5 and "e" not in text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_chat_model_gets_its_template_from_lm_eval(tmp_path):
+    """With --apply_chat_template each request is a turn, and its answer ends with the turn."""
+    pytest.importorskip("lm_eval", reason="needs lm_eval: pip install 'md4_jax[lm-eval]'")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    import md4_jax.model.harness  # noqa: F401
+
+    folder = chat_folder(tmp_path)
+    says_a_or_ends(folder)
+    found = simple_evaluate(
+        "md4_jax",
+        model_args={"path": str(folder), "steps": 4, "draws": 2},
+        tasks=["shakespeare_lines", "shakespeare_words"],
+        task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
+        apply_chat_template=True,
+        log_samples=True,
+    )
+    for row in found["samples"]["shakespeare_lines"]:
+        (context, _), (answer,) = row["arguments"][0], row["resps"][0]
+        asked = row["doc"]["context"].strip()
+        turn = "<|role|>assistant<|said|>\n\n"
+        assert context == f"<|start|><|role|>user<|said|>\n\n{asked}<|eot_id|>{turn}"
+        assert set(answer) <= {"a"} and len(answer) <= 6
+    assert set(found["results"]) == {"shakespeare_lines", "shakespeare_words"}

@@ -70,6 +70,7 @@ CAGES = {
     "etils": {"runtime"},
     "safetensors": {"runtime"},
     "huggingface_hub": {"model"},
+    "jinja2": {"model"},
     "lm_eval": {"model"},
     "torch": {"evals"},
     "transformers": {"evals"},

@@ -1,0 +1,121 @@
+"""Tokens drawn after prompts: a canvas of the prompt and as many masks as there are new tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from md4_jax.evals.samples import drawn_samples
+from md4_jax.evals.texts import bucket, takes_segments
+from md4_jax.experiment import Experiment, sample_block
+from md4_jax.model.chat import Messages
+from md4_jax.protocols import Prompt, UserError
+from md4_jax.samplers.batches import context_of
+
+
+def drawn(
+    model: Any, prompts: Sequence[np.ndarray], size: int, options: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """Draws `size` tokens after each prompt and returns those before the first end.
+
+    A prompt of P tokens is drawn on P + size positions. These are padded to one of few lengths,
+    so that few programs are compiled, if no position sees the padding.
+
+    prompts  token ids of each, at most data.length - size
+    options  keys of the section `sample`, except num and length
+    """
+    if not prompts:
+        return []
+    asked = {**options, "num": 1, "length": 0}
+    canvas = _Canvas(model, model.sampling(asked))
+    groups: dict[int, list[int]] = {}
+    for index, ids in enumerate(prompts):
+        groups.setdefault(canvas.length(len(ids) + size), []).append(index)
+    stops, found = list(ends(model)), [np.zeros(0, np.int32)] * len(prompts)
+    for length, group in sorted(groups.items()):
+        experiment = model.sampling({**asked, "length": length})
+        for index, row in zip(
+            group, canvas.filled(experiment, [prompts[i] for i in group], size), strict=True
+        ):
+            ended = np.flatnonzero(np.isin(row, stops))
+            found[index] = row[: ended[0]] if len(ended) else row
+    return found
+
+
+def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str, Any]) -> str:
+    """Draws at most `size` tokens that answer a conversation; see `Model.chat`."""
+    if model.form is None:
+        raise UserError(f"{model.origin} has no chat template: use sample with a prompt")
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    ids = np.asarray(model.domain.encode(model.form.prompt(messages)), np.int32)
+    if size < 1 or len(ids) + size > model.length:
+        raise UserError(
+            f"a chat of {len(ids)} tokens and new_tokens={size} do not fit: the answer has at "
+            f"least 1, and both at most data.length={model.length}"
+        )
+    return model.domain.decode(drawn(model, [ids], size, options)[0])
+
+
+def ends(model: Any) -> set[int]:
+    """Returns the tokens that end a text: the end of text, and those that end a turn of a chat."""
+    domain = model.domain
+    found = {domain.eot_id}
+    if model.form is not None:
+        names = model.form.ends(getattr(domain.tokenizer, "special", ()))
+        found |= {domain.tokenizer.id_of(name) for name in names}
+    return found - {None, domain.vocab_size}
+
+
+class _Canvas:
+    """Positions on which prompts and new tokens lie.
+
+    Padding is told apart by segments. Blocks and causal networks do not see what comes later.
+    """
+
+    def __init__(self, model: Any, experiment: Experiment):
+        self._model, self._block = model, sample_block(experiment)
+        self._ordered = bool(self._block) or experiment.network.causal
+        self._pads = self._ordered or takes_segments(experiment, model.params)
+
+    def length(self, used: int) -> int:
+        """Returns the positions of a canvas of which `used` are not padding."""
+        if not self._pads:
+            return used
+        return self._whole(bucket(used, self._model.length))
+
+    def filled(
+        self, experiment: Experiment, prompts: Sequence[np.ndarray], size: int
+    ) -> list[np.ndarray]:
+        """Draws on canvases of sample.length and returns the `size` tokens after each prompt."""
+        length, most = experiment.sample.length, experiment.sample.batch_size
+        # Numbers of rows are powers of two, for the same reason as lengths.
+        rows = max(len(prompts), min(most, 2 ** (len(prompts) - 1).bit_length()))
+        asked = [self._prompt(ids, size, length) for ids in prompts]
+        asked += asked[-1:] * (rows - len(asked))
+        context = context_of(experiment.sample, rows)
+        if self._pads and not self._ordered:
+            used = np.array([len(ids) + size for ids in prompts])
+            used = np.pad(used, (0, rows - len(used)), mode="edge")
+            context["segments"] = np.where(np.arange(length) < used[:, None], 0, -1)
+            context["segments"] = context["segments"].astype(np.int32)
+        model = self._model
+        found = drawn_samples(experiment, model.params, model.programs, asked, context)
+        # A text may end early, so that masks are left.
+        stops = np.minimum(found.lengths[: len(prompts)], [len(ids) + size for ids in prompts])
+        return [
+            row[len(ids) : stop]
+            for row, ids, stop in zip(found.tokens, prompts, stops, strict=False)
+        ]
+
+    def _prompt(self, ids: np.ndarray, size: int, length: int) -> Prompt:
+        """Fixes the prompt and the padding; new tokens are free, up to the end of a block."""
+        free = min(length, self._whole(len(ids) + size))
+        tokens, given = np.zeros(length, np.int32), np.ones(length, bool)
+        tokens[: len(ids)] = ids
+        given[len(ids) : free] = False
+        return Prompt(tokens, given)
+
+    def _whole(self, length: int) -> int:
+        """Rounds up to whole blocks, if there are blocks."""
+        return length + -length % self._block if self._block else length

@@ -1,0 +1,299 @@
+"""Chats: templates filled in, answers that end with their turn, and canvases of few lengths."""
+
+import importlib
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from peer_folders import TEMPLATE, chat_folder, peer_folder, says_a_or_ends
+
+import md4_jax
+from md4_jax.evals import samples
+from md4_jax.model import answers, importing
+from md4_jax.model.chat import Chat
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+needs_jinja = pytest.mark.skipif(
+    importlib.util.find_spec("jinja2") is None, reason="needs pip install 'md4_jax[chat]'"
+)
+TALK = [
+    {"role": "user", "content": " hi\n"},
+    {"role": "assistant", "content": "abc"},
+    {"role": "user", "content": "d{{ x }}e"},
+]
+WRITTEN = (
+    "<|start|><|role|>user<|said|>\n\nhi<|eot_id|>"
+    "<|role|>assistant<|said|>\n\nabc<|eot_id|>"
+    "<|role|>user<|said|>\n\nd{{ x }}e<|eot_id|>"
+)
+TURN = "<|role|>assistant<|said|>\n\n"
+GREEDY = {"name": "any_order", "order": "left_to_right", "top_k": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return chat_folder(tmp_path_factory.mktemp("chats"))
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return md4_jax.load(folder)
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory):
+    """A model whose tokens are 'a' or the end of the turn."""
+    made = chat_folder(tmp_path_factory.mktemp("talkers"))
+    says_a_or_ends(made)
+    return md4_jax.load(made)
+
+
+def form(template: str, **tokens: str) -> Chat:
+    return Chat(template, tokens)
+
+
+@needs_jinja
+def test_a_conversation_is_written_as_its_template_says(model):
+    assert model.form.render(TALK, answered=False) == WRITTEN
+    assert model.form.render(TALK) == model.form.prompt(TALK) == WRITTEN + TURN
+    text = model.form.prompt(TALK[:2])
+    assert model.domain.decode(model.domain.encode(text)) == text
+    begun = [*TALK, {"role": "assistant", "content": "hi the"}]
+    assert model.form.prompt(begun) == WRITTEN + TURN + "hi the"
+    assert model.form.prompt([*TALK, {"role": "assistant", "content": " "}]) == WRITTEN + TURN
+
+
+@needs_jinja
+def test_templates_get_what_transformers_gives_them():
+    """Blocks take up no lines; loops may be left; JSON has no escapes of HTML."""
+    made = form(
+        "{% for message in messages %}\n"
+        "    {% if loop.index0 == 1 %}\n"
+        "        {% break %}\n"
+        "    {% endif %}\n"
+        "{{ message | tojson }}{{ eos_token }}\n"
+        "{% endfor %}\n"
+        "{{ strftime_now('%Y') | length }}",
+        eos_token="</s>",
+    )
+    said = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}]
+    assert made.render(said) == '{"role": "user", "content": "<é>"}</s>\n4'
+
+
+@needs_jinja
+@pytest.mark.parametrize(
+    "template, said",
+    [
+        ("{{ raise_exception('no system') }}", "refuses the messages: no system"),
+        ("{% for %}", "cannot be filled in: TemplateSyntaxError"),
+        ("{{ messages.append(1) }}", "cannot be filled in: SecurityError"),
+        ("{{ ''.__class__.__mro__ }}", "cannot be filled in: SecurityError"),
+        ("{{ messages[0].content + 1 }}", "cannot be filled in: TypeError"),
+        ("{% include '/etc/passwd' %}", "cannot be filled in: TypeError"),
+    ],
+)
+def test_templates_of_others_run_in_a_sandbox(template, said):
+    with pytest.raises(UserError, match=said):
+        form(template).render(TALK)
+
+
+@needs_jinja
+def test_an_answer_ends_with_what_the_template_writes_after_it():
+    special = ("<|start|>", "<|im_end|>", "<|role|>", "</s>")
+    ends = lambda template, **tokens: form(template, **tokens).ends(special)  # noqa: E731
+    one = "{% for m in messages %}<|role|>{{ m.content }}\n<|im_end|><|start|>{% endfor %}"
+    assert ends(one) == {"<|im_end|>"}
+    assert ends(one, eos_token="</s>") == {"<|im_end|>", "</s>"}
+    assert ends("{{ messages[1].content }}\n", eos_token="<|none|>") == set()
+
+
+@needs_jinja
+def test_the_ends_of_a_model(model):
+    names = {model.domain.decode([token]) for token in answers.ends(model)}
+    assert names == {"<|endoftext|>", "<|eot_id|>"}
+
+
+@needs_jinja
+def test_an_answer_ends_at_the_end_of_its_turn(talker, monkeypatch):
+    """Its tokens are those that were drawn before the first <|eot_id|>, and no other text."""
+    drawn = []
+
+    def spy(*arguments):
+        drawn.append(samples.drawn_samples(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(answers, "drawn_samples", spy)
+    eot, found = talker.domain.tokenizer.id_of("<|eot_id|>"), []
+    for seed in range(8):
+        found.append(talker.chat("hi", 20, steps=4, seed=seed))
+        start = len(talker.domain.encode(talker.form.prompt([{"role": "user", "content": "hi"}])))
+        tokens = drawn[-1].tokens[0, start : start + 20].tolist()
+        assert set(tokens) <= {2, eot} and len(tokens) == 20
+        assert found[-1] == "a" * tokens.index(eot)
+    assert len(set(found)) > 1
+
+
+@needs_jinja
+def test_an_answer_has_at_most_its_new_tokens(model):
+    length = len(model.domain.encode(model.form.prompt(TALK[:1])))
+    assert length == len("user" + "hi" + "assistant") + 6 + 4  # marks and line feeds
+    said = rf"a chat of {length} tokens and new_tokens={65 - length} do not fit: .*=64"
+    with pytest.raises(UserError, match=said):
+        model.chat(TALK[:1], 65 - length)
+    with pytest.raises(UserError, match="new_tokens=0 do not fit"):
+        model.chat(TALK[:1], 0)
+    with pytest.raises(UserError, match="unknown key in sample 'stepz'"):
+        model.chat(TALK[:1], 4, stepz=1)
+
+
+@needs_jinja
+def test_padding_of_a_canvas_changes_nothing(model):
+    """Greedy answers are those of one token after the other on a canvas without padding."""
+    prompts = [model.domain.encode(text) for text in ("abc", "hi the", "<|role|>b" * 8)]
+    found = answers.drawn(model, prompts, 6, GREEDY)
+    ends, mask = answers.ends(model), model.domain.vocab_size
+    for ids, answer in zip(prompts, found, strict=True):
+        z = np.concatenate([ids, np.full(6, mask)])
+        for place in range(len(ids), len(z)):
+            z[place] = model.logits(z)[place].argmax()
+        expected = z[len(ids) :].tolist()
+        ended = [n for n, token in enumerate(expected) if token in ends]
+        assert answer.tolist() == expected[: min(ended, default=6)]
+
+
+@needs_jinja
+@pytest.mark.parametrize("text, free", [("abc", 9), ("abcdefghij", 6)])
+def test_the_last_block_is_drawn_whole(text, free, model, monkeypatch):
+    """Of 3 + 6 positions in blocks of 4 twelve are drawn, as if twelve had been asked for."""
+    prompts = []
+
+    def spy(*arguments):
+        prompts.extend(arguments[3])
+        return samples.drawn_samples(*arguments)
+
+    monkeypatch.setattr(answers, "drawn_samples", spy)
+    options = {"block": 4, "name": "any_order", "order": "left_to_right", "top_k": 1}
+    (found,) = answers.drawn(model, [model.domain.encode(text)], 6, options)
+    (prompt,) = prompts
+    assert np.flatnonzero(~prompt.mask).tolist() == list(range(len(text), len(text) + free))
+    whole = model.sample(1, text, length=len(text) + free, **options).tokens[0, len(text) :]
+    ended = [n for n, token in enumerate(whole) if token in answers.ends(model)]
+    assert found.tolist() == whole[: min([6, *ended])].tolist()
+
+
+@needs_jinja
+def test_few_shapes_are_compiled(model, monkeypatch):
+    """Lengths are 16, 32 or data.length, and numbers of rows powers of two."""
+    shapes = []
+
+    def spy(experiment, params, programs, prompts, context):
+        shapes.append((len(prompts), len(prompts[0].tokens)))
+        assert all(len(values) == len(prompts) for values in context.values())
+        # Nothing else is drawn: the padding counts as given.
+        assert {int((~prompt.mask).sum()) for prompt in prompts} == {6}
+        return samples.drawn_samples(experiment, params, programs, prompts, context)
+
+    monkeypatch.setattr(answers, "drawn_samples", spy)
+    prompts = [np.zeros(n, np.int32) for n in (1, 2, 9, 20, 58)]
+    answers.drawn(model, prompts, 6, {**GREEDY, "batch_size": 8})
+    assert shapes == [(4, 16), (1, 32), (1, 64)]
+    prompts = [np.zeros(1, np.int32)] * 11
+    assert len(answers.drawn(model, prompts, 6, {**GREEDY, "batch_size": 4})) == 11
+    assert shapes[3:] == [(11, 16)]
+    assert answers.drawn(model, [], 6, GREEDY) == []
+
+
+@needs_jinja
+@pytest.mark.slow
+def test_chats_survive_saving_and_importing(talker, tmp_path):
+    saved = md4_jax.load(talker.save(tmp_path / "saved"))
+    assert saved.form == talker.form
+    importing.run(str(tmp_path / "saved"), {"optim.warmup_steps": "0"}, Place(tmp_path / "run"))
+    run = md4_jax.load(tmp_path / "run")
+    answered = [m.chat(TALK, 8, steps=4, seed=3) for m in (talker, saved, run)]
+    assert answered[0] == answered[1] == answered[2]
+
+
+def test_a_folder_of_its_own_layout(tmp_path):
+    """A file of the template goes before tokenizer_config.json; of several, the default one."""
+    where = Place(tmp_path)
+    assert Chat.of_folder(where) is None and Chat.kept(where) is None
+    named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": named, "bos_token": None, "eos_token": {"content": "</s>"}})
+    )
+    assert Chat.of_folder(where) == Chat("d", {"eos_token": "</s>"})
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Chat.of_folder(where).template == "file"
+    Chat("é", {"bos_token": "<s>"}).keep(where)
+    assert Chat.kept(where) == Chat("é", {"bos_token": "<s>"})
+    (tmp_path / "chat.json").write_text('{"template": "x", "tokens": {"bos_token": 3}}')
+    with pytest.raises(UserError, match="chat.json is damaged"):
+        Chat.kept(where)
+
+
+def test_a_model_without_a_template_says_so(tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, "mdlm"))
+    with pytest.raises(UserError, match="mdlm has no chat template: use sample"):
+        model.chat("ab")
+    assert not (model.save(tmp_path / "saved") / "chat.json").exists()
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    for name in ("jinja2", "jinja2.sandbox"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=r"pip install 'md4_jax\[chat\]'"):
+        form(TEMPLATE).render(TALK)
+
+
+@needs_jinja
+@pytest.mark.parametrize(
+    "messages, said",
+    [
+        ([], "a chat needs at least one message"),
+        ([{"role": "user"}], "a message is a dict with the keys 'role' and 'content'"),
+        (["hi"], "a message is a dict with the keys"),
+    ],
+)
+def test_messages_that_are_none(messages, said):
+    with pytest.raises(UserError, match=said):
+        form(TEMPLATE).prompt(messages)
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    """The class for lm_eval, whose place a stand-in takes if it is not installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        parts = {name: types.ModuleType(name) for name in ("lm_eval", "lm_eval.api")}
+        parts["lm_eval.__main__"] = types.SimpleNamespace(cli_evaluate=None)
+        parts["lm_eval.api.model"] = types.SimpleNamespace(LM=object)
+        parts["lm_eval.api.registry"] = types.SimpleNamespace(
+            register_model=lambda name: lambda cls: cls
+        )
+        for name, part in parts.items():
+            monkeypatch.setitem(sys.modules, name, part)
+    monkeypatch.delitem(sys.modules, "md4_jax.model.harness", raising=False)
+    yield importlib.import_module("md4_jax.model.harness").Harness
+    sys.modules.pop("md4_jax.model.harness", None)
+
+
+@needs_jinja
+def test_the_harness_applies_the_template(harness, folder, talker, tmp_path):
+    made = harness(str(folder), steps=4, greedy=False)
+    assert made.apply_chat_template(TALK) == WRITTEN + TURN
+    begun = [*TALK, {"role": "assistant", "content": "so"}]
+    assert made.apply_chat_template(begun, add_generation_prompt=False) == WRITTEN + TURN + "so"
+    assert made.chat_template(True) == TEMPLATE and made.chat_template(False) == ""
+    assert "/" not in made.tokenizer_name
+    with pytest.raises(UserError, match="--apply_chat_template tools: give it no name"):
+        made.chat_template("tools")
+    made.model = talker
+    ask = types.SimpleNamespace(args=(WRITTEN + TURN, {"max_gen_toks": 7, "until": ["aaaa"]}))
+    (text,) = made.generate_until([ask])
+    assert set(text) <= {"a"} and len(text) < 4
+    plain = harness(str(peer_folder(tmp_path, "mdlm")))
+    with pytest.raises(UserError, match="has no chat template: leave the flag out"):
+        plain.apply_chat_template(TALK)
