@@ -39,7 +39,9 @@ def test_the_profile_gives_the_optimal_grid(run, refused, own):
     assert f"--workdir {own} --mode eval --evals information_profile" in message
     found = last(run(*at, "eval", "--evals=information_profile").out)
     assert found["optimal_1_steps_bits_per_token"] == found["uniform_1_steps_bits_per_token"]
-    assert found["optimal_4_steps_bits_per_token"] <= found["cosine_4_steps_bits_per_token"]
+    # Of a network that has learned little, both are 0 but for rounding.
+    least = found["cosine_4_steps_bits_per_token"] + 1e-12
+    assert found["optimal_4_steps_bits_per_token"] <= least
     kept = json.loads((own / "information_profile.json").read_text())
     assert len(kept["nats"]) == 16 and kept["steps"] == [1, 2, 4, 8, 16]
     assert (own / "figures" / "information_profile.png").exists()
