@@ -21,7 +21,7 @@ FAMILIES = dict(  # name: (process, objective, reported bound, changes of networ
     udlm=(PLUG_IN, "uniform_elbo", "uniform_elbo", {}, {}),
     d3pm_uniform=(PLUG_IN, "d3pm", "d3pm", {}, {}),
     duo=(PLUG_IN, "duo", "uniform_elbo", {}, {}),
-    gidd=(dict(name="hybrid", uniform=0.1), "gidd", "gidd", {}, {}),
+    gidd=(dict(name="hybrid", uniform=0.1), "gidd", "gidd", {}, GRID),
     uniform_ce=(MIXTURE, "cross_entropy", "uniform_elbo", {}, {}),
     d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),
