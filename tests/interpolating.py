@@ -28,6 +28,17 @@ def token_law(process: Hybrid, t) -> np.ndarray:
     return ((1.0 - t) * np.eye(size, size + 1) + noise) / (1.0 + c)
 
 
+def step(process: Hybrid, s: float, t: float) -> np.ndarray:
+    """q(z_t | z_s) of one token, from its laws at both times: [V + 1, V + 1]."""
+    early, late = (token_law(process, time) for time in (s, t))
+    alpha_s, alpha_t = (law[0, 0] - law[1, 0] for law in (early, late))
+    noise_s, noise_t = (
+        np.append(np.full(process.vocab_size, law[1, 0]), law[0, -1]) for law in (early, late)
+    )
+    kept = alpha_t / alpha_s
+    return kept * np.eye(process.vocab_size + 1) + noise_t - kept * noise_s
+
+
 def laws(process: Hybrid, x: np.ndarray, t) -> np.ndarray:
     """q(z | x) over all (V + 1)^L states: x [X, L], t [N] -> float64 [X, N, Z]."""
     z = exact.sequences(process.vocab_size + 1, x.shape[1])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import ClassVar
 
 import jax
@@ -167,7 +168,8 @@ class Hybrid:
         each = self._spread(t) / self.vocab_size
         reach = jnp.where(here, jnp.maximum(1.0 - t + each, LEAST), each)
         reach = jnp.where(self.is_noise(z)[..., None], 1.0, reach)
-        return jax.nn.log_softmax(_wide(outputs), axis=-1) + jnp.log(reach)
+        log_mu = jnp.maximum(jax.nn.log_softmax(_wide(outputs), axis=-1), math.log(LEAST))
+        return log_mu + jnp.log(reach)
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
         """Computes log s [B, L, V + 1], s_y = q(y | mu) / q(z | mu); 0 at z itself.
@@ -196,7 +198,8 @@ class Hybrid:
     def _log_mean(self, outputs: Array, s: Array) -> Array:
         """Returns log of (1 + c_s) sum_x q(z_s | x) mu(x) [B, L, V + 1], s [B, 1, 1]."""
         log_mu = jax.nn.log_softmax(_wide(outputs), axis=-1)
-        each = self._spread(s) / self.vocab_size
+        # Above 0, so that a clean z may be what it was although top-k has left it out.
+        each = jnp.maximum(self._spread(s) / self.vocab_size, LEAST)
         return self._with_mask(jnp.logaddexp(jnp.log1p(-s) + log_mu, jnp.log(each)), s)
 
     def _with_mask(self, clean: Array, s: Array) -> Array:

@@ -30,16 +30,6 @@ every_process = pytest.mark.parametrize(
 )
 
 
-def step(process: Hybrid, s: float, t: float) -> np.ndarray:
-    """q(z_t | z_s) of one token by hand, from the law at both times: [V + 1, V + 1]."""
-    early, late = (interpolating.token_law(process, time) for time in (s, t))
-    alpha_s, alpha_t = (law[0, 0] - law[0, 1] for law in (early, late))
-    kept = alpha_t / alpha_s
-    noise = [np.append(law[0, 1], [law[0, 1]] * (process.vocab_size - 1)) for law in (early, late)]
-    noise = [np.append(each, law[0, -1]) for each, law in zip(noise, (early, late), strict=True)]
-    return kept * np.eye(process.vocab_size + 1) + noise[1] - kept * noise[0]
-
-
 @every_process
 def test_the_law_of_a_token_and_its_rates(process, x64):
     """By hand, at t = 1/2 the share that is asked for; later what the rates make of it."""
@@ -59,7 +49,7 @@ def test_the_law_of_a_token_and_its_rates(process, x64):
 @pytest.mark.parametrize("s, t", [(0.3, 0.8), (0.0, 0.4), (0.5, 0.5001), (0.2, 1.0)])
 def test_the_posterior_is_that_of_bayes(process, s, t, x64):
     """q(z_s | z_t, x) of one token, for every x and z_t that it can become."""
-    onto = step(process, s, t)
+    onto = interpolating.step(process, s, t)
     np.testing.assert_allclose(onto.sum(axis=1), 1.0, rtol=1e-12)
     before, now = (interpolating.token_law(process, time) for time in (s, t))
     np.testing.assert_allclose(before @ onto, now, rtol=1e-9, atol=1e-15)
@@ -75,7 +65,7 @@ def test_the_posterior_is_that_of_bayes(process, s, t, x64):
 @pytest.mark.parametrize("s, t", [(0.3, 0.8), (0.0, 0.4), (0.999, 1.0)])
 def test_the_reverse_step_of_the_perfect_denoiser_is_that_of_bayes(process, s, t, x64):
     """p(z_s^n | z_t) from sums over all x and z_s, for every z_t; and the step to clean data."""
-    onto = step(process, s, t)
+    onto = interpolating.step(process, s, t)
     whole = (onto[Z[:, None, :, None], Z[None, :, None, :]][..., [0, 1], [0, 1]]).prod(axis=-1)
     at_s = P.ravel() @ interpolating.laws(process, X, [s])[:, 0]
     joint = at_s[:, None] * whole
