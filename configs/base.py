@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
             ),
             process=dict(
                 # masking(schedule) | state_dependent(initial_power) |
-                # uniform(schedule, parametrisation) |
+                # uniform(schedule, parametrisation) | hybrid(uniform, gamma) |
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
                 name="masking",
@@ -45,8 +45,9 @@ def get_config() -> ConfigDict:
                 # uniform_elbo | cross_entropy | duo(until, ...), with process uniform |
                 # concrete_score(form, time), with process uniform |
                 # ctmc(passes, first_time, cross_entropy), with process rates |
-                # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform or
-                # transition
+                # gidd(weights, largest), with process hybrid |
+                # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform,
+                # hybrid or transition
                 name="md4",
             ),
             network=dict(

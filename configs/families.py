@@ -2,13 +2,12 @@
 
 from configs import text8_fast
 
-SCORE = dict(name="uniform", schedule=dict(name="log_linear", eps=1e-3), parametrisation="score")
-PLUG_IN = dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint")
-GEOMETRIC, GRID = dict(name="geometric", minimum=1e-4, maximum=20.0), dict(grid="uniform")
-MIXTURE = dict(name="uniform", schedule=GEOMETRIC, parametrisation="mixture")
-MASKS, FREE = dict(name="masking", schedule=dict(name="linear")), dict(time_conditioning=False)
+MASKS, PLUG_IN = (dict(name=name, schedule=dict(name="linear")) for name in ("masking", "uniform"))
+SCORE = dict(PLUG_IN, schedule=dict(name="log_linear", eps=1e-3), parametrisation="score")
+MIXTURE = dict(PLUG_IN, schedule=dict(name="geometric", minimum=1e-4), parametrisation="mixture")
+FREE, GRID = dict(time_conditioning=False), dict(grid="uniform")
 FORMS = dict(concrete_score=dict(form="denoising"), ctmc=dict(passes="score_entropy"))
-FORMS["duo"] = dict(low=-2.67, high=1.6, until=2400)  # alpha from 0.95 to 0.05 with 27 symbols
+FORMS |= dict(duo=dict(low=-2.67, high=1.6, until=2400), gidd=dict(weights="dynamic"))
 FAMILIES = dict(  # name: (process, objective, reported bound, changes of network and of sample)
     md4=(MASKS, "md4", "any_order", {}, {}),
     any_order=(MASKS, "any_order", "any_order", FREE, {}),
@@ -22,6 +21,7 @@ FAMILIES = dict(  # name: (process, objective, reported bound, changes of networ
     udlm=(PLUG_IN, "uniform_elbo", "uniform_elbo", {}, {}),
     d3pm_uniform=(PLUG_IN, "d3pm", "d3pm", {}, {}),
     duo=(PLUG_IN, "duo", "uniform_elbo", {}, {}),
+    gidd=(dict(name="hybrid", uniform=0.1), "gidd", "gidd", {}, GRID),
     uniform_ce=(MIXTURE, "cross_entropy", "uniform_elbo", {}, {}),
     d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),

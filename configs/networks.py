@@ -7,7 +7,7 @@ MD4 = dict(
 )  # fmt: skip
 # Without the time it takes RMSNorm.
 MD4_TIME_FREE = dict(MD4, norm="rms", time_conditioning=False)
-# The DiT of SEDD, MDLM, Duo and BD3-LM.
+# The DiT of SEDD, MDLM, Duo, BD3-LM and GIDD.
 DIT = dict(
     feed_forward="gelu",
     norm="layer",

@@ -18,7 +18,7 @@ def load(
     """Reads a trained model.
 
     source  a run directory, a folder that `Model.save` wrote, a folder with the safetensors of
-            another project (MDLM, SEDD, RADD, BD3-LM, Duo, LLaDA, MD4), or a name on the hub,
+            another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, LLaDA, MD4), or a name on the hub,
             hf:USER/NAME or hf:USER/NAME@REVISION, which may be in its cache
     config  keys that differ, as on the command line: {"mesh.fsdp": 4}
     trust   packages that the stored config may import

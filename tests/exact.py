@@ -18,10 +18,12 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.concrete_score import ConcreteScore
+from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.radd import TDCE
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
+from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
@@ -53,6 +55,7 @@ PROCESS_CASES = dict(PROCESSES) | {
     "rates, mixture": lambda vocab_size: Rates(vocab_size, parametrisation="mixture"),
     "uniform, mixture": lambda vocab_size: Uniform(vocab_size, parametrisation="mixture"),
     "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),
+    "hybrid, masks alone": lambda vocab_size: Hybrid(vocab_size, uniform=0.0),
 }
 
 
@@ -67,6 +70,8 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "few masks": AnyOrder(max_masked=0.4),
     "t_dce, constant as drawn": TDCE(drawn_constant=True),
     "right to left": AlongOrder("right_to_left"),
+    "gidd, clip": GIDD("clip"),
+    "gidd, dynamic": GIDD("dynamic"),
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
 }

@@ -28,6 +28,11 @@ TOLD = {
         noise=dict(type="geometric", sigma_min=1e-4, sigma_max=20),
     ),
     "radd": dict(SEDD, training=dict(loss_type="lambda_DCE")),
+    "gidd": dict(
+        model_type="dit", architectures=["DIT"], vocab_size=12, max_seq_len=16, hidden_size=32,
+        timestep_cond_dim=16, num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.0,
+        p_uniform=0.1, t_eps=1e-4,
+    ),
     "llada": dict(model_type="llada", architectures=["LLaDAModelLM"]),
     "md4_text": dict(data_shape=[16]),
     "md4_text_outside_embed": dict(data_shape=[16]),

@@ -14,7 +14,8 @@ from md4_jax.protocols import Needs, Network, Objective, UserError
 # `auto` chooses the first of these bounds that the process and the network allow. Bounds of the
 # same process are ordered by the noise of their estimates, least first.
 BOUNDS = (
-    "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "d3pm",
+    "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "gidd",
+    "d3pm",
 )  # fmt: skip
 
 

@@ -60,6 +60,8 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
             return "radd"
         if "graph" in told:
             return "sedd"
+        if "p_uniform" in told:
+            return "gidd"
     said = ", ".join(filter(None, named)) or "no model_type"
     raise UserError(
         f"{tensors.folder} is of no known architecture (its config.json names {said}): known are "
@@ -103,6 +105,14 @@ def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return _dit(told, tensors, process, {"name": "uniform_elbo"})
 
 
+def _gidd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    process = {"name": "hybrid", "uniform": float(told["p_uniform"]), "gamma": 1.0}
+    names = {"n_heads": "num_attention_heads", "model_length": "max_seq_len"}
+    told = {**told, **{ours: _needed(told, tensors, theirs) for ours, theirs in names.items()}}
+    _agree(told, tensors, num_hidden_layers=tensors.count(r"blocks\.(\d+)\."))
+    return _dit(told, tensors, process, {"name": "gidd", "weights": "dynamic"})
+
+
 def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     noise, graph = told.get("noise", {}), told["graph"].get("type")
     schedule = LOG_LINEAR
@@ -129,7 +139,7 @@ def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def _dit(
     told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
 ) -> Peer:
-    """Reads the sizes of the DiT of SEDD, RADD, MDLM, Duo and BD3-LM from its arrays."""
+    """Reads the sizes of the DiT of SEDD, RADD, MDLM, Duo, BD3-LM and GIDD from its arrays."""
     prefix = _prefix(tensors)
     if prefix is None:
         raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
@@ -151,7 +161,7 @@ def _dit(
     _agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
     if "model" not in told:  # SEDD and RADD count no mask
         _agree(told, tensors, vocab_size=rows)
-    symbols = rows - (process["name"] == "masking")
+    symbols = rows - (process["name"] in ("masking", "hybrid"))
     length = told.get("model_length") or told.get("length") or 1024
     sections = {"network": network, "process": process, "objective": objective}
     tables = (table, head, head.replace("weight", "bias")) if symbols < rows else ()
@@ -228,6 +238,7 @@ KINDS = {
     "mdlm": _mdlm,
     "bd3lm": _bd3lm,
     "duo": _duo,
+    "gidd": _gidd,
     "sedd": _sedd,
     "radd": _radd,
     "llada": _llada,

@@ -9,6 +9,7 @@ from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.genmd4 import GenMD4
+from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
@@ -29,6 +30,7 @@ OBJECTIVES = {
     "uniform_elbo": UniformELBO,
     "cross_entropy": CrossEntropy,
     "duo": Duo,
+    "gidd": GIDD,
     "d3pm": D3PM,
     "ctmc": CTMC,
 }

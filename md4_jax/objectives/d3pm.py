@@ -77,8 +77,11 @@ class D3PM:
             )
         uniform = getattr(process, "is_uniform", False)
         if self.cross_entropy > 0 and uniform and process.parametrisation == "joint":
+            # Hybrid noise has no other form.
+            own = "parametrisation" in {field.name for field in dataclasses.fields(process)}
             raise UserError(
                 f"objective.cross_entropy={self.cross_entropy} with uniform noise needs "
+                f"{'' if own else 'process.name=uniform and '}"
                 "process.parametrisation='mixture', not 'joint': the cross-entropy learns the "
                 "posterior of x, for which the joint form takes wrong steps"
             )

@@ -1,5 +1,6 @@
 """Forward processes q(z_t | x) by their name in a config."""
 
+from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
@@ -10,6 +11,7 @@ PROCESSES = {
     "masking": Masking,
     "state_dependent": StateDependent,
     "uniform": Uniform,
+    "hybrid": Hybrid,
     "transition": Transition,
     "rates": Rates,
 }

@@ -138,6 +138,26 @@ class RedrawsUniformly(HasScore, HasReverse, Protocol):
 
 
 @runtime_checkable
+class Interpolates(HasReverse, Protocol):
+    """Noise that is partly the mask and partly a uniform symbol, clean at t = 0, masks at t = 1."""
+
+    parametrisation: str
+
+    @property
+    def earliest(self) -> float:
+        """The smallest time that is drawn, before which there is next to no noise."""
+        ...
+
+    def levels(self, t: Array) -> tuple[Array, Array, Array]:
+        """Returns (alpha_t, probability of each symbol as noise, probability of the mask)."""
+        ...
+
+    def jump_rates(self, t: Array) -> tuple[Array, Array]:
+        """Returns the forward rates (to each clean symbol, to the mask), from any symbol."""
+        ...
+
+
+@runtime_checkable
 class HasGenerator(HasScore, HasForwardRates, Protocol):
     """Generator R of the forward chain and the other terms of tauLDR's bound."""
 

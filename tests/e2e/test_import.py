@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 SLOW = ("llada",)
 # Read by code that the others use.
-CAMPAIGN = ("bd3lm", "duo", "sedd_absorb", "sedd_uniform", "radd", "md4_text")
+CAMPAIGN = ("bd3lm", "duo", "sedd_absorb", "sedd_uniform", "radd", "gidd", "md4_text")
 KEYS = {
     "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
     "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,

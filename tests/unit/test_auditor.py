@@ -16,9 +16,11 @@ from md4_jax.auditor.report import numbers, text
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.objectives.genmd4 import GenMD4
+from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, noised
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Clipped, Linear
 from md4_jax.processes.state_dependent import StateDependent
@@ -130,6 +132,22 @@ class TimesCut(MD4):
 
 
 @dataclasses.dataclass(frozen=True)
+class KeptForNothing(GIDD):
+    """Tokens that noise has left as they are cost nothing, as with masks."""
+
+    def weight(self, process, x, z, t):
+        return jnp.where(z == x, 0.0, super().weight(process, x, z, t))
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedTimes(GIDD):
+    """The integral from 1e-4 to 1 - 1e-4 alone, as published."""
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        return super().__call__(denoiser, process, batch, 1e-4 + (1.0 - 2e-4) * u, keys)
+
+
+@dataclasses.dataclass(frozen=True)
 class SmallTimes(MD4):
     """t ~ U(0, 1/2): right for the uniform denoiser, so that only a search finds it out."""
 
@@ -177,6 +195,8 @@ WRONG = {
     "clipped schedule": (ClippedMD4(), Masking(3, Clipped(Linear(), 1e-4)), "bound"),
     "times cut": (TimesCut(), LINEAR, "bound"),
     "small times": (SmallTimes(), LINEAR, "bound"),
+    "kept for nothing": (KeptForNothing(), Hybrid(3, 0.2), "bound"),
+    "published times": (PublishedTimes(), Hybrid(3, 0.2), "bound"),
     "no prior": (Wrong(UniformELBO(), without("prior")), SHORT, "bound"),
     "no reconstruction": (
         Wrong(GenMD4(first_time=0.1), without("reconstruction")), StateDependent(3), "bound"

@@ -18,6 +18,7 @@ PROTOCOLS = {
     if Process in getattr(value, "__mro__", ()) and value is not Process
 }
 STEPS = {"HasReverse", "HasPosterior"}
+INTERPOLATING = STEPS | {"HasRates", "HasScore", "Interpolates"}
 SCORES = {"HasReverse", "HasRates", "HasForwardRates", "HasScore"}
 ABILITIES = {
     "masking": {"RevealsMasks"},
@@ -25,6 +26,8 @@ ABILITIES = {
     "uniform": SCORES | {"HasPosterior", "RedrawsUniformly"},
     "uniform, mixture": SCORES | {"HasPosterior", "RedrawsUniformly"},
     "uniform, score": SCORES | {"HasPosterior", "RedrawsUniformly"},
+    "hybrid": INTERPOLATING,
+    "hybrid, masks alone": INTERPOLATING,
     "transition": STEPS,
     "transition, mixture": STEPS,
     "transition, absorbing": STEPS,
@@ -34,7 +37,10 @@ ABILITIES = {
     "rates, mixture": SCORES | {"HasGenerator"},
 }
 # Whether what is not noise is clean: pure masking.
-SHOWS_CLEAN = {"masking", "state_dependent", "transition, absorbing", "rates, absorbing"}
+SHOWS_CLEAN = {
+    "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
+    "hybrid, masks alone",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", exact.PROCESS_CASES)

@@ -2,11 +2,13 @@
 
 import ends
 import exact
+import interpolating
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LATEST, SCHEDULES, Linear
@@ -34,6 +36,8 @@ def assert_laws(logits: np.ndarray) -> None:
 
 
 def noise_at(process, t: float) -> float:
+    if isinstance(process, Hybrid):
+        return t
     return float(process.schedule.one_minus_alpha(jnp.float32(t)))
 
 
@@ -61,7 +65,8 @@ def numbers(process) -> list:
     found = []
     for t in (0.0, 1.0):
         now = jnp.full(len(z), t)
-        found += [process.log_score(outputs, z, now), process.beta(now)]
+        found += [process.log_score(outputs, z, now)]
+        found += [process.beta(now)] if hasattr(process, "beta") else []
         if isinstance(process, Uniform):
             found += [process.odds(now), process.ratio(now)]
     return [*found, process.reverse_rates(outputs, z, jnp.ones(len(z)))]
@@ -110,6 +115,8 @@ def test_four_steps_of_one_token_have_its_law():
 def forward(process, s: float | None, t: float) -> np.ndarray:
     """q(z_t | z_s) [S, S] from the generator or the matrices, float64; of x where s is None."""
     size = ends.states(process)
+    if isinstance(process, Hybrid):
+        return interpolating.step(process, s or 0.0, t)
     if isinstance(process, Transition):
         first, last = (round((time or 0.0) * process.timesteps) for time in (s, t))
         tables, whole = process._tables, np.eye(size)
@@ -211,6 +218,11 @@ def leapt_law(step, process, s: float) -> np.ndarray:
             slope, noise = (float(level(jnp.ones(()))) for level in levels)
             leaving = -slope / noise
         rates = np.pad((P * leaving)[None], ((3, 0), (0, 1)))
+    elif isinstance(process, Hybrid):
+        law = np.pad(P, (0, 1)) @ forward(process, None, t)
+        to_each, to_mask = map(float, process.jump_rates(jnp.asarray(t, float)))
+        onto = np.array([to_each] * 3 + [to_mask])
+        rates = onto[:, None] * law / np.where(law > 0, law, 1.0)[:, None] * (1.0 - np.eye(4))
     else:
         law = np.pad(P, (0, size - 3)) @ forward(process, None, t)
         now = jnp.asarray(t, float)

@@ -5,6 +5,7 @@ import math
 
 import chains
 import exact
+import interpolating
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,10 +19,12 @@ from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.genmd4 import GenMD4
+from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import Cosine
@@ -309,6 +312,15 @@ def test_the_rest_on_uniform_noise(objective, parametrisation, first, x64):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_rest_on_hybrid_noise(first, x64):
+    process = Hybrid(2, 0.3)
+    denoiser = after(lambda p: interpolating.perfect(process, p), P)
+    found = interpolating.integral(Prompted(GIDD(), first), denoiser, process, REST)
+    np.testing.assert_allclose(found, -np.log(conditional(P, first)).ravel(), rtol=1e-9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", ["two", "one_weighted"])
 @pytest.mark.parametrize("kernel", ["uniform", "absorbing"])
 def test_the_rest_in_continuous_time(kernel, passes, x64):
@@ -382,6 +394,7 @@ POINTWISE = {
     "denoising": (ConcreteScore("denoising"), lambda: Uniform(2)),
     "cross_entropy": (CrossEntropy(), lambda: Uniform(2, parametrisation="mixture")),
     "one": (CTMC("one", 0.1), lambda: Rates(2)),
+    "gidd": (GIDD(), lambda: Hybrid(2, 0.3)),
     "md4": (MD4(), lambda: Masking(2)),
 }
 

@@ -106,6 +106,16 @@ def test_sedd_with_uniform_noise(folders):
     np.testing.assert_allclose(found, np.asarray(told["outputs"]), atol=CLOSE)
 
 
+def test_gidd(folders):
+    model, told = md4_jax.load(folders["gidd"]), answers("gidd")
+    found = model.logits(told["z"], told["t"])
+    np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :11], atol=CLOSE)
+    assert model.config["process"] == {"name": "hybrid", "uniform": 0.1, "gamma": 1.0}
+    assert model.config["objective"] == {"name": "gidd", "weights": "dynamic"}
+    assert model.domain.vocab_size == 11 and model.config["data"]["length"] == 16
+    assert np.isfinite(model.score("abab").nats).all()
+
+
 def test_radd(folders):
     model, told = md4_jax.load(folders["radd"]), answers("radd")
     expected = np.asarray(told["logits"])[..., :11]

@@ -8,10 +8,12 @@ import pytest
 
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.concrete_score import ConcreteScore
+from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes import PROCESSES
+from md4_jax.processes.hybrid import Hybrid
 from md4_jax.protocols import Denoiser, UserError
 
 CASES = exact.OBJECTIVE_CASES
@@ -48,7 +50,9 @@ def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process
     assert (nats >= 0).all() or isinstance(objective, ConcreteScore | TDCE)
     assert all(value.shape == (ROWS,) for value in extra.values())
     plain, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
-    np.testing.assert_allclose(nats, plain, rtol=1e-5)
+    # The length of a step of a thousand is rounded otherwise where XLA fuses it.
+    fused = isinstance(objective, D3PM) and isinstance(process, Hybrid)
+    np.testing.assert_allclose(nats, plain, rtol=1e-4 if fused else 1e-5)
     assert isinstance(objective.is_bound(process), bool)
 
 
@@ -130,6 +134,8 @@ def test_which_objectives_are_bounds():
         "concrete score, denoising",
         "cross_entropy",
         "duo",
+        "gidd, clip",
+        "gidd, dynamic",
     }
 
 

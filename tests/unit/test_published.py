@@ -39,6 +39,7 @@ NETWORKS = {
     "mdlm": (DIT, published.from_dit),
     "duo": (dict(DIT, vocab_size=12), published.from_dit),
     "bd3lm": (DIT, published.from_dit),
+    "gidd": (DIT, published.from_dit),
     "llada": (
         dict(SIZES, vocab_size=125, heads=4, hidden=48, **networks.LLADA), published.from_llada,
     ),
@@ -118,6 +119,12 @@ def test_the_dit_of_mdlm_and_its_successors(name, fed, outputs):
     sigma = answers["sigma"] if fed is None else np.full(len(answers["z"]), fed)
     found = ours(name, sigma, clean=answers["clean"] if name == "bd3lm" else None)
     close(found, np.asarray(answers[outputs])[..., : found.shape[-1]])
+
+
+def test_gidd_is_told_t():
+    """Their column of the mask is set to -inf by their loss and sampler."""
+    answers, _ = peer("gidd")
+    close(ours("gidd", answers["t"]), np.asarray(answers["outputs"])[..., :11])
 
 
 def test_radd_without_time():
