@@ -30,7 +30,7 @@ def test_it_is_no_pure_masking():
     process = Hybrid(3)
     assert isinstance(process, HasPosterior) and not process.shows_clean
     assert not isinstance(process, RevealsMasks | RevealsBySymbol)
-    assert set(exact.samplers_for(process)) == {"ancestral"}
+    assert set(exact.samplers_for(process)) == {"ancestral", "psi"}
     assert exact.fits(D3PM(3), process)
 
 
