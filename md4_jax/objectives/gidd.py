@@ -39,7 +39,7 @@ class GIDD:
         parametrisations=("joint",),
         why="the bound is that of the plug-in form",
     )
-    time_power: ClassVar[int] = 8
+    time_power: ClassVar[int] = 10
 
     weights: str = "bound"
     largest: float = 2.0
