@@ -9,13 +9,17 @@ from md4_jax.auditor import audit
 from md4_jax.auditor.options import AuditOptions
 from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
+from md4_jax.config.fit import Component, check_process, objective_name
 from md4_jax.config.schema import build_section, options_from
 
 SYMBOLS = 3
 
 
 def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns ({key: objective}, process) of few symbols; evaluators that differ have a key."""
+    """Returns ({key: objective}, process) of few symbols; evaluators that differ have a key.
+
+    UserError for an objective that does not fit the process.
+    """
     process = build_section("process", config["process"], vocab_size=SYMBOLS)
     objective = build_section("objective", config["objective"])
     network = SimpleNamespace(causal=config["network"].get("causal", False))
@@ -24,6 +28,9 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         own = getattr(evaluator, "objective", None)
         if own is not None and own not in found.values():
             found[f"evals.{name}.objective"] = own
+    for key, one in found.items():
+        part = Component(key, objective_name(one), one)
+        check_process(process, config["process"]["name"], part)
     return found, process
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from md4_jax.config.fit import Component, check_fit, objective_name
 from md4_jax.config.load import unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.sampling_checks import check_sampling
-from md4_jax.config.schema import REGISTRIES
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
 from md4_jax.options.parts import words
@@ -16,14 +16,6 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.training.keeping import check_best
 from md4_jax.training.trackers import TRACKERS
-
-
-class Component(NamedTuple):
-    """Objective or sampler that process and network must suit: config key, name and object."""
-
-    key: str
-    name: str
-    value: Any
 
 
 def validate(experiment: Experiment) -> None:
@@ -159,20 +151,13 @@ def _reporting(experiment: Experiment) -> list[tuple[str, Any]]:
     return [(name, e) for name, e in experiment.evals.items() if hasattr(e, "objective")]
 
 
-def _objective_name(objective: Any) -> str:
-    """Returns the name of an objective in a config, also of one that `auto` chose."""
-    names = {cls: name for name, cls in REGISTRIES["objective"].items()}
-    kind = type(objective)
-    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
-
-
 def _components(experiment: Experiment) -> list[Component]:
     """Returns the objective, the objectives of the evaluators, and the sampler."""
     config = experiment.config
     return [
         Component("objective", config["objective"]["name"], experiment.objective),
         *(
-            Component(f"evals.{name}.objective", _objective_name(e.objective), e.objective)
+            Component(f"evals.{name}.objective", objective_name(e.objective), e.objective)
             for name, e in _reporting(experiment)
         ),
         Component("sample", config["sample"]["name"], experiment.sampler_step),
@@ -181,7 +166,7 @@ def _components(experiment: Experiment) -> list[Component]:
 
 def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
     """Raises UserError if an evaluator's objective is no bound."""
-    key, name = f"evals.{evaluation}", _objective_name(evaluator.objective)
+    key, name = f"evals.{evaluation}", objective_name(evaluator.objective)
     if not evaluator.objective.is_bound(experiment.process):
         raise UserError(
             f"{key}.objective.name={name!r} is not a bound of -log p with this process "
@@ -204,47 +189,6 @@ def _check_stride(experiment: Experiment, evaluation: str, evaluator: Any) -> No
         raise UserError(
             f"{key}.stride={stride} leaves data.length={length} - {stride} tokens before each "
             f"sequence, which {key}.objective.block={block} must divide"
-        )
-
-
-def check_fit(experiment: Experiment, part: Component) -> None:
-    """Raises UserError if an objective or the sampler does not fit the process or network."""
-    chosen = experiment.config["process"]["name"]
-    network = experiment.network
-    section, name, component = part
-    key, needs = f"{section}.name", component.needs
-    if not isinstance(experiment.process, needs.processes):
-        fits = " or ".join(map(repr, _satisfying(needs.processes)))
-        raise UserError(f"{key}={name!r} needs process.name={fits}, not {chosen!r}")
-    if needs.time and network.time_free:
-        raise UserError(f"{key}={name!r} needs network.time_conditioning=True: {needs.why}")
-    if needs.causal != network.causal:
-        raise UserError(
-            f"{key}={name!r} needs network.causal={needs.causal}: "
-            + (
-                "it predicts each token from those before it"
-                if needs.causal
-                else "it predicts each token from those on both sides"
-            )
-        )
-    if needs.blockwise and not network.blockwise:
-        raise UserError(
-            f"{key}={name!r} needs network.local_width=0, network.tables=0 and "
-            "network.causal=False: a convolution and tables would cross the borders of blocks, "
-            "and a causal mask would cut blocks"
-        )
-    if needs.mixtures and not network.mixtures:
-        raise UserError(
-            f"{key}={name!r} needs network.name='transformer' and network.tables=0: it shows the "
-            "network mixtures of symbols"
-        )
-    allowed = needs.parametrisations
-    # Some processes have no parametrisation.
-    own = getattr(experiment.process, "parametrisation", None)
-    if None not in (allowed, own) and own not in allowed:
-        fits = " or ".join(repr(option) for option in allowed)
-        raise UserError(
-            f"{key}={name!r} needs process.parametrisation={fits}, not {own!r}: {needs.why}"
         )
 
 
@@ -273,12 +217,6 @@ def check_training(experiment: Experiment) -> None:
             "not 'every': windows that overlap would be predicted with counts of their own text. "
             "Change one of them"
         )
-
-
-def _satisfying(protocols: tuple[type, ...]) -> list[str]:
-    """Returns the names of registered processes that satisfy one of these protocols."""
-    made = {name: make(vocab_size=2) for name, make in REGISTRIES["process"].items()}
-    return [name for name, process in made.items() if isinstance(process, protocols)]
 
 
 def _check_steps(experiment: Experiment, component: Component) -> None:

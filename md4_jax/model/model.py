@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.config import build, checks, schema
+from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
 from md4_jax.config.evaluators import tightest
+from md4_jax.config.fit import Component, check_fit
 from md4_jax.evals.likelihood import LikelihoodBound, main_bound
 from md4_jax.evals.samples import decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
@@ -287,7 +288,7 @@ class Model:
                 return chosen.objective
             return tightest("score", own.objective, own.process, own.network)
         found = schema.build_section("objective", {"name": name})
-        checks.check_fit(own, checks.Component("objective", name, found))
+        check_fit(own, Component("objective", name, found))
         if not found.is_bound(own.process):
             raise UserError(f"objective={name!r} is no bound of -log p for this model")
         return found

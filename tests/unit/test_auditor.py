@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import families
 from md4_jax.auditor import audit
 from md4_jax.auditor.report import numbers, text
+from md4_jax.config import audits
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.objectives.genmd4 import GenMD4
@@ -25,7 +27,7 @@ from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Clipped, Linear
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Needs
+from md4_jax.protocols import Needs, UserError
 
 QUICK = (
     "md4, masking", "autoregressive, masking", "four steps, masking", "clipped schedule",
@@ -251,3 +253,15 @@ def test_m11_the_sums_are_those_of_the_identity():
                 jnp.asarray(logits), *jax.random.split(jax.random.key(0))
             )
             np.testing.assert_allclose(np.exp(-nats[:9]).sum(), 0.84991548841, rtol=2e-6)
+
+
+def test_an_objective_that_does_not_fit_the_process_is_refused():
+    """Also one of an evaluator, before anything is audited."""
+    config = families.get_config("udlm").to_dict()
+    config["evals"]["test"]["objective"] = {"name": "md4"}
+    with pytest.raises(UserError, match="evals.test.objective.name='md4' needs .* not 'uniform'"):
+        audits.objectives(config)
+    config["evals"]["test"]["objective"] = {"name": "uniform_elbo"}
+    config["objective"] = {"name": "genmd4"}
+    with pytest.raises(UserError, match="'genmd4' needs process.name='state_dependent'"):
+        audits.objectives(config)

@@ -1,0 +1,70 @@
+"""Checks that an objective or a sampler fits a process and a network, by what it `needs`."""
+
+from typing import Any, NamedTuple
+
+from md4_jax.config.schema import REGISTRIES
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import UserError
+
+
+class Component(NamedTuple):
+    """Objective or sampler that process and network must suit: config key, name and object."""
+
+    key: str
+    name: str
+    value: Any
+
+
+def objective_name(objective: Any) -> str:
+    """Returns the name of an objective in a config, also of one that `auto` chose."""
+    names = {cls: name for name, cls in REGISTRIES["objective"].items()}
+    kind = type(objective)
+    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+
+
+def check_fit(experiment: Experiment, part: Component) -> None:
+    """Raises UserError if an objective or the sampler does not fit the process or network."""
+    check_process(experiment.process, experiment.config["process"]["name"], part)
+    network, needs, said = experiment.network, part.value.needs, f"{part.key}.name={part.name!r}"
+    if needs.time and network.time_free:
+        raise UserError(f"{said} needs network.time_conditioning=True: {needs.why}")
+    if needs.causal != network.causal:
+        raise UserError(
+            f"{said} needs network.causal={needs.causal}: "
+            + (
+                "it predicts each token from those before it"
+                if needs.causal
+                else "it predicts each token from those on both sides"
+            )
+        )
+    if needs.blockwise and not network.blockwise:
+        raise UserError(
+            f"{said} needs network.local_width=0, network.tables=0 and network.causal=False: a "
+            "convolution and tables would cross the borders of blocks, and a causal mask would cut "
+            "blocks"
+        )
+    if needs.mixtures and not network.mixtures:
+        raise UserError(
+            f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
+            "mixtures of symbols"
+        )
+
+
+def check_process(process: Any, name: str, part: Component) -> None:
+    """Raises UserError if an objective or the sampler does not fit the process of that name."""
+    needs, said = part.value.needs, f"{part.key}.name={part.name!r}"
+    if not isinstance(process, needs.processes):
+        fits = " or ".join(map(repr, _satisfying(needs.processes)))
+        raise UserError(f"{said} needs process.name={fits}, not {name!r}")
+    allowed = needs.parametrisations
+    # Some processes have no parametrisation.
+    own = getattr(process, "parametrisation", None)
+    if None not in (allowed, own) and own not in allowed:
+        fits = " or ".join(repr(option) for option in allowed)
+        raise UserError(f"{said} needs process.parametrisation={fits}, not {own!r}: {needs.why}")
+
+
+def _satisfying(protocols: tuple[type, ...]) -> list[str]:
+    """Returns the names of registered processes that satisfy one of these protocols."""
+    made = {name: make(vocab_size=2) for name, make in REGISTRIES["process"].items()}
+    return [name for name, process in made.items() if isinstance(process, protocols)]
