@@ -79,7 +79,7 @@ VALUES = [
 # Sampler, settings of other sections -> what it would need.
 MISFITS = [
     ("tweedie", TRANSITION, ["'masking' or 'uniform'", "not 'transition'"]),
-    ("euler", TRANSITION, ["'masking' or 'state_dependent' or 'uniform' or 'rates'"]),
+    ("euler", TRANSITION, ["'masking' or 'state_dependent' or 'uniform' or 'hybrid' or 'rates'"]),
     ("tau_leaping", TRANSITION, ["not 'transition'"]),
     ("remask", UNIFORM, ["process.name='masking'", "not 'uniform'"]),
     ("any_order", UNIFORM, ["process.name='masking'", "not 'uniform'"]),
