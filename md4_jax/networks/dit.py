@@ -8,6 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.binding import Binding
 from md4_jax.networks.context import check_choices, check_least
 from md4_jax.networks.depth import unrolled
 from md4_jax.networks.flops import OF_A_SEQUENCE
@@ -15,7 +16,7 @@ from md4_jax.networks.images import INPUTS, check_images, patches, unpatched
 from md4_jax.networks.layers import rows
 from md4_jax.networks.linear import Linear, rounded
 from md4_jax.networks.ordinal import around_input, intensity, log_probabilities
-from md4_jax.networks.transformer import Binding, Transformer
+from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, Params, UserError
 

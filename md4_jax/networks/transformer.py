@@ -2,28 +2,24 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import KERNELS, kernel_for
-from md4_jax.networks.blocks import KVCache
+from md4_jax.networks.binding import Binding
 from md4_jax.networks.condition import TIME_EMBEDDINGS
-from md4_jax.networks.context import check_options, checked_context
+from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
-from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import INITIAL, rounded
 from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.rotary import BASE
-from md4_jax.networks.rows import COUNTED, Bound, Rows
+from md4_jax.networks.rows import Rows
 from md4_jax.networks.trunk import TransformerModule
-from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Network, Params, UserError
-from md4_jax.runtime.sharding import batch_groups
+from md4_jax.protocols import Array, Network, UserError
 
 CHOICES = {
     "attention": KERNELS,
@@ -211,90 +207,3 @@ class Transformer:
             return entries + (of_embedding + 1) * self.head_bias
         columns = 0 if self.is_ordinal else rounded(symbols) - symbols
         return entries + columns * (self.size + self.head_bias)
-
-
-class Binding(NamedTuple):
-    """Binds parameters, context and dropout keys to the functions of the module."""
-
-    options: Transformer
-    module: TransformerModule
-    blockwise: bool
-    platform: str
-
-    def __call__(
-        self,
-        params: Params,
-        context: Mapping[str, Array] | None = None,
-        keys: Array | None = None,
-        counts: Bound | None = None,
-    ) -> Denoiser:
-        """Returns the denoiser; UserError for a context that the network cannot use."""
-        # The keys also draw the noise of the forward process.
-        keys = None if keys is None else folded(keys, DROPOUT)
-        return self._bound(params, self._context(context, keys), counts)
-
-    def _bound(self, params: Params, told: dict[str, Array], counts: Bound | None) -> Denoiser:
-        module, variables = self.module, {"params": params}
-        first = () if counts is None else (counts.first,)
-
-        def features(z: Array, t: Array, index: Array | None = None) -> Array:
-            inputs = {name: x for name, x in told.items() if name != COUNTED}
-            if counts is not None:
-                inputs["evidence"] = counts.evidence(z, told.get("segments"), told.get(COUNTED))
-            return module.apply(variables, z, t, **inputs, index=index, method="features")
-
-        def unembed(h: Array) -> Array:
-            return module.apply(variables, h, *first, method="unembed")
-
-        def rebind(count: int) -> Denoiser:
-            several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self._bound(params, several, counts)
-
-        def padded(h: Array) -> Array:
-            return module.apply(variables, h, padded=True, method="logits")
-
-        blocks = self._blocks(variables, told) if self.blockwise else None
-        shortcuts = Accelerator(
-            batch_groups(), features, padded if self.options.pads_logits else None, self.platform
-        )
-        return Denoiser(features, unembed, shortcuts, blocks, rebind)
-
-    def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
-        """Checks the context, hides some labels in training, and adds the keys for dropout."""
-        o = self.options
-        takes = (*o.takes, COUNTED) if o.tables else o.takes
-        told = checked_context(o, context, keys, takes)
-        if keys is not None and (o.dropout or o.attention_dropout or o.embedding_dropout):
-            told["keys"] = keys
-        return told
-
-    def _blocks(self, variables: dict, told: dict[str, Array]) -> Blockwise:
-        o, label, keys = self.options, told.get("label"), told.get("keys")
-
-        def features(z: Array, t: Array, clean: Array, block: int, clean_t: Array | float = 0.0):
-            if keys is not None and o.attention_dropout:
-                raise UserError(
-                    f"network.attention_dropout={o.attention_dropout} must be 0 in block diffusion"
-                )
-            length, more = z.shape[1], -z.shape[1] % block
-            segments = told.get("segments")
-            if more:
-                # Padding of the last block is a segment of its own, which no token sees.
-                segments = jnp.zeros_like(clean) if segments is None else segments
-                segments = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
-                z, clean = (jnp.pad(x, ((0, 0), (0, more))) for x in (z, clean))
-            module = self.module.clone(block=block)
-            h = module.apply(
-                variables, z, t, clean, clean_t, segments, label, keys, method="block_features"
-            )
-            return h[:, :length]
-
-        def empty_cache(rows: int, window: int) -> KVCache:
-            shape = (o.depth, rows, window, o.kv_heads, o.size // o.heads)
-            empty = jnp.zeros(shape, o.dtype)
-            return KVCache(empty, empty, jnp.int32(0))
-
-        def append_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
-            return self.module.apply(variables, z, t, cache, label, method="append_block")
-
-        return Blockwise(features, empty_cache, append_block)
