@@ -58,6 +58,9 @@ def get_config() -> ConfigDict:
                 hidden=0,  # width of the feed-forward layer; 0: 8/3 of size, or 4 size with gelu
                 feed_forward="swiglu",  # swiglu | glu, gated by a sigmoid | gelu, not gated
                 kv_heads=0,  # heads of keys and values; 0: as many as of queries
+                head_dim=0,  # features of a head; 0: size / heads
+                qkv_bias=False,  # biases of queries, keys and values
+                shifted=False,  # logits of a position from the features of the one before it
                 embedding=0,  # width of the token vectors, before a linear layer; 0: size
                 time_conditioning=True,  # feed t by adaLN-zero; False: time-free
                 condition=0,  # width of the condition made of time and class; 0: size

@@ -34,10 +34,18 @@ TOLD = {
         p_uniform=0.1, t_eps=1e-4,
     ),
     "llada": dict(model_type="llada", architectures=["LLaDAModelLM"]),
+    "dream": {},
+    "qwen2": {},
+    "qwen3": {},
+    "llama": {},
     "md4_text": dict(data_shape=[16]),
     "md4_text_outside_embed": dict(data_shape=[16]),
     "md4_text_time_free": dict(data_shape=[16]),
 }  # fmt: skip
+# Those in the layout of transformers' Llama and Qwen.
+DECODERS = ("dream", "qwen2", "qwen3", "llama")
+# Letters and special entries of the vocabulary.
+ENTRIES = {"llada": (125, 3), **dict.fromkeys(DECODERS, (120, 4))}
 # Printable characters that stand for themselves in a byte-level vocabulary.
 LETTERS = "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, [*range(0x21, 0x61), *range(0xA1, 0xAD)]))
 LETTERS += "".join(map(chr, range(0xAE, 0xC7)))[: 125 - len(LETTERS)]
@@ -61,11 +69,11 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
     folder.mkdir(parents=True)
     shutil.copy(INSTANCES / f"{name}.safetensors", folder / "model.safetensors")
     told = dict(TOLD[name])
-    if name.startswith(("llada", "md4")):
+    if name.startswith(("llada", "md4", *DECODERS)):
         told = {**answers(name)["config"], **told}
     (folder / "config.json").write_text(json.dumps({**told, **changes}))
-    is_llada = name == "llada"
-    tokenizer(125 if is_llada else 11, 3 if is_llada else 0).save(str(folder / "tokenizer.json"))
+    letters, special = ENTRIES.get(name, (11, 0))
+    tokenizer(letters, special).save(str(folder / "tokenizer.json"))
     return folder
 
 

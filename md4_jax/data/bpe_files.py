@@ -3,7 +3,8 @@
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,16 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, is_remote, place
 
 PIECE_CHARACTERS = 1 << 20
+CONFIG = "tokenizer_config.json"
+ADDED = ("lstrip", "rstrip", "normalized", "single_word", "special")
+# Split of Qwen's tokenizers, as a regular expression: single digits, and no leading space for them.
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Class of a tokenizer in transformers -> how it splits a text before pairs are merged; None: by
+# GPT-2's pattern.
+SPLITS = {"GPT2Tokenizer": None, "Qwen2Tokenizer": QWEN, "DreamTokenizer": QWEN}
 PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
@@ -20,14 +31,14 @@ def from_path(path: str):
     here = place(path, "tokenizer.path")
     if here.is_file():
         return from_definition(here.read_text(encoding="utf-8"), str(here))
+    if (here / "tokenizer.json").is_file():
+        return from_path(str(here / "tokenizer.json"))
     for vocabulary, merges in PAIRS:
         if (here / vocabulary).is_file() and (here / merges).is_file():
             with tempfile.TemporaryDirectory() as folder:  # the library reads local files only
                 pair = [_local(here / name, folder) for name in (vocabulary, merges)]
-                return _from_pair(*pair)
-    if (here / "tokenizer.json").is_file():
-        return from_path(str(here / "tokenizer.json"))
-    expected = ", or ".join(" and ".join(pair) for pair in (*PAIRS, ("tokenizer.json",)))
+                return _from_pair(*pair, _told(here))
+    expected = ", or ".join(" and ".join(pair) for pair in (("tokenizer.json",), *PAIRS))
     raise UserError(f"tokenizer.path: no tokenizer at {here}; it should hold {expected}")
 
 
@@ -153,16 +164,56 @@ def from_hub(name: str):
         ) from error
 
 
-def _from_pair(vocabulary: Place, merges: Place):
+def _told(folder: Place) -> dict[str, Any]:
+    """Returns what tokenizer_config.json says, or {}; UserError for an unknown class."""
+    file = folder / CONFIG
+    if not file.is_file():
+        return {}
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        kind = told.get("tokenizer_class") or "GPT2Tokenizer"
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} is not readable JSON: {error}") from error
+    if kind.removesuffix("Fast") not in SPLITS:
+        raise UserError(
+            f"{file} says tokenizer_class={kind!r}, and how that splits a text is not known here: "
+            f"put its tokenizer.json into {folder}, which says so"
+        )
+    return told
+
+
+def _from_pair(vocabulary: Place, merges: Place, told: Mapping[str, Any]):
     library = _library()
     try:
         model = library.models.BPE.from_file(str(vocabulary), str(merges))
     except Exception as error:
         raise UserError(f"{vocabulary} and {merges} are no BPE vocabulary: {error}") from error
-    tokenizer = library.Tokenizer(model)
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer, split = library.Tokenizer(model), library.pre_tokenizers
+    tokenizer.pre_tokenizer = split.ByteLevel(add_prefix_space=False)
+    pattern = SPLITS[(told.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")]
+    if pattern:
+        tokenizer.normalizer = library.normalizers.NFC()
+        first = split.Split(library.Regex(pattern), "isolated")
+        second = split.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = split.Sequence([first, second])
     tokenizer.decoder = library.decoders.ByteLevel()
+    _add(tokenizer, told.get("added_tokens_decoder") or {}, vocabulary)
     return tokenizer
+
+
+def _add(tokenizer, entries: Mapping[str, Mapping[str, Any]], vocabulary: Place) -> None:
+    """Adds the entries {id: its properties}; UserError if they do not get these ids."""
+    library = _library()
+    for number, told in sorted(entries.items(), key=lambda item: int(item[0])):
+        flags = {key: bool(told.get(key, False)) for key in ADDED}
+        entry = library.AddedToken(told["content"], **flags)
+        add = tokenizer.add_special_tokens if entry.special else tokenizer.add_tokens
+        add([entry])
+        if (found := tokenizer.token_to_id(entry.content)) != int(number):
+            raise UserError(
+                f"{CONFIG} says that {entry.content!r} is the entry {number}, and beside "
+                f"{vocabulary.name} it becomes {found}: fetch both files again"
+            )
 
 
 def _library():

@@ -15,7 +15,8 @@ from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.model import hub, parameters, peers
 from md4_jax.model.chat import Chat
 from md4_jax.model.model import Model
-from md4_jax.networks.published import MaskLast
+from md4_jax.model.peer import UNKNOWN, Peer
+from md4_jax.networks.published import Arrays, MaskLast
 from md4_jax.protocols import UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
@@ -85,24 +86,33 @@ def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
     experiment = build.experiment(asked, domain)
-    mask, rows = asked["tokenizer"].get("mask"), domain.vocab_size + 1
-    arrays = tensors if mask is None else MaskLast(tensors, peer.tables, mask, rows)
+    arrays = _ordered(tensors, peer, asked["tokenizer"].get("mask"), domain.vocab_size + 1)
     params = parameters.converted(experiment, arrays, peer.convert, str(folder))
     facts = {"commit": "unknown", "results": {}}
     return Model(experiment, params, 0, str(folder), facts, Chat.of_folder(folder))
 
 
-def _tokenizer(folder: Place, peer: peers.Peer) -> dict[str, Any]:
+def _ordered(tensors: Tensors, peer: Peer, mask: int | None, rows: int) -> Arrays:
+    """Returns the arrays with the row of the mask behind those of the symbols."""
+    if mask is not None:
+        return MaskLast(tensors, peer.tables, mask, rows)
+    if peer.begins is not None:
+        return MaskLast(tensors, peer.tables, peer.begins, rows, added=True)
+    return tensors
+
+
+def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
     """Returns the section of the tokenizer in the folder, or else of the one on the hub."""
     names = {path.name for path in folder.iterdir()}
     if "tokenizer.json" in names or {"vocab.json", "merges.txt"} <= names:
-        section = {"name": "bpe", "path": str(folder)}
-        has = bpe_files.from_path(str(folder)).token_to_id(END_OF_TEXT) is not None
-        return section | {"eot": END_OF_TEXT if has else None}
+        found = bpe_files.from_path(str(folder))
+        end = None if peer.ends is None else found.id_to_token(peer.ends)
+        has = found.token_to_id(END_OF_TEXT) is not None
+        return {"name": "bpe", "path": str(folder), "eot": END_OF_TEXT if has else end}
     return {"name": "bpe", "hub": peer.tokenizer}
 
 
-def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
+def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
     """Makes the domain and sets `size` and `mask` of the tokenizer; UserError if it does not match.
 
     Entries beyond the symbols of the model must be added ones, and one symbol may have no entry. If
@@ -111,6 +121,8 @@ def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
     mask = asked["tokenizer"].pop("mask", None)
     tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
     entries, symbols = tokenizer.vocab_size, peer.symbols
+    if mask is None and peer.begins is not None:
+        return _with_new_mask(folder, peer, tokenizer, asked)
     rows, spare = (symbols, 1) if mask is None else (symbols + 1, max(SPARE, symbols // 100))
     if mask is not None:
         _check_mask(folder, peer, mask)
@@ -120,10 +132,7 @@ def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
             tokenizer.added_from(rows) if entries > rows else rows - entries <= spare
         )
         if not fits:
-            raise UserError(
-                f"the tokenizer has {entries} symbols, and the model in {folder} {rows}: give "
-                "the one that it was trained with, config={'tokenizer.path': FOLDER}"
-            )
+            raise _foreign_tokenizer(entries, folder, rows)
         asked["tokenizer"]["size"] = symbols
         if mask not in (None, symbols):
             asked["tokenizer"]["mask"] = mask
@@ -131,14 +140,37 @@ def _domain(folder: Place, peer: peers.Peer, asked: dict[str, Any]) -> Domain:
     return TextDomain(tokenizer, asked["data"]["length"])
 
 
-def _check_mask(folder: Place, peer: peers.Peer, mask: int) -> None:
+def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, Any]) -> Domain:
+    """Makes the domain of a model without a mask: its symbols are the entries of the tokenizer.
+
+    UserError if the model has fewer rows, or so many more that the tokenizer cannot be its own.
+    """
+    entries, rows = tokenizer.vocab_size, peer.symbols
+    if not entries <= rows <= entries + max(SPARE, rows // 100):
+        raise _foreign_tokenizer(entries, folder, rows)
+    if not 0 <= peer.begins < entries:
+        raise UserError(
+            f"{folder}: config.json says that the entry {peer.begins} begins a text, and the "
+            f"tokenizer has {entries}"
+        )
+    return TextDomain(tokenizer, asked["data"]["length"])
+
+
+def _foreign_tokenizer(entries: int, folder: Place, rows: int) -> UserError:
+    return UserError(
+        f"the tokenizer has {entries} symbols, and the model in {folder} {rows}: give the one that "
+        "it was trained with, config={'tokenizer.path': FOLDER}"
+    )
+
+
+def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
     """Raises UserError if the row of the mask is none of the model's."""
     if not peer.tables:
         raise UserError(
             f"tokenizer.mask={mask} is for models whose mask may be any entry of their "
             f"vocabulary; that of {folder} ({peer.kind}) comes after it, or there is none"
         )
-    if mask == peers.UNKNOWN:
+    if mask == UNKNOWN:
         raise UserError(
             f"{folder}: config.json lacks mask_token_id, which the arrays do not tell: add it, or "
             "give config={'tokenizer.mask': ID}"

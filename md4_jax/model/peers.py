@@ -1,40 +1,18 @@
 """Configs of published models, made of their config.json and of the names and shapes of arrays."""
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from md4_jax.config import files
+from md4_jax.model import decoders
+from md4_jax.model.peer import UNKNOWN, Peer, agree, lacks, needed
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
-GPT2 = "gpt2"
-UNKNOWN = -1  # a mask that config.json should name and does not
-
-
-class Peer(NamedTuple):
-    """Published model in the words of this package.
-
-    kind       name of the project
-    length     tokens of a sequence
-    symbols    size of the vocabulary, without the mask; more if some rows have no entry
-    sections   sections of the config: network, process, objective
-    convert    function of networks/published.py
-    tokenizer  name on the hub of the vocabulary, for a folder that has none
-    tables     names of the arrays with a row for each entry, if the mask may be any of them
-    mask       row of the mask; None: the last one
-    """
-
-    kind: str
-    length: int
-    symbols: int
-    sections: dict[str, dict[str, Any]]
-    convert: Callable
-    tokenizer: str = GPT2
-    tables: tuple[str, ...] = ()
-    mask: int | None = None
+NAMED = ("bd3lm", "mdlm", "duo", "llada", *decoders.KINDS)
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -48,7 +26,7 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
     """Returns the project that a folder comes from."""
     named = [str(told.get("model_type", "")), *map(str, told.get("architectures") or [])]
     for name in named:
-        for kind in ("bd3lm", "mdlm", "duo", "llada"):
+        for kind in NAMED:
             if name.lower().removesuffix("modellm") == kind:
                 return kind
     if "model.transformer.wte.weight" in tensors:
@@ -77,6 +55,7 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     config["data"] = {"name": "text", "path": "", "length": found.length}
     config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
     config |= {name: found.sections[name] for name in ("process", "objective")}
+    config["sample"] |= found.sections.get("sample", {})
     config["optim"] |= {"learning_rate": 1e-4, "warmup_steps": 100}
     config["train"] |= {"num_steps": 10_000, "batch_size": 32}
     config["evals"]["validation"]["every"] = 1000
@@ -93,7 +72,7 @@ def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     found = _mdlm(told, tensors)
-    block = {"name": "block", "block": _needed(told, tensors, "block_size")}
+    block = {"name": "block", "block": needed(told, tensors, "block_size")}
     return found._replace(sections={**found.sections, "objective": block})
 
 
@@ -108,8 +87,8 @@ def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def _gidd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     process = {"name": "hybrid", "uniform": float(told["p_uniform"]), "gamma": 1.0}
     names = {"n_heads": "num_attention_heads", "model_length": "max_seq_len"}
-    told = {**told, **{ours: _needed(told, tensors, theirs) for ours, theirs in names.items()}}
-    _agree(told, tensors, num_hidden_layers=tensors.count(r"blocks\.(\d+)\."))
+    told = {**told, **{ours: needed(told, tensors, theirs) for ours, theirs in names.items()}}
+    agree(told, tensors, num_hidden_layers=tensors.count(r"blocks\.(\d+)\."))
     return _dit(told, tensors, process, {"name": "gidd", "weights": "dynamic"})
 
 
@@ -158,9 +137,9 @@ def _dit(
     }
     told = {**told, **told.get("model", {})}
     network["heads"] = told.get("n_heads") or _rotary_heads(tensors, prefix, size)
-    _agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
+    agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
     if "model" not in told:  # SEDD and RADD count no mask
-        _agree(told, tensors, vocab_size=rows)
+        agree(told, tensors, vocab_size=rows)
     symbols = rows - (process["name"] in ("masking", "hybrid"))
     length = told.get("model_length") or told.get("length") or 1024
     sections = {"network": network, "process": process, "objective": objective}
@@ -187,14 +166,14 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "size": size,
         "depth": tensors.count(rf"{re.escape(trunk)}blocks\.(\d+)\."),
         "hidden": tensors.shape(f"{trunk}blocks.0.ff_proj.weight")[0],
-        "heads": _needed(told, tensors, "n_heads"),
+        "heads": needed(told, tensors, "n_heads"),
         "kv_heads": told.get("n_kv_heads") or 0,
         "tied": f"{trunk}ff_out.weight" not in tensors,
     }
     network["rotary_base"] = float(told.get("rope_theta", network["rotary_base"]))
     network["norm_eps"] = float(told.get("rms_norm_eps", network["norm_eps"]))
     depth, hidden = network["depth"], network["hidden"]
-    _agree(told, tensors, d_model=size, n_layers=depth, mlp_hidden_size=hidden)
+    agree(told, tensors, d_model=size, n_layers=depth, mlp_hidden_size=hidden)
     mask = told.get("mask_token_id", UNKNOWN)
     rows = min(rows, max(told.get("vocab_size", rows), mask + 1))  # those beyond are padding
     sections = {"network": network, "process": {"name": "masking"}, "objective": {"name": "md4"}}
@@ -218,12 +197,12 @@ def _md4(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "size": tensors.shape(f"{block}attention/wq/kernel")[0],
         "depth": tensors.count(rf"{trunk}TransformerBlock_(\d+)/"),
         "hidden": tensors.shape(f"{block}feed_forward/w1/kernel")[1],
-        "heads": _needed(told, tensors, "num_heads"),
+        "heads": needed(told, tensors, "num_heads"),
         "embedding": width if outside else 0,
     }
     if timed:
         network["condition"] = tensors.shape("CondEmbedding_0/Dense_0/bias")[0]
-    _agree(told, tensors, n_layers=network["depth"], vocab_size=rows - 1)
+    agree(told, tensors, n_layers=network["depth"], vocab_size=rows - 1)
     length = (told.get("data_shape") or [1024])[0]
     schedule = {"name": told.get("noise_schedule", "linear")}
     sections = {
@@ -243,6 +222,7 @@ KINDS = {
     "radd": _radd,
     "llada": _llada,
     "md4": _md4,
+    **dict.fromkeys(decoders.KINDS, decoders.peer),
 }
 
 
@@ -258,26 +238,5 @@ def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
     """Returns the number of heads: their frequencies are half as many as their features."""
     name = f"{prefix}rotary_emb.inv_freq"
     if name not in tensors:
-        raise _lacks(tensors, "n_heads")
+        raise lacks(tensors, "n_heads")
     return size // (2 * tensors.shape(name)[0])
-
-
-def _needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
-    if key not in told:
-        raise _lacks(tensors, key)
-    return told[key]
-
-
-def _lacks(tensors: Tensors, key: str) -> UserError:
-    return UserError(
-        f"{tensors.folder}: config.json lacks {key}, which the arrays do not tell: add it"
-    )
-
-
-def _agree(told: Mapping[str, Any], tensors: Tensors, **found: int) -> None:
-    """Raises UserError if config.json says another size than the arrays have."""
-    for key, size in found.items():
-        if told.get(key, size) != size:
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]}, and its arrays have {size}"
-            )

@@ -1,6 +1,7 @@
 """Denoisers of the transformers: the functions of a module with its parameters and context."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from md4_jax.networks.blocks import KVCache
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.rows import COUNTED, Bound
+from md4_jax.networks.shift import shifted_features
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -43,7 +45,10 @@ class Binding(NamedTuple):
             inputs = {name: x for name, x in told.items() if name != COUNTED}
             if counts is not None:
                 inputs["evidence"] = counts.evidence(z, told.get("segments"), told.get(COUNTED))
-            return module.apply(variables, z, t, **inputs, index=index, method="features")
+            at = partial(module.apply, variables, z, t, **inputs, method="features")
+            if self.options.shifted:
+                return shifted_features(at, inputs.get("segments"), index)
+            return at(index=index)
 
         def unembed(h: Array) -> Array:
             return module.apply(variables, h, *first, method="unembed")
@@ -92,7 +97,7 @@ class Binding(NamedTuple):
             return h[:, :length]
 
         def empty_cache(rows: int, window: int) -> KVCache:
-            shape = (o.depth, rows, window, o.kv_heads, o.size // o.heads)
+            shape = (o.depth, rows, window, o.kv_heads, o.attention_size)
             empty = jnp.zeros(shape, o.dtype)
             return KVCache(empty, empty, jnp.int32(0))
 

@@ -48,16 +48,17 @@ class DiT(Transformer):
         check_choices(self, {"input": INPUTS})
         check_least(self, patch=1, embedding=1, head_size=1)
         check_images(self, "dit", self.patch, f"network.patch={self.patch}")
-        for key in ("causal", "local_width", "tables"):
+        for key in ("causal", "local_width", "tables", "shifted"):
             if getattr(self, key):
                 raise UserError(
                     f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "
                     f"network.{key}={type(getattr(self, key))()}"
                 )
-        if self.size % (4 * self.heads):
+        if self.attention_size % 4:
             raise UserError(
                 f"network.size={self.size} must be a multiple of four times network.heads="
-                f"{self.heads} (rotary positions of rows and of columns)"
+                f"{self.heads}, or network.head_dim one of four (rotary positions of rows and of "
+                "columns)"
             )
 
     @property

@@ -8,10 +8,13 @@ from md4_jax.protocols import Params
 OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
 
 
-def forward_flops(params: Params, length: int, block: int = 0, *, size: int, depth: int) -> float:
+def forward_flops(
+    params: Params, length: int, block: int = 0, *, attended: int, depth: int
+) -> float:
     """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
 
-    N is the number of parameters of linear layers that see tokens. In block diffusion both a noisy
+    N is the number of parameters of linear layers that see tokens, D = `attended` that of features
+    of all heads of a layer. In block diffusion both a noisy
     token and its clean copy are counted. The last layer computes only keys and values of the clean
     copy, and each of the two sees (L + block) / 2 tokens.
     """
@@ -26,8 +29,9 @@ def forward_flops(params: Params, length: int, block: int = 0, *, size: int, dep
     ]
     matrices = sum(count for _, count in kernels)
     if not block:
-        return 2.0 * matrices + 4.0 * length * size * depth
+        return 2.0 * matrices + 4.0 * length * attended * depth
     head = sum(count for path, count in kernels if path[0] == "head")
-    clean = (matrices - head) * (depth - 1) / depth + 2.0 * size**2
+    of_clean = sum(count for path, count in kernels if path[-2] in ("key", "value"))
+    clean = (matrices - head) * (depth - 1) / depth + of_clean / depth
     seen = (2 * depth - 1) * (length + block) / 2
-    return 2.0 * (matrices + clean) + 4.0 * seen * size
+    return 2.0 * (matrices + clean) + 4.0 * seen * attended

@@ -50,11 +50,11 @@ class Attention(nn.Module):
         asking = x_BxLxD if index is None else rows(x_BxLxD, index)
         if self.block and self.last:
             asking = noisy_half(x_BxLxD)
-        each = size // o.heads
+        each = o.attention_size
         kernel = rounding(o.attention, o.products)
         query, key, value = (
             Linear(
-                heads * each, dtype, bias=o.attention_bias, initial=o.initial,
+                heads * each, dtype, bias=o.qkv_bias, initial=o.initial,
                 products=o.products, name=name,
             )(x).reshape(batch, -1, heads, each)
             for name, x, heads in (
@@ -64,8 +64,8 @@ class Attention(nn.Module):
         )  # fmt: skip
         if o.qk_norm:
             query, key = (
-                Normalize(gain=True, name="query_norm")(query),
-                Normalize(gain=True, name="key_norm")(key),
+                Normalize(gain=True, eps=o.norm_eps, name="query_norm")(query),
+                Normalize(gain=True, eps=o.norm_eps, name="key_norm")(key),
             )
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
@@ -90,11 +90,11 @@ class Attention(nn.Module):
                 mixed = attend_dropping(*turned, value, dropout=dropout, **where)
             else:
                 mixed = attend(*turned, value, kernel=kernel, **where)
-        mixed_BxLxD = mixed.reshape(asking.shape)
+        mixed_BxLxF = mixed.reshape(*asking.shape[:2], o.heads * each)
         out = Linear(
             size, dtype, self.zero_output, initial=o.initial, products=o.products, name="out"
         )
-        return out(mixed_BxLxD), (key, value)
+        return out(mixed_BxLxF), (key, value)
 
 
 class LocalMixing(nn.Module):

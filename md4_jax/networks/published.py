@@ -23,23 +23,26 @@ DIT_TABLE = "vocab_embed.embedding"
 
 
 class MaskLast(Mapping):
-    """Arrays of a checkpoint, with the row of the mask moved behind those of the symbols.
+    """Arrays of a checkpoint, with the row of the mask behind those of the symbols.
 
     tables  names of the arrays that have a row for each entry of the vocabulary
-    mask    row of the mask
-    rows    entries of the vocabulary; rows after them, which no entry has, are left out
+    mask    row of the mask, which moves to the end; or with `added` a row that is copied there
+    rows    entries of the vocabulary with the mask; rows that no entry has are left out
     """
 
-    def __init__(self, arrays: Arrays, tables: Sequence[str], mask: int, rows: int):
+    def __init__(
+        self, arrays: Arrays, tables: Sequence[str], mask: int, rows: int, *, added: bool = False
+    ):
         self._arrays, self._tables = arrays, frozenset(tables)
-        self._mask, self._rows = mask, rows
+        self._mask, self._rows, self._added = mask, rows, added
 
     def __getitem__(self, name: str) -> np.ndarray:
         array = self._arrays[name]
         if name not in self._tables:
             return array
         mask, rows = self._mask, self._rows
-        return np.concatenate([array[:mask], array[mask + 1 : rows], array[mask : mask + 1]])
+        symbols = [array[: rows - 1]] if self._added else [array[:mask], array[mask + 1 : rows]]
+        return np.concatenate([*symbols, array[mask : mask + 1]])
 
     def __contains__(self, name: object) -> bool:
         return name in self._arrays
@@ -172,6 +175,33 @@ def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     found["final_norm/scale"] = lambda: arrays[f"{trunk}ln_f.weight"]
     if not options.tied:
         found["head/kernel"] = lambda: _columns(arrays[head].T, symbols)
+    return nested(found, put)
+
+
+def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
+    """Converts models in the layout of transformers' Llama and Qwen, with the mask last."""
+    norms = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"} if options.qk_norm else {}
+    biased = ("query", "key", "value") if options.qkv_bias else ()
+    layers = {
+        "attention/query": "self_attn.q_proj", "attention/key": "self_attn.k_proj",
+        "attention/value": "self_attn.v_proj", "attention/out": "self_attn.o_proj",
+        "feed_forward/gate": "mlp.gate_proj", "feed_forward/up": "mlp.up_proj",
+        "feed_forward/down": "mlp.down_proj",
+    }  # fmt: skip
+    gives = {
+        f"{ours}/kernel": lambda a, x=theirs: a(f"{x}.weight").T for ours, theirs in layers.items()
+    }
+    vectors = {f"attention/{x}/bias": f"{layers[f'attention/{x}']}.bias" for x in biased}
+    vectors |= {f"attention/{x}_norm/scale": f"{theirs}.weight" for x, theirs in norms.items()}
+    vectors["attention_norm/scale"] = "input_layernorm.weight"
+    vectors["feed_forward_norm/scale"] = "post_attention_layernorm.weight"
+    gives |= {ours: lambda a, x=theirs: a(x) for ours, theirs in vectors.items()}
+    found = _blocks(arrays, "model.layers.{}.{}", gives, options)
+    symbols, table = options.vocab_size, "model.embed_tokens.weight"
+    found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
+    found["final_norm/scale"] = lambda: arrays["model.norm.weight"]
+    if not options.tied:
+        found["head/kernel"] = lambda: _columns(arrays["lm_head.weight"].T, symbols)
     return nested(found, put)
 
 

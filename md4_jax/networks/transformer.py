@@ -33,9 +33,14 @@ CHOICES = {
     "remat": tuple(REMAT),
     "time_embedding": tuple(TIME_EMBEDDINGS),
 }
+# Why `shifted` excludes another option.
+SHIFTED = {
+    "causal": "the autoregressive objective shows the network the token before each position",
+    "tables": "their estimate of a position is added to the features of that position",
+}
 RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout")
-NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "embedding", "condition", "local_width")
-NOT_NEGATIVE += ("classes", "tables_tokens", "tables_hidden")
+NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
+NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,10 @@ class Transformer:
     feed_forward       swiglu, gated by silu; glu, gated by a sigmoid, which is then the activation
                        of the condition too; gelu, two layers with biases
     kv_heads           heads of keys and values, each for several heads of queries; 0: as many
+    head_dim           features of a head; 0: size / heads
+    qkv_bias           gives queries, keys and values a bias
+    shifted            takes the logits of a position from the features of the position before it,
+                       as models do that were made of autoregressive ones (Dream, arXiv:2508.15487)
     embedding          width of the token vectors, before a linear layer to size; 0: size
     condition          width of the condition made of time and class; 0: size
     time_embedding     plain; md4, with a first layer of four times the width; dit, with 256
@@ -84,7 +93,6 @@ class Transformer:
     grid: ClassVar[tuple[int, ...]] = ()  # sides of the grid of rotary positions; (): a line
     rotary: ClassVar[bool] = True
     has_vectors: ClassVar[bool] = True  # whether a vector is learnt for each symbol
-    attention_bias: ClassVar[bool] = False
     hidden_dropout: ClassVar[float] = 0.0
 
     vocab_size: int
@@ -94,6 +102,9 @@ class Transformer:
     hidden: int = 0
     feed_forward: str = "swiglu"
     kv_heads: int = 0
+    head_dim: int = 0
+    qkv_bias: bool = False
+    shifted: bool = False
     embedding: int = 0
     condition: int = 0
     time_conditioning: bool = True
@@ -126,11 +137,19 @@ class Transformer:
 
     def __post_init__(self):
         check_options(self, CHOICES, RATES, size=1, heads=1, **dict.fromkeys(NOT_NEGATIVE, 0))
-        if self.size % (2 * self.heads):
+        if not self.head_dim and self.size % (2 * self.heads):
             raise UserError(
                 f"network.size={self.size} must be a multiple of twice network.heads={self.heads} "
-                "(rotary positions need an even head size)"
+                "(rotary positions need an even head size), or set network.head_dim"
             )
+        if self.head_dim % 2:
+            raise UserError(f"network.head_dim={self.head_dim} must be even, for rotary positions")
+        for key in ("causal", "tables"):
+            if self.shifted and getattr(self, key):
+                raise UserError(
+                    f"network.shifted=True needs network.{key}={type(getattr(self, key))()}: "
+                    + SHIFTED[key]
+                )
         if self.norm_eps <= 0 or self.rotary_base <= 0:
             raise UserError(
                 f"network.norm_eps={self.norm_eps} and network.rotary_base={self.rotary_base} must "
@@ -152,6 +171,11 @@ class Transformer:
         return (FIRST, SECOND) if self.dropout_shared else ()
 
     @property
+    def attention_size(self) -> int:
+        """Features of a head of attention."""
+        return self.head_dim or self.size // self.heads
+
+    @property
     def is_ordinal(self) -> bool:
         """Whether the head treats the symbols as ordered."""
         return self.output == "truncated_logistic"
@@ -164,7 +188,7 @@ class Transformer:
 
     def resolved(self, platform: str) -> "Transformer":
         """Returns the options with widths and kernel in place of 0 and auto."""
-        kernel = kernel_for(self.attention, platform, self.size // self.heads, self.dtype)
+        kernel = kernel_for(self.attention, platform, self.attention_size, self.dtype)
         gated = -(-8 * self.size // (3 * 64)) * 64
         hidden = self.hidden or (4 * self.size if self.feed_forward == "gelu" else gated)
         kv_heads = self.kv_heads or self.heads
@@ -183,10 +207,11 @@ class Transformer:
             # Rolled up: XLA takes minutes for initial values of 12 blocks side by side on a GPU.
             return TransformerModule(options).init(key, tokens, jnp.zeros((1,)))["params"]
 
-        # A convolution, tables and a causal mask reach across the borders of blocks.
-        blockwise = not (self.causal or self.local_width or self.tables)
+        # A convolution, tables, a causal mask and a shift reach across the borders of blocks.
+        blockwise = not (self.causal or self.local_width or self.tables or self.shifted)
         bind = Binding(options, module, blockwise, platform)
-        counted = functools.partial(forward_flops, size=self.size, depth=self.depth)
+        attended = self.heads * self.attention_size
+        counted = functools.partial(forward_flops, attended=attended, depth=self.depth)
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
             self._padding(), options.products, self.counts,

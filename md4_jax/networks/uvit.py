@@ -83,8 +83,9 @@ class MiddleBlocks(Transformer):
     """Options of the blocks in the middle: learned positions, biases, and more dropout."""
 
     rotary: ClassVar[bool] = False
-    attention_bias: ClassVar[bool] = True
     shared_places: ClassVar[tuple[int, ...]] = (FIRST,)
+
+    qkv_bias: bool = True
 
     @property
     def hidden_dropout(self) -> float:

@@ -26,6 +26,9 @@ CLOSE = 1e-5
 SIZES = dict(vocab_size=11, size=32, depth=2, heads=2)
 DIT = SIZES | networks.DIT | dict(condition=16)
 REFERENCE = SIZES | networks.MD4 | dict(condition=16, hidden=96)
+DREAM = SIZES | networks.LLADA | dict(
+    vocab_size=123, heads=4, kv_heads=2, hidden=48, rotary_base=1e6, norm_eps=1e-6
+)  # fmt: skip
 # name: (options, converter)
 NETWORKS = {
     "md4_text": (REFERENCE, published.from_md4),
@@ -43,6 +46,7 @@ NETWORKS = {
     "llada": (
         dict(SIZES, vocab_size=125, heads=4, hidden=48, **networks.LLADA), published.from_llada,
     ),
+    "dream": (dict(DREAM, qkv_bias=True, shifted=True), published.from_llama),
 }  # fmt: skip
 
 
@@ -149,6 +153,12 @@ def test_sedd_with_uniform_noise_gives_log_scores():
     z, sigma = jnp.asarray(answers["z"]), jnp.asarray(answers["sigma"])
     process = Uniform(11, LogLinear(), "score")
     close(process.log_score(ours("sedd_uniform", sigma), z, sigma), answers["outputs"])
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_dream(scan):
+    """Groups of queries share a key, which has a bias; logits are those of the position before."""
+    close(ours("dream", None, scan=scan), np.asarray(peer("dream")[0]["outputs"])[..., :123])
 
 
 def test_llada():

@@ -233,3 +233,58 @@ def test_a_long_text_is_cut_without_changing_its_tokens(shared, monkeypatch):
     assert len(list(bpe_files.pieces(text))) > 50
     assert tokenizer.encode(text).tolist() == whole.tolist()
     assert tokenizer.encode_batch([text])[0].tolist() == whole.tolist()
+
+
+QWEN_IDS = [258, 220, 16, 17, 262, 127, 102, 261]
+
+
+def added(number: int, content: str, *, special: bool = True) -> dict:
+    """An entry of added_tokens_decoder, as transformers writes it."""
+    flags = dict(lstrip=False, rstrip=False, normalized=False, single_word=False)
+    return {str(number): dict(content=content, special=special, **flags)}
+
+
+def test_qwen_splits_digits_and_has_added_entries(tiny_bpe):
+    """The ids are those of transformers' Qwen2Tokenizer with the same three files.
+
+    GPT-2's pattern would keep the space with the digit that follows, and merge the digits.
+    """
+    entries = json.loads((tiny_bpe / "vocab.json").read_text())
+    del entries["<|endoftext|>"]
+    merged = {**entries, "Ġ1": 259, "12": 260}
+    (tiny_bpe / "vocab.json").write_text(json.dumps(merged))
+    (tiny_bpe / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\nĠ 1\n1 2\n")
+    told = dict(tokenizer_class="Qwen2Tokenizer", added_tokens_decoder={
+        **added(261, "<|endoftext|>"), **added(262, "<tool>", special=False),
+    })  # fmt: skip
+    (tiny_bpe / "tokenizer_config.json").write_text(json.dumps(told))
+    tokenizer = BytePairs(path=str(tiny_bpe))
+    assert tokenizer.eot_id == 261 and tokenizer.vocab_size == 263
+    assert tokenizer.encode("hell 12<tool>e\u0301<|endoftext|>").tolist() == QWEN_IDS
+    told = {"tokenizer_class": "GPT2TokenizerFast"}
+    (tiny_bpe / "tokenizer_config.json").write_text(json.dumps(told))
+    plain = BytePairs(path=str(tiny_bpe), eot=None)
+    assert plain.encode("hell 12").tolist() == [258, 259, QWEN_IDS[3]]
+
+
+def test_a_tokenizer_json_says_more_than_a_pair_of_files(tiny_bpe):
+    definition = json.loads(BytePairs(path=str(tiny_bpe)).to_json())["definition"]
+    changed = json.loads(definition)
+    changed["pre_tokenizer"] = {"type": "Digits", "individual_digits": True}
+    (tiny_bpe / "tokenizer.json").write_text(json.dumps(changed))
+    assert json.loads(BytePairs(path=str(tiny_bpe)).to_json())["definition"] != definition
+
+
+@pytest.mark.parametrize(
+    "told, said",
+    [
+        ({"tokenizer_class": "LlamaTokenizer"}, "tokenizer_class='LlamaTokenizer'.*tokenizer.json"),
+        ({"added_tokens_decoder": added(300, "<|x|>")}, "is the entry 300, and .* becomes 260"),
+        ("[]", "not readable JSON"),
+    ],
+)
+def test_files_of_a_tokenizer_that_do_not_fit(told, said, tiny_bpe):
+    content = told if isinstance(told, str) else json.dumps(told)
+    (tiny_bpe / "tokenizer_config.json").write_text(content)
+    with pytest.raises(UserError, match=said):
+        BytePairs(path=str(tiny_bpe)).encode("a")

@@ -1,0 +1,61 @@
+"""A published model in the words of this package, and checks of what its config.json says."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.tensors import Tensors
+
+GPT2 = "gpt2"
+UNKNOWN = -1  # a mask that config.json should name and does not
+
+
+class Peer(NamedTuple):
+    """Published model in the words of this package.
+
+    kind       name of the project
+    length     tokens of a sequence
+    symbols    size of the vocabulary, without the mask; more if some rows have no entry
+    sections   sections of the config: network, process, objective
+    convert    function of networks/published.py
+    tokenizer  name on the hub of the vocabulary, for a folder that has none
+    tables     names of the arrays with a row for each entry, if the mask may be any of them
+    mask       row of the mask; None: the last one, or one that is added
+    begins     row that begins a text, for a model without a mask: the vector of the mask, which is
+               added behind the symbols, starts as that of this row
+    ends       row that ends a text, if config.json tells it
+    """
+
+    kind: str
+    length: int
+    symbols: int
+    sections: dict[str, dict[str, Any]]
+    convert: Callable
+    tokenizer: str = GPT2
+    tables: tuple[str, ...] = ()
+    mask: int | None = None
+    begins: int | None = None
+    ends: int | None = None
+
+
+def needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
+    """Returns what config.json says under a key; UserError if it says nothing."""
+    if key not in told:
+        raise lacks(tensors, key)
+    return told[key]
+
+
+def lacks(tensors: Tensors, key: str) -> UserError:
+    """Makes the error for a key that config.json lacks."""
+    return UserError(
+        f"{tensors.folder}: config.json lacks {key}, which the arrays do not tell: add it"
+    )
+
+
+def agree(told: Mapping[str, Any], tensors: Tensors, **found: int) -> None:
+    """Raises UserError if config.json says another size than the arrays have."""
+    for key, size in found.items():
+        if told.get(key, size) != size:
+            raise UserError(
+                f"{tensors.folder}: config.json says {key}={told[key]}, and its arrays have {size}"
+            )

@@ -1,0 +1,162 @@
+"""Models in the layout of transformers' Llama and Qwen, and diffusion models made of them."""
+
+import json
+
+import numpy as np
+import pytest
+from peer_folders import answers, peer_folder
+from safetensors.numpy import load_file, save_file
+
+import md4_jax
+from md4_jax import main
+from md4_jax.protocols import UserError, batch_of
+
+CLOSE = 1e-5
+ENTRIES = 124
+ADAPTED = {
+    "objective.name": "md4", "network.causal": False, "network.shifted": True,
+    "sample.name": "ancestral", "evals.test.draws": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("decoders")
+    return {name: peer_folder(directory, name) for name in ("dream", "qwen2", "qwen3", "llama")}
+
+
+def begun(name: str) -> np.ndarray:
+    """The texts after the mask, as the autoregressive objective shows them to the network."""
+    clean = np.asarray(answers(name)["clean"])
+    return np.concatenate([np.full((len(clean), 1), ENTRIES), clean], axis=1)
+
+
+def test_dream_is_a_diffusion_model(folders):
+    model, told = md4_jax.load(folders["dream"]), answers("dream")
+    assert model.domain.vocab_size == 123 == model.experiment.process.mask_id
+    found = model.logits(told["z"])
+    np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :123], atol=CLOSE)
+    assert model.config["objective"]["name"] == "md4" and model.config["data"]["length"] == 64
+    assert np.isfinite(model.score("abab", draws=2).nats).all()
+    assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama"])
+def test_causal_models_are_autoregressive_baselines(name, folders):
+    """The start of a text is the mask, whose vector is that of the entry that begins texts."""
+    model, told = md4_jax.load(folders[name]), answers(name)
+    assert model.domain.vocab_size == ENTRIES
+    expected = np.asarray(told["outputs"])[..., :ENTRIES]
+    found = model.logits(begun(name)[:, :-1])
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+    clean = np.asarray(told["clean"])
+    exact = expected - np.log(np.sum(np.exp(expected), axis=-1, keepdims=True))
+    nats = -np.sum(np.take_along_axis(exact, clean[..., None], axis=2)[..., 0], axis=1)
+    own = model.experiment
+    denoiser = own.network.denoiser(model.params)
+    scored, _ = own.objective(denoiser, own.process, batch_of(clean), None, None)
+    np.testing.assert_allclose(scored, nats, rtol=1e-5)
+    assert np.isfinite(model.score("abab", draws=1).nats).all()
+    assert model.sample(num=1, length=4).tokens.shape == (1, 4)
+
+
+def test_the_end_of_a_text_is_what_config_json_says(folders):
+    model = md4_jax.load(folders["llama"])
+    assert model.config["tokenizer"]["eot"] == "<|special_0|>"  # the entry 120
+    assert model.domain.tokenizer.eot_id == 120
+
+
+def test_a_causal_model_becomes_a_diffusion_model(folders):
+    """With both sides in sight, and with the logits of the position before."""
+    told = answers("qwen3")
+    model = md4_jax.load(folders["qwen3"], config=ADAPTED)
+    z = begun("qwen3")[:1]
+    expected = np.asarray(told["bidirectional"])[:, :, :ENTRIES]
+    moved = np.concatenate([expected[:, :1], expected[:, :-1]], axis=1)
+    np.testing.assert_allclose(model.logits(z), moved, atol=CLOSE)
+    plain = md4_jax.load(folders["qwen3"], config=ADAPTED | {"network.shifted": False})
+    np.testing.assert_allclose(plain.logits(z), expected, atol=CLOSE)
+
+
+def test_a_model_of_dllm_sees_both_sides_without_a_shift(tmp_path):
+    folder = peer_folder(tmp_path, "qwen3", model_type="a2d-qwen3", mask_token_id=123)
+    found = md4_jax.load(folder)
+    assert not found.config["network"]["shifted"] and not found.config["network"]["causal"]
+    told = answers("qwen3")
+    # Its mask is the entry 123, and text that begins with the entry 120 is a text.
+    z = np.concatenate([[120], np.asarray(told["clean"])[0]])
+    expected = np.asarray(told["bidirectional"])[0, :, :123]
+    np.testing.assert_allclose(found.logits(z), expected, atol=CLOSE)
+
+
+def test_the_mask_may_be_an_unused_entry(folders):
+    """As with models that have one, by tokenizer.mask."""
+    model = md4_jax.load(folders["qwen2"], config=ADAPTED | {"tokenizer.mask": 122})
+    assert model.domain.vocab_size == 123 and model.experiment.process.mask_id == 123
+    with pytest.raises(UserError, match="which is the mask of the model"):
+        model.score("ab<|special_2|>", draws=1)
+
+
+@pytest.mark.parametrize(
+    "name, changes, said",
+    [
+        ("qwen2", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "by 'llama3'"),
+        ("qwen2", {"rope_scaling": {"type": "yarn"}}, "scales rotary positions by 'yarn'"),
+        ("qwen2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is known"),
+        ("llama", {"sliding_window": 8, "use_sliding_window": None}, "sliding_window=8"),
+        ("llama", {"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
+        ("llama", {"hidden_size": 64}, "says hidden_size=64, and its arrays have 32"),
+        ("llama", {"bos_token_id": None, "eos_token_id": None}, "config.json lacks bos_token_id"),
+        ("llama", {"bos_token_id": 125}, "the entry 125 begins a text, and the tokenizer has 124"),
+        ("dream", {"mask_token_id": 300}, "the mask is 300 .*, and the vocabulary has 128 rows"),
+        ("llama", {"model_type": "gpt_neox", "architectures": []}, "is of no known architecture"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused(name, changes, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(peer_folder(tmp_path, name, **changes))
+
+
+def test_a_tied_head_may_be_stored_too(tmp_path):
+    """Whatever else stands under its name."""
+    folder = peer_folder(tmp_path, "qwen2")
+    arrays = load_file(folder / "model.safetensors")
+    arrays["lm_head.weight"] = np.zeros((128, 32), np.float32)
+    save_file(arrays, folder / "model.safetensors")
+    expected = np.asarray(answers("qwen2")["outputs"])[..., :ENTRIES]
+    found = md4_jax.load(folder).logits(begun("qwen2")[:, :-1])
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+
+
+def test_biases_that_are_not_known_are_refused(tmp_path):
+    folder = peer_folder(tmp_path, "llama")
+    arrays = load_file(folder / "model.safetensors")
+    arrays["model.layers.0.self_attn.o_proj.bias"] = np.zeros(32, np.float32)
+    save_file(arrays, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"biases 'model.layers.0.self_attn.o_proj.bias'"):
+        md4_jax.load(folder)
+
+
+def test_ids_of_several_ends(tmp_path):
+    """Models for chats name more than one entry that ends a text."""
+    folder = peer_folder(tmp_path, "qwen2", eos_token_id=[121, 120], bos_token_id=None)
+    model = md4_jax.load(folder)
+    assert model.domain.tokenizer.eot_id == 121
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, keys", [("dream", {}), ("qwen2", {}), ("qwen3", ADAPTED)])
+def test_training_goes_on(name, keys, folders, tmp_path):
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("abcdefghijk" * 400)
+    keys = {
+        "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
+        "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
+        "network.scan_blocks": False, "data.path": text, **keys,
+    }  # fmt: skip
+    assignments = [f"--config.{key}={value}" for key, value in keys.items()]
+    flags = ["--mode", "import", "--from", str(folders[name]), "--workdir", str(run)]
+    assert main.run([*flags, *assignments]) == 0
+    assert main.run(["--workdir", str(run)]) == 0
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert set(steps) == {1, 2} and md4_jax.load(run).step == 2
