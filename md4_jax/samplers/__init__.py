@@ -7,6 +7,7 @@ from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
+from md4_jax.samplers.planning import PathPlanning
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.psi import Psi
 from md4_jax.samplers.remask import Remask
@@ -20,6 +21,7 @@ SAMPLERS = {
     "first_hitting": FirstHitting,
     "left_to_right": LeftToRight,
     "metropolis": Metropolis,
+    "path_planning": PathPlanning,
     "predictor_corrector": PredictorCorrector,
     "psi": Psi,
     "remask": Remask,

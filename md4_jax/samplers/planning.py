@@ -1,0 +1,77 @@
+"""Path planning (P2), in which doubtful tokens become masks again: docs/samplers.md."""
+
+import dataclasses
+import functools
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.reveal import masks_left
+from md4_jax.samplers.transforms import Transform
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["transform", "eta"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class PathPlanning:
+    """Draws a token for every mask, then hides the tokens of which the network is least sure.
+
+    P2 with the network as its own planner (arXiv:2502.03540). A step to s leaves
+    floor((1 - alpha_s) n) masks among the n positions outside the prompt: those with the lowest
+    scores, log mu(token) of a token that was just drawn and eta log mu(token) of one that stood
+    there. So a token that later ones contradict is drawn again.
+
+    eta    0: a token stays once it is drawn, which is `confidence`; 1: all tokens compete alike;
+           above 1: tokens that stand are doubted more
+
+    The network is asked about symbols that it sees, which losses of masks alone do not train. The
+    law of the samples is not that of the model.
+    """
+
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
+    level: ClassVar[None] = None
+
+    eta: float = 1.0
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if isinstance(self.eta, float | int) and not 0 <= self.eta < math.inf:
+            raise UserError(f"sample.eta must be a number of at least 0, not {self.eta}")
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
+    ) -> Chain:
+        token_keys = jax.vmap(lambda key: jax.random.split(key)[0])(keys)
+        masks = process.is_noise(chain.z)
+        outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
+        tokens = jnp.where(masks, draw_token(token_keys, self.transform(outputs)), chain.z)
+        sure = probability(outputs, tokens)
+        hidden = self._hidden(chain, masks, jnp.log(sure), masks_left(process, chain, s))
+        confidence = jnp.where(masks, sure, chain.confidence)
+        return chain._replace(
+            z=jnp.where(hidden, process.mask_id, tokens),
+            confidence=jnp.where(hidden, 0.0, confidence),
+            evaluations=chain.evaluations + 1,
+        )
+
+    def _hidden(self, chain: Chain, masks: Array, score: Array, left: Array) -> Array:
+        """Marks the `left` [B] positions with the lowest scores, masks before others: [B, L]."""
+        score = jnp.where(masks, score, self.eta * score)
+        # 0 times the logarithm of 0 is no number, and a token that stays must not be hidden.
+        score = jnp.where(jnp.isnan(score), 0.0, score)
+        score = jnp.where(chain.prompt_mask, jnp.inf, score)
+        lowest_first = jnp.lexsort((~masks, score), axis=1)
+        return jnp.argsort(lowest_first, axis=1) < left[:, None]
