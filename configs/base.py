@@ -69,6 +69,7 @@ def get_config() -> ConfigDict:
                 norm_parameters="auto",  # auto | scale | affine
                 norm_eps=1e-6,
                 rotary_base=10_000.0,
+                rotary_scaling=(),  # (factor, low, high, length), as in Llama 3.1; (): none
                 head_bias=True,
                 tied=False,  # the head uses the embedding's matrix
                 initial="lecun",  # initial values: lecun | depth_scaled | torch

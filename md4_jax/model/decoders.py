@@ -61,7 +61,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     size = tensors.shape(TABLE)[1]
     heads = needed(told, tensors, "num_attention_heads")
     queries = tensors.shape(f"{FIRST}self_attn.q_proj.weight")[0]
-    rotary = told.get("rope_parameters") or {}
+    rotary = _rotary(told)
     network = {
         **files.shipped("networks").LLADA,
         "size": size,
@@ -74,6 +74,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         "qk_norm": f"{FIRST}self_attn.q_norm.weight" in tensors,
         "tied": bool(told.get("tie_word_embeddings", False)) or HEAD not in tensors,
         "rotary_base": float(told.get("rope_theta") or rotary.get("rope_theta") or 10_000.0),
+        "rotary_scaling": _scaling(rotary),
         "norm_eps": float(told.get("rms_norm_eps", 1e-6)),
     }
     depth, hidden = network["depth"], network["hidden"]
@@ -88,12 +89,11 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
             raise UserError(
                 f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
             )
-    rotary = told.get("rope_scaling") or told.get("rope_parameters") or {}
-    form = rotary.get("rope_type", rotary.get("type", "default"))
-    if form != "default":
+    form = _form(_rotary(told))
+    if form not in ("default", "llama3"):
         raise UserError(
             f"{tensors.folder}: config.json scales rotary positions by {form!r}, which is not "
-            "known: only positions without rope_scaling are"
+            "known: only 'llama3' is"
         )
     if told.get("sliding_window") and told.get("use_sliding_window") is not False:
         raise UserError(
@@ -103,6 +103,23 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     for name in ("self_attn.o_proj.bias", "mlp.gate_proj.bias"):
         if FIRST + name in tensors:
             raise UserError(f"{tensors.folder} has biases {FIRST + name!r}, which are not known")
+
+
+def _rotary(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what config.json says of rotary positions, under either name that it has had."""
+    return told.get("rope_scaling") or told.get("rope_parameters") or {}
+
+
+def _form(rotary: Mapping[str, Any]) -> str:
+    return rotary.get("rope_type", rotary.get("type", "default"))
+
+
+def _scaling(rotary: Mapping[str, Any]) -> tuple[float, ...]:
+    """Returns network.rotary_scaling."""
+    if _form(rotary) == "default":
+        return ()
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return tuple(float(rotary[name]) for name in names)
 
 
 def _first(found: Any) -> int | None:

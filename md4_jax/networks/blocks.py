@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.networks.attention import Form, attend_masked, attend_where, shared
-from md4_jax.networks.rotary import BASE, rotate
+from md4_jax.networks.rotary import TURNS, Turns, rotate
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
 
@@ -45,7 +45,7 @@ def attend_cached(
     cache: KVCache,
     *,
     kernel: str = "plain",
-    base: float = BASE,
+    turns: Turns = TURNS,
 ) -> Array:
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
 
@@ -61,8 +61,8 @@ def attend_cached(
     age = 1 + (cache.count - 1 - slot) % window
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
     seen = jnp.concatenate([age <= cache.count, jnp.ones(length, bool)])
-    query = rotate(query, places[:, window:], length=window + length, base=base)
-    keys = rotate(keys, places, length=window + length, base=base)
+    query = rotate(query, places[:, window:], length=window + length, turns=turns)
+    keys = rotate(keys, places, length=window + length, turns=turns)
     keys, values = (shared(x, query.shape[2]) for x in (keys, values))
     form = Form(rounded=kernel == "rounded")
     return attend_where(query, keys, values, seen[None, None, None], form)
@@ -123,7 +123,7 @@ def block_diffusion_attention(
     block: int,
     segments: Array | None = None,
     kernel: str = "plain",
-    base: float = BASE,
+    turns: Turns = TURNS,
 ) -> Array:
     """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves with the positions 0..L-1.
 
@@ -132,7 +132,7 @@ def block_diffusion_attention(
     takes both halves at once, the others take tiles.
     """
     length = key.shape[1] // 2
-    query, key = (_rotated_halves(x, length, base) for x in (query, key))
+    query, key = (_rotated_halves(x, length, turns) for x in (query, key))
     key, value = (shared(x, query.shape[2]) for x in (key, value))
     if kernel == "splash" and fits(length):
         both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
@@ -148,9 +148,9 @@ def block_diffusion_attention(
     return jnp.concatenate([out, attention(query[:, length:], clean, None)], axis=1)
 
 
-def _rotated_halves(x: Array, length: int, base: float) -> Array:
+def _rotated_halves(x: Array, length: int, turns: Turns) -> Array:
     parts = jnp.split(x, x.shape[1] // length, axis=1)
-    return jnp.concatenate([rotate(part, base=base) for part in parts], axis=1)
+    return jnp.concatenate([rotate(part, turns=turns) for part in parts], axis=1)
 
 
 def tile(length: int, block: int) -> int:

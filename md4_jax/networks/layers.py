@@ -14,7 +14,7 @@ from md4_jax.networks.blocks import KVCache, attend_cached, block_diffusion_atte
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, kept, scaled
 from md4_jax.networks.linear import Linear, Normalize
-from md4_jax.networks.rotary import rotate
+from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -70,19 +70,19 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        base = o.rotary_base
+        turns = Turns(o.rotary_base, tuple(o.rotary_scaling))
         if cache is not None:
-            mixed = attend_cached(query, (key, value), cache, kernel=kernel, base=base)
+            mixed = attend_cached(query, (key, value), cache, kernel=kernel, turns=turns)
         elif self.block:
             mixed = block_diffusion_attention(
-                query, key, value, block=self.block, segments=segments, kernel=kernel, base=base
+                query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns
             )
         else:
             turned = query, key
             if o.rotary:
                 turned = (
-                    rotate(query, index, length=key.shape[1], base=base, grid=o.grid),
-                    rotate(key, base=base, grid=o.grid),
+                    rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
+                    rotate(key, turns=turns, grid=o.grid),
                 )
             where = dict(segments=segments, causal=o.causal, index=index)
             if keys is not None and o.attention_dropout:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,17 +13,43 @@ from md4_jax.protocols import Array
 BASE = 10_000.0
 
 
+class Turns(NamedTuple):
+    """How far positions turn pairs of features.
+
+    base     position p turns pair i of a head by p / base^(2 i / Dh)
+    scaling  () or (factor, low, high, length): pairs that turn fewer than `low` times in `length`
+             positions become `factor` times slower, those that turn more than `high` times stay,
+             and those between are interpolated (Llama 3.1, arXiv:2407.21783)
+    """
+
+    base: float = BASE
+    scaling: tuple[float, ...] = ()
+
+    def frequency(self, size: int) -> np.ndarray:
+        """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
+        plain = self.base ** (-np.arange(0, size, 2) / size)
+        if not self.scaling:
+            return plain
+        factor, low, high, length = self.scaling
+        turns = length * plain / (2 * math.pi)
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        return plain * (kept + (1.0 - kept) / factor)
+
+
 @functools.lru_cache(maxsize=8)
-def _angles(sides: tuple[int, ...], size: int, base: float) -> np.ndarray:
+def _angles(sides: tuple[int, ...], size: int, turns: Turns) -> np.ndarray:
     """Computes cos and sin of position times frequency in float64: float32 [2, L, Dh / 2].
 
     Positions are those of a grid with these sides, row by row; each side has an equal part of Dh.
     """
     each = size // len(sides)
-    frequency = base ** (-np.arange(0, each, 2) / each)
+    frequency = turns.frequency(each)
     places = np.unravel_index(np.arange(math.prod(sides)), sides)
     angle = np.concatenate([place[:, None] * frequency for place in places], axis=1)
     return np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
+
+
+TURNS = Turns()
 
 
 def rotate(
@@ -30,16 +57,17 @@ def rotate(
     index: Array | None = None,
     *,
     length: int = 0,
-    base: float = BASE,
+    turns: Turns = TURNS,
     grid: tuple[int, ...] = (),
 ) -> Array:
     """Applies rotary position embeddings (arXiv:2104.09864) to the two halves, in float32.
 
+    turns  base and scaling of the angles
     index  int32 [B, P], the positions, all below `length`, if they are not 0, 1, ...
     grid   (rows, columns) of positions that are numbered row by row; (): a line
     """
     sides = grid or (length or x_BxLxHxDh.shape[1],)
-    angles = _angles(sides, x_BxLxHxDh.shape[-1], base)
+    angles = _angles(sides, x_BxLxHxDh.shape[-1], turns)
     cos, sin = angles if index is None else jnp.asarray(angles)[:, index]
     cos, sin = (x[..., :, None, :] for x in (cos, sin))
     left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)

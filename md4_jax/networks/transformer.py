@@ -54,6 +54,7 @@ class Transformer:
     kv_heads           heads of keys and values, each for several heads of queries; 0: as many
     head_dim           features of a head; 0: size / heads
     qkv_bias           gives queries, keys and values a bias
+    rotary_scaling     (factor, low, high, length) of `rotary.Turns`, as in Llama 3.1; (): none
     shifted            takes the logits of a position from the features of the position before it,
                        as models do that were made of autoregressive ones (Dream, arXiv:2508.15487)
     embedding          width of the token vectors, before a linear layer to size; 0: size
@@ -113,6 +114,7 @@ class Transformer:
     norm_parameters: str = "auto"
     norm_eps: float = 1e-6
     rotary_base: float = BASE
+    rotary_scaling: tuple[float, ...] = ()
     head_bias: bool = True
     tied: bool = False
     initial: str = "lecun"
@@ -155,6 +157,11 @@ class Transformer:
                 f"network.norm_eps={self.norm_eps} and network.rotary_base={self.rotary_base} must "
                 "be above 0"
             )
+        if self.rotary_scaling and not self._scales():
+            raise UserError(
+                f"network.rotary_scaling={self.rotary_scaling} must be empty, or (factor, low, "
+                "high, length) above 0 with low < high"
+            )
         if self.kv_heads and self.heads % self.kv_heads:
             raise UserError(
                 f"network.kv_heads={self.kv_heads} must divide network.heads={self.heads}"
@@ -164,6 +171,10 @@ class Transformer:
                 "network.tied=True needs network.output=categorical and network.embedding=0, so "
                 "that the head can use the embedding's matrix"
             )
+
+    def _scales(self) -> bool:
+        numbers = self.rotary_scaling
+        return len(numbers) == 4 and min(numbers) > 0 and numbers[1] < numbers[2]
 
     @property
     def shared_places(self) -> tuple[int, ...]:

@@ -100,7 +100,6 @@ def test_the_mask_may_be_an_unused_entry(folders):
 @pytest.mark.parametrize(
     "name, changes, said",
     [
-        ("qwen2", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "by 'llama3'"),
         ("qwen2", {"rope_scaling": {"type": "yarn"}}, "scales rotary positions by 'yarn'"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is known"),
         ("llama", {"sliding_window": 8, "use_sliding_window": None}, "sliding_window=8"),
@@ -126,6 +125,25 @@ def test_a_tied_head_may_be_stored_too(tmp_path):
     expected = np.asarray(answers("qwen2")["outputs"])[..., :ENTRIES]
     found = md4_jax.load(folder).logits(begun("qwen2")[:, :-1])
     np.testing.assert_allclose(found, expected, atol=CLOSE)
+
+
+def test_scaled_positions_of_llama_3(tmp_path):
+    """Also under the name that transformers 5 gives them, with the base."""
+    scaling = dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=32,
+    )  # fmt: skip
+    old = peer_folder(tmp_path / "old", "llama", rope_scaling=scaling, rope_theta=1e4)
+    changes = {"rope_parameters": scaling | {"rope_theta": 1e4}, "rope_theta": None}
+    new = peer_folder(tmp_path / "new", "llama", **changes)
+    models = [md4_jax.load(folder) for folder in (old, new)]
+    assert all(
+        tuple(m.config["network"]["rotary_scaling"]) == (8.0, 1.0, 4.0, 32.0) for m in models
+    )
+    z = begun("llama")[:, :-1]
+    logits = [model.logits(z) for model in models]
+    assert np.array_equal(*logits)
+    assert np.abs(logits[0] - np.asarray(answers("llama")["outputs"])[..., :ENTRIES]).max() > 0.1
 
 
 def test_biases_that_are_not_known_are_refused(tmp_path):

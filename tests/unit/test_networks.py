@@ -14,7 +14,7 @@ from md4_jax.networks.attention import attend
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
 from md4_jax.networks.layers import LocalMixing
 from md4_jax.networks.ordinal import log_masses
-from md4_jax.networks.rotary import rotate
+from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
@@ -176,6 +176,21 @@ def test_bfloat16_computes_narrow_and_keeps_wide_parameters_and_logits(make):
     assert 1e-6 < error < 0.1
     features, _ = jax.jit(two_parts, static_argnums=0)(narrow, params)
     assert features.dtype == jnp.bfloat16
+
+
+# Of Llama-3.2-1B, by transformers 4.57.6: base 500,000, heads of 64 features.
+LLAMA_3 = [
+    1.0, 0.663601, 0.440367, 0.292228, 0.193923, 0.128687, 0.0853971, 0.0566696, 0.037606,
+    0.0249554, 0.0165604, 0.0109895, 0.00729267, 0.00483942, 0.00321145, 0.00129055, 0.000429557,
+    9.70829e-05, 1.94616e-05, 1.29148e-05, 8.57026e-06, 5.68723e-06, 3.77405e-06, 2.50447e-06,
+    1.66197e-06, 1.10288e-06, 7.31875e-07, 4.85673e-07, 3.22293e-07, 2.13874e-07, 1.41927e-07,
+    9.41831e-08,
+]  # fmt: skip
+
+
+def test_frequencies_of_llama_3():
+    found = Turns(5e5, (32.0, 1.0, 4.0, 8192.0)).frequency(64)
+    np.testing.assert_allclose(found, LLAMA_3, rtol=5e-6)  # six digits
 
 
 def test_rotary_products_depend_on_the_distance_alone():

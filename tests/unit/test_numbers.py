@@ -78,6 +78,8 @@ def test_numbers_are_accepted_or_refused_with_their_key(name):
         ("network.local_width", -5, "network.local_width must not be negative, not -5"),
         ("network.norm_eps", 0.0, "network.norm_eps=0.0 .* must be above 0"),
         ("network.rotary_base", -1.0, "network.rotary_base=-1.0 must be above 0"),
+        ("network.rotary_scaling", (8.0, 4.0, 1.0, 8192.0), "must be empty, or .* low < high"),
+        ("network.rotary_scaling", (8.0,), "rotary_scaling=\\(8.0,\\) must be empty"),
         ("mesh.data", -1, "mesh.data must not be negative, not -1"),
         ("bench.seconds", -1.0, "bench.seconds must not be negative, not -1.0"),
         ("plan.random_tokens", -1, "plan.random_tokens must not be negative, not -1"),
