@@ -129,11 +129,14 @@ class Blockwise(NamedTuple):
     empty_cache   (rows, window) -> a key-value cache that will hold `window` tokens
     append_block  (z [B, P], t [B], cache) -> (h [B, P, D], cache with z): one block that sees
                   itself and what the cache holds
+    around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
+                  text that also sees all others in the cache; None: z is the whole text
     """
 
     features: Callable[..., Array]
     empty_cache: Callable[[int, int], Any]
     append_block: Callable[[Array, Array, Any], tuple[Array, Any]]
+    around: Callable[..., tuple[Array, Any]] | None = None
 
     def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
         """Returns the same functions, in which the network gets signal(t) in place of t."""
@@ -141,10 +144,13 @@ class Blockwise(NamedTuple):
         def features(z: Array, t: Array, clean: Array, block: int) -> Array:
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())))
 
-        return self._replace(
-            features=features,
-            append_block=lambda z, t, cache: self.append_block(z, signal(t), cache),
-        )
+        append_block, around = (_telling(f, signal) for f in (self.append_block, self.around))
+        return Blockwise(features, self.empty_cache, append_block, around)
+
+
+def _telling(function: Callable | None, signal: Callable[[Array], Array]) -> Callable | None:
+    """Returns function(z, signal(t), ...) as one of (z, t, ...)."""
+    return function and (lambda z, t, *rest: function(z, signal(t), *rest))
 
 
 class Denoiser(NamedTuple):
@@ -152,11 +158,9 @@ class Denoiser(NamedTuple):
 
     features  (z [B, L], t [B]) -> h [B, L, D]
     unembed   h [..., D] -> float32 logits [..., V] over the clean symbols
-    rebind    n -> the denoiser with each row of context and keys repeated n times; None: it has
-              neither
+    rebind    n -> the denoiser with each row of context and keys n times; None: it has neither
 
-    features and unembed are separate because a masked loss needs logits only where a token is
-    masked, and a sampler only where one is about to be revealed.
+    They are two because a masked loss and a sampler need logits at some positions only.
     """
 
     features: Callable[[Array, Array], Array]
@@ -181,17 +185,14 @@ class Denoiser(NamedTuple):
 
     def told(self, signal: Callable[[Array], Array]) -> "Denoiser":
         """Returns the same denoiser, in which the network gets signal(t) in place of t."""
-        at, blocks, rebind = self.accelerator.features_at, self.blocks, self.rebind
-        if at is not None:
-            at = lambda z, t, index: self.accelerator.features_at(z, signal(t), index)  # noqa: E731
-        if blocks is not None:
-            blocks = blocks.told(signal)
-        if rebind is not None:
-            rebind = lambda count: self.rebind(count).told(signal)  # noqa: E731
+        shortcuts, rebind = self.accelerator, self.rebind
         return Denoiser(
-            lambda z, t: self.features(z, signal(t)), self.unembed,
-            self.accelerator._replace(features_at=at), blocks, rebind,
-        )  # fmt: skip
+            _telling(self.features, signal),
+            self.unembed,
+            shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
+            self.blocks and self.blocks.told(signal),
+            rebind and (lambda count: rebind(count).told(signal)),
+        )
 
 
 class Network(NamedTuple):
@@ -260,11 +261,11 @@ class Objective(Protocol):
     """Loss of each sequence: a bound on -log p, or a training-only loss.
 
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
-    If the objective has `is_exact(network)` and it is True, the bound is the likelihood itself.
-    If it has a `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation
-    draws u = v^p (`objectives/draws.py`).
-    If its `until` is above 0, training takes `afterwards`, with the same diagnostics, from that
-    step on. If it has `for_evaluation()`, that is the same bound with less noise, which auto takes.
+    If it has `is_exact(network)` and that is True, the bound is the likelihood itself. If it has a
+    `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation draws u = v^p
+    (`objectives/draws.py`). If its `until` is above 0, training takes `afterwards`, with the same
+    diagnostics, from that step on. If it has `for_evaluation()`, that is the same bound with less
+    noise, which auto takes.
     The diagnostics include the terms of the bound that are named in PARTS. u [B] are antithetic
     uniforms in [0, 1) over the global batch; the objective turns them into times, steps or numbers
     of masks. keys [B] holds one random key for each sequence, so that neither the mesh nor the

@@ -153,4 +153,4 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain
     if not block:
         return loop.sample
     stop = Stop(domain.eot_id if sample.stop else None, sample.min_entropy)
-    return Blocks(block, sample.memory or data.length, stop, sample.cached)
+    return Blocks(block, sample.memory or data.length, stop, sample.cached, sample.dual_cache)

@@ -108,11 +108,28 @@ def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
             )
 
 
+def _check_dual_cache(experiment: Experiment) -> None:
+    """Raises UserError if a block cannot see the tokens after it."""
+    options = experiment.sample
+    if not options.dual_cache:
+        return
+    if options.memory or not options.cached:
+        raise UserError(
+            "sample.dual_cache=True keeps what all other tokens are: leave sample.memory=0 and "
+            f"sample.cached=True, not {options.memory} and {options.cached}"
+        )
+    if not experiment.network.time_free:
+        raise UserError(
+            "sample.dual_cache=True needs network.time_conditioning=False: a block that is drawn "
+            "and the masks after it have other times"
+        )
+
+
 def _check_blocks(experiment: Experiment) -> None:
     """Raises UserError if `sample` options do not fit sampling block by block."""
     options, block = experiment.sample, sample_block(experiment)
     if not block:
-        for key in ("memory", "stop", "min_entropy"):
+        for key in ("memory", "stop", "min_entropy", "dual_cache"):
             if getattr(options, key):
                 raise UserError(
                     f"sample.{key}={getattr(options, key)} is for sampling block by block: "
@@ -128,6 +145,7 @@ def _check_blocks(experiment: Experiment) -> None:
             f"sample.block={block} needs process.name='masking', network.local_width=0, "
             "network.tables=0, network.shifted=False and network.causal=False"
         )
+    _check_dual_cache(experiment)
     if options.stride:
         raise UserError(
             f"sample.stride={options.stride} is for sampling without blocks: set it to 0. With "

@@ -75,7 +75,8 @@ class _Canvas:
 
     def __init__(self, model: Any, experiment: Experiment):
         self._model, self._block = model, sample_block(experiment)
-        self._ordered = bool(self._block) or experiment.network.causal
+        blind = bool(self._block) and not experiment.sample.dual_cache
+        self._ordered = blind or experiment.network.causal
         self._pads = self._ordered or takes_segments(experiment, model.params)
 
     def length(self, used: int) -> int:

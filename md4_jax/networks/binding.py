@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import KVCache
+from md4_jax.networks.blocks import KVCache, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.rows import COUNTED, Bound
@@ -102,6 +102,15 @@ class Binding(NamedTuple):
             return KVCache(empty, empty, jnp.int32(0))
 
         def append_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
-            return self.module.apply(variables, z, t, cache, label, method="append_block")
+            return self.module.apply(variables, z, t, cache, label, None, method="append_block")
 
-        return Blockwise(features, empty_cache, append_block)
+        def around(
+            z: Array, t: Array, begin: Array | int, cache: Surroundings | None
+        ) -> tuple[Array, Surroundings]:
+            if cache is None:
+                cache = Surroundings(*empty_cache(*z.shape)[:2], begin)
+            cache = cache._replace(begin=jnp.asarray(begin))
+            inputs = (z, t, cache, label, told.get("segments"))
+            return self.module.apply(variables, *inputs, method="append_block")
+
+        return Blockwise(features, empty_cache, append_block, around)

@@ -28,6 +28,19 @@ class KVCache(NamedTuple):
     values: Array
     count: Array
 
+    def attend(
+        self,
+        query: Array,
+        own: tuple[Array, Array],
+        segments: Array | None,
+        *,
+        kernel: str,
+        turns: Turns,
+    ) -> Array:
+        """Attends from a block to the cache and to itself; the text is one document."""
+        del segments
+        return attend_cached(query, own, self, kernel=kernel, turns=turns)
+
     def append(self, keys: Array, values: Array) -> "KVCache":
         """Writes a block [..., B, P, H, Dh] over the oldest entries. P must divide W and count."""
         begin = self.count % self.keys.shape[-3]
@@ -37,6 +50,54 @@ class KVCache(NamedTuple):
             put(self.values, values, begin, axis=-3),
             self.count + keys.shape[-3],
         )
+
+
+class Surroundings(NamedTuple):
+    """Keys and values, before rotation, of all tokens of a text, around a window of it.
+
+    keys, values  [..., B, L, H, Dh], of one layer or of all
+    begin         int32 [], position of the window's first token
+    """
+
+    keys: Array
+    values: Array
+    begin: Array
+
+    def attend(
+        self,
+        query: Array,
+        own: tuple[Array, Array],
+        segments: Array | None,
+        *,
+        kernel: str,
+        turns: Turns,
+    ) -> Array:
+        """Attends from the window's queries [B, P, H, Dh] to its own keys and all others.
+
+        segments  int32 [B, L]: a token sees only tokens of its own segment
+        """
+        keys, values, begin = self.append(*own)
+        rows, count, heads, _ = query.shape
+        places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
+        query = rotate(query, places, length=keys.shape[1], turns=turns)
+        keys, values = (shared(x, heads) for x in (rotate(keys, turns=turns), values))
+        mask = None
+        if segments is not None:
+            asking = jnp.take_along_axis(segments, places, axis=1)
+            mask = (asking[:, :, None] == segments[:, None, :])[:, None]
+        return attend_where(query, keys, values, mask, Form(rounded=kernel == "rounded"))
+
+    def append(self, keys: Array, values: Array) -> "Surroundings":
+        """Puts the window's keys and values [..., B, P, H, Dh] in their places."""
+        put = jax.lax.dynamic_update_slice_in_dim
+        found = (
+            put(old, new, self.begin, axis=-3)
+            for old, new in zip((self.keys, self.values), (keys, values), strict=True)
+        )
+        return Surroundings(*found, self.begin)
+
+
+Cache = KVCache | Surroundings
 
 
 def attend_cached(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, rounding
-from md4_jax.networks.blocks import KVCache, attend_cached, block_diffusion_attention
+from md4_jax.networks.blocks import Cache, block_diffusion_attention
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, kept, scaled
 from md4_jax.networks.linear import Linear, Normalize
@@ -27,7 +27,8 @@ class Attention(nn.Module):
 
     block > 0: x is a noisy sequence followed by its clean copy, and attention is
     `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
-    cache: x is one block after the tokens of the cache. keys [B] are for dropout of the weights.
+    cache: x is one block after the tokens of the cache, or a window among them.
+    keys [B] are for dropout of the weights.
     Returns (result, (keys, values)), keys before rotation.
     """
 
@@ -42,7 +43,7 @@ class Attention(nn.Module):
         x_BxLxD: Array,
         segments: Array | None,
         index: Array | None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
         keys: Array | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
@@ -72,7 +73,7 @@ class Attention(nn.Module):
         )
         turns = Turns(o.rotary_base, tuple(o.rotary_scaling))
         if cache is not None:
-            mixed = attend_cached(query, (key, value), cache, kernel=kernel, turns=turns)
+            mixed = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
         elif self.block:
             mixed = block_diffusion_attention(
                 query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns
@@ -182,7 +183,7 @@ class Block(nn.Module):
         segments: Array | None,
         keys: Array | None = None,
         index: Array | None = None,
-        cache: KVCache | None = None,
+        cache: Cache | None = None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
         """Returns (x, None), or with a cache (x, (keys, values)). keys [B] are for dropout.
 

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import KVCache
+from md4_jax.networks.blocks import Cache
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding
 from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import REMAT, stack
@@ -19,6 +19,7 @@ from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.products import product
+from md4_jax.networks.unembedding import of_symbols, tied_head
 from md4_jax.networks.vectors import vectors_of
 from md4_jax.protocols import Array, Mixture
 from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
@@ -104,8 +105,7 @@ class TransformerModule(nn.Module):
     ) -> Array:
         """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D].
 
-        The last block computes only keys and values for the other positions. With tables the last
-        features hold what these add to the logits.
+        With tables the last features hold what these add to the logits.
         """
         condition, x_BxLxD = self._condition(t_B[:, None], label), self._embedded(z_BxL, keys)
         if evidence is None:
@@ -222,23 +222,27 @@ class TransformerModule(nn.Module):
         return x_BxLxD * (1.0 + scale) + shift
 
     def append_block(
-        self, z_BxP: Array, t_B: Array, cache: KVCache, label: Array | None = None
-    ) -> tuple[Array, KVCache]:
-        """Returns (h [B, P, D], cache with z) of one block z after the tokens of the cache."""
+        self, z_BxP: Array, t_B: Array, cache: Cache, label: Array | None, segments: Array | None
+    ) -> tuple[Array, Cache]:
+        """Returns (h [B, P, D], cache with z) of a block z after, or among, the cached tokens."""
         x_BxPxD, condition = self._embedded(z_BxP), self._condition(t_B[:, None], label)
         layers = (cache.keys, cache.values)
+
+        def among(keys: Array, values: Array) -> Cache:
+            return cache._replace(keys=keys, values=values)
+
         if self.options.scan_blocks:
             x_BxPxD, appended = jax.lax.scan(
                 lambda x, layer: self._block(layer[0])(
-                    x, condition, None, cache=KVCache(*layer[1], cache.count)
+                    x, condition, segments, cache=among(*layer[1])
                 ),
                 x_BxPxD, (self.variables["params"]["blocks"], layers), unroll=self._at_once,
             )  # fmt: skip
         else:
             found = []
             for number, block in enumerate(self.blocks):
-                own = KVCache(*(x[number] for x in layers), cache.count)
-                x_BxPxD, appended = block(x_BxPxD, condition, None, cache=own)
+                own = among(*(x[number] for x in layers))
+                x_BxPxD, appended = block(x_BxPxD, condition, segments, cache=own)
                 found.append(appended)
             appended = jax.tree.map(lambda *x: jnp.stack(x), *found)
         return self._headed(x_BxPxD, condition), cache.append(*appended)
@@ -282,18 +286,11 @@ class TransformerModule(nn.Module):
 
     def logits(self, h: Array, *, padded: bool = False) -> Array:
         """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
-        symbols = self.options.vocab_size
-        if self.options.is_ordinal:
-            return log_probabilities(self.head(h), symbols)
-        flat = h.reshape(-1, h.shape[-1])  # as in linear.Linear
-        if self.options.tied:
-            table = self.embedding.astype(self.compute_dtype).T
-            logits = product(flat.astype(self.compute_dtype), table, self.options.products)
-            if self.options.head_bias:
-                logits = logits + self.head_bias.astype(self.compute_dtype)
+        o = self.options
+        if o.is_ordinal:
+            return log_probabilities(self.head(h), o.vocab_size)
+        if o.tied:
+            head = tied_head(self.embedding, self.head_bias if o.head_bias else None, o)
         else:
-            logits = self.head(flat)
-        logits = logits.astype(jnp.float32).reshape(*h.shape[:-1], -1)
-        if padded:
-            return logits + jnp.where(jnp.arange(logits.shape[-1]) < symbols, 0.0, -jnp.inf)
-        return jax.lax.slice_in_dim(logits, 0, symbols, axis=-1)
+            head = self.head
+        return of_symbols(head, h, o.vocab_size, padded=padded)

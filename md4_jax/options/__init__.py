@@ -109,6 +109,8 @@ class SampleOptions:
                 there is one, else the whole text
     memory      tokens of earlier blocks that a block sees; 0: as in training
     cached      whether a key-value cache holds them, or they are computed again for each block
+    dual_cache  whether a block also sees the later tokens, by keys and values that are computed
+                once for each block (Fast-dLLM)
     stop        with blocks, the token that ends a text early: 'end_of_text', or '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
                 entropy below this, in nats: a sign of repetition. 0: never
@@ -132,6 +134,7 @@ class SampleOptions:
     block: int = 0
     memory: int = 0
     cached: bool = True
+    dual_cache: bool = False
     stop: str = ""
     min_entropy: float = 0.0
     label: int = -1

@@ -49,12 +49,17 @@ class Blocks:
     stop    when a sequence ends. Its later positions stay masked; once all sequences have ended,
             nothing more is computed
     cached  False computes the cache again before each block: the same samples, more slowly
+    dual_cache  for a network that sees both sides: a block also sees the later tokens, masks or
+                given ones. Before each block the keys and values of all others are computed, and
+                kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618). It
+                stands for `window` and `cached`
     """
 
     block: int
     window: int
     stop: Stop = Stop()
     cached: bool = True
+    dual_cache: bool = False
 
     def __call__(
         self,
@@ -76,7 +81,7 @@ class Blocks:
 
         def one(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
             within = denoiser._replace(
-                features=lambda z, t: blocks.append_block(z, t, cache)[0],
+                features=lambda z, t: self._seen(blocks, z, t, b, cache)[0],
                 accelerator=Accelerator(denoiser.accelerator.groups),
             )
             here = jax.tree.map(lambda x: _block(x, b, block), prompt)
@@ -85,27 +90,35 @@ class Blocks:
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
-            if not self.cached:
+            if self.dual_cache:
+                cache = everything(z)
+            elif not self.cached:
                 cache = _recomputed(blocks, z, b, block, self.window)
             chain, path = one(b, cache)
             new = jnp.where(ended[:, None] & ~chain.prompt_mask, process.mask_id, chain.z)
-            _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
+            if not self.dual_cache:
+                _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
             z, confidence = (
                 put(z, new, b * block, axis=1),
                 put(confidence, chain.confidence, b * block, axis=1),
             )
-            evaluations = evaluations + jnp.where(ended, 0, chain.evaluations)
+            used = chain.evaluations + self.dual_cache
+            evaluations = evaluations + jnp.where(ended, 0, used)
             if path is not None:
                 frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
             drawn = jnp.where(chain.prompt_mask, -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
 
-        none, cache = jnp.zeros(rows, jnp.int32), blocks.empty_cache(rows, self.window)
+        def everything(z: Array) -> Any:
+            return blocks.around(z, jnp.zeros(rows), 0, None)[1]
+
+        begin = jnp.where(prompt.mask, prompt.tokens, process.mask_id)
+        none = jnp.zeros(rows, jnp.int32)
+        cache = everything(begin) if self.dual_cache else blocks.empty_cache(rows, self.window)
         shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
-        begin = jnp.where(prompt.mask, prompt.tokens, process.mask_id)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
         start = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
@@ -113,6 +126,14 @@ class Blocks:
         )
         chain = Chain(z, prompt.mask, confidence, evaluations)
         return chain, _placed(frames, prompt, process.mask_id, trace) if trace else None
+
+    def _seen(
+        self, blocks: Blockwise, z: Array, t: Array, b: Array, cache: Any
+    ) -> tuple[Array, Any]:
+        """Returns (features of block b, cache with it)."""
+        if self.dual_cache:
+            return blocks.around(z, t, b * self.block, cache)
+        return blocks.append_block(z, t, cache)
 
 
 def entropy(tokens: Array) -> Array:

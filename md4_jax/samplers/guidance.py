@@ -167,8 +167,14 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         other, second = free.append_block(z, t, caches[1])
         return jnp.concatenate([one, other], axis=-1), (first, second)
 
+    def around(z: Array, t: Array, begin: Array, caches: Any) -> tuple[Array, Any]:
+        one, first = told.around(z, t, begin, caches and caches[0])
+        other, second = free.around(z, t, begin, caches and caches[1])
+        return jnp.concatenate([one, other], axis=-1), (first, second)
+
     return Blockwise(
         _side_by_side(told.features, free.features),
         lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
         append_block,
+        around if told.around and free.around else None,
     )

@@ -1,0 +1,140 @@
+"""Blocks that see both sides, with keys and values of all other tokens from before the block."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from peer_folders import chat_folder, peer_folder, says_a_or_ends
+
+import md4_jax
+from md4_jax.networks.transformer import Transformer
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Accelerator, Prompt, UserError
+from md4_jax.samplers.ancestral import Ancestral
+from md4_jax.samplers.blocks import Blocks
+from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.loop import sample
+from tests import exact
+
+V, L, P = 5, 12, 3
+Z = jnp.array([[0, 5, 3, 5, 5, 1, 2, 5, 4, 0, 5, 5], [5, 5, 1, 1, 0, 2, 5, 5, 5, 3, 3, 4]])
+T = jnp.zeros(2)
+SEGMENTS = jnp.array([[0] * 9 + [-1] * 3, [0] * 4 + [1] * 8])
+
+
+def bound(depth: int = 2, segments=None, **options):
+    """A denoiser with random parameters."""
+    sizes = dict(size=16, heads=4, hidden=24, depth=depth, time_conditioning=False, initial="torch")
+    network = Transformer(V, **sizes, **options).build()
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + 0.4 * rng.normal(size=x.shape).astype(x.dtype),
+        network.init(jax.random.key(0)),
+    )
+    return network.bind(params, {} if segments is None else {"segments": segments})
+
+
+@pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "segments"])
+@pytest.mark.parametrize("options", [{}, dict(scan_blocks=False, kv_heads=2, head_dim=6)])
+def test_a_window_among_its_own_text_has_the_features_of_the_whole(options, segments):
+    denoiser = bound(segments=segments, **options)
+    whole = denoiser.features(Z, T)
+    h, cache = denoiser.blocks.around(Z, T, 0, None)
+    np.testing.assert_allclose(h, whole, atol=1e-5)
+    for begin in (0, 4, 9):
+        part = slice(begin, begin + P)
+        h, again = denoiser.blocks.around(Z[:, part], T, begin, cache)
+        np.testing.assert_allclose(h, whole[:, part], atol=1e-5)
+        for kept, found in zip(cache[:2], again[:2], strict=True):
+            np.testing.assert_allclose(kept, found, atol=1e-5)
+
+
+def test_keys_and_values_of_others_are_those_of_before():
+    """In the first layer they depend on no neighbour, so that with one layer nothing is lost."""
+    changed = Z.at[:, 4:7].set(jnp.array([[1, 2, 3], [4, 4, 5]]))
+    for depth, same in ((1, True), (2, False)):
+        denoiser = bound(depth)
+        cache = denoiser.blocks.around(Z, T, 0, None)[1]
+        h = denoiser.blocks.around(changed[:, 4:7], T, 4, cache)[0]
+        assert np.allclose(h, denoiser.features(changed, T)[:, 4:7], atol=1e-5) == same
+
+
+def in_full(denoiser, step, *, steps: int, keys, prompt: Prompt):
+    """The same blocks, each step of which reads the whole text."""
+    z = jnp.where(prompt.mask, prompt.tokens, V)
+    for b in range(L // P):
+        part = slice(b * P, (b + 1) * P)
+
+        def features(inner, t, z=z, part=part):
+            return denoiser.features(z.at[:, part].set(inner), t)[:, part]
+
+        own = denoiser._replace(features=features, accelerator=Accelerator())
+        chain, _ = sample(
+            own, Masking(V), step, grid=uniform(steps),
+            keys=jax.vmap(jax.random.fold_in, (0, None))(keys, b),
+            prompt=jax.tree.map(lambda x, part=part: x[:, part], prompt),
+        )  # fmt: skip
+        z = z.at[:, part].set(chain.z)
+    return z
+
+
+@pytest.mark.parametrize("step", [Ancestral(), Confidence()], ids=["ancestral", "confidence"])
+@pytest.mark.parametrize("depth, steps", [(1, 3), (2, 1)])
+def test_samples_are_exact_where_nothing_has_changed_since(depth, steps, step):
+    """With one layer, or one step for each block. Two tokens at the end are given."""
+    rows = 6
+    given = jnp.arange(L) >= L - 2
+    prompt = Prompt(jnp.full((rows, L), 2), jnp.broadcast_to(given, (rows, L)))
+    denoiser, keys = bound(depth), exact.keys_for(0, rows)
+    blocks = Blocks(P, L, dual_cache=True)
+    found, _ = blocks(denoiser, Masking(V), step, grid=uniform(steps), keys=keys, prompt=prompt)
+    expected = in_full(denoiser, step, steps=steps, keys=keys, prompt=prompt)
+    assert np.array_equal(found.z, expected) and len(np.unique(found.z, axis=0)) > 1
+    # A pass over the whole text before each block, then at most one for each step.
+    assert np.all(found.evaluations > L // P)
+    assert np.all(found.evaluations <= L // P * (1 + steps))
+
+
+def test_later_tokens_are_seen():
+    """Another given end changes the first block, unlike in block diffusion."""
+    given = jnp.broadcast_to(jnp.arange(L) >= L - 3, (64, L))
+    found = []
+    for token in (0, 4):
+        prompt = Prompt(jnp.full((64, L), token), given)
+        chain, _ = Blocks(P, L, dual_cache=True)(
+            bound(), Masking(V), Ancestral(), grid=uniform(2), keys=exact.keys_for(0, 64),
+            prompt=prompt,
+        )  # fmt: skip
+        found.append(chain.z[:, :P])
+    assert np.any(found[0] != found[1])
+
+
+def test_a_chat_may_be_drawn_with_it(tmp_path):
+    """Each token is 'a' or the end of the turn, with probability 1/2; padding is not seen."""
+    folder = chat_folder(tmp_path)
+    says_a_or_ends(folder)
+    model = md4_jax.load(folder)
+    options = dict(sampler="confidence", block=4, dual_cache=True, steps=4)
+    answers = {model.chat("hi", 8, seed=seed, **options) for seed in range(6)}
+    assert len(answers) > 1 and all(set(answer) <= {"a"} for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (dict(dual_cache=True), "sample.dual_cache=True is for sampling block by block"),
+        (dict(dual_cache=True, block=4, memory=8), "leave sample.memory=0 and sample.cached=True"),
+        (dict(dual_cache=True, block=4, cached=False), "leave sample.memory=0"),
+    ],
+)
+def test_what_does_not_go_with_it(options, said, tmp_path):
+    model = md4_jax.load(chat_folder(tmp_path))
+    with pytest.raises(UserError, match=said):
+        model.sample(num=1, **options)
+
+
+def test_a_network_that_is_told_the_time_is_refused(tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, "md4_text"))
+    with pytest.raises(UserError, match="dual_cache=True needs network.time_conditioning=False"):
+        model.sample(num=1, block=4, dual_cache=True)
