@@ -60,6 +60,11 @@ class Chat:
         content = {"template": self.template, "tokens": dict(self.tokens)}
         replace(folder / FILE, json.dumps(content, indent=2) + "\n")
 
+    def export(self, folder: Place) -> None:
+        """Writes the files that `of_folder` reads."""
+        told = {**self.tokens, "chat_template": self.template}
+        replace(folder / TOKENS, json.dumps(told, indent=2) + "\n")
+
     def render(self, messages: Messages, *, answered: bool = True) -> str:
         """Returns the text of a conversation.
 

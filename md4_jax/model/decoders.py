@@ -52,7 +52,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         if begins is None and ends is None:
             raise lacks(tensors, "bos_token_id")
         return found._replace(begins=ends if begins is None else begins)
-    network["shifted"] = kind == "dream"
+    network["shifted"] = kind == "dream" or bool(told.get("right_shift_logits", False))
     return found._replace(symbols=rows - 1, mask=told.get("mask_token_id", UNKNOWN))
 
 

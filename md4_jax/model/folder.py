@@ -9,8 +9,11 @@ import jax
 
 import md4_jax
 from md4_jax.config.load import FILE
+from md4_jax.config.schema import build_section
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
+from md4_jax.model.layout import exported
+from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, replace
@@ -31,6 +34,8 @@ def write(model: Any, folder: Place) -> None:
     keep_domain(model.domain, folder)
     if model.form is not None:
         model.form.keep(folder)
+    if model.layout is not None:
+        model.layout.keep(folder)
     (folder / CARD).write_text(card(model), encoding="utf-8")
     content = {
         "package": "md4_jax",
@@ -40,6 +45,30 @@ def write(model: Any, folder: Place) -> None:
         "config": model.config,
     }
     replace(folder / FILE, json.dumps(content, indent=2) + "\n")
+
+
+def export(model: Any, folder: Place) -> None:
+    """Writes the folder in the layout of the project that the model came from.
+
+    UserError for a model that was trained here from the start.
+    """
+    if model.layout is None:
+        raise UserError(
+            f"{model.origin} was not made of a published checkpoint, and has no other layout than "
+            "this package's: use save"
+        )
+    options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
+    told, arrays = exported(model.layout, model.params["network"], options, model.origin)
+    if not is_first():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors.write(folder, arrays)
+    tokenizer = json.loads(model.domain.to_json())["tokenizer"]
+    if "definition" in tokenizer:
+        (folder / "tokenizer.json").write_text(tokenizer["definition"], encoding="utf-8")
+    if model.form is not None:
+        model.form.export(folder)
+    replace(folder / FILE, json.dumps(told, indent=2) + "\n")
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
         keep_domain(model.domain, workdir)
         if model.form is not None:
             model.form.keep(workdir)
+        if model.layout is not None:
+            model.layout.keep(workdir)
     state = fresh_state(model.experiment)
     # Separate buffers, since the training step donates and overwrites both.
     state = state._replace(params=model.params, ema=jax.tree.map(jnp.copy, model.params))

@@ -14,6 +14,7 @@ from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.model import hub, parameters, peers
 from md4_jax.model.chat import Chat
+from md4_jax.model.layout import Layout, Watched
 from md4_jax.model.model import Model
 from md4_jax.model.peer import UNKNOWN, Peer
 from md4_jax.networks.published import Arrays, MaskLast
@@ -73,7 +74,8 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
         step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
     else:
         raise UserError(f"{folder} holds no checkpoint yet: train it first")
-    return Model(experiment, params, step, str(folder), facts, Chat.kept(folder))
+    form, layout = Chat.kept(folder), Layout.kept(folder)
+    return Model(experiment, params, step, str(folder), facts, form, layout)
 
 
 def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
@@ -86,10 +88,13 @@ def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
     experiment = build.experiment(asked, domain)
-    arrays = _ordered(tensors, peer, asked["tokenizer"].get("mask"), domain.vocab_size + 1)
+    mask = asked["tokenizer"].get("mask")
+    arrays = _ordered(tensors, peer, mask, domain.vocab_size + 1)
+    arrays = Watched(arrays)
     params = parameters.converted(experiment, arrays, peer.convert, str(folder))
+    layout = Layout.of(told, tensors, mask, arrays.names)
     facts = {"commit": "unknown", "results": {}}
-    return Model(experiment, params, 0, str(folder), facts, Chat.of_folder(folder))
+    return Model(experiment, params, 0, str(folder), facts, Chat.of_folder(folder), layout)
 
 
 def _ordered(tensors: Tensors, peer: Peer, mask: int | None, rows: int) -> Arrays:

@@ -24,6 +24,7 @@ from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import answers, folder, hub
 from md4_jax.model.chat import Chat, Messages
+from md4_jax.model.layout import Layout
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
@@ -64,6 +65,7 @@ class Model:
     origin      folder that it was read from
     facts       commit that trained it, and results of its evaluations
     form        form of conversations, for a model that has one
+    layout      layout of the published checkpoint that it was made of
     programs    cache of compiled functions
     """
 
@@ -73,6 +75,7 @@ class Model:
     origin: str
     facts: dict[str, Any]
     form: Chat | None = None
+    layout: Layout | None = None
 
     def __post_init__(self):
         self.programs: dict[Any, Any] = {}
@@ -255,6 +258,12 @@ class Model:
         """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it."""
         where = place(path, "the folder")
         folder.write(self, where)
+        return where
+
+    def export(self, path: Any) -> Place:
+        """Writes a folder in the layout of the published checkpoint that the model was made of."""
+        where = place(path, "the folder")
+        folder.export(self, where)
         return where
 
     def push(self, name: str, *, private: bool = False) -> str:

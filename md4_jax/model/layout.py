@@ -1,0 +1,213 @@
+"""Layout of a published checkpoint: names and shapes of its arrays, to which a model may go back.
+
+Every function of networks/published.py only moves, turns and cuts arrays. So it is inverted by
+reading with it not parameters but their numbers: what it makes of these says where each entry of a
+parameter came from.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Union
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.model import peers
+from md4_jax.model.peer import Peer
+from md4_jax.networks.published import Arrays, MaskLast, Read
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.paths import Place, replace
+from md4_jax.runtime.sharding import path_name, to_host
+from md4_jax.runtime.tensors import TYPES, Tensors
+
+FILE = "layout.json"
+# Arrays that no parameter is made of, such as frequencies, are kept up to this number of entries.
+KEPT = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a folder of another project holds besides the values of its parameters.
+
+    config   its config.json
+    arrays   name -> (type in safetensors, shape)
+    mask     row of the mask, if it may be any row of the tables; None: the last, or none
+    others   values of the arrays of which no parameter is made
+    """
+
+    config: Mapping[str, Any]
+    arrays: Mapping[str, tuple[str, tuple[int, ...]]]
+    mask: int | None
+    others: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, told: Mapping[str, Any], tensors: Tensors, mask: int | None, read: set[str]
+    ) -> "Layout":
+        """Describes a folder; read: names of the arrays of which parameters were made."""
+        found = {name: tensors.stored(name) for name in tensors}
+        small = [n for n, s in found.items() if n not in read and math.prod(s.shape) <= KEPT]
+        others = {name: np.asarray(tensors[name], np.float64).tolist() for name in small}
+        arrays = {name: (stored.type, tuple(stored.shape)) for name, stored in found.items()}
+        return cls(told, arrays, mask, others)
+
+    @classmethod
+    def kept(cls, folder: Place) -> Union["Layout", None]:
+        """Reads what `keep` has written; None if it has written nothing."""
+        if not (folder / FILE).exists():
+            return None
+        try:
+            told = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            arrays = {name: (kind, tuple(shape)) for name, (kind, shape) in told["arrays"].items()}
+            if unknown := {kind for kind, _ in arrays.values()} - TYPES.keys():
+                raise ValueError(f"unknown types {unknown}")
+            return cls(told["config"], arrays, told["mask"], told["others"])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{folder / FILE} is damaged: {error}") from error
+
+    def keep(self, folder: Place) -> None:
+        """Writes the file that `kept` reads, whole or not at all."""
+        replace(folder / FILE, json.dumps(dataclasses.asdict(self)) + "\n")
+
+
+class Numbered(Mapping):
+    """Arrays that hold, in place of values, the numbers 1, 2, ... of all entries of a layout.
+
+    It says of names and shapes what `Tensors` says.
+    """
+
+    def __init__(self, layout: Layout, folder: str):
+        self.folder = folder
+        self._shapes = {name: shape for name, (_, shape) in layout.arrays.items()}
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        self.starts = np.concatenate([[1], 1 + np.cumsum(sizes)])
+        self._place = {name: place for place, name in enumerate(self._shapes)}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        begin, shape = self.starts[self._place[name]], self._shapes[name]
+        return np.arange(begin, begin + math.prod(shape)).reshape(shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of an array."""
+        return self._shapes[name]
+
+    def count(self, pattern: str) -> int:
+        """Returns 1 + the largest number that the group of a pattern matches in names; 0: none."""
+        found = (re.match(pattern, name) for name in self._shapes)
+        return max((int(match.group(1)) + 1 for match in found if match), default=0)
+
+
+def exported(
+    layout: Layout, params: Params, options: Any, folder: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns config.json and the arrays of a network in the layout that it came from.
+
+    params, options  of the network; folder: where it came from, for messages
+
+    Entries that no parameter stands for, such as the head's column of the mask, are zeros.
+    """
+    peer = peers.peer(layout.config, Numbered(layout, folder))
+    if peer.begins is not None and not options.causal:
+        layout = _with_mask(layout, peer, options)
+    numbers = Numbered(layout, folder)
+    out = {
+        name: np.zeros(shape, jnp.dtype(TYPES[kind]))
+        for name, (kind, shape) in layout.arrays.items()
+    }
+    values = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
+
+    def put(path: str, layers: Sequence[Read]) -> None:
+        value = np.asarray(to_host(values[path]))
+        for part, read in zip(
+            value if path.startswith("blocks/") else value[None], layers, strict=True
+        ):
+            _place(np.asarray(read()).ravel(), part.ravel(), numbers, out)
+
+    arrays, rows = numbers, options.vocab_size + 1
+    if layout.mask is not None:
+        arrays = MaskLast(numbers, peer.tables, layout.mask, rows)
+    elif peer.begins is not None:  # texts still begin with the mask: its row goes where it was from
+        arrays = MaskLast(numbers, peer.tables, peer.begins, rows, added=True)
+    read = Watched(arrays)
+    peer.convert(read, options, put)
+    _fill(out, layout, read.names, folder)
+    return dict(layout.config), out
+
+
+class Watched(Mapping):
+    """Arrays, and the `names` of those that were read."""
+
+    def __init__(self, arrays: Arrays):
+        self._arrays, self.names = arrays, set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.names.add(name)
+        return self._arrays[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _place(
+    number: np.ndarray, value: np.ndarray, numbers: Numbered, out: Mapping[str, np.ndarray]
+) -> None:
+    """Puts values in the places of these numbers; padding has the number 0 and no place."""
+    number, value = number[number > 0], value[number > 0]
+    of = np.searchsorted(numbers.starts, number, side="right") - 1
+    names = list(numbers)
+    for index in np.unique(of):
+        here = of == index
+        flat = out[names[index]].reshape(-1)
+        flat[number[here] - numbers.starts[index]] = value[here]
+
+
+def _fill(out: dict[str, np.ndarray], layout: Layout, read: set[str], folder: str) -> None:
+    """Fills the arrays that no parameter is made of: as they were, or as the table that is tied."""
+    for name in out.keys() - read:
+        if name in layout.others:
+            out[name][...] = np.asarray(layout.others[name]).astype(out[name].dtype)
+            continue
+        tied = [other for other in read if out[other].shape == out[name].shape]
+        tables = [other for other in tied if "embed" in other or "wte" in other]
+        if not tables:
+            raise UserError(
+                f"the array {name!r} of {folder} is no part of the network, and is not kept: the "
+                "model cannot go back to the layout that it came from"
+            )
+        out[name][...] = out[tables[0]]
+
+
+def _with_mask(layout: Layout, peer: Peer, options: Any) -> Layout:
+    """Makes the layout of a diffusion model of that of a causal one: the mask is a new entry."""
+    mask = options.vocab_size
+    arrays = dict(layout.arrays)
+    for name in peer.tables:
+        kind, (rows, *rest) = arrays[name]
+        arrays[name] = kind, (max(rows, mask + 1), *rest)
+    rows = arrays[peer.tables[0]][1][0]
+    is_dream = options.shifted and peer.kind == "qwen2"
+    config = {**layout.config, "mask_token_id": mask, "vocab_size": rows}
+    config["model_type"] = "Dream" if is_dream else f"a2d-{peer.kind}"
+    if options.shifted and not is_dream:
+        config["right_shift_logits"] = True
+    config.pop("architectures", None)
+    return dataclasses.replace(layout, config=config, arrays=arrays, mask=mask)

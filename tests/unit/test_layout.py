@@ -1,0 +1,146 @@
+"""Models go back to the layout of the published checkpoint that they were made of."""
+
+import json
+
+import numpy as np
+import pytest
+from peer_folders import TOLD, answers, chat_folder, peer_folder, with_mask_at
+from safetensors.numpy import load_file, save_file
+
+import md4_jax
+from md4_jax.protocols import UserError
+
+# What the network does not have: the head's part of a mask that is the last entry, and rows that
+# pad a vocabulary.
+ADAPTED = {"objective.name": "md4", "network.causal": False, "sample.name": "ancestral"}
+
+
+def arrays(folder) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
+    """Marks the entries of an array that no parameter stands for."""
+    symbols = model.domain.vocab_size
+    marks = np.zeros(array.shape, bool)
+    is_head = any(word in name for word in ("output_layer.linear", "lm_head", "transformer.ff_out"))
+    is_table = any(word in name for word in ("embed", "wte")) and "blocks" not in name
+    has_mask = model.config["process"]["name"] in ("masking", "hybrid")
+    tied = model.config["network"].get("tied")
+    if is_head and has_mask and not tied:
+        marks[symbols:] = True
+    elif (is_head and marks.ndim == 1 and has_mask) or (is_table or is_head):
+        marks[symbols + (0 if marks.ndim == 1 else has_mask) :] = True
+    if name.startswith("Transformer_0/Dense_") and array.shape[-1] == symbols + 1:
+        marks[..., symbols:] = True
+    return marks
+
+
+@pytest.mark.parametrize("name", [name for name in TOLD if name not in ("qwen2", "qwen3", "llama")])
+def test_what_is_exported_is_what_was_read(name, tmp_path):
+    """Bit for bit, but for what no parameter stands for, which is 0."""
+    source = peer_folder(tmp_path, name)
+    model = md4_jax.load(source)
+    folder = model.export(tmp_path / "exported")
+    found, expected = arrays(folder), arrays(source)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        marks = left_out(key, value, model)
+        assert found[key].dtype == value.dtype and found[key].shape == value.shape
+        assert np.array_equal(found[key][~marks], value[~marks]), key
+        assert not np.any(found[key][marks]), key
+    assert json.loads((folder / "config.json").read_text()) == json.loads(
+        (source / "config.json").read_text()
+    )
+    again, z = md4_jax.load(folder), np.zeros((1, 8), np.int32)
+    assert np.array_equal(again.logits(z, 0.3), model.logits(z, 0.3))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama"])
+def test_a_causal_model_stays_one(name, tmp_path):
+    """The vector of the mask, with which texts begin, becomes that of the entry that did so."""
+    source = peer_folder(tmp_path, name)
+    model = md4_jax.load(source)
+    found, expected = arrays(model.export(tmp_path / "exported")), arrays(source)
+    for key, value in expected.items():
+        rows = 124 if key in ("model.embed_tokens.weight", "lm_head.weight") else len(value)
+        assert np.array_equal(found[key][:rows], value[:rows]) and not np.any(found[key][rows:])
+    table = model.params["network"]["embedding"]
+    model.params["network"]["embedding"] = table.at[124].set(7.0)
+    found = arrays(model.export(tmp_path / "changed"))["model.embed_tokens.weight"]
+    begins = answers(name)["config"]["bos_token_id"]
+    assert np.all(found[begins] == 7.0)
+    assert np.array_equal(np.delete(found, begins, 0)[:123], np.delete(table, begins, 0)[:123])
+
+
+@pytest.mark.parametrize(
+    "name, shifted, kind",
+    [("qwen2", True, "Dream"), ("qwen2", False, "a2d-qwen2"), ("llama", True, "a2d-llama")],
+)
+def test_a_causal_model_leaves_as_a_diffusion_model(name, shifted, kind, tmp_path):
+    """With its mask as an entry of its own, and read again it is the same model."""
+    model = md4_jax.load(peer_folder(tmp_path, name), config=ADAPTED | {"network.shifted": shifted})
+    folder = model.export(tmp_path / "exported")
+    told = json.loads((folder / "config.json").read_text())
+    assert told["model_type"] == kind and told["mask_token_id"] == 124
+    again = md4_jax.load(folder)
+    assert again.config["network"]["shifted"] == shifted
+    assert again.domain.vocab_size == 124 and again.config["objective"]["name"] == "md4"
+    z = np.array([[0, 124, 5, 124, 123]])
+    np.testing.assert_array_equal(again.logits(z), model.logits(z))
+
+
+def test_half_precision_is_kept(tmp_path):
+    source = peer_folder(tmp_path, "dream")
+    halves = {k: v.astype(np.float16) for k, v in load_file(source / "model.safetensors").items()}
+    save_file(halves, source / "model.safetensors")
+    found = arrays(md4_jax.load(source).export(tmp_path / "exported"))
+    assert all(value.dtype == np.float16 for value in found.values())
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert np.array_equal(found[name], halves[name])
+
+
+def test_a_mask_among_the_entries_goes_back_to_its_row(tmp_path):
+    source = with_mask_at(peer_folder(tmp_path, "llada"), 7)
+    found = arrays(md4_jax.load(source).export(tmp_path / "exported"))
+    table = "model.transformer.wte.weight"
+    assert np.array_equal(found[table][:126], arrays(source)[table][:126])
+
+
+def test_it_goes_through_a_saved_folder_and_keeps_the_chat(tmp_path):
+    source = chat_folder(tmp_path)
+    saved = md4_jax.load(md4_jax.load(source).save(tmp_path / "saved"))
+    again = md4_jax.load(saved.export(tmp_path / "exported"))
+    talk = [{"role": "user", "content": "hi"}]
+    assert again.form.prompt(talk) == md4_jax.load(source).form.prompt(talk)
+    assert (
+        again.domain.encode("hi<|eot_id|>").tolist() == saved.domain.encode("hi<|eot_id|>").tolist()
+    )
+
+
+def test_an_array_of_no_parameter_is_kept_or_refused(tmp_path):
+    source = peer_folder(tmp_path, "dream")
+    held = load_file(source / "model.safetensors")
+    held["rotary.inv_freq"] = np.array([1.0, 0.25], np.float32)
+    save_file(held, source / "model.safetensors")
+    found = arrays(md4_jax.load(source).export(tmp_path / "exported"))
+    assert found["rotary.inv_freq"].tolist() == [1.0, 0.25]
+    save_file(held | {"adapter": np.ones((90, 90), np.float32)}, source / "model.safetensors")
+    with pytest.raises(UserError, match="the array 'adapter' of .* is no part of the network"):
+        md4_jax.load(source).export(tmp_path / "again")
+
+
+def test_a_model_trained_here_has_no_other_layout(tmp_path):
+    source = peer_folder(tmp_path, "mdlm")
+    saved = md4_jax.load(source).save(tmp_path / "saved")
+    (saved / "layout.json").unlink()
+    with pytest.raises(UserError, match="was not made of a published checkpoint"):
+        md4_jax.load(saved).export(tmp_path / "exported")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"arrays": {"a": ["F31", [1]]}}'])
+def test_a_damaged_layout_is_named(content, tmp_path):
+    saved = md4_jax.load(peer_folder(tmp_path, "mdlm")).save(tmp_path / "saved")
+    (saved / "layout.json").write_text(content)
+    with pytest.raises(UserError, match="layout.json is damaged"):
+        md4_jax.load(saved)
