@@ -264,8 +264,7 @@ class Objective(Protocol):
     If it has `is_exact(network)` and that is True, the bound is the likelihood itself. If it has a
     `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation draws u = v^p
     (`objectives/draws.py`). If its `until` is above 0, training takes `afterwards`, with the same
-    diagnostics, from that step on. If it has `for_evaluation()`, that is the same bound with less
-    noise, which auto takes.
+    diagnostics, from that step on. `for_evaluation()` is the same bound with less noise.
     The diagnostics include the terms of the bound that are named in PARTS. u [B] are antithetic
     uniforms in [0, 1) over the global batch; the objective turns them into times, steps or numbers
     of masks. keys [B] holds one random key for each sequence, so that neither the mesh nor the

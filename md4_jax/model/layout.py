@@ -31,7 +31,7 @@ KEPT = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a folder of another project holds besides the values of its parameters.
+    """Description of a folder of another project, without the values of its parameters.
 
     config   its config.json
     arrays   name -> (type in safetensors, shape)

@@ -13,16 +13,14 @@ import numpy as np
 
 from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
-from md4_jax.config.evaluators import tightest
-from md4_jax.config.fit import Component, check_fit
-from md4_jax.evals.likelihood import LikelihoodBound, main_bound
+from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.samples import decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
 from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import answers, folder, hub
+from md4_jax.model import answers, bounds, folder, hub
 from md4_jax.model.chat import Chat, Messages
 from md4_jax.model.layout import Layout
 from md4_jax.options import PromptOptions
@@ -290,14 +288,4 @@ class Model:
 
     def bound(self, name: str) -> Any:
         """Returns the objective of that name; UserError if it is no bound for the model."""
-        chosen = main_bound(self.experiment)
-        own = self.experiment
-        if not name:
-            if chosen is not None:
-                return chosen.objective
-            return tightest("score", own.objective, own.process, own.network)
-        found = schema.build_section("objective", {"name": name})
-        check_fit(own, Component("objective", name, found))
-        if not found.is_bound(own.process):
-            raise UserError(f"objective={name!r} is no bound of -log p for this model")
-        return found
+        return bounds.chosen(self.experiment, name)

@@ -14,7 +14,7 @@ BASE = 10_000.0
 
 
 class Turns(NamedTuple):
-    """How far positions turn pairs of features.
+    """Angles by which positions turn pairs of features.
 
     base     position p turns pair i of a head by p / base^(2 i / Dh)
     scaling  () or (factor, low, high, length): pairs that turn fewer than `low` times in `length`

@@ -90,10 +90,7 @@ class Blocks:
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
-            if self.dual_cache:
-                cache = everything(z)
-            elif not self.cached:
-                cache = _recomputed(blocks, z, b, block, self.window)
+            cache = self._before(blocks, z, b, cache)
             chain, path = one(b, cache)
             new = jnp.where(ended[:, None] & ~chain.prompt_mask, process.mask_id, chain.z)
             if not self.dual_cache:
@@ -111,12 +108,9 @@ class Blocks:
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
 
-        def everything(z: Array) -> Any:
-            return blocks.around(z, jnp.zeros(rows), 0, None)[1]
-
         begin = jnp.where(prompt.mask, prompt.tokens, process.mask_id)
         none = jnp.zeros(rows, jnp.int32)
-        cache = everything(begin) if self.dual_cache else blocks.empty_cache(rows, self.window)
+        cache = self._empty(blocks, begin)
         shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
@@ -126,6 +120,19 @@ class Blocks:
         )
         chain = Chain(z, prompt.mask, confidence, evaluations)
         return chain, _placed(frames, prompt, process.mask_id, trace) if trace else None
+
+    def _empty(self, blocks: Blockwise, z: Array) -> Any:
+        """Makes a cache of the shapes that a text z needs."""
+        if not self.dual_cache:
+            return blocks.empty_cache(len(z), self.window)
+        shapes = jax.eval_shape(lambda z: self._before(blocks, z, jnp.int32(0), None), z)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def _before(self, blocks: Blockwise, z: Array, b: Array, cache: Any) -> Any:
+        """Returns what block b of a text z sees besides itself."""
+        if self.dual_cache:
+            return blocks.around(z, jnp.zeros(len(z)), 0, None)[1]
+        return cache if self.cached else _recomputed(blocks, z, b, self.block, self.window)
 
     def _seen(
         self, blocks: Blockwise, z: Array, t: Array, b: Array, cache: Any

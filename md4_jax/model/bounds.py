@@ -1,0 +1,24 @@
+"""The bound of -log p by which a model is judged."""
+
+from typing import Any
+
+from md4_jax.config import schema
+from md4_jax.config.evaluators import tightest
+from md4_jax.config.fit import Component, check_fit
+from md4_jax.evals.likelihood import main_bound
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import UserError
+
+
+def chosen(experiment: Experiment, name: str) -> Any:
+    """Returns the objective of that name, or that of --mode eval; UserError if it is no bound."""
+    if not name:
+        main = main_bound(experiment)
+        if main is not None:
+            return main.objective
+        return tightest("score", experiment.objective, experiment.process, experiment.network)
+    found = schema.build_section("objective", {"name": name})
+    check_fit(experiment, Component("objective", name, found))
+    if not found.is_bound(experiment.process):
+        raise UserError(f"objective={name!r} is no bound of -log p for this model")
+    return found
