@@ -152,5 +152,22 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
-    stop = Stop(domain.eot_id if sample.stop else None, sample.min_entropy)
+    stop = Stop(_ends(sample.stop, domain), sample.min_entropy)
     return Blocks(block, sample.memory or data.length, stop, sample.cached, sample.dual_cache)
+
+
+def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
+    """Returns the symbols that sample.stop means; UserError if the vocabulary has none."""
+    if not stop:
+        return ()
+    if stop == "end_of_text":
+        if domain.eot_id is None:
+            raise UserError("sample.stop='end_of_text' needs a tokenizer with an end-of-text token")
+        return (domain.eot_id,)
+    found = getattr(domain.tokenizer, "id_of", lambda entry: None)(stop)
+    if found is None or found >= domain.vocab_size:
+        raise UserError(
+            f"sample.stop={stop!r} is no entry of the vocabulary: it must be '', 'end_of_text' or "
+            "an entry that may be drawn, such as '<|eot_id|>'"
+        )
+    return (found,)

@@ -161,8 +161,3 @@ def _check_blocks(experiment: Experiment) -> None:
             f"sample.min_entropy={options.min_entropy} is computed on the last sample.memory="
             f"{window} tokens, more than sample.length={sample_length(experiment)}"
         )
-    if options.stop and experiment.domain.eot_id is None:
-        raise UserError(
-            "sample.stop='end_of_text' needs a tokenizer with an end-of-text token; "
-            f"{experiment.config['tokenizer']['name']!r} has none"
-        )

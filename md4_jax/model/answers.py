@@ -54,6 +54,10 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
             f"a chat of {len(ids)} tokens and new_tokens={size} do not fit: the answer has at "
             f"least 1, and both at most data.length={model.length}"
         )
+    marks = model.form.ends(getattr(model.domain.tokenizer, "special", ()))
+    if marks and options.get("block"):
+        # What comes after the end of a turn is cut off: blocks need not be drawn for it.
+        options = {"stop": min(marks), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])
 
 

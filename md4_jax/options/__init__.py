@@ -111,7 +111,8 @@ class SampleOptions:
     cached      whether a key-value cache holds them, or they are computed again for each block
     dual_cache  whether a block also sees the later tokens, by keys and values that are computed
                 once for each block (Fast-dLLM)
-    stop        with blocks, the token that ends a text early: 'end_of_text', or '' for none
+    stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
+                vocabulary such as '<|eot_id|>'; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
                 entropy below this, in nats: a sign of repetition. 0: never
     stride      new tokens of each window, for text longer than in training; 0: one window, the
@@ -161,8 +162,6 @@ class SampleOptions:
             raise UserError(f"sample.label must be a class or -1 for none, not {self.label}")
         if not math.isfinite(self.guidance):
             raise UserError(f"sample.guidance must be a finite number, not {self.guidance}")
-        if self.stop not in ("", "end_of_text"):
-            raise UserError(f"sample.stop must be '' or 'end_of_text', not {self.stop!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,11 @@ from md4_jax.samplers.loop import Frames, sample
 class Stop(NamedTuple):
     """Conditions that end a sequence early, after the block that meets one of them.
 
-    symbol       the block has this drawn symbol; None: no symbol ends a sequence
+    symbols      the block has one of these drawn symbols
     min_entropy  the `entropy` of the last tokens is below this number of nats; 0: never
     """
 
-    symbol: int | None = None
+    symbols: tuple[int, ...] = ()
     min_entropy: float = 0.0
 
     def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
@@ -28,8 +28,8 @@ class Stop(NamedTuple):
         drawn [B, P] are the block's symbols, -1 in the prompt. z [B, N] is filled up to `end`.
         """
         ends = jnp.zeros(len(drawn), bool)
-        if self.symbol is not None:
-            ends = jnp.any(drawn == self.symbol, axis=1)
+        if self.symbols:
+            ends = jnp.any(jnp.isin(drawn, jnp.array(self.symbols)), axis=1)
         if self.min_entropy and window <= z.shape[1]:
             begin = jnp.maximum(0, end - window)
             last = jax.lax.dynamic_slice_in_dim(z, begin, window, axis=1)

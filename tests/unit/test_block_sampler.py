@@ -95,7 +95,7 @@ def test_the_last_token_has_the_law_of_the_network_after_the_first_two():
 
 def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
     free, _ = drawn(length=24)
-    stopped, _ = drawn(length=24, stop=Stop(2))
+    stopped, _ = drawn(length=24, stop=Stop((2,)))
     free, stopped = np.asarray(free.z), np.asarray(stopped.z)
     hit = (free.reshape(8, 8, 3) == 2).any(axis=2)
     for row in range(8):
@@ -109,7 +109,7 @@ def test_a_given_stop_ends_nothing_and_what_is_not_drawn_costs_nothing():
     """One evaluation a token. The stop is given in the first block and in the second, half given;
     the rest of the second is drawn, and may end the sequence as the blocks after it may."""
     options = dict(length=24, given=[4, 0, 1, 4], step=Confidence(per_step=1), timed=False)
-    free, chain = drawn(**options)[0], drawn(**options, stop=Stop(4))[0]
+    free, chain = drawn(**options)[0], drawn(**options, stop=Stop((4,)))[0]
     stops = np.asarray(free.z)[:, 4:] == 4
     # The first two tokens are those of the second block.
     more = np.where(stops.any(axis=1), (stops.argmax(axis=1) + 1) // 3, 6)

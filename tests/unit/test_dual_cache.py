@@ -120,6 +120,24 @@ def test_a_chat_may_be_drawn_with_it(tmp_path):
     assert len(answers) > 1 and all(set(answer) <= {"a"} for answer in answers)
 
 
+def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path):
+    """sample.stop names any entry of the vocabulary, and a chat names the end of its turns."""
+    folder = chat_folder(tmp_path)
+    says_a_or_ends(folder)
+    model = md4_jax.load(folder)
+    options = dict(num=16, length=32, block=4, steps=4, sampler="confidence")
+    free, ended = (model.sample(**options, stop=stop) for stop in ("", "<|eot_id|>"))
+    turn = model.domain.tokenizer.id_of("<|eot_id|>")
+    for whole, cut, length in zip(free.tokens, ended.tokens, ended.lengths, strict=True):
+        first = int(np.argmax(whole == turn))
+        assert length == 4 * (1 + first // 4) and np.array_equal(whole[:length], cut[:length])
+    assert ended.evaluations.sum() < free.evaluations.sum() / 2
+    with pytest.raises(UserError, match="sample.stop='nothing' is no entry of the vocabulary"):
+        model.sample(**options, stop="nothing")
+    with pytest.raises(UserError, match=r"sample.stop='<\|mask\|>' is no entry"):
+        model.sample(**options, stop="<|mask|>")
+
+
 @pytest.mark.parametrize(
     "options, said",
     [
