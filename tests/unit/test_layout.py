@@ -118,6 +118,16 @@ def test_it_goes_through_a_saved_folder_and_keeps_the_chat(tmp_path):
     )
 
 
+def test_a_tied_head_that_is_stored_is_written_too(tmp_path):
+    source = peer_folder(tmp_path, "qwen2")
+    held = load_file(source / "model.safetensors")
+    held["lm_head.weight"] = held["model.embed_tokens.weight"]
+    save_file(held, source / "model.safetensors")
+    found = arrays(md4_jax.load(source).export(tmp_path / "exported"))
+    assert np.array_equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+    assert np.array_equal(found["lm_head.weight"][:120], held["lm_head.weight"][:120])
+
+
 def test_an_array_of_no_parameter_is_kept_or_refused(tmp_path):
     source = peer_folder(tmp_path, "dream")
     held = load_file(source / "model.safetensors")
