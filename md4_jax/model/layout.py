@@ -143,7 +143,7 @@ def exported(
         arrays = MaskLast(numbers, peer.tables, peer.begins, rows, added=True)
     read = Watched(arrays)
     peer.convert(read, options, put)
-    _fill(out, layout, read.names, folder)
+    _fill(out, layout, read.names, peer.tables, folder)
     return dict(layout.config), out
 
 
@@ -180,20 +180,21 @@ def _place(
         flat[number[here] - numbers.starts[index]] = value[here]
 
 
-def _fill(out: dict[str, np.ndarray], layout: Layout, read: set[str], folder: str) -> None:
-    """Fills the arrays that no parameter is made of: as they were, or as the table that is tied."""
+def _fill(
+    out: dict[str, np.ndarray], layout: Layout, read: set[str], tables: Sequence[str], folder: str
+) -> None:
+    """Fills the arrays that no parameter is made of: as the table that is tied, or as they were."""
     for name in out.keys() - read:
-        if name in layout.others:
+        tied = [other for other in tables if name in tables and other in read]
+        if tied:
+            out[name][...] = out[tied[0]]
+        elif name in layout.others:
             out[name][...] = np.asarray(layout.others[name]).astype(out[name].dtype)
-            continue
-        tied = [other for other in read if out[other].shape == out[name].shape]
-        tables = [other for other in tied if "embed" in other or "wte" in other]
-        if not tables:
+        else:
             raise UserError(
                 f"the array {name!r} of {folder} is no part of the network, and is not kept: the "
                 "model cannot go back to the layout that it came from"
             )
-        out[name][...] = out[tables[0]]
 
 
 def _with_mask(layout: Layout, peer: Peer, options: Any) -> Layout:
