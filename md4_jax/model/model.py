@@ -15,6 +15,7 @@ from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
 from md4_jax.config.evaluators import tightest
 from md4_jax.config.fit import Component, check_fit
+from md4_jax.data.chat import Chat, Messages
 from md4_jax.evals.likelihood import LikelihoodBound, main_bound
 from md4_jax.evals.samples import decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
@@ -23,7 +24,6 @@ from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import answers, folder, hub
-from md4_jax.model.chat import Chat, Messages
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
