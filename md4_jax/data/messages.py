@@ -62,7 +62,8 @@ def sequences(
 
     turns  "all": one sequence with all turns; "last": one with the last turn, and the others as
            its context; "each": one for each turn, with what comes before it
-    ends   special tokens that end an answer; what the template writes behind them is not counted
+    ends   special tokens that end an answer; what the template writes behind them is not counted,
+           nor is white space behind an answer that none of them ends
 
     Raises UserError if the template writes a conversation in another way once it goes on.
     """
@@ -100,6 +101,6 @@ def _turns(
 
 
 def _end(text: str, start: int, ends: Iterable[str]) -> int:
-    """Returns the place behind the last token that ends an answer; without one, the end."""
+    """Returns the place behind the last token that ends an answer, or behind its last word."""
     found = [text.rfind(end, start) + len(end) for end in ends if end in text[start:]]
-    return max(found, default=len(text))
+    return max(found, default=max(start, len(text.rstrip())))

@@ -10,6 +10,9 @@ and optionally
     labelled(split)    the texts with their labels (Labelled of data/labelled.py)
     prompt_key         not "" if texts are answers to prompts
     pairs(split)       (prompt, answer) of each
+    messages_key       not "" if it holds conversations
+    conversations(split)  an object with `messages` and the place `where` for each; a chat template
+                       writes them (data/conversations.py)
 A source of large text, whose tokens are kept in shards (data/prepare.py), has besides
     title              name of the directory of shards
     is_large, has_documents  whether shards are worth it, and whether splits are of whole documents
