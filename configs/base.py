@@ -18,6 +18,8 @@ def get_config() -> ConfigDict:
                 separate_documents=False,  # attention stays within a packed document
                 windows="grid",  # sequences: grid, adjacent | every, at every offset | documents
                 padding="hidden",  # behind a document that is a sequence: hidden | end_of_text
+                turns="all",  # answers of a conversation that count: all | last | each
+                chat_template="",  # folder or file of its template; '': the tokenizer's
                 store="",  # directory of the tokens of large texts, gs:// too; '': the cache
                 detokenise="",  # rules for text split into tokens: wikitext | ptb | lm1b | ...
             ),

@@ -86,7 +86,8 @@ def _turns(
         answered = whole
         if place != places[-1]:
             answered = chat.render(messages[: place + 1], answered=False)
-        is_prefix = whole.startswith(answered) and answered.startswith(asked)
+        stop = _end(answered, len(asked), ends)
+        is_prefix = whole.startswith(answered[:stop]) and answered.startswith(asked)
         if not is_prefix or len(asked) < done:
             raise UserError(
                 f"the chat template writes what comes before or in message {place + 1} in another "
@@ -94,7 +95,6 @@ def _turns(
                 "Set data.turns=each (or last) if only earlier answers change, or name another "
                 "template by data.chat_template"
             )
-        stop = _end(whole[: len(answered)], len(asked), ends)
         found.append(Turn(whole[done : len(asked)], whole[len(asked) : stop]))
         done = stop
     return found

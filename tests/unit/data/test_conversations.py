@@ -145,6 +145,13 @@ def test_what_a_template_writes_behind_the_end_of_a_turn_does_not_count(corpus):
     assert found[1] == expected(text, "-" * (len(text) - 4) + "xxxx", 80)
 
 
+def test_a_template_that_always_begins_the_next_answer(corpus):
+    """As some older ones do, whatever they are asked."""
+    always = TEMPLATE.replace("{% if add_generation_prompt %}", "{% if true %}")
+    found = shown(corpus([messages(TALK)], Chat(always, LLADA.tokens), length=72))
+    assert found == shown(corpus([messages(TALK)], length=72))
+
+
 def test_an_answer_without_a_special_token_ends_with_the_text(corpus):
     found = shown(corpus([messages(TALK)], PLAIN, "bytes", length=32), "bytes")
     text, counts = "u:hi\na:abc\nu:de\na: f$", "-------xxx--------xxx"
@@ -310,8 +317,8 @@ def test_other_conversations_templates_and_turns_are_other_data(corpus):
     one, other = [messages(TALK)], Chat(TEMPLATE, {**LLADA.tokens, "bos_token": ""})
     # The last has the tokens of the first, of which others count.
     made = [corpus(one), corpus(one, other), corpus(one, PLAIN), corpus(one, turns="last")]
-    for fingerprint in (lambda data: data.source.fingerprint(), lambda data: data.fingerprint()):
-        assert len({str(fingerprint(data)) for data in made}) == 4
+    assert len({data.source.fingerprint() for data in made}) == 4
+    assert len({data.fingerprint()["crc32"] for data in made}) == 4
     before = corpus(one).source.fingerprint()
     assert corpus([*one, *one]).source.fingerprint() != before
 
