@@ -15,7 +15,7 @@ from md4_jax.runtime.commit import commit
 
 FILE = "config.json"
 # Where the data lies; whether it is the same data is checked by its tokens.
-PLACES = ("data.path", "data.data_dir", "tokenizer.path")
+PLACES = ("data.path", "data.data_dir", "data.chat_template", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
 FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
@@ -26,8 +26,10 @@ OF_EVALUATORS = ("data", "objective", "features")
 
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
+    "data.chat_template": "",
     "data.detokenise": "",
     "data.padding": "hidden",
+    "data.turns": "all",
     "data.windows": "grid",
     "network.attention_dropout": 0.0,
     "network.classes": 0,
