@@ -12,7 +12,7 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         dict(
             data=dict(
-                name="text8",  # text8 | text | public | tfds | shakespeare; images: docs/images.md
+                name="text8",  # text8 | text | public | mixture | ...: docs/data.md; docs/images.md
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document

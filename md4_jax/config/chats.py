@@ -21,12 +21,18 @@ def of_run(
     """
     kept = Chat.kept(workdir) if workdir else None
     section = config["data"]
-    if kept is not None or not (section.get("chat_template") or section.get("messages_key")):
+    sources = [section, *section.get("parts", {}).values()]
+    key = next(filter(None, (source.get("messages_key", "") for source in sources)), "")
+    if kept is not None or not (section.get("chat_template") or key):
         return kept
     if section.get("chat_template"):
         return named(section)
     found = Chat.kept(initial) if initial else None
-    return found or _of_tokenizer(config.get("tokenizer", {})) or named(section)
+    return (
+        found
+        or _of_tokenizer(config.get("tokenizer", {}))
+        or named({**section, "messages_key": key})
+    )
 
 
 def named(section: Mapping[str, Any]) -> Chat:

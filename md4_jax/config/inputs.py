@@ -20,7 +20,9 @@ from md4_jax.data.domains import (
     read_domain,
     stored_domain,
 )
+from md4_jax.data.mixtures import corpus_of
 from md4_jax.data.random_tokens import RandomTokens
+from md4_jax.data.sources.mixture import Part
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, place
@@ -103,11 +105,14 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
         )
     if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)
-    return Corpus(_source(section, getattr(domain, "chat", None)), domain, options)
+    return corpus_of(_source(section, getattr(domain, "chat", None)), domain, options)
 
 
 def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
     """Makes the source of a section; its conversations, if it has any, are written by `chat`."""
+    if section.get("parts"):
+        own = {key: value for key, value in section.items() if key != "parts"}
+        return build_section("data", own, parts=_parts(section, chat))
     source, rules = build_section("data", section), section.get("detokenise", "")
     if getattr(source, "messages_key", ""):
         if rules:
@@ -118,6 +123,18 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
         form = chat or chats.named(section)
         return Conversations(source, form, options_from(DataOptions, section).turns)
     return Detokenised(source, rules) if rules else source
+
+
+def _parts(section: Mapping[str, Any], chat: Chat | None) -> dict[str, Part]:
+    """Makes the sources of a mixture, which share the keys that every source has."""
+    of_all = dataclasses.asdict(options_from(DataOptions, section))
+    found = {}
+    for name, own in sorted(section["parts"].items()):  # whatever their order in a file
+        try:
+            found[name] = Part(_source({**of_all, **own}, chat), own.get("weight", 1.0))
+        except UserError as error:
+            raise UserError(f"data.parts.{name}: {error}") from error
+    return found
 
 
 def random_tokens(config: Mapping[str, Any], section: str) -> RandomTokens | None:
