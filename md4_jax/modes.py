@@ -13,9 +13,8 @@ from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import with_kinds
 from md4_jax.config.schema import options_from
-from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import keep_domain, stored_domain
-from md4_jax.data.mixtures import corpus_of
+from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.ngrams import levels
 from md4_jax.evals.samples import DrawnSamples

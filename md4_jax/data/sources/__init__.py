@@ -20,6 +20,7 @@ A source of large text, whose tokens are kept in shards (data/prepare.py), has b
     facts()            [name, SHA-256] of each file
     sections()         the files of each section of the corpus (Part of data/sources/formats.py)
     ranges(split, documents)  documents of a split: (section, first, last plus one)
+A mixture (data/sources/mixture.py) has `parts`, sources of text with weights.
 A source of examples that are not text has, in place of documents:
     domain()           the meaning of their symbols (data/domains.py)
     rows(split)        the examples (Rows of data/sequences.py)
