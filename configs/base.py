@@ -12,12 +12,14 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         dict(
             data=dict(
-                name="text8",  # text8 | text | public | tfds | shakespeare; images: docs/images.md
+                name="text8",  # text8 | text | public | mixture | ...: docs/data.md; docs/images.md
                 path=None,  # file of the data set; None: look in the cache, then download
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
                 windows="grid",  # sequences: grid, adjacent | every, at every offset | documents
                 padding="hidden",  # behind a document that is a sequence: hidden | end_of_text
+                turns="all",  # answers of a conversation that count: all | last | each
+                chat_template="",  # folder or file of its template; '': the tokenizer's
                 store="",  # directory of the tokens of large texts, gs:// too; '': the cache
                 detokenise="",  # rules for text split into tokens: wikitext | ptb | lm1b | ...
             ),

@@ -13,8 +13,8 @@ from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import with_kinds
 from md4_jax.config.schema import options_from
-from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import keep_domain, stored_domain
+from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.ngrams import levels
 from md4_jax.evals.samples import DrawnSamples
@@ -165,16 +165,16 @@ def prepare_mode(call: Call) -> int:
     """Downloads and tokenises the data of a config; prints sizes, then the same as JSON."""
     asked = call.config
     domain, source = inputs.domain_and_source(asked, call.run)
-    corpus = Corpus(source, domain, options_from(DataOptions, asked["data"]))
+    corpus = corpus_of(source, domain, options_from(DataOptions, asked["data"]))
     for warning in source.warnings:
         _say(f"warning: {warning}")
-    sizes, corpus_of = {}, inputs.corpora(asked, domain, corpus)
+    sizes, changed = {}, inputs.corpora(asked, domain, corpus)
     sizes["train"] = corpus.sizes(["train"])["train"]
     for name, section in asked["evals"].items():
         if split := section.get("split"):
             changes = section.get("data", {})
             label = f"{split} of evals.{name}" if changes else split
-            sizes[label] = corpus_of(changes).sizes([split])[split]
+            sizes[label] = changed(changes).sizes([split])[split]
     for name, size in sizes.items():
         _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
     if corpus.shards():
@@ -246,7 +246,7 @@ def _config_of_run(call: Call) -> dict[str, Any]:
 def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
     domain, source = inputs.domain_and_source(asked, workdir)
     experiment = build.experiment(asked, domain, workdir=workdir)
-    return experiment, Corpus(source, domain, experiment.data)
+    return experiment, corpus_of(source, domain, experiment.data)
 
 
 def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:

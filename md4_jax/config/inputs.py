@@ -5,9 +5,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from md4_jax.config import foreign
+from md4_jax.config import chats, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.schema import build_section, class_of, merged, options_from
+from md4_jax.data.chat import Chat
+from md4_jax.data.conversations import Conversations
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.detokenise import Detokenised
 from md4_jax.data.domains import (
@@ -18,7 +20,9 @@ from md4_jax.data.domains import (
     read_domain,
     stored_domain,
 )
+from md4_jax.data.mixtures import corpus_of
 from md4_jax.data.random_tokens import RandomTokens
+from md4_jax.data.sources.mixture import Part
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, place
@@ -31,29 +35,39 @@ def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple
     that run's tokenizer, whose symbols its parameters know.
     """
     length = options_from(DataOptions, config["data"]).length
-    source = _source(config["data"])
+    chat = chats.of_run(config, workdir, _initial(config))
+    source = _source(config["data"], chat)
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():
-        return read_domain(kept, length, foreign.load), source
+        return _with_chat(read_domain(kept, length, foreign.load), chat), source
 
     def tokenizer() -> Any:
         learned = _tokenizer_of_initial(config)
         return build_section("tokenizer", config["tokenizer"]) if learned is None else learned
 
-    return domain_of(source, tokenizer, length), source
+    return _with_chat(domain_of(source, tokenizer, length), chat), source
+
+
+def _with_chat(domain: Domain, chat: Chat | None) -> Domain:
+    return dataclasses.replace(domain, chat=chat) if isinstance(domain, TextDomain) else domain
 
 
 def _tokenizer_of_initial(config: Mapping[str, Any]) -> Any:
     """Returns the tokenizer of train.initial; None without one, or if the sections differ."""
-    asked = config.get("train", {}).get("initial")
-    if not asked:
+    directory = _initial(config)
+    if directory is None:
         return None
-    directory, _ = checkpoint_of(place(asked, "train.initial"))
     theirs = config_lib.stored(directory) if directory.is_dir() else None
     if theirs is None or theirs["tokenizer"] != config["tokenizer"]:
         return None
     domain = stored_domain(directory, theirs["data"]["length"], foreign.load)
     return getattr(domain, "tokenizer", None)  # images have none
+
+
+def _initial(config: Mapping[str, Any]) -> Place | None:
+    """Returns the directory of the run train.initial; None without one."""
+    asked = config.get("train", {}).get("initial")
+    return checkpoint_of(place(asked, "train.initial"))[0] if asked else None
 
 
 def checkpoint_of(path: Place) -> tuple[Place, str]:
@@ -91,12 +105,36 @@ def _corpus(section: Mapping[str, Any], domain: Domain) -> Corpus:
         )
     if isinstance(domain, TextDomain):
         domain = dataclasses.replace(domain, length=options.length)
-    return Corpus(_source(section), domain, options)
+    return corpus_of(_source(section, getattr(domain, "chat", None)), domain, options)
 
 
-def _source(section: Mapping[str, Any]) -> Any:
+def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
+    """Makes the source of a section; its conversations, if it has any, are written by `chat`."""
+    if section.get("parts"):
+        own = {key: value for key, value in section.items() if key != "parts"}
+        return build_section("data", own, parts=_parts(section, chat))
     source, rules = build_section("data", section), section.get("detokenise", "")
+    if getattr(source, "messages_key", ""):
+        if rules:
+            raise UserError(
+                f"data.detokenise={rules!r} is for texts that were split into tokens, and "
+                f"data.messages_key={source.messages_key!r} names conversations: take one of them"
+            )
+        form = chat or chats.named(section)
+        return Conversations(source, form, options_from(DataOptions, section).turns)
     return Detokenised(source, rules) if rules else source
+
+
+def _parts(section: Mapping[str, Any], chat: Chat | None) -> dict[str, Part]:
+    """Makes the sources of a mixture, which share the keys that every source has."""
+    of_all = dataclasses.asdict(options_from(DataOptions, section))
+    found = {}
+    for name, own in sorted(section["parts"].items()):  # whatever their order in a file
+        try:
+            found[name] = Part(_source({**of_all, **own}, chat), own.get("weight", 1.0))
+        except UserError as error:
+            raise UserError(f"data.parts.{name}: {error}") from error
+    return found
 
 
 def random_tokens(config: Mapping[str, Any], section: str) -> RandomTokens | None:

@@ -1,21 +1,22 @@
 """Configs as plain dicts: overriding keys, comparing and storing."""
 
-import ast
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import md4_jax
 from md4_jax.config.mistakes import all_of
+from md4_jax.config.values import parse
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
 from md4_jax.runtime.commit import commit
 
 FILE = "config.json"
 # Where the data lies; whether it is the same data is checked by its tokens.
-PLACES = ("data.path", "data.data_dir", "tokenizer.path")
+PLACES = ("data.path", "data.data_dir", "data.chat_template", "tokenizer.path")
 # Keys that may change when a run is continued, because they do not change what is learned.
 FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
 FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
@@ -26,8 +27,10 @@ OF_EVALUATORS = ("data", "objective", "features")
 
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
+    "data.chat_template": "",
     "data.detokenise": "",
     "data.padding": "hidden",
+    "data.turns": "all",
     "data.windows": "grid",
     "network.attention_dropout": 0.0,
     "network.classes": 0,
@@ -103,8 +106,7 @@ def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, 
     """Returns the section of a key, adding it if it may be; UserError if there is none."""
     section = config
     for depth, parent in enumerate(parents):
-        new_evaluator = (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")
-        if new_evaluator or (parents[0] == "evals" and depth == 2 and parent in OF_EVALUATORS):
+        if _may_be_new(parents, depth, key):
             section.setdefault(parent, {})
         if not isinstance(section.get(parent), dict):
             error = unknown("config section", ".".join(parents[: depth + 1]), sections(config))
@@ -114,16 +116,13 @@ def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, 
     return section
 
 
-def parse(text: str, current: Any) -> Any:
-    """Parses a text of the command line; it stays text if the current value is text."""
-    if isinstance(current, str):
-        return text
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+def _may_be_new(parents: list[str], depth: int, key: str) -> bool:
+    """Returns whether the command line may add the section parents[depth]."""
+    if parents[0] == "evals" and depth == 2:
+        return parents[2] in OF_EVALUATORS
+    if parents[:2] == ["data", "parts"]:  # of a mixture
+        return depth > 0 and (len(parents), key) == (3, "name")
+    return (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")
 
 
 def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -262,7 +261,7 @@ def check_same(
     differing = [
         key
         for key in sorted(before.keys() | after.keys())
-        if not key.startswith((*FREE, *free)) or key == "optim.name"
+        if not _of_all(key).startswith((*FREE, *free)) or key == "optim.name"
         if before.get(key, missing) != after.get(key, missing)
         if not (key == "train.num_steps" and is_constant)
     ]
@@ -290,4 +289,10 @@ def check_same(
 def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Returns whether the data lies in another place than when the run began."""
     before, after = dict(flatten(old)), dict(flatten(new))
-    return any(before.get(key) != after.get(key) for key in PLACES)
+    places = [key for key in before.keys() | after.keys() if _of_all(key) in PLACES]
+    return any(before.get(key) != after.get(key) for key in places)
+
+
+def _of_all(key: str) -> str:
+    """Returns data.KEY for a key of a part of a mixture, data.parts.NAME.KEY."""
+    return re.sub(r"^data\.parts\.\w+\.", "data.", key)

@@ -91,9 +91,19 @@ SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective",
 
 
 def kind(path: str) -> str:
-    """Replaces the user's name of an evaluator in a path by `*`: evals.test -> evals.*."""
+    """Replaces the user's name of an evaluator in a path by `*`: evals.test -> evals.*.
+
+    A part of a mixture, data.parts.NAME, is a section like `data`.
+    """
     parts = path.split(".")
+    if is_part(path):
+        return ".".join(["data", *parts[3:]])
     return ".".join([parts[0], "*", *parts[2:]]) if parts[0] == "evals" and parts[1:] else path
+
+
+def is_part(path: str) -> bool:
+    """Returns whether the path leads to a part of a mixture, or into one."""
+    return path.startswith("data.parts.")
 
 
 def has_name(path: str) -> bool:
@@ -125,6 +135,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
     for taker in takers:
         found |= {f.name: f.type for f in dataclasses.fields(taker) if f.init}
         found |= {k: v for k, v in typing.get_type_hints(taker).items() if k in found}
+    found |= {"weight": float} if is_part(path) else {}
     return {k: v for k, v in found.items() if k not in ("vocab_size", "shape", "transform")}
 
 
@@ -200,7 +211,11 @@ def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> Non
     nested = f"{path}.{key}"
     if key == "name" and has_name(path):
         return
-    if has_name(nested) and key in known:
+    if nested == "data.parts" and key in known:
+        if not isinstance(value, Mapping) or not all(map(str.isidentifier, value)):
+            raise UserError(f"{nested} must be sections by names of letters, digits and _")
+        all_of(*(partial(_check_section, f"{nested}.{name}", part) for name, part in value.items()))
+    elif has_name(nested) and key in known:
         _check_section(nested, value)
     elif kind(nested) in OVERRIDES and key in known:
         if not isinstance(value, Mapping):

@@ -1,5 +1,6 @@
-"""Types of the values of config keys."""
+"""Values of config keys: their types, and how the command line spells them."""
 
+import ast
 import types
 import typing
 from typing import Any
@@ -36,3 +37,15 @@ def spelled(wanted: Any) -> str:
     options = [o for o in typing.get_args(wanted) or (wanted,) if o in (bool, int, float, str)]
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     return " or ".join(dict.fromkeys(words[o] for o in options)) or str(wanted)
+
+
+def parse(text: str, current: Any) -> Any:
+    """Parses a text of the command line; it stays text if the current value is text."""
+    if isinstance(current, str):
+        return text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -5,6 +5,7 @@ from md4_jax.data.sources.digits import Digits
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.folders import ImageFolder
 from md4_jax.data.sources.imagenet import DownsampledImageNet
+from md4_jax.data.sources.mixture import Mixture
 from md4_jax.data.sources.mnist import FashionMnist, Mnist
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.sources.shakespeare import Shakespeare
@@ -16,6 +17,7 @@ from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols
 SOURCES = {
     "text8": Text8,
     "text": TextFiles,
+    "mixture": Mixture,
     "public": PublicText,
     "tfds": TfdsText,
     "shakespeare": Shakespeare,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.data import labelled, loader, packing, pairs, prepare, text_size
+from md4_jax.data import conversations, labelled, loader, packing, pairs, prepare, text_size
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
 from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.shards import TokenShards
@@ -22,8 +22,8 @@ class Corpus:
     """A source, read as symbols of a domain.
 
     The documents of each split are joined to a token stream, which is cut into windows. Documents
-    with labels or prompts, and all with windows='documents', are each one sequence. A source with
-    `rows` supplies the sequences and their context itself.
+    with labels or prompts, conversations, and all with windows='documents', are sequences of their
+    own. A source with `rows` supplies the sequences and their context itself.
     Batches hold the rows of a global batch that belong to this process: `rows`, ascending.
     """
 
@@ -172,6 +172,8 @@ class Corpus:
         make = labelled.rows if getattr(self.source, "label_key", "") else labelled.of_documents
         if getattr(self.source, "prompt_key", ""):
             make = pairs.rows
+        if getattr(self.source, "messages_key", ""):
+            make = conversations.rows
         return make(self.source, self.domain, split, self.options.length, padding)
 
     def _text_size(self, *, are_texts: bool) -> Callable | None:
@@ -201,7 +203,7 @@ class Corpus:
 
     @property
     def _are_own(self) -> bool:
-        """Returns whether each document has a label or a prompt; it is then one sequence."""
+        """Returns whether each document is one sequence, since it has a label or answers."""
         return labelled.own_sequences(self.source)
 
     @property

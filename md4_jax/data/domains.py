@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from md4_jax.data import tokenizers
+from md4_jax.data.chat import Chat
 from md4_jax.data.labelled import classes
 from md4_jax.data.names import Load, UnknownClass, class_of
 from md4_jax.data.pixels import PixelDomain
@@ -53,11 +54,13 @@ class TextDomain:
     tokenizer  one of data/tokenizers.py, or any object like them
     length     tokens of one sequence
     labels     names of the classes of texts, by number: class k is labels[k]. (): no classes
+    chat       form of conversations, which a run keeps in a file of its own. None: there is none
     """
 
     tokenizer: Any
     length: int
     labels: tuple[str | int, ...] = ()
+    chat: Chat | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -133,10 +136,13 @@ def same_symbols(one: Domain, other: Domain) -> bool:
 
 
 def keep_domain(domain: Domain, workdir: Place) -> None:
-    """Writes the domain of a run with a checksum, whole or not at all.
+    """Writes the domain of a run with a checksum, and its chat template, whole or not at all.
 
     A file that exists is left unchanged.
     """
+    chat = getattr(domain, "chat", None)
+    if chat is not None and Chat.kept(workdir) is None:
+        chat.keep(workdir)
     kept = workdir / DOMAIN_FILE
     if not kept.exists():
         fields = json.loads(domain.to_json())

@@ -51,8 +51,9 @@ class Padding(NamedTuple):
 
 
 def own_sequences(source: Any) -> bool:
-    """Returns whether each text of a source is one sequence, since it has a label or a prompt."""
-    return bool(getattr(source, "label_key", "") or getattr(source, "prompt_key", ""))
+    """Returns whether each text of a source is a sequence, with a label, a prompt or messages."""
+    keys = ("label_key", "prompt_key", "messages_key")
+    return any(getattr(source, key, "") for key in keys)
 
 
 def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:

@@ -68,7 +68,8 @@ def train_iterator(
     rows        rows of it that this process gets; None: all
     rounds      rounds of the permutation
 
-    Each epoch is another permutation, given by the seed alone, with each sequence once; a batch
+    Each epoch is another permutation, given by the seed alone, with each sequence once, unless the
+    sequences have an `order` of their own, as those of a mixture; a batch
     may straddle two epochs. Tokens after the last whole sequence are left out. Random changes of
     rows (`Rows.augment`) depend on the seed and the place in this endless order.
 
@@ -89,6 +90,8 @@ def train_iterator(
         seed_of_epoch = (order_seed + epoch) % 2**32
         return grain.experimental.index_shuffle(index, count - 1, seed_of_epoch, rounds)
 
+    if hasattr(sequences, "order"):
+        shuffled = sequences.order(order_seed, rounds)
     augment = getattr(sequences, "augment", None)
 
     def gather(places: np.ndarray) -> Batch:

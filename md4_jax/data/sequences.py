@@ -80,6 +80,8 @@ class Rows:
     lengths  integers [N], where the padding of each row begins, which neither counts nor is seen:
              it is a segment of its own, -1. None: there is none
     begins   integers [N], where the tokens that count begin, behind a prompt. None: at the start
+    counted  integers [N, ceil(L / 8)], the bits of the tokens that count (np.packbits), where they
+             lie between others, as the answers of a conversation do. None: see lengths and begins
     augment  changes training rows at random: (tokens [B, L], random bits uint64 [B]) -> tokens.
              None: they stay as they are
     """
@@ -89,6 +91,7 @@ class Rows:
     lengths: np.ndarray | None = None
     augment: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     begins: np.ndarray | None = None
+    counted: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -101,6 +104,8 @@ class Rows:
     def size(self) -> SplitSize:
         if self.lengths is None:
             return SplitSize(len(self), self.tokens.size)
+        if self.counted is not None:
+            return SplitSize(len(self), self._tokens_that_count)
         before = 0 if self.begins is None else int(np.sum(self.begins, dtype=int))
         return SplitSize(len(self), int(np.sum(self.lengths, dtype=int)) - before)
 
@@ -120,6 +125,12 @@ class Rows:
             np.min(self.lengths, initial=self.length) < self.length
         )
 
+    @functools.cached_property
+    def _tokens_that_count(self) -> int:
+        starts = range(0, len(self), ROWS_AT_ONCE)
+        masks = (self._bits(slice(first, first + ROWS_AT_ONCE)) for first in starts)
+        return sum(int(mask.sum()) for mask in masks)
+
     def rest(self) -> None:
         """Returns None: every row is whole."""
 
@@ -132,7 +143,8 @@ class Rows:
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32}; the checksum is of the tokens, their places and the context."""
         crc, arrays = 0, [self.tokens, *(self.context[name] for name in sorted(self.context))]
-        arrays += [places for places in (self.lengths, self.begins) if places is not None]
+        places = (self.lengths, self.begins, self.counted)
+        arrays += [array for array in places if array is not None]
         for array in arrays:
             for first in range(0, len(self), ROWS_AT_ONCE):
                 crc = zlib.crc32(np.ascontiguousarray(array[first : first + ROWS_AT_ONCE]), crc)
@@ -140,6 +152,8 @@ class Rows:
 
     def _loss_mask(self, index: np.ndarray) -> np.ndarray | None:
         """Marks the tokens of rows that are neither prompt nor padding; None: all."""
+        if self.counted is not None:
+            return self._bits(index)
         if self.lengths is None:
             return None
         place = np.arange(self.length)
@@ -147,6 +161,10 @@ class Rows:
         if self.begins is not None:
             counted &= place >= np.asarray(self.begins)[index][:, None]
         return counted
+
+    def _bits(self, index: np.ndarray | slice) -> np.ndarray:
+        packed = np.asarray(self.counted[index], np.uint8)
+        return np.unpackbits(packed, axis=1, count=self.length).astype(bool)
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.data.chat import Messages
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.evals.texts import bucket, takes_segments
 from md4_jax.experiment import Experiment, sample_block
-from md4_jax.model.chat import Messages
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.samplers.batches import context_of
 

@@ -6,10 +6,10 @@ python -m md4_jax.model.harness --model md4_jax --model_args path=RUN --tasks ar
 import sys
 from typing import Any
 
+from md4_jax.data.chat import Chat
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import score_texts
 from md4_jax.model import continuations
-from md4_jax.model.chat import Chat
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
 

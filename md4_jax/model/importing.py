@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from md4_jax.config import chats
 from md4_jax.config import load as config_lib
+from md4_jax.data.chat import Chat
 from md4_jax.data.domains import keep_domain
 from md4_jax.model.load import load
 from md4_jax.model.model import Model
@@ -38,11 +40,12 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
     if config_lib.stored(workdir) is not None:
         raise UserError(f"{workdir} holds a run already: choose another --workdir")
     model = load(source, changes)
+    form = _form(model)
     if is_first():
         check_writable(workdir)
         keep_domain(model.domain, workdir)
-        if model.form is not None:
-            model.form.keep(workdir)
+        if form is not None:
+            form.keep(workdir)
         if model.layout is not None:
             model.layout.keep(workdir)
     state = fresh_state(model.experiment)
@@ -55,3 +58,11 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
     if is_first():
         config_lib.store(workdir, model.config)
     return model
+
+
+def _form(model: Model) -> Chat | None:
+    """Returns the chat template to keep: that of data.chat_template, else the model's own."""
+    section = model.config["data"]
+    if model.form is not None and not section.get("chat_template"):
+        return model.form
+    return chats.of_run(model.config, None)

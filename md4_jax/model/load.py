@@ -10,10 +10,10 @@ from typing import Any
 from md4_jax.config import build, foreign, runs, schema
 from md4_jax.config import load as config_lib
 from md4_jax.data import bpe_files
+from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.model import hub, parameters, peers
-from md4_jax.model.chat import Chat
 from md4_jax.model.layout import Layout, Watched
 from md4_jax.model.model import Model
 from md4_jax.model.peer import UNKNOWN, Peer

@@ -13,6 +13,7 @@ import numpy as np
 
 from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
+from md4_jax.data.chat import Chat, Messages
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.samples import decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
@@ -21,7 +22,6 @@ from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import answers, bounds, folder, hub
-from md4_jax.model.chat import Chat, Messages
 from md4_jax.model.layout import Layout
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError

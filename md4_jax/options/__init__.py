@@ -25,6 +25,10 @@ class DataOptions:
                         cut or padded
     padding             what follows a document that is one sequence: "hidden" tokens that do not
                         count, or "end_of_text", again and again, which count
+    turns               answers of a conversation (messages_key) that count: "all", the "last" one,
+                        or "each" in a sequence of its own, which ends with it
+    chat_template       folder of the chat template that writes conversations, or a file of one.
+                        "": that of the tokenizer
     store               directory of the tokens of large texts, gs:// too: all machines of a pod
                         then use what one of them makes. "": the cache directory
     detokenise          name of the rules of data/detokenise.py that documents are changed by, for
@@ -36,6 +40,8 @@ class DataOptions:
     separate_documents: bool = False
     windows: str = "grid"
     padding: str = "hidden"
+    turns: str = "all"
+    chat_template: str = ""
     store: str = ""
     detokenise: str = ""
 
@@ -46,6 +52,8 @@ class DataOptions:
             )
         if self.padding not in ("hidden", "end_of_text"):
             raise UserError(f"data.padding must be 'hidden' or 'end_of_text', not {self.padding!r}")
+        if self.turns not in ("all", "last", "each"):
+            raise UserError(f"data.turns must be 'all', 'last' or 'each', not {self.turns!r}")
         if self.length < 2:
             raise UserError(f"data.length must be at least 2, not {self.length}")
 

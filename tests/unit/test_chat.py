@@ -10,9 +10,9 @@ import pytest
 from peer_folders import TEMPLATE, chat_folder, peer_folder, says_a_or_ends
 
 import md4_jax
+from md4_jax.data.chat import Chat
 from md4_jax.evals import samples
 from md4_jax.model import answers, importing
-from md4_jax.model.chat import Chat
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 

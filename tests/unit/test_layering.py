@@ -70,7 +70,7 @@ CAGES = {
     "etils": {"runtime"},
     "safetensors": {"runtime"},
     "huggingface_hub": {"model"},
-    "jinja2": {"model"},
+    "jinja2": {"data"},
     "lm_eval": {"model"},
     "torch": {"evals"},
     "transformers": {"evals"},

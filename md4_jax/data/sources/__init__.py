@@ -10,6 +10,9 @@ and optionally
     labelled(split)    the texts with their labels (Labelled of data/labelled.py)
     prompt_key         not "" if texts are answers to prompts
     pairs(split)       (prompt, answer) of each
+    messages_key       not "" if it holds conversations
+    conversations(split)  an object with `messages` and the place `where` for each; a chat template
+                       writes them (data/conversations.py)
 A source of large text, whose tokens are kept in shards (data/prepare.py), has besides
     title              name of the directory of shards
     is_large, has_documents  whether shards are worth it, and whether splits are of whole documents
@@ -17,6 +20,7 @@ A source of large text, whose tokens are kept in shards (data/prepare.py), has b
     facts()            [name, SHA-256] of each file
     sections()         the files of each section of the corpus (Part of data/sources/formats.py)
     ranges(split, documents)  documents of a split: (section, first, last plus one)
+A mixture (data/sources/mixture.py) has `parts`, sources of text with weights.
 A source of examples that are not text has, in place of documents:
     domain()           the meaning of their symbols (data/domains.py)
     rows(split)        the examples (Rows of data/sequences.py)

@@ -6,9 +6,10 @@ import glob
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from md4_jax.data import contents
-from md4_jax.data.labelled import Labelled
+from md4_jax.data.labelled import Labelled, own_sequences
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.formats import Document, Keys, Part
 from md4_jax.data.sources.splits import bounds, check_split, digest
@@ -31,6 +32,8 @@ class TextFiles:
                 sequence. "": no labels, and documents are joined
     prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
                 only the answer is noised and counted. "": no prompts
+    messages_key  likewise of a conversation, a list of messages, in place of a text; only what the
+                assistant says is noised and counted. "": no conversations
     validation  fraction of the documents if below 1, otherwise their number
     test        likewise; the last documents are test, those before validation
 
@@ -48,6 +51,7 @@ class TextFiles:
     text_key: str = "text"
     label_key: str = ""
     prompt_key: str = ""
+    messages_key: str = ""
     validation: float = 0.05
     test: float = 0.05
 
@@ -59,6 +63,7 @@ class TextFiles:
                 f"data.label_key={self.label_key!r} and data.prompt_key={self.prompt_key!r} do not "
                 "go together: take one of them"
             )
+        check_messages(self)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -100,6 +105,7 @@ class TextFiles:
         facts = contents.of_texts(self._files)
         more = (self.label_key,) if self.label_key else ()
         more += ("prompt", self.prompt_key) if self.prompt_key else ()
+        more += ("messages", self.messages_key) if self.messages_key else ()
         return digest("text", facts, self.text_key, self.validation, self.test, *more)
 
     def documents(self, split: str) -> Iterator[str]:
@@ -109,6 +115,10 @@ class TextFiles:
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields the prompts of the split with their answers."""
         return ((document.prompt, document.text) for document in self._split(split))
+
+    def conversations(self, split: str) -> Iterator[Document]:
+        """Yields the conversations of the split."""
+        return self._split(split)
 
     def labelled(self, split: str) -> Iterator[Labelled]:
         """Yields the documents of the split with their labels."""
@@ -131,12 +141,18 @@ class TextFiles:
 
     def _all(self) -> Iterator[Document]:
         for path in self._files:
-            yield from formats.read(path, Keys(self.text_key, self.label_key, self.prompt_key))
+            yield from formats.read(path, self._keys)
+
+    @property
+    def _keys(self) -> Keys:
+        if self.messages_key:
+            return Keys("", messages=self.messages_key)
+        return Keys(self.text_key, self.label_key, self.prompt_key)
 
     @property
     def _is_table(self) -> bool:
-        """Returns whether each document is a sequence of its own, with a label or a prompt."""
-        return bool(self.label_key or self.prompt_key)
+        """Returns whether each document is a sequence of its own; see `own_sequences`."""
+        return own_sequences(self)
 
     @property
     def _size(self) -> int:
@@ -145,7 +161,7 @@ class TextFiles:
     @functools.cached_property
     def _files(self) -> list[Place]:
         found = matching(self.path)
-        for key in ("label_key", "prompt_key"):
+        for key in ("label_key", "prompt_key", "messages_key"):
             wrong = [path for path in found if getattr(self, key) and not formats.is_table(path)]
             if wrong:
                 raise UserError(
@@ -153,6 +169,19 @@ class TextFiles:
                     f".jsonl.gz, or .parquet, and data.path has {wrong[0]}"
                 )
         return found
+
+
+def check_messages(source: Any) -> None:
+    """Raises UserError if data.messages_key goes with another key that names the text."""
+    if not source.messages_key:
+        return
+    keys = ("text_key", "label_key", "prompt_key")
+    for key, default in zip(keys, ("text", "", ""), strict=True):
+        if (value := getattr(source, key, default)) != default:
+            raise UserError(
+                f"data.messages_key={source.messages_key!r} and data.{key}={value!r} do not go "
+                "together: a conversation is the whole text of a record. Take one of them"
+            )
 
 
 def matching(path: str | tuple[str, ...]) -> list[Place]:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from md4_jax.data.messages import conversation
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
@@ -35,6 +36,7 @@ class Document(NamedTuple):
     start     number of characters of the file before the text
     label     value of data.label_key; '' without labels
     prompt    value of data.prompt_key; '' without prompts
+    messages  value of data.messages_key, each {"role": ..., "content": ...}; () without
     member    name in an archive; '' outside of archives
     position  bytes of the file that were read so far, for a display of progress
     """
@@ -45,6 +47,7 @@ class Document(NamedTuple):
     start: int = 0
     label: str | int = ""
     prompt: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
     member: str = ""
     position: int = 0
 
@@ -58,7 +61,7 @@ class Document(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of a JSON line, or columns of a Parquet file: of its text, label and prompt.
+    """Keys of a JSON line, or columns of a Parquet file: of its text, label, prompt and messages.
 
     '' for one that is not read.
     """
@@ -66,9 +69,14 @@ class Keys(NamedTuple):
     text: str
     label: str = ""
     prompt: str = ""
+    messages: str = ""
 
     def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
         """Returns the document of a record, a line or a row; UserError if it lacks a key."""
+        if self.messages:
+            _check_key(where, record, "messages_key", self.messages)
+            told = conversation(f"{where}: {self.messages!r}", record[self.messages])
+            return Document("", path, number, messages=told)
         label = _label(where, record, self.label) if self.label else ""
         prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
         text = _text(where, record, "text_key", self.text)

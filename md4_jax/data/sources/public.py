@@ -16,7 +16,7 @@ from md4_jax.data.cache import full_disk_named
 from md4_jax.data.lock import alone
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.corpora import ALL_THREE, CORPORA, File, Recipe, section_of
-from md4_jax.data.sources.files import matching
+from md4_jax.data.sources.files import check_messages, matching
 from md4_jax.data.sources.formats import Document, Part
 from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
 from md4_jax.protocols import UserError
@@ -35,6 +35,7 @@ class PublicText:
                 directory or a pattern. None: look in the cache, then download
     folder      folder of a data set on the hub whose files are taken; "": the corpus's own, or all
     text_key    key of the text in a JSON line, or column of a Parquet file
+    messages_key  likewise of a conversation, in place of a text; see data/conversations.py
     validation  size of a split that the corpus has not itself: a fraction of the training
                 documents if below 1, else their number. None: the field's
     test        likewise; the last documents are test, those before validation
@@ -47,6 +48,7 @@ class PublicText:
     path: str | None = None
     folder: str = ""
     text_key: str = "text"
+    messages_key: str = ""
     validation: float | None = None
     test: float | None = None
     keep_files: bool = True
@@ -59,6 +61,7 @@ class PublicText:
                 f"data.dataset={self.dataset!r} is not known. Known are {', '.join(CORPORA)}, and "
                 "OWNER/NAME of any data set on the Hugging Face hub"
             )
+        check_messages(self)
 
     @property
     def title(self) -> str:
@@ -81,7 +84,8 @@ class PublicText:
 
     def content(self) -> str:
         """Returns a hash of the documents, however they are split."""
-        return digest("public", self.dataset, self.facts(), self.text_key)
+        key = [self.text_key] if not self.messages_key else ["messages", self.messages_key]
+        return digest("public", self.dataset, self.facts(), *key)
 
     def facts(self) -> list[list[str | int]]:
         """Returns [name, SHA-256] of each file; published ones need not be there."""
@@ -131,9 +135,12 @@ class PublicText:
 
     def documents(self, split: str) -> Iterator[str]:
         """Yields the documents of the split, one at a time."""
+        return (document.text for document in self.conversations(split))
+
+    def conversations(self, split: str) -> Iterator[Document]:
+        """Yields the documents of the split, which are conversations if there is a messages_key."""
         for section, start, stop in self.ranges(split, self._counts):
-            texts = itertools.islice(self._documents(section), start, stop)
-            yield from (document.text for document in texts)
+            yield from itertools.islice(self._documents(section), start, stop)
 
     def _documents(self, section: str) -> Iterator[Document]:
         return itertools.chain.from_iterable(part.read() for part in self.sections()[section])
@@ -217,7 +224,10 @@ class PublicText:
 
     def _read(self, path: Place, section: str) -> Iterator[Document]:
         """Yields the documents of a file, of an archive those of one section if it is given."""
-        found = formats.read(path, formats.Keys(self.text_key))
+        keys = formats.Keys(self.text_key)
+        if self.messages_key:
+            keys = formats.Keys("", messages=self.messages_key)
+        found = formats.read(path, keys)
         if section:
             found = (one for one in found if self._section(one.member) == section)
         return self._recipe.shape(found)

@@ -34,7 +34,7 @@ def write_lines(path, texts, key="text"):
 
 def test_the_registry():
     texts = {name for name, source in SOURCES.items() if hasattr(source, "documents")}
-    assert texts == {"text8", "text", "public", "tfds", "shakespeare"}
+    assert texts == {"text8", "text", "public", "tfds", "shakespeare", "mixture"}
     for name, source in SOURCES.items():
         wanted = ("fingerprint",) if name in texts else ("fingerprint", "domain", "rows")
         assert all(callable(getattr(source, name)) for name in wanted)

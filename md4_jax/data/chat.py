@@ -40,8 +40,14 @@ class Chat:
             template = (folder / TEMPLATE).read_text(encoding="utf-8")
         if not template:
             return None
-        texts = {name: _text(value) for name, value in told.items() if name.endswith("_token")}
-        return cls(template, {name: text for name, text in texts.items() if text is not None})
+        return cls(template, _tokens(told))
+
+    @classmethod
+    def of_path(cls, path: Place) -> Union["Chat", None]:
+        """Reads a folder as `of_folder`, or a file that holds a template, with tokens beside it."""
+        if not path.is_file():
+            return cls.of_folder(path)
+        return cls(path.read_text(encoding="utf-8"), _tokens(_json(path.parent / TOKENS)))
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Chat", None]:
@@ -150,6 +156,12 @@ def _now(form: str) -> str:
 def _to_json(value: Any, indent: int | None = None) -> str:
     """Writes a value as JSON, without the escapes of HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _tokens(told: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of the special tokens that a tokenizer_config.json names."""
+    texts = {name: _text(value) for name, value in told.items() if name.endswith("_token")}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text(token: Any) -> str | None:

@@ -1,0 +1,64 @@
+"""Chat template of a config: that of the run, of a folder it names, or of its tokenizer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.data.chat import TEMPLATE, TOKENS, Chat
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, cache_root, exists, place
+
+
+def of_run(
+    config: Mapping[str, Any], workdir: Place | None, initial: Place | None = None
+) -> Chat | None:
+    """Returns the chat template of a run: the one it keeps, or one that its config means.
+
+    A config means that of data.chat_template, else, with data.messages_key, that of the run from
+    which this one starts, else that of the tokenizer's folder.
+
+    initial: directory of the run from which this one starts
+    Returns None for a config that means none; UserError if the one it means is not there.
+    """
+    kept = Chat.kept(workdir) if workdir else None
+    section = config["data"]
+    sources = [section, *section.get("parts", {}).values()]
+    key = next(filter(None, (source.get("messages_key", "") for source in sources)), "")
+    if kept is not None or not (section.get("chat_template") or key):
+        return kept
+    if section.get("chat_template"):
+        return named(section)
+    found = Chat.kept(initial) if initial else None
+    return (
+        found
+        or _of_tokenizer(config.get("tokenizer", {}))
+        or named({**section, "messages_key": key})
+    )
+
+
+def named(section: Mapping[str, Any]) -> Chat:
+    """Returns the template that data.chat_template names; UserError if there is none."""
+    asked = section.get("chat_template", "")
+    if not asked:
+        raise UserError(
+            f"data.messages_key={section['messages_key']!r} needs a chat template, and the folder "
+            f"of the tokenizer has none ({TEMPLATE}, or chat_template in {TOKENS}): set "
+            "data.chat_template to a folder that has one, or to a file in Jinja"
+        )
+    path = place(asked, "data.chat_template")
+    found = Chat.of_path(path) if exists(path) else None
+    if found is None:
+        raise UserError(
+            f"data.chat_template={asked}: there is no chat template; it is a folder with "
+            f"{TEMPLATE}, or with chat_template in {TOKENS}, or a file in Jinja"
+        )
+    return found
+
+
+def _of_tokenizer(section: Mapping[str, Any]) -> Chat | None:
+    """Returns the template in the folder of the tokenizer."""
+    if section.get("path"):
+        path = place(section["path"], "tokenizer.path")
+        return Chat.of_folder(path if path.is_dir() else path.parent)
+    if section.get("hub"):
+        return Chat.of_folder(cache_root() / "tokenizers" / section["hub"])
+    return None

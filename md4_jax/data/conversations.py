@@ -1,0 +1,148 @@
+"""Conversations as sequences, in which only the assistant's turns count."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from md4_jax.data import messages, packing
+from md4_jax.data.chat import Chat
+from md4_jax.data.labelled import Padding
+from md4_jax.data.sequences import Rows
+from md4_jax.data.sources.splits import digest
+from md4_jax.protocols import UserError
+
+
+class Spoken(NamedTuple):
+    """Turns of a sequence, none if nothing of it counts, and the place of its conversation."""
+
+    turns: Sequence[messages.Turn]
+    where: str
+
+
+class Conversations:
+    """Source of conversations, written by a chat template; everything else is the source's.
+
+    source  has `conversations(split)`, which yields documents with `messages` and `where`
+    chat    the template
+    turns   data.turns: which of the assistant's turns count
+    """
+
+    def __init__(self, source: Any, chat: Chat, turns: str):
+        self._source, self.chat, self._turns = source, chat, turns
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # for copy and pickle
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the conversations, the template and the turns that count."""
+        told = [self.chat.template, sorted(self.chat.tokens.items()), self._turns]
+        return digest("conversations", self._source.fingerprint(), *told)
+
+    def documents(self, split: str) -> Iterator[str]:
+        """Yields the text of each sequence, from which a tokenizer may learn."""
+        for one in self.sequences(split, ()):
+            yield "".join(turn.context + turn.answer for turn in one.turns)
+
+    def sequences(self, split: str, ends: Sequence[str]) -> Iterator[Spoken]:
+        """Yields the sequences of a split, one without turns for a conversation without answers.
+
+        ends  special tokens that end an answer
+        Raises UserError, with the place, for a conversation that the template cannot write.
+        """
+        for document in self._source.conversations(split):
+            try:
+                made = messages.sequences(self.chat, document.messages, self._turns, ends)
+                found = [*made] or [[]]
+            except UserError as error:
+                raise UserError(f"{document.where}: {error}") from error
+            yield from (Spoken(turns, document.where) for turns in found)
+
+    def origin(self, split: str, number: int) -> str:
+        """Names the place of the conversation that has the text of that number."""
+        places = (one.where for one in self.sequences(split, ()) for _ in range(2 * len(one.turns)))
+        return next(itertools.islice(places, number, None))
+
+
+def rows(source: Conversations, domain: Any, split: str, length: int, padding: Padding) -> Rows:
+    """Returns the conversations of a split as rows of `length` tokens.
+
+    The text up to an answer and the answer are encoded by themselves, as they are when a model
+    answers. Answers count, with the token that ends the turn. A template that closes no turn by a
+    special token is helped out by the tokenizer's end of text, if it has one, at the end of the
+    last turn. Longer conversations are cut, shorter ones are padded. One of which nothing that
+    counts is left is left out. Both numbers are printed. Conversations are tokenised once and kept
+    on disk.
+
+    Raises UserError if nothing is left.
+    """
+    tokenizer = domain.tokenizer
+    described = [source.fingerprint(), tokenizer.to_json(), split, "chat", length, *padding]
+    size = max(tokenizer.vocab_size, length + 1, 256)
+    pieces = lambda: _pieces(source, tokenizer, split, length, padding)  # noqa: E731
+    found = packing.opened(*packing.kept(described, size, split, pieces))
+    found = found.reshape(-1, length + 1 + (length + 7) // 8)
+    return Rows(found[:, :length], lengths=found[:, length], counted=found[:, length + 1 :])
+
+
+def _pieces(
+    source: Conversations, tokenizer: Any, split: str, length: int, padding: Padding
+) -> Iterator[np.ndarray]:
+    """Yields rows: `length` tokens, how many of them are no padding, bits of those that count."""
+    ends = sorted(source.chat.ends(getattr(tokenizer, "special", ())))
+    first, second = itertools.tee(source.sequences(split, ends))
+    texts = (text for one in first for turn in one.turns for text in turn)
+    encoded = packing.encoded(source, tokenizer, split, texts)
+    made = cut = left_out = 0
+    for one in second:
+        ids = [next(encoded) for turn in one.turns for _ in turn]
+        counts = np.repeat(np.arange(len(ids)) % 2 == 1, [len(part) for part in ids])
+        made, cut = made + 1, cut + (len(counts) > length)
+        if counts[:length].any():
+            is_open = not one.turns[-1].answer.endswith(tuple(ends))
+            yield _row(np.concatenate(ids), counts, length, padding, is_open)
+        else:
+            left_out += 1
+    _report(split, length, made, cut, left_out)
+
+
+def _row(
+    ids: np.ndarray, counts: np.ndarray, length: int, padding: Padding, is_open: bool
+) -> np.ndarray:
+    """Returns a row of `_pieces`.
+
+    is_open: whether the last answer has no end yet
+    """
+    end = padding.end if is_open or padding.counts else ()
+    ids = np.concatenate([ids, np.array(end, int)])[:length].astype(int)
+    counts = np.concatenate([counts, np.ones(len(end), bool)])[:length]
+    rest = length - len(ids)
+    used = length if padding.counts else len(ids)
+    ids = np.pad(ids, (0, rest), constant_values=padding.end[0] if padding.counts else 0)
+    counts = np.pad(counts, (0, rest), constant_values=padding.counts)
+    return np.concatenate([ids, [used], np.packbits(counts)])
+
+
+def _report(split: str, length: int, made: int, cut: int, left_out: int) -> None:
+    """Prints how many conversations were cut or left out; UserError if all were left out."""
+    if left_out and left_out == made:
+        raise UserError(
+            f"none of the {made:,} conversations of the {split} split has an answer of the "
+            f"assistant within data.length={length} tokens: raise data.length, or look at "
+            "data.messages_key"
+        )
+    if cut:
+        print(
+            f"{cut:,} of {made:,} conversations of the {split} split are cut: they have more than "
+            f"data.length={length} tokens",
+            flush=True,
+        )
+    if left_out:
+        print(
+            f"{left_out:,} of {made:,} conversations of the {split} split are left out: they have "
+            f"no answer of the assistant within data.length={length} tokens",
+            flush=True,
+        )

@@ -1,0 +1,106 @@
+"""Messages of a conversation in a record, and which text of its rendering answers them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from md4_jax.data.chat import Chat, Messages
+from md4_jax.protocols import UserError
+
+# Roles, and those of ShareGPT, as templates call them.
+ROLES = {role: role for role in ("system", "user", "assistant", "tool")}
+ROLES |= {"human": "user", "gpt": "assistant"}
+SPELLINGS = (("role", "content"), ("from", "value"))
+TURNS = ("all", "last", "each")
+
+
+class Turn(NamedTuple):
+    """Answer of the assistant, with its end, and all text between it and the answer before."""
+
+    context: str
+    answer: str
+
+
+def conversation(where: str, value: Any) -> tuple[dict[str, Any], ...]:
+    """Returns the messages of a record as templates read them: dicts with role and content.
+
+    A message is {"role": ..., "content": ...}, or {"from": ..., "value": ...} as ShareGPT has it.
+    Other keys stay, unless they are null.
+
+    where: the place of the record, for UserError if it is not a list of such messages
+    """
+    if not isinstance(value, list) or not value:
+        said = "an empty list" if value == [] else f"a {type(value).__name__}"
+        raise UserError(f"{where} holds no conversation, a list of messages, but {said}")
+    return tuple(_message(f"{where}, message {n}", one) for n, one in enumerate(value, 1))
+
+
+def _message(where: str, value: Any) -> dict[str, Any]:
+    told = {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else {}
+    names = next((names for names in SPELLINGS if told.keys() >= set(names)), None)
+    if names is None:
+        said = ", ".join(map(str, told)) if isinstance(value, dict) else f"{value!r:.80}"
+        raise UserError(
+            f"{where}: it needs 'role' and 'content', or 'from' and 'value', and has {said or '{}'}"
+        )
+    role, content = (told.pop(name) for name in names)
+    if not isinstance(role, str) or role not in ROLES:
+        raise UserError(
+            f"{where}: the role {role!r:.80} is not known; known are {', '.join(ROLES)}"
+        )
+    if not isinstance(content, str):
+        raise UserError(f"{where}: {names[1]!r} holds no text but a {type(content).__name__}")
+    return {"role": ROLES[role], "content": content, **told}
+
+
+def sequences(
+    chat: Chat, messages: Messages, turns: str, ends: Iterable[str]
+) -> Iterator[list[Turn]]:
+    """Yields the assistant's turns of each sequence that a conversation makes.
+
+    Nothing comes after the last turn of a sequence. A message of the assistant that begins a
+    conversation is not an answer, and belongs to the context.
+
+    turns  "all": one sequence with all turns; "last": one with the last turn, and the others as
+           its context; "each": one for each turn, with what comes before it
+    ends   special tokens that end an answer; what the template writes behind them is not counted,
+           nor is white space behind an answer that none of them ends
+
+    Raises UserError if the template writes a conversation in another way once it goes on.
+    """
+    places = [k for k, one in enumerate(messages) if k and one["role"] == "assistant"]
+    if turns == "each":
+        for place in places:
+            yield _turns(chat, messages, [place], ends)
+    elif places:
+        yield _turns(chat, messages, places if turns == "all" else places[-1:], ends)
+
+
+def _turns(
+    chat: Chat, messages: Messages, places: Sequence[int], ends: Iterable[str]
+) -> list[Turn]:
+    """Returns the turns at these places; each lies between two beginnings of the conversation."""
+    whole = chat.render(messages[: places[-1] + 1], answered=False)
+    found, done = [], 0
+    for place in places:
+        asked = chat.render(messages[:place])
+        answered = whole
+        if place != places[-1]:
+            answered = chat.render(messages[: place + 1], answered=False)
+        stop = _end(answered, len(asked), ends)
+        is_prefix = whole.startswith(answered[:stop]) and answered.startswith(asked)
+        if not is_prefix or len(asked) < done:
+            raise UserError(
+                f"the chat template writes what comes before or in message {place + 1} in another "
+                "way once the conversation goes on, so that the assistant's tokens cannot be told. "
+                "Set data.turns=each (or last) if only earlier answers change, or name another "
+                "template by data.chat_template"
+            )
+        found.append(Turn(whole[done : len(asked)], whole[len(asked) : stop]))
+        done = stop
+    return found
+
+
+def _end(text: str, start: int, ends: Iterable[str]) -> int:
+    """Returns the place behind the last token that ends an answer, or behind its last word."""
+    found = [text.rfind(end, start) + len(end) for end in ends if end in text[start:]]
+    return max(found, default=max(start, len(text.rstrip())))

@@ -1,0 +1,65 @@
+"""Several sources of text as one."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from md4_jax.data.sources.splits import digest
+from md4_jax.protocols import UserError
+
+
+class Part(NamedTuple):
+    """Source of a mixture, and the share of training sequences that come from it."""
+
+    source: Any
+    weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Documents of several sources, by name; data/mixtures.py makes sequences of them.
+
+    parts  sections of sources of text, each with a `weight` besides its own keys; from it come
+           weight / (sum of the weights) of the training sequences, 1 if it has none
+
+    Raises UserError without parts, for a weight that is not above 0, and for a part that is no
+    text or has labels.
+    """
+
+    parts: Mapping[str, Part]
+
+    def __post_init__(self):
+        if not self.parts:
+            raise UserError("data.parts is empty: give --config.data.parts.NAME.name=text, ...")
+        for name, (source, weight) in self.parts.items():
+            key = f"data.parts.{name}"
+            if weight <= 0:
+                raise UserError(f"{key}.weight={weight} must be above 0: leave the part out")
+            if isinstance(source, Mixture) or not hasattr(source, "documents"):
+                raise UserError(f"{key} is no source of text: a mixture is of text alone")
+            if getattr(source, "label_key", ""):
+                raise UserError(
+                    f"{key}.label_key={source.label_key!r}: texts with a class cannot be part of a "
+                    "mixture, whose other texts have none"
+                )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Returns the share of each part; they sum to 1."""
+        total = sum(part.weight for part in self.parts.values())
+        return {name: part.weight / total for name, part in self.parts.items()}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Returns those of all parts."""
+        return tuple(said for part in self.parts.values() for said in part.source.warnings)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the parts and their shares."""
+        told = [[name, part.source.fingerprint()] for name, part in self.parts.items()]
+        return digest("mixture", told, self.shares)
+
+    def documents(self, split: str) -> Iterator[str]:
+        """Yields the documents of one part after another."""
+        for part in self.parts.values():
+            yield from part.source.documents(split)
