@@ -20,6 +20,8 @@ PLACES = ("data.path", "data.data_dir", "tokenizer.path")
 FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
 FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
 FREE += PLACES
+# Keys that may be others where a run is not trained on.
+OF_USE = ("network.parameters",)
 
 # Sections of an evaluator that the command line may add.
 OF_EVALUATORS = ("data", "objective", "features")
@@ -42,6 +44,9 @@ ADDED = {
     "network.input": "embedding",
     "network.kv_heads": 0,
     "network.label_dropout": 0.0,
+    "network.lora_alpha": 16.0,
+    "network.lora_rank": 0,
+    "network.parameters": "float32",
     "network.products": "float32",
     "network.norm": "rms",
     "network.norm_eps": 1e-6,

@@ -22,7 +22,7 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import answers, folder, hub
+from md4_jax.model import adapters, answers, folder, hub
 from md4_jax.model.chat import Chat, Messages
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
@@ -251,10 +251,13 @@ class Model:
         found = to_host(found.astype(jnp.float32))[: len(rows)]
         return found if np.ndim(tokens) == 2 else found[0]
 
-    def save(self, path: Any) -> Place:
-        """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it."""
+    def save(self, path: Any, *, merged: bool = False) -> Place:
+        """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it.
+
+        merged: without adapters, which are folded into the matrices beside them.
+        """
         where = place(path, "the folder")
-        folder.write(self, where)
+        folder.write(adapters.merged(self) if merged else self, where)
         return where
 
     def push(self, name: str, *, private: bool = False) -> str:

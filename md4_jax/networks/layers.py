@@ -55,7 +55,7 @@ class Attention(nn.Module):
         query, key, value = (
             Linear(
                 heads * each, dtype, bias=o.attention_bias, initial=o.initial,
-                products=o.products, name=name,
+                products=o.products, rank=o.lora_rank, alpha=o.lora_alpha, name=name,
             )(x).reshape(batch, -1, heads, each)
             for name, x, heads in (
                 ("query", asking, o.heads), ("key", x_BxLxD, o.kv_heads),
@@ -92,8 +92,9 @@ class Attention(nn.Module):
                 mixed = attend(*turned, value, kernel=kernel, **where)
         mixed_BxLxD = mixed.reshape(asking.shape)
         out = Linear(
-            size, dtype, self.zero_output, initial=o.initial, products=o.products, name="out"
-        )
+            size, dtype, self.zero_output, initial=o.initial, products=o.products,
+            rank=o.lora_rank, alpha=o.lora_alpha, name="out",
+        )  # fmt: skip
         return out(mixed_BxLxD), (key, value)
 
 
@@ -153,7 +154,10 @@ class FeedForward(nn.Module):
         plain = o.feed_forward == "gelu"
 
         def layer(name: str, size: int, zeros: bool = False) -> Linear:
-            return Linear(size, dtype, zeros, plain, o.initial, scale, o.products, name=name)
+            return Linear(
+                size, dtype, zeros, plain, o.initial, scale, o.products, o.lora_rank, o.lora_alpha,
+                name=name,
+            )  # fmt: skip
 
         if plain:
             hidden_BxLxF = nn.gelu(layer("up", o.hidden)(x_BxLxD), approximate=True)
