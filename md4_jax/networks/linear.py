@@ -41,7 +41,7 @@ def embedding_init(initial: str, size: int) -> nn.initializers.Initializer:
 
 
 class Linear(nn.Module):
-    """Linear layer x W + b with float32 parameters, computed in dtype.
+    """Linear layer x W + b, computed in dtype; its parameters may be stored in another type.
 
     zeros: W and b start at zero; else as `initial` says, W with this scale.
     products: operands of the product, float32 or bfloat16

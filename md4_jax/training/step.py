@@ -107,14 +107,12 @@ def make_train_step(
         u, keys = draws(options.seed, state.step, options.batch_size)
         # Apart from here on, so that no branch below copies it.
         frozen, state = state.frozen, state._replace(frozen=())
-        fixed = {}
+        fixed = dict(frozen)
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         grads, metrics = _of_phase(objective, state.step, lambda objective: accumulate(
-            jax.grad(
-                lambda p, *rows: loss(objective, joined(p, frozen) | fixed, *rows), has_aux=True
-            ),
+            jax.grad(lambda p, *rows: loss(objective, joined(p, fixed), *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
         ))  # fmt: skip
         # Exactly 1 if all tokens count.
