@@ -260,10 +260,10 @@ class Model:
         folder.write(adapters.merged(self) if merged else self, where)
         return where
 
-    def push(self, name: str, *, private: bool = False) -> str:
+    def push(self, name: str, *, private: bool = False, merged: bool = False) -> str:
         """Uploads what `save` writes to the hub as USER/NAME and returns the address."""
         with tempfile.TemporaryDirectory() as temporary:
-            return hub.push(self.save(temporary), name, private=private)
+            return hub.push(self.save(temporary, merged=merged), name, private=private)
 
     def check_text(self, method: str) -> None:
         """Raises UserError if the model is not one of text."""

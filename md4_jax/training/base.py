@@ -31,7 +31,7 @@ def keep(workdir: Place, frozen: Params, again: int = 0) -> None:
     if not arrays:
         return
     folder, record = workdir / FOLDER, _record(arrays)
-    if _stored_record(folder) == record and not _difference(folder, arrays, record):
+    if _is_there(folder, record) and not _difference(folder, arrays, record):
         return
     if max_over_processes(int(folder.exists())):
         _move_aside(folder)
@@ -80,6 +80,15 @@ def read(workdir: Place, template: Params) -> Params:
             )
         found |= {name: stored(x, str(wanted[name].dtype)) for name, x in arrays.items()}
     return items.graft(template, found)
+
+
+def _is_there(folder: Place, record: dict[str, Any]) -> bool:
+    """Returns whether the folder says, to all processes, that it holds what is to be written."""
+    try:
+        found = _stored_record(folder)
+    except UserError:
+        found = None
+    return not max_over_processes(int(found != record))
 
 
 def _record(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,14 @@ def test_a_damaged_record_is_named(workdir, tmp_path):
         base.read(workdir, template())
 
 
+def test_a_base_with_a_damaged_record_is_moved_aside_by_a_run_that_begins(workdir, tmp_path):
+    base.keep(workdir, frozen())
+    (tmp_path / base.FOLDER / base.RECORD).write_text("{")
+    base.keep(workdir, frozen())
+    chex.assert_trees_all_equal(base.read(workdir, template()), frozen())
+    assert len(list((tmp_path / "unreadable_checkpoints").iterdir())) == 1
+
+
 @quiet
 def test_lost_arrays_are_named(workdir, tmp_path):
     base.keep(workdir, frozen())
