@@ -262,6 +262,7 @@ def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainS
     params["network"] = stored(params["network"], "float32")
     # Separate buffers, since the training step donates and overwrites both.
     ema = state.ema | jax.tree.map(jnp.copy, params)
+    params.pop("companion", None)  # which the average alone has
     return state._replace(params=params, ema=ema, frozen=frozen)
 
 

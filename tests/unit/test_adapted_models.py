@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +11,21 @@ import pytest
 from peer_folders import peer_folder
 
 import md4_jax
+from md4_jax.config import build, files
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.tokenizers import Characters
 from md4_jax.model import importing
+from md4_jax.model.model import Model
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import path_name
 from md4_jax.runtime.tensors import Tensors
 from md4_jax.training import base
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.loop import abstract_state, fresh_state
 
 Z = np.array([[3, 1, 126, 7, 126, 0], [5, 126, 2, 2, 9, 126]])
+FACTS = {"commit": "unknown", "results": {}}
 LORA = {"network.lora_rank": 4, "network.lora_alpha": 6.0}
 
 
@@ -136,6 +144,24 @@ def test_an_imported_run_holds_the_base_once(folder, plain, tmp_path):
     # A run is read in another type too, as long as it is not trained on.
     half = md4_jax.load(tmp_path / "run", config={"network.parameters": "bfloat16"})
     assert types(half) == {"float32", "bfloat16"} and types(model) == {"float32"}
+
+
+def test_an_imported_run_of_a_model_with_tables_can_be_read(tmp_path):
+    """Tables are in the average alone."""
+    config = files.load("quickstart")
+    config["network"] |= dict(size=16, depth=1, heads=2, hidden=32, tables=64, tables_hidden=4)
+    config["data"] |= dict(length=32)
+    experiment = build.experiment(config, TextDomain(Characters("abcdef"), 32))
+    params = fresh_state(experiment).averaged
+    counted = jax.tree.map(lambda x: x + 1, params["companion"])
+    model = Model(experiment, {**params, "companion": counted}, 0, "", FACTS)
+    run = Place(tmp_path / "run")
+    importing.imported(str(model.save(tmp_path / "saved")), {}, run)
+    checkpoints = Checkpoints(run / "checkpoints", experiment.checkpoint, read_only=True)
+    state, _ = checkpoints.restore(abstract_state(experiment))
+    checkpoints.close()
+    chex.assert_trees_all_equal(state.ema["companion"], counted)
+    assert state.params.keys() == {"network", "process"}
 
 
 @pytest.mark.parametrize(
