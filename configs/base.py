@@ -95,6 +95,9 @@ def get_config() -> ConfigDict:
                 tables=0,  # most counts of each table of neighbours; 0: none (docs/networks.md)
                 tables_tokens=2**25,  # most tokens of the training text that they count
                 tables_hidden=0,  # units of the network that corrects their sum; 0: none
+                lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
+                lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
+                parameters="float32",  # in which what is not trained is stored: float32 | bfloat16
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
             optim=dict(
@@ -119,6 +122,7 @@ def get_config() -> ConfigDict:
                 microbatches=0,  # parts of the batch, one after another, to save memory; 0: auto
                 seed=0,  # of parameters, data order and noise
                 initial="",  # directory of a run, whose averaged parameters this one starts from
+                trainable="",  # expression of the paths that are trained; '': adapters, or all
                 seconds=0.0,  # wall-clock budget of training; 0: none
                 time_power=1.0,  # above 1: early times more often, with less weight; the same mean
                 ema=0.9999,  # decay of the moving average of the parameters, which is evaluated

@@ -34,7 +34,7 @@ from md4_jax.runtime.paths import Place, check_links, check_name, check_writable
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.streams import printable
 from md4_jax.training import back, report, trackers
-from md4_jax.training.loop import abstract_state, train
+from md4_jax.training.loop import train
 
 
 class Call(NamedTuple):
@@ -71,7 +71,6 @@ def train_mode(call: Call) -> int:
         runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, workdir, corpus)
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
-    abstract_state(experiment)
     begin = runs.beginning(experiment, workdir, _say)
     with _open_workdir(experiment, call, workdir):
         for warning in corpus.source.warnings:
@@ -239,7 +238,7 @@ def _config_of_run(call: Call) -> dict[str, Any]:
     if kept is None:
         raise UserError(f"{call.workdir} holds no run: train one first with --workdir DIR")
     check_links(call.workdir)
-    config.check_same(kept, call.config, call.workdir)
+    config.check_same(kept, call.config, call.workdir, config.OF_USE)
     return call.config
 
 

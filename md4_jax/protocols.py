@@ -30,8 +30,7 @@ class Batch(NamedTuple):
     tokens     int32 [B, L], values 0..V-1
     loss_mask  bool [B, L], True for tokens whose likelihood is computed. The others (a prompt, the
                text before a window, padding) are conditioned on: never noised, never counted
-    context    other inputs of the network, by name, each [B, ...]: `segments` of packed
-               documents, a class `label`
+    context    other inputs of the network by name, each [B, ...]: `segments` of documents, `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
     number     int32 [B] or None, which sequence of the training data each one is
     """
@@ -148,7 +147,7 @@ class Blockwise(NamedTuple):
         return Blockwise(features, self.empty_cache, append_block, around)
 
 
-def _telling(function: Callable | None, signal: Callable[[Array], Array]) -> Callable | None:
+def _telling(function: Callable | None, signal: Callable) -> Callable | None:
     """Returns function(z, signal(t), ...) as one of (z, t, ...)."""
     return function and (lambda z, t, *rest: function(z, signal(t), *rest))
 
@@ -157,10 +156,8 @@ class Denoiser(NamedTuple):
     """Network with parameters, context and dropout key bound: a function of (z, t) alone.
 
     features  (z [B, L], t [B]) -> h [B, L, D]
-    unembed   h [..., D] -> float32 logits [..., V] over the clean symbols
-    rebind    n -> the denoiser with each row of context and keys n times; None: it has neither
-
-    They are two because a masked loss and a sampler need logits at some positions only.
+    unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
+    rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -199,9 +196,8 @@ class Network(NamedTuple):
     """Functions and properties of a network.
 
     init       key -> parameters
-    bind       (parameters, context, keys) -> Denoiser. context {name: [B, ...]} holds other inputs
-               of each sequence; keys [B] are for dropout, None outside of training. With a
-               companion, a function (z, segments, own) -> what that knows, comes last
+    bind       (parameters, context, keys) -> Denoiser. context is that of a batch; keys [B] are for
+               dropout, None outside of training. What a companion has `bound` comes last
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
@@ -210,6 +206,8 @@ class Network(NamedTuple):
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
     mixtures   its denoisers read a `Mixture` too
+    adapters   regular expression of the paths of parameters that alone are trained, '' for all
+    parameters type in which those that are not trained are stored: float32 or bfloat16
     """
 
     init: Callable[[Array], Params]
@@ -222,6 +220,8 @@ class Network(NamedTuple):
     products: str = "float32"
     companion: Any = None
     mixtures: bool = False
+    adapters: str = ""
+    parameters: str = "float32"
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""
@@ -261,14 +261,14 @@ class Objective(Protocol):
     """Loss of each sequence: a bound on -log p, or a training-only loss.
 
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
-    If it has `is_exact(network)` and that is True, the bound is the likelihood itself. If it has a
+    If `is_exact(network)` is there and True, the bound is the likelihood itself. If it has a
     `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation draws u = v^p
     (`objectives/draws.py`). If its `until` is above 0, training takes `afterwards`, with the same
-    diagnostics, from that step on. `for_evaluation()` is the same bound with less noise.
-    The diagnostics include the terms of the bound that are named in PARTS. u [B] are antithetic
-    uniforms in [0, 1) over the global batch; the objective turns them into times, steps or numbers
-    of masks. keys [B] holds one random key for each sequence, so that neither the mesh nor the
-    number of microbatches can change a draw.
+    diagnostics, from that step on. If it has `for_evaluation()`, that is the same bound with less
+    noise, which auto takes. The diagnostics include the terms of the bound that are named in PARTS.
+    u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
+    times, steps or numbers of masks. keys [B] holds one random key for each sequence, so that
+    neither the mesh nor the number of microbatches can change a draw.
     """
 
     @property

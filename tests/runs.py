@@ -26,11 +26,11 @@ def free_port() -> int:
 
 
 def arrays(workdir: Path) -> dict[str, np.ndarray]:
-    """{path: array} of the newest checkpoint: all of the state."""
+    """{path: array} of the newest checkpoint: all of the state but what is frozen."""
     asked = config.stored(workdir) | {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}}
     experiment = build.experiment(asked, stored_domain(workdir, asked["data"]["length"]))
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint, read_only=True)
-    state, _ = checkpoints.restore(train.abstract_state(experiment))
+    state, _ = checkpoints.restore(train.abstract_state(experiment)._replace(frozen=()))
     checkpoints.close()
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)

@@ -15,6 +15,7 @@ from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.training.keeping import check_best
+from md4_jax.training.precision import check_trainable
 from md4_jax.training.trackers import TRACKERS
 
 
@@ -210,13 +211,14 @@ def _check_tables(experiment: Experiment) -> None:
 
 
 def check_training(experiment: Experiment) -> None:
-    """Raises UserError for data that cannot train this network; a trained one may still be read."""
+    """Raises UserError for what cannot train this network; a trained one may still be read."""
     if experiment.network.companion is not None and experiment.data.windows == "every":
         raise UserError(
             f"network.tables={experiment.config['network']['tables']} needs data.windows='grid', "
             "not 'every': windows that overlap would be predicted with counts of their own text. "
             "Change one of them"
         )
+    check_trainable(experiment)
 
 
 def _check_steps(experiment: Experiment, component: Component) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import md4_jax
 from md4_jax.config.mistakes import all_of
+from md4_jax.config.older import ADDED, RENAMED
 from md4_jax.config.values import parse
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
@@ -21,52 +22,10 @@ PLACES = ("data.path", "data.data_dir", "data.chat_template", "tokenizer.path")
 FREE = ("audit.", "mesh.", "evals.", "eval.", "sample.", "checkpoint.", "log.", "bench.", "plan.")
 FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
 FREE += PLACES
-
+# Keys that may be others where a run is not trained on.
+OF_USE = ("network.parameters",)
 # Sections of an evaluator that the command line may add.
 OF_EVALUATORS = ("data", "objective", "features")
-
-# Keys that older runs and short configs leave out -> their default.
-ADDED = {
-    "data.chat_template": "",
-    "data.detokenise": "",
-    "data.padding": "hidden",
-    "data.turns": "all",
-    "data.windows": "grid",
-    "network.attention_dropout": 0.0,
-    "network.classes": 0,
-    "network.condition": 0,
-    "network.dropout": 0.0,
-    "network.dropout_shared": False,
-    "network.embedding": 0,
-    "network.embedding_dropout": 0.0,
-    "network.feed_forward": "swiglu",
-    "network.head_bias": True,
-    "network.head_dim": 0,
-    "network.initial": "lecun",
-    "network.input": "embedding",
-    "network.kv_heads": 0,
-    "network.label_dropout": 0.0,
-    "network.products": "float32",
-    "network.qkv_bias": False,
-    "network.norm": "rms",
-    "network.norm_eps": 1e-6,
-    "network.norm_parameters": "auto",
-    "network.rotary_base": 10_000.0,
-    "network.rotary_scaling": [],
-    "network.shifted": False,
-    "network.tables": 0,
-    "network.tables_hidden": 0,
-    "network.tables_tokens": 2**25,
-    "network.tied": False,
-    "network.time_embedding": "plain",
-    "objective.cross_entropy": 0.0,
-    "train.time_power": 1.0,
-    "optim.clock": "steps",
-    "optim.decayed": "matrices",
-    "process.conditioning": "time",
-}
-# (section, its name, key, value) in older runs -> the value today.
-RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
 
 
 def override(

@@ -17,11 +17,13 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import max_over_processes, path_name
-from md4_jax.training import back
+from md4_jax.training import back, base
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of
-from md4_jax.training.loop import abstract_state
+from md4_jax.training.loop import abstract_state, fresh_adapters
+from md4_jax.training.precision import abstract_params
 from md4_jax.training.report import METRICS
+from md4_jax.training.trainable import is_adapter, joined, stored
 from md4_jax.training.writers import read_rows
 
 # Values of `sample` that read no file, for a run that only judges or begins another.
@@ -34,14 +36,19 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
     UserError if there is none.
     """
 
+    state = abstract_state(experiment)
+
     def read(kept: Checkpoints) -> tuple[int, Params] | None:
         step = _asked_step(experiment, workdir, kept.steps())
-        return kept.restore_ema(abstract_state(experiment).ema, step=step)
+        return kept.restore_ema(state.ema, step=step)
 
     found = _read(experiment, workdir, read)
     if found is None:
         raise UserError(f"{workdir} holds no checkpoint yet: train it first")
-    return found
+    step, ema = found
+    if state.frozen:
+        return step, joined(ema, base.read(workdir, state.frozen))
+    return step, {**ema, "network": stored(ema["network"], experiment.network.parameters)}
 
 
 def _asked_step(
@@ -165,16 +172,23 @@ def beginning(
     """Returns a function: fresh parameters -> those of train.initial; None if it is empty.
 
     None also if the run in workdir has a checkpoint: it no longer needs the other run. The network
-    must have parameters of the same shapes. The parameters of the process are taken if they have.
-    Raises UserError at once if the other run does not fit.
+    must have parameters of the same shapes, but for adapters, which may be new. The parameters of
+    the process are taken if they have. Raises UserError at once if the other run does not fit, and
+    for adapters of a fresh network.
     """
-    asked = experiment.train.initial
-    if not asked or _read(experiment, workdir, Checkpoints.steps):
+    asked, has_adapters = experiment.train.initial, bool(experiment.network.adapters)
+    if not (asked or has_adapters) or _read(experiment, workdir, Checkpoints.steps):
         return None
+    if not asked:
+        raise UserError(
+            "network.lora_rank adapts a model that is trained already: name its run by "
+            "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
+        )
     other, directory = _other(experiment, "train.initial", asked)
     _read(other, directory, lambda kept: _asked_step(other, directory, kept.steps()))
-    own, its = (_shapes(abstract_state(e).ema["network"]) for e in (experiment, other))
-    if own != its:
+    own, its = (_shapes(abstract_params(e)["network"]) for e in (experiment, other))
+    new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
+    if {path: shape for path, shape in own.items() if path not in new} != its:
         raise UserError(
             f"train.initial={asked} has another network: {_difference(experiment, other)}"
         )
@@ -186,7 +200,10 @@ def beginning(
         process = params["process"] if same else fresh["process"]
         # Keep this run's hyper-parameters of the process, with the learned values of the other.
         leaves, structure = jax.tree.leaves(process), jax.tree.structure(fresh["process"])
-        return params | {"process": jax.tree.unflatten(structure, leaves)}
+        network = params["network"]
+        if new:
+            network = joined(fresh_adapters(experiment), network)
+        return {"network": network, "process": jax.tree.unflatten(structure, leaves)}
 
     return begin
 
@@ -250,7 +267,7 @@ def _difference(experiment: Experiment, other: Experiment) -> str:
     own, its = (dict(config.flatten(e.config["network"])) for e in (experiment, other))
     keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
     if not keys:
-        shapes = [_shapes(abstract_state(e).ema["network"]) for e in (experiment, other)]
+        shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
         name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
         return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
     said: list[Any] = [f"network.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]

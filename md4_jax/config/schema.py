@@ -295,5 +295,5 @@ def load_config(
     all_of(partial(config_lib.override, config, asked, accepts), partial(check_keys, config))
     config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:
-        config_lib.check_same(kept, config, workdir)
+        config_lib.check_same(kept, config, workdir, config_lib.OF_USE)
     return config

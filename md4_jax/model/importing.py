@@ -3,9 +3,6 @@
 import shlex
 from collections.abc import Mapping
 
-import jax
-import jax.numpy as jnp
-
 from md4_jax.config import chats
 from md4_jax.config import load as config_lib
 from md4_jax.data.chat import Chat
@@ -15,8 +12,10 @@ from md4_jax.model.model import Model
 from md4_jax.protocols import UserError
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, check_name, check_writable
+from md4_jax.training import base
 from md4_jax.training.checkpoint import Checkpoints
-from md4_jax.training.loop import fresh_state
+from md4_jax.training.loop import started
+from md4_jax.training.precision import check_trainable
 
 # Positions of the data and of the log before the first step.
 FRESH = {"data": {"sequences": 0}, "log": {"sums": {}, "squares": 0.0, "count": 0}}
@@ -41,6 +40,7 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
         raise UserError(f"{workdir} holds a run already: choose another --workdir")
     model = load(source, changes)
     form = _form(model)
+    check_trainable(model.experiment)
     if is_first():
         check_writable(workdir)
         keep_domain(model.domain, workdir)
@@ -48,11 +48,10 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
             form.keep(workdir)
         if model.layout is not None:
             model.layout.keep(workdir)
-    state = fresh_state(model.experiment)
-    # Separate buffers, since the training step donates and overwrites both.
-    state = state._replace(params=model.params, ema=jax.tree.map(jnp.copy, model.params))
+    state = started(model.experiment, lambda fresh: model.params)
+    base.keep(workdir, state.frozen, model.experiment.checkpoint.retries)
     checkpoints = Checkpoints(workdir / "checkpoints", model.experiment.checkpoint)
-    checkpoints.save(0, state, FRESH)
+    checkpoints.save(0, state._replace(frozen=()), FRESH)
     checkpoints.wait()
     checkpoints.close()
     if is_first():

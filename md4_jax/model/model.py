@@ -21,7 +21,7 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import answers, bounds, folder, hub
+from md4_jax.model import adapters, answers, bounds, folder, hub
 from md4_jax.model.layout import Layout
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
@@ -252,22 +252,28 @@ class Model:
         found = to_host(found.astype(jnp.float32))[: len(rows)]
         return found if np.ndim(tokens) == 2 else found[0]
 
-    def save(self, path: Any) -> Place:
-        """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it."""
+    def save(self, path: Any, *, merged: bool = False) -> Place:
+        """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it.
+
+        merged: without adapters, which are folded into the matrices beside them.
+        """
         where = place(path, "the folder")
-        folder.write(self, where)
+        folder.write(adapters.merged(self) if merged else self, where)
         return where
 
     def export(self, path: Any) -> Place:
-        """Writes a folder in the layout of the published checkpoint that the model was made of."""
+        """Writes a folder in the layout of the published checkpoint that the model was made of.
+
+        Adapters are folded into the matrices beside them.
+        """
         where = place(path, "the folder")
-        folder.export(self, where)
+        folder.export(adapters.merged(self) if self.experiment.network.adapters else self, where)
         return where
 
-    def push(self, name: str, *, private: bool = False) -> str:
+    def push(self, name: str, *, private: bool = False, merged: bool = False) -> str:
         """Uploads what `save` writes to the hub as USER/NAME and returns the address."""
         with tempfile.TemporaryDirectory() as temporary:
-            return hub.push(self.save(temporary), name, private=private)
+            return hub.push(self.save(temporary, merged=merged), name, private=private)
 
     def check_text(self, method: str) -> None:
         """Raises UserError if the model is not one of text."""

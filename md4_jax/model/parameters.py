@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +16,36 @@ from md4_jax.networks.published import Arrays, Put, Read
 from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
 from md4_jax.runtime.tensors import Tensors
-from md4_jax.training.loop import abstract_state
+from md4_jax.training.loop import fresh_adapters
+from md4_jax.training.precision import abstract_params
+from md4_jax.training.trainable import is_adapter, joined
 
 Convert = Callable[[Arrays, object, Put], Params]
 
 
 def own(experiment: Experiment, tensors: Tensors) -> Params:
-    """Reads the parameters that `write` has written."""
+    """Reads the parameters that `write` has written; adapters that are new begin fresh."""
+    wanted, network = abstract_params(experiment), experiment.network
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(wanted)]
+    fresh = {}
+    if any(is_adapter(network, name) and name not in tensors for name in names):
+        fresh = _by_path({"network": fresh_adapters(experiment)})
 
     def read(path: tuple, want: jax.ShapeDtypeStruct) -> Array:
         name = path_name(path)
+        if name not in tensors and name in fresh:
+            return fresh[name].astype(want.dtype)
         return placed(want, [lambda: tensors[name]], f"{tensors.folder}: {name}")
 
-    return jax.tree_util.tree_map_with_path(read, abstract_state(experiment).ema)
+    return jax.tree_util.tree_map_with_path(read, wanted)
 
 
 def converted(experiment: Experiment, arrays: Arrays, convert: Convert, folder: str) -> Params:
-    """Reads the parameters of a published network from its folder. The process learns nothing."""
-    wanted = jax.tree_util.tree_leaves_with_path(abstract_state(experiment).ema["network"])
-    shapes = {path_name(path): leaf for path, leaf in wanted}
+    """Reads the parameters of a published network from its folder, which has no adapters.
+
+    Those begin fresh. The process learns nothing.
+    """
+    shapes = _by_path(abstract_params(experiment)["network"])
     section = experiment.config["network"]
     options = build_section("network", section, vocab_size=experiment.domain.vocab_size)
 
@@ -44,10 +56,18 @@ def converted(experiment: Experiment, arrays: Arrays, convert: Convert, folder: 
         return placed(shapes[path], layers, where, stacked=path.startswith("blocks/"))
 
     network = convert(arrays, options, put)
-    found = {path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(network)}
-    if missing := shapes.keys() - found:
+    if experiment.network.adapters:
+        fresh = fresh_adapters(experiment)
+        types = {path: shapes[path].dtype for path in _by_path(fresh)}
+        fresh = jax.tree_util.tree_map_with_path(lambda p, x: x.astype(types[path_name(p)]), fresh)
+        network = joined(fresh, network)
+    if missing := shapes.keys() - _by_path(network).keys():
         raise UserError(f"{folder} has nothing for the parameter {min(missing)}")
     return {"network": network, "process": experiment.process.init()}
+
+
+def _by_path(params: Params) -> dict[str, Any]:
+    return {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def placed(

@@ -94,7 +94,7 @@ class DiT(Transformer):
         bind = Binding(options, module, False, platform)
         return Network(
             init, bind, not self.time_conditioning, flops=counted, padding=self._padding(),
-            products=options.products,
+            products=options.products, adapters=self.adapters, parameters=self.parameters,
         )  # fmt: skip
 
     def _padding(self) -> int:

@@ -56,7 +56,7 @@ class Attention(nn.Module):
         query, key, value = (
             Linear(
                 heads * each, dtype, bias=o.qkv_bias, initial=o.initial,
-                products=o.products, name=name,
+                products=o.products, rank=o.lora_rank, alpha=o.lora_alpha, name=name,
             )(x).reshape(batch, -1, heads, each)
             for name, x, heads in (
                 ("query", asking, o.heads), ("key", x_BxLxD, o.kv_heads),
@@ -93,8 +93,9 @@ class Attention(nn.Module):
                 mixed = attend(*turned, value, kernel=kernel, **where)
         mixed_BxLxF = mixed.reshape(*asking.shape[:2], o.heads * each)
         out = Linear(
-            size, dtype, self.zero_output, initial=o.initial, products=o.products, name="out"
-        )
+            size, dtype, self.zero_output, initial=o.initial, products=o.products,
+            rank=o.lora_rank, alpha=o.lora_alpha, name="out",
+        )  # fmt: skip
         return out(mixed_BxLxF), (key, value)
 
 
@@ -154,7 +155,10 @@ class FeedForward(nn.Module):
         plain = o.feed_forward == "gelu"
 
         def layer(name: str, size: int, zeros: bool = False) -> Linear:
-            return Linear(size, dtype, zeros, plain, o.initial, scale, o.products, name=name)
+            return Linear(
+                size, dtype, zeros, plain, o.initial, scale, o.products, o.lora_rank, o.lora_alpha,
+                name=name,
+            )  # fmt: skip
 
         if plain:
             hidden_BxLxF = nn.gelu(layer("up", o.hidden)(x_BxLxD), approximate=True)

@@ -12,6 +12,8 @@ from md4_jax.runtime.reductions import repeated
 ROW_MULTIPLE = 128
 # How parameters start; `Transformer` says what each is for.
 INITIAL = ("lecun", "depth_scaled", "torch")
+# Regular expression of the paths of adapters' parameters.
+ADAPTERS = r"lora_[ab]/kernel$"
 
 
 def rounded(rows: int) -> int:
@@ -39,10 +41,12 @@ def embedding_init(initial: str, size: int) -> nn.initializers.Initializer:
 
 
 class Linear(nn.Module):
-    """Linear layer x W + b with float32 parameters, computed in dtype.
+    """Linear layer x W + b, computed in dtype; its parameters may be stored in another type.
 
     zeros: W and b start at zero; else as `initial` says, W with this scale.
     products: operands of the product, float32 or bfloat16
+    rank: of a low-rank adapter (arXiv:2106.09685), which adds alpha / rank (x A) B; 0: none. A is
+    uniform with variance 1 / (3 in) at the start and B is zero, so that at first nothing is added.
     """
 
     size: int
@@ -52,6 +56,8 @@ class Linear(nn.Module):
     initial: str = "lecun"
     scale: float = 1.0
     products: str = "float32"
+    rank: int = 0
+    alpha: float = 1.0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -66,6 +72,11 @@ class Linear(nn.Module):
             if self.initial == "torch" and not self.zeros:
                 init = embedding_init("torch", fan_in)
             y = add_bias(y, self.param("bias", init, (self.size,)).astype(self.dtype))
+        if self.rank:
+            options = dict(dtype=self.dtype, initial="torch", products=self.products)
+            down = Linear(self.rank, **options, name="lora_a")(x.reshape(-1, fan_in))
+            up = Linear(self.size, **options, zeros=True, name="lora_b")
+            y = y + up(self.alpha / self.rank * down)
         return y.reshape(*x.shape[:-1], -1)
 
 

@@ -13,7 +13,7 @@ from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
-from md4_jax.networks.linear import INITIAL, rounded
+from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.rotary import BASE
@@ -29,6 +29,7 @@ CHOICES = {
     "norm": ("rms", "layer"),
     "norm_parameters": ("auto", "scale", "affine"),
     "output": ("categorical", "truncated_logistic"),
+    "parameters": ("float32", "bfloat16"),
     "products": PRODUCTS,
     "remat": tuple(REMAT),
     "time_embedding": tuple(TIME_EMBEDDINGS),
@@ -40,7 +41,7 @@ SHIFTED = {
 }
 RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout")
 NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
-NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden")
+NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden", "lora_rank")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,10 @@ class Transformer:
     tables             most counts of each of the tables of `Tables`; 0: none
     tables_tokens      most tokens of the training text that they count, before the first step
     tables_hidden      units of the network that corrects their sum for each symbol; 0: none
+    lora_rank          rank of an adapter beside each linear layer of the blocks' attention and
+                       feed-forward (arXiv:2106.09685); 0: none. Adapters alone are trained
+    lora_alpha         what they add is multiplied by lora_alpha / lora_rank
+    parameters         type in which parameters that are not trained are stored
     """
 
     # What networks that are made of the same blocks have otherwise.
@@ -136,6 +141,9 @@ class Transformer:
     tables: int = 0
     tables_tokens: int = 2**25
     tables_hidden: int = 0
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    parameters: str = "float32"
 
     def __post_init__(self):
         check_options(self, CHOICES, RATES, size=1, heads=1, **dict.fromkeys(NOT_NEGATIVE, 0))
@@ -165,6 +173,13 @@ class Transformer:
         if self.kv_heads and self.heads % self.kv_heads:
             raise UserError(
                 f"network.kv_heads={self.kv_heads} must divide network.heads={self.heads}"
+            )
+        if self.lora_alpha <= 0:
+            raise UserError(f"network.lora_alpha must be above 0, not {self.lora_alpha}")
+        if self.lora_rank > self.size:
+            raise UserError(
+                f"network.lora_rank={self.lora_rank} must be at most network.size={self.size}: an "
+                "adapter of a higher rank is larger than the matrix beside it"
             )
         if self.tied and (self.embedding or self.is_ordinal):
             raise UserError(
@@ -226,8 +241,13 @@ class Transformer:
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
             self._padding(), options.products, self.counts,
-            mixtures=not self.tables,
+            mixtures=not self.tables, adapters=self.adapters, parameters=self.parameters,
         )  # fmt: skip
+
+    @property
+    def adapters(self) -> str:
+        """Regular expression of the paths of the adapters' parameters; '' without adapters."""
+        return ADAPTERS if self.lora_rank else ""
 
     @property
     def counts(self) -> Rows | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 from md4_jax.protocols import UserError
 
@@ -74,6 +75,8 @@ class TrainOptions:
     microbatches  parts of a batch, computed one after another; 0: as training/microbatches.py says
     seconds  wall-clock budget of training; 0: none
     initial  directory of another run, whose averaged parameters this one starts from; "": none
+    trainable  regular expression of the paths of the network's parameters that are trained, the
+             others stay as they are; "": the adapters if there are any (network.lora_rank), or all
     time_power  p above 1 draws early times more often, u = v^p with v uniform, and weighs each loss
              by p v^(p-1). The mean is the same. It has less noise where early times cost most
     """
@@ -87,6 +90,7 @@ class TrainOptions:
     ema: float = 0.9999
     time_power: float = 1.0
     initial: str = ""
+    trainable: str = ""
 
     def __post_init__(self):
         least = {"num_steps": 1, "batch_size": 1, "microbatches": 0, "max_skipped_in_a_row": 1}
@@ -102,6 +106,12 @@ class TrainOptions:
             raise UserError(f"train.ema must lie in [0, 1), not {self.ema}")
         if not 1 <= self.time_power <= 10:
             raise UserError(f"train.time_power must lie in [1, 10], not {self.time_power}")
+        try:
+            re.compile(self.trainable)
+        except re.error as error:
+            raise UserError(
+                f"train.trainable={self.trainable!r} is no regular expression: {error}"
+            ) from error
 
 
 @dataclasses.dataclass(frozen=True)

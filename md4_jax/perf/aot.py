@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, sample_length
-from md4_jax.perf.bench import forward_flops
+from md4_jax.perf.bench import forward_flops, training_flops
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, UserError
@@ -22,6 +22,7 @@ from md4_jax.runtime.sharding import batch_sharding
 from md4_jax.samplers.batches import context_of, make_sampler
 from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import abstract_state, step_program
+from md4_jax.training.precision import abstract_params
 
 
 class Plan(NamedTuple):
@@ -53,7 +54,7 @@ class Plan(NamedTuple):
 
 def sizes(experiment: Experiment) -> dict[str, int]:
     """Returns the numbers in the network's arrays, its depth and width, and a sequence's length."""
-    params = abstract_state(experiment).params["network"]
+    params = abstract_state(experiment).whole["network"]
     network = experiment.config["network"]
     return {
         "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
@@ -64,30 +65,31 @@ def sizes(experiment: Experiment) -> dict[str, int]:
 
 def plan(experiment: Experiment) -> dict[str, Plan]:
     """Compiles the chosen of training step, evaluation step and sampler."""
-    shapes = abstract_state(experiment)
     programs = {"train": _train, "eval": _eval, "sample": _sample}
-    return {name: programs[name](experiment, shapes) for name in experiment.plan.chosen}
+    return {name: programs[name](experiment) for name in experiment.plan.chosen}
 
 
-def _train(experiment: Experiment, shapes: Any) -> Plan:
+def _train(experiment: Experiment) -> Plan:
+    shapes = abstract_state(experiment)
     batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
-    network = shapes.params["network"]
-    flops = 3.0 * batch.tokens.size * forward_flops(experiment, network, experiment.objective)
+    flops = batch.tokens.size * training_flops(experiment, shapes)
     return _compiled(experiment, step_program(experiment, shapes), flops, shapes, batch)
 
 
-def _eval(experiment: Experiment, shapes: Any) -> Plan:
+def _eval(experiment: Experiment) -> Plan:
+    params = abstract_params(experiment)
     bound = reported(experiment)
     step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
     batch = _batch(experiment, bound.sequences(experiment), experiment.data.length)
-    flops = forward_flops(experiment, shapes.ema["network"], bound.objective)
+    flops = forward_flops(experiment, params["network"], bound.objective)
     flops *= bound.draws * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
     program = jit(step, experiment.mesh, experiment.network)
-    return _compiled(experiment, program, flops, shapes.ema, batch, index)
+    return _compiled(experiment, program, flops, params, batch, index)
 
 
-def _sample(experiment: Experiment, shapes: Any) -> Plan:
+def _sample(experiment: Experiment) -> Plan:
+    params = abstract_params(experiment)
     rows, length = experiment.sample.batch_size, sample_length(experiment)
     shards = math.prod(experiment.mesh.shape[axis] for axis in ("data", "fsdp"))
     rows = -(-rows // shards) * shards
@@ -112,9 +114,9 @@ def _sample(experiment: Experiment, shapes: Any) -> Plan:
         * experiment.sample.steps
         * rows
         * length
-        * forward_flops(experiment, shapes.params["network"])
+        * forward_flops(experiment, params["network"])
     )
-    arguments = (shapes.ema, experiment.sampler_step, keys, prompt, told)
+    arguments = (params, experiment.sampler_step, keys, prompt, told)
     return _compiled(experiment, sampler.program, flops, *arguments, rounds=experiment.sample.steps)
 
 

@@ -1,5 +1,6 @@
 """Times each part of a config on this machine, beside the machine's own matrix rate."""
 
+import functools
 import math
 import os
 import resource
@@ -166,6 +167,15 @@ def forward_flops(experiment: Experiment, params: Any, objective: Objective | No
     return count(params, experiment.data.length, getattr(objective, "block", 0))
 
 
+def training_flops(experiment: Experiment, state: Any) -> float:
+    """Returns the FLOPs of a training step per token: three times those of a forward pass.
+
+    A matrix that is frozen has no gradient, and two thirds of that.
+    """
+    of = functools.partial(forward_flops, experiment, objective=experiment.objective)
+    return 2.0 * of(state.whole["network"]) + of(state.params["network"])
+
+
 def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     with jax.set_mesh(experiment.mesh):
@@ -174,7 +184,7 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
         compiled, facts = _compiled(step_program(experiment, state), state, batch)
     held = [state]
     tokens = batch.tokens.size
-    model = 3.0 * tokens * forward_flops(experiment, state.params["network"], experiment.objective)
+    model = tokens * training_flops(experiment, state)
 
     def call():
         held[0], metrics = compiled(held[0], batch)
@@ -185,7 +195,7 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
 
 def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
-    params = fresh_state(experiment).ema
+    params = fresh_state(experiment).averaged
     bound = reported(experiment)
     batch = _batch(experiment, bound.sequences(experiment))
     step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
@@ -200,7 +210,7 @@ def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
 
 def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
-    params, rows = fresh_state(experiment).ema, experiment.sample.batch_size
+    params, rows = fresh_state(experiment).averaged, experiment.sample.batch_size
     length = sample_length(experiment)
     sampler = make_sampler(
         experiment.network,

@@ -29,6 +29,11 @@ BATCH_AXES = ("data", "fsdp")
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
+    # Of an adapter the axis of the rank stays whole.
+    (r"(query|key|value|gate|up)/lora_a/kernel$", P("fsdp", None)),
+    (r"(query|key|value|gate|up)/lora_b/kernel$", P(None, "tensor")),
+    (r"(attention/out|down)/lora_a/kernel$", P("tensor", None)),
+    (r"(attention/out|down)/lora_b/kernel$", P(None, "fsdp")),
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
     (r"positions$", P(None, "fsdp")),

@@ -1,7 +1,7 @@
 """Training loop: restore, step, log, save, evaluate."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,58 +16,18 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.compiling import compile_ahead, draws_as_kernels, jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
-from md4_jax.training import back, counting, report
+from md4_jax.training import back, base, counting, report
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import figure_of
 from md4_jax.training.log import LogSettings, TrainLog
 from md4_jax.training.microbatches import resolved
 from md4_jax.training.notices import BUDGET, Notices, Signals
 from md4_jax.training.profile import Profile
+from md4_jax.training.saver import Saver
 from md4_jax.training.step import TrainState, init_state, make_train_step
 from md4_jax.training.trackers import Tracked, Trackers
+from md4_jax.training.trainable import divided, matching, stored
 from md4_jax.training.writers import NullWriter, Progress, Writer
-
-
-class Saver(NamedTuple):
-    """Saves checkpoints with all that resuming needs, and knows the best one.
-
-    figure: the logged number by which checkpoints are compared, '' for none. follows_seconds:
-    whether the learning rate does, so that the seconds of all commands count.
-    """
-
-    checkpoints: Checkpoints
-    log: TrainLog
-    data: Any
-    text: dict[str, Any]
-    notices: Notices
-    figure: str
-    follows_seconds: bool
-
-    def save(self, step: int, state: TrainState) -> None:
-        """Starts to save in the background."""
-        self.log.flush()
-        self.log.write_down()
-        position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
-        if self.follows_seconds:
-            position["elapsed"] = self.notices.elapsed
-        self.notices.saved()
-        self.checkpoints.save(step, state, position)
-
-    def best(self, steps: Iterable[int]) -> int | None:
-        """Returns the best of these steps, None if none of them was evaluated."""
-        return self.log.best(self.figure, steps) if self.figure else None
-
-    def save_if_best(self, step: int, state: TrainState) -> None:
-        """Saves a step that was evaluated if it is the best of all and is not saved yet."""
-        steps = self.checkpoints.steps()
-        if step not in steps and self.best([*steps, step]) == step:
-            self.save(step, state)
-
-    def finish(self, step: int, state: TrainState) -> None:
-        """Waits until all is on disk, and deletes what the options do not keep."""
-        if self.checkpoints.wait():
-            self.save(step, state)
-            self.checkpoints.wait()
 
 
 class Run(NamedTuple):
@@ -104,8 +64,8 @@ def train(
     """Trains until num_steps, the budget or a signal; returns (step saved, signal or None).
 
     suite: evaluators, which run after the steps at which they are due. begin: maps fresh parameters
-    to those of the first step; not called if there is a checkpoint. UserError after too many
-    non-finite steps in a row, or if a checkpoint cannot be saved; earlier checkpoints stay.
+    to those of the first step, see `started`; not called if there is a checkpoint. UserError after
+    too many non-finite steps in a row, or if a checkpoint cannot be saved; earlier ones stay.
     """
     run, state = _opened(experiment, corpus, workdir, begin)
     try:
@@ -123,7 +83,7 @@ def _opened(
     """Returns the run and its state, as they were after the step of its newest checkpoint."""
     primary = jax.process_index() == 0
     checkpoints = Checkpoints(workdir / "checkpoints", experiment.checkpoint)
-    state, host = first_state(experiment, checkpoints, begin)
+    state, host = first_state(experiment, checkpoints, begin, workdir)
     step = int(state.step)
     text = corpus.fingerprint()
     check_same_text((host or {}).get("text"), text, workdir)
@@ -219,7 +179,8 @@ def _evaluate_if_due(suite: Suite, log: TrainLog, state: TrainState, step: int) 
     names = log.missing(step, suite.due(step))
     if names:
         log.flush()
-    for name, result in suite.run(names, state.ema, step, lambda t: log.say(f"step {step}  {t}")):
+    params, say = state.averaged, lambda text: log.say(f"step {step}  {text}")
+    for name, result in suite.run(names, params, step, say):
         log.evaluation(step, name, result)
     return names
 
@@ -272,28 +233,64 @@ def abstract_state(experiment: Experiment) -> TrainState:
 
 
 def first_state(
-    experiment: Experiment, checkpoints: Checkpoints, begin: Callable[[Params], Params] | None
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    begin: Callable[[Params], Params] | None,
+    workdir: Place,
 ) -> tuple[TrainState, dict | None]:
-    """Returns (state, host state) of the newest checkpoint, or (fresh state, None)."""
+    """Returns (state, host state) of the newest checkpoint, or (fresh state, None).
+
+    Frozen parameters are those of the base in workdir; those of a fresh state become it.
+    """
     template = abstract_state(experiment)
-    found = checkpoints.restore(template)
+    found = checkpoints.restore(template._replace(frozen=()))
     if found is not None:
-        return found
-    state = fresh_state(experiment)
-    if begin is not None:
-        params = begin(state.params)
-        # Separate buffers, since the training step donates and overwrites both.
-        state = state._replace(params=params, ema=state.ema | jax.tree.map(jnp.copy, params))
+        state, host = found
+        return state._replace(frozen=base.read(workdir, template.frozen)), host
+    state = fresh_state(experiment) if begin is None else started(experiment, begin)
+    base.keep(workdir, state.frozen, experiment.checkpoint.retries)
     return state, None
+
+
+def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainState:
+    """Returns the state before the first step with other parameters than fresh ones.
+
+    begin: maps fresh parameters without those that are frozen to all parameters.
+    """
+    state = fresh_trained(experiment)
+    params, frozen = divided(begin(state.params), experiment.network, experiment.train.trainable)
+    params["network"] = stored(params["network"], "float32")
+    # Separate buffers, since the training step donates and overwrites both.
+    ema = state.ema | jax.tree.map(jnp.copy, params)
+    params.pop("companion", None)  # which the average alone has
+    return state._replace(params=params, ema=ema, frozen=frozen)
+
+
+def fresh_adapters(experiment: Experiment) -> Params:
+    """Makes the initial values of the adapters alone, nested as in the network."""
+    network, key = experiment.network, jax.random.key(experiment.train.seed)
+    return _made(experiment, lambda: matching(network.init(key), network.adapters))
+
+
+def fresh_trained(experiment: Experiment) -> TrainState:
+    """Makes the state before the first step without what is frozen, which takes no memory."""
+    return _made(experiment, lambda: _init(experiment)._replace(frozen=()))
 
 
 def fresh_state(experiment: Experiment) -> TrainState:
     """Makes the state before the first step, in place on the mesh."""
-    shardings = jax.tree.map(lambda s: s.sharding, abstract_state(experiment))
+    return _made(experiment, lambda: _init(experiment))
+
+
+def _made(experiment: Experiment, make: Callable[[], Any]) -> Any:
+    shardings = shardings_of(jax.eval_shape(make), experiment.mesh)
     with jax.set_mesh(experiment.mesh), draws_as_kernels():
-        return jax.jit(lambda: _init(experiment), out_shardings=shardings)()
+        return jax.jit(make, out_shardings=shardings)()
 
 
 def _init(experiment: Experiment) -> TrainState:
     key = jax.random.key(experiment.train.seed)
-    return init_state(key, experiment.network, experiment.process, experiment.optimizer)
+    return init_state(
+        key, experiment.network, experiment.process, experiment.optimizer,
+        experiment.train.trainable,
+    )  # fmt: skip

@@ -22,17 +22,19 @@ EVALUATIONS = "evaluations.jsonl"
 
 def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
     """Describes parameter count, mesh, batch, memory and directory before the first step."""
-    params, leaves = state.params, jax.tree.leaves(state)
+    params, leaves = state.whole, jax.tree.leaves(state)
     held = sum(x.addressable_shards[0].data.nbytes for x in leaves) / 2**20
     network = experiment.network.size(params["network"])
     learned = sum(math.prod(x.shape) for x in jax.tree.leaves(params["process"]))
     beside = sum(math.prod(x.shape) for x in jax.tree.leaves(state.ema.get("companion", ())))
+    trained = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
     devices = experiment.mesh.devices
     axes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items())
     train = resolved(experiment)
     lines = [
         f"md4_jax {md4_jax.__version__} ({commit()[:12]}), jax {jax.__version__}",
         f"parameters  {network:,} in the network, {learned} in the process"
+        + (f"; {trained:,} of them are trained" if state.frozen else "")
         + (f", {beside:,} in its tables" if beside else ""),
         f"mesh        {axes} ({devices.size} of {jax.device_count()} "
         f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",

@@ -19,6 +19,7 @@ from md4_jax.protocols import (
 )
 from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import scaled
+from md4_jax.training.trainable import divided, joined
 
 # Scope of a conditional whose costliest branch is the one that is nearly always taken.
 LIKELY = "likely"
@@ -29,6 +30,8 @@ class TrainState(NamedTuple):
 
     params and ema are {'network': ..., 'process': process}. Array leaves of the process are learned
     like other parameters; most processes have none. ema has the network's 'companion' too, if any.
+    frozen is {'network': ...} of the parameters that are not trained, or () if all are. They have
+    no gradient, no part in the optimizer, and the one copy alone.
     """
 
     step: Array
@@ -37,18 +40,37 @@ class TrainState(NamedTuple):
     opt_state: Any
     skipped: Array
     skipped_in_a_row: Array
+    frozen: Params = ()
+
+    @property
+    def whole(self) -> Params:
+        """All parameters, trained or not."""
+        return joined(self.params, self.frozen)
+
+    @property
+    def averaged(self) -> Params:
+        """All parameters, with the moving average of those that are trained."""
+        return joined(self.ema, self.frozen)
 
 
 def init_state(
-    key: Array, network: Network, process: Any, optimizer: optax.GradientTransformation
+    key: Array,
+    network: Network,
+    process: Any,
+    optimizer: optax.GradientTransformation,
+    trainable: str = "",
 ) -> TrainState:
-    """Makes the state before the first step; the moving average starts at the parameters."""
-    params = {"network": network.init(key), "process": process.init()}
+    """Makes the state before the first step; the moving average starts at the parameters.
+
+    trainable: expression of `TrainOptions`; UserError if it does not divide the parameters.
+    """
+    whole = {"network": network.init(key), "process": process.init()}
+    params, frozen = divided(whole, network, trainable)
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params)
     if network.companion is not None:
         ema["companion"] = network.companion.init()
-    return TrainState(zero, params, ema, optimizer.init(params), zero, zero)
+    return TrainState(zero, params, ema, optimizer.init(params), zero, zero, frozen)
 
 
 def make_train_step(
@@ -83,12 +105,14 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
-        fixed = {}
+        # Apart from here on, so that no branch below copies it.
+        frozen, state = state.frozen, state._replace(frozen=())
+        fixed = dict(frozen)
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         grads, metrics = _of_phase(objective, state.step, lambda objective: accumulate(
-            jax.grad(lambda p, *rows: loss(objective, p | fixed, *rows), has_aux=True),
+            jax.grad(lambda p, *rows: loss(objective, joined(p, fixed), *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
         ))  # fmt: skip
         # Exactly 1 if all tokens count.
@@ -103,7 +127,7 @@ def make_train_step(
         if not bounded:
             good &= is_finite(update(state, grads))
         state = _if(good, update, state, grads)
-        state = _counted(state, jnp.logical_not(good).astype(jnp.int32))
+        state = _counted(state, jnp.logical_not(good).astype(jnp.int32))._replace(frozen=frozen)
         counts = {k: getattr(state, k) for k in ("skipped", "skipped_in_a_row")}
         return state, metrics | counts | {"grad_norm": norm}
 

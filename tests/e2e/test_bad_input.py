@@ -66,6 +66,11 @@ CONFIG = [
     (["optim.warmup_steps=31"], ["optim.warmup_steps=31", "train.num_steps=30"]),
     (["optim.decay=cosin"], ["optim.decay must be one of cosine, linear, constant, rsqrt, not"]),
     (["network.dtype=float16"], ["network.dtype must be float32 or bfloat16, not 'float16'"]),
+    (["network.lora_rank=-1"], ["network.lora_rank must not be negative, not -1"]),
+    (["network.lora_rank=4"], ["network.lora_rank adapts a model that is trained already"]),
+    (["network.parameters=bfloat16"], ["network.parameters='bfloat16'", "network.lora_rank"]),
+    (["train.trainable=lora"], ["train.trainable='lora' matches none of the network's"]),
+    (["train.trainable=("], ["train.trainable='(' is no regular expression"]),
     # Sections that do not go together, with both numbers.
     (["network.size=30", "network.heads=4"], ["network.size=30", "network.heads=4"]),
     (["train.microbatches=3"], ["train.batch_size=8", "train.microbatches=3", "which is 3"]),

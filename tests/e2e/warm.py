@@ -29,14 +29,13 @@ def compile_once() -> None:
     import jax
     import jax.numpy as jnp
 
-    from md4_jax import modes
     from md4_jax.config import build
     from md4_jax.evals import samples, suite
-    from md4_jax.training import loop
+    from md4_jax.training import loop, precision
 
     for module, name in ((build, "experiment"), (loop, "step_program"), (loop, "fresh_state")):
         once(module, name)
-    for module in (loop, modes):
+    for module in (loop, precision):
         once(module, "abstract_state")
     first_state, begin, programs = loop.fresh_state, suite.Suite.__init__, {}
     # A training step overwrites the state that it is given.

@@ -1,0 +1,29 @@
+"""Types of stored parameters, of a model that is only used and of one that is trained."""
+
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Params, UserError
+from md4_jax.training.loop import abstract_state
+from md4_jax.training.trainable import stored
+
+
+def abstract_params(experiment: Experiment) -> Params:
+    """Returns the shapes and shardings of the averaged parameters of a model that is only used.
+
+    Where none is frozen, all of the network are stored in the type of `network.parameters`.
+    """
+    state = abstract_state(experiment)
+    if state.frozen:
+        return state.averaged
+    network = stored(state.ema["network"], experiment.network.parameters)
+    return {**state.ema, "network": network}
+
+
+def check_trainable(experiment: Experiment) -> None:
+    """Raises UserError if the parameters cannot be split over the mesh, or not be trained."""
+    state, dtype = abstract_state(experiment), experiment.network.parameters
+    if dtype != "float32" and not state.frozen:
+        raise UserError(
+            f"network.parameters={dtype!r} is for parameters that are not trained, and all are: "
+            "updates are too small for its digits. Set network.lora_rank or train.trainable to "
+            "train some of them, or network.parameters='float32'"
+        )

@@ -1,0 +1,52 @@
+"""Saving of a run: checkpoints with the positions of its data and of its log."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.log import TrainLog
+from md4_jax.training.notices import Notices
+from md4_jax.training.step import TrainState
+
+
+class Saver(NamedTuple):
+    """Saves checkpoints with all that resuming needs, and knows the best one.
+
+    figure: the logged number by which checkpoints are compared, '' for none. follows_seconds:
+    whether the learning rate does, so that the seconds of all commands count.
+    """
+
+    checkpoints: Checkpoints
+    log: TrainLog
+    data: Any
+    text: dict[str, Any]
+    notices: Notices
+    figure: str
+    follows_seconds: bool
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Starts to save in the background."""
+        self.log.flush()
+        self.log.write_down()
+        position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
+        if self.follows_seconds:
+            position["elapsed"] = self.notices.elapsed
+        self.notices.saved()
+        # The base of the run has what is frozen.
+        self.checkpoints.save(step, state._replace(frozen=()), position)
+
+    def best(self, steps: Iterable[int]) -> int | None:
+        """Returns the best of these steps, None if none of them was evaluated."""
+        return self.log.best(self.figure, steps) if self.figure else None
+
+    def save_if_best(self, step: int, state: TrainState) -> None:
+        """Saves a step that was evaluated if it is the best of all and is not saved yet."""
+        steps = self.checkpoints.steps()
+        if step not in steps and self.best([*steps, step]) == step:
+            self.save(step, state)
+
+    def finish(self, step: int, state: TrainState) -> None:
+        """Waits until all is on disk, and deletes what the options do not keep."""
+        if self.checkpoints.wait():
+            self.save(step, state)
+            self.checkpoints.wait()

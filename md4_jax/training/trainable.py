@@ -1,0 +1,94 @@
+"""Division of a network's parameters into those that are trained and those that stay frozen."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Network, Params, UserError
+from md4_jax.runtime.sharding import path_name
+
+
+def divided(whole: Params, network: Network, trainable: str) -> tuple[Params, Params]:
+    """Divides {'network', 'process'} into (trained, frozen), both nested as the whole is.
+
+    trainable: the key train.trainable. A parameter of the network is trained if that matches a part
+    of its path; if it is '', the adapters are trained, or all if there are none. What the process
+    learns is always trained. frozen is () if nothing is, else {'network': ...} in the type of
+    `network.parameters`.
+
+    Raises UserError for an expression that matches no parameter or, beside adapters, none of them
+    or all parameters.
+    """
+    pattern = trainable or network.adapters
+    if not pattern:
+        return dict(whole), ()
+    paths = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(whole["network"])]
+    _check(pattern, paths, network.adapters)
+    trained, frozen = (matching(whole["network"], pattern, matches=m) for m in (True, False))
+    if not frozen:
+        return dict(whole), ()
+    kept = stored(frozen, network.parameters)
+    return {**whole, "network": trained}, {"network": kept}
+
+
+def matching(params: Params, pattern: str, *, matches: bool = True, within: str = "") -> Params:
+    """Returns the nested dicts with the parameters whose paths match, or with the others.
+
+    within: path of these dicts, '' or with a slash at its end.
+    """
+    found = {}
+    for name, x in params.items():
+        path = f"{within}{name}"
+        if isinstance(x, dict):
+            part = matching(x, pattern, matches=matches, within=f"{path}/")
+            if part:
+                found[name] = part
+        elif bool(re.search(pattern, path)) == matches:
+            found[name] = x
+    return found
+
+
+def stored(params: Params, dtype: str) -> Params:
+    """Returns parameters (arrays or their shapes) in the type in which they are stored."""
+
+    def one(x):
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return x.update(dtype=jnp.dtype(dtype))
+        return x.astype(dtype)
+
+    return jax.tree.map(one, params)
+
+
+def joined(trained: Params, frozen: Params) -> Params:
+    """Returns the whole of what `divided` has divided."""
+    if not (isinstance(trained, dict) and isinstance(frozen, dict)):
+        return trained
+    parts = {name: joined(trained[name], x) for name, x in frozen.items() if name in trained}
+    return {**trained, **frozen, **parts}
+
+
+def is_adapter(network: Network, path: str) -> bool:
+    """Returns whether a parameter of the network is one of its adapters'."""
+    return bool(network.adapters and re.search(network.adapters, path))
+
+
+def _check(pattern: str, paths: list[str], adapters: str) -> None:
+    """Raises UserError for an expression that leaves nothing to train, or nothing frozen."""
+    found = [path for path in paths if re.search(pattern, path)]
+    asked = f"train.trainable={pattern!r}"
+    if not found:
+        raise UserError(
+            f"{asked} matches none of the network's {len(paths)} parameters, so that nothing would "
+            f"be trained. Their paths are {', '.join(paths[:3])}, ..., {paths[-1]}"
+        )
+    if adapters and not any(re.search(adapters, path) for path in found):
+        raise UserError(
+            f"{asked} matches none of the adapters of network.lora_rank, which would stay at zero: "
+            "let it match 'lora', or set network.lora_rank=0"
+        )
+    if adapters and len(found) == len(paths):
+        raise UserError(
+            f"{asked} matches all {len(paths)} parameters, and adapters are of use only beside "
+            "frozen ones: let it match fewer, such as 'lora', or set network.lora_rank=0"
+        )
