@@ -67,12 +67,20 @@ QUICK = ("configs/text8.py",)
 # Minutes each: 784 or 3,072 symbols of 256 levels, a matrix for each step.
 LONG = ("configs/d3pm_cifar10.py", "configs/tauldr_cifar10.py")
 LONG += ("configs/image_families.py:d3pm", "configs/image_families.py:tauldr")
+# Made small they differ from another one by a width, a rate or a source of text. That they can be
+# built, and their parameters split, is among the quick tests (test_build.py).
+ALIKE = (
+    "configs/genmd4_owt.py", "configs/genmd4_small.py", "configs/imagenet64.py",
+    "configs/llada_8b.py", "configs/mdlm_owt.py", "configs/mnist.py", "configs/owt_1b.py",
+    "configs/owt_8b.py", "configs/owt_medium.py", "configs/radd_owt.py:lambda_dce",
+    "configs/sedd_owt.py:absorb_small", "configs/text8_fast.py", "configs/text8_gpu.py",
+)  # fmt: skip
 
 
 def marks(name: str) -> list:
     if name in QUICK:
         return []
-    return [pytest.mark.campaign if name.startswith(LONG) else pytest.mark.slow]
+    return [pytest.mark.campaign if name.startswith((*LONG, *ALIKE)) else pytest.mark.slow]
 
 
 MARKED = [pytest.param(name, marks=marks(name), id=name) for name in ALL]

@@ -12,9 +12,8 @@ from md4_jax.protocols import UserError
 
 pytestmark = pytest.mark.slow
 
-SLOW = ("llada",)
-# Read by code that the others use.
-CAMPAIGN = ("bd3lm", "duo", "sedd_absorb", "sedd_uniform", "radd", "gidd", "md4_text")
+# Read by code that the others use, or that test_decoders.py runs.
+CAMPAIGN = ("llada", "bd3lm", "duo", "sedd_absorb", "sedd_uniform", "radd", "gidd", "md4_text")
 KEYS = {
     "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
     "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
@@ -26,7 +25,6 @@ KEYS = {
     "name",
     [
         "mdlm",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
         *(pytest.param(name, marks=pytest.mark.campaign) for name in CAMPAIGN),
     ],
 )

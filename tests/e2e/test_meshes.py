@@ -29,11 +29,11 @@ OFTEN = (
 )
 RUNS = {
     "one": ("mesh.data=1",),
-    "tensor": ("mesh.data=1", "mesh.tensor=8", "train.microbatches=4"),
     "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "train.microbatches=2"),
 }
 # What those do together.
 PARTS = {
+    "tensor": ("mesh.data=1", "mesh.tensor=8", "train.microbatches=4"),
     "fsdp": ("mesh.data=1", "mesh.fsdp=8"),
     "data": ("mesh.data=8",),
     "microbatches": ("mesh.data=1", "train.microbatches=4"),

@@ -73,7 +73,9 @@ def test_noise_that_is_left_is_removed_by_the_exact_posterior(parametrisation):
     assert stats.chisquare(counts_of(process, 3, seed=9), N * law).pvalue > 1e-4
 
 
-@every_parametrisation
+@pytest.mark.parametrize(
+    "parametrisation", ["joint", "score", pytest.param("mixture", marks=pytest.mark.campaign)]
+)
 def test_many_steps_sample_the_data(parametrisation):
     """128 steps down from 1 - alpha = 0.999: chi-squared with the data's own law, p > 1e-4.
 

@@ -41,7 +41,9 @@ VARIANTS = (
     "ctmc, rates, mixture", "blocks of one, masking", "a time for each block, masking",
     "bits for nats", "any_order, masking", "lambda_dce, masking", "md4_discrete, masking",
     "uniform_elbo, uniform", "half the weight", "nats per token", "times cut",
-    "score_entropy, uniform, score", "bytes by assumption", "no prior",
+    "score_entropy, uniform, score", "bytes by assumption", "no prior", "d3pm, hybrid",
+    "d3pm, hybrid, masks alone", "gidd, hybrid, masks alone", "right to left, masking",
+    "four steps, uniform decoder, masking", "few masks", "kept for nothing",
 )  # fmt: skip
 STEPS = 40
 

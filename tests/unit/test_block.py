@@ -86,7 +86,11 @@ def test_little_is_computed_beside_what_is_allowed():
 
 
 @pytest.mark.parametrize(
-    "depth, scan_blocks, least, most", [(1, False, 0.85, 1.05), (4, True, 1.35, 1.55)]
+    "depth, scan_blocks, least, most",
+    [
+        (1, False, 0.85, 1.05),
+        pytest.param(4, True, 1.35, 1.55, marks=pytest.mark.campaign),
+    ],
 )
 @pytest.mark.slow
 def test_a_pass_costs_less_than_two(depth, scan_blocks, least, most):

@@ -163,7 +163,10 @@ def test_ids_of_several_ends(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, keys", [("dream", {}), ("qwen2", {}), ("qwen3", ADAPTED)])
+@pytest.mark.parametrize(
+    "name, keys",
+    [("dream", {}), ("qwen3", ADAPTED), pytest.param("qwen2", {}, marks=pytest.mark.campaign)],
+)
 def test_training_goes_on(name, keys, folders, tmp_path):
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("abcdefghijk" * 400)

@@ -275,6 +275,7 @@ def test_weights_and_correction_are_learned_and_the_lists_stay(training):
         assert jnp.abs(before[name]["kernel"] - learnt[name]["kernel"]).max() > 0, name
 
 
+@pytest.mark.campaign
 def test_some_positions_and_repeated_rows_of_a_trained_network(training):
     network, state, text, step = training
     for _ in range(3):
@@ -301,6 +302,7 @@ def test_the_network_reads_what_the_lists_expect(training):
     assert jnp.abs(told - without)[:, ::3].mean() > 0.01
 
 
+@pytest.mark.campaign
 def test_the_correction_treats_all_symbols_alike():
     """Another order of the listed symbols orders what is added otherwise, and changes no more."""
     mixture = ListMixture(3, jnp.float32, "float32", units=6)

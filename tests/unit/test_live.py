@@ -47,7 +47,9 @@ def same_path(model, sampler: str, **options) -> None:
     [
         pytest.param("ancestral", dict(steps=4, temperature=0.7), marks=pytest.mark.campaign),
         ("ancestral", dict(steps=32, prompt="to be", label=1, guidance=2.0)),
-        ("confidence", dict(steps=8, prompt="to be", guidance=2.0)),
+        pytest.param(
+            "confidence", dict(steps=8, prompt="to be", guidance=2.0), marks=pytest.mark.campaign
+        ),
         ("any_order", dict(steps=8, per_step=0, order="left_to_right")),
         pytest.param("confidence", dict(steps=8, prompt="to be"), marks=pytest.mark.campaign),
         ("remask", dict(steps=8, eta=0.5, strategy="rescale", label=0)),

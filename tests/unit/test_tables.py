@@ -354,6 +354,7 @@ def test_tables_of_a_network_see_no_other_segment(training):
     np.testing.assert_allclose(denoiser(z, t), FIRST / LOOKUPS * found.sum(axis=2), atol=1e-5)
 
 
+@pytest.mark.campaign
 def test_some_positions_and_repeated_rows_of_a_trained_network(training):
     network, state, step = training(SIZE, learning_rate=0.03)
     state = state._replace(ema=state.ema | {"companion": filled()})
