@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from peer_folders import TOLD, answers, chat_folder, peer_folder, with_mask_at
@@ -138,6 +139,20 @@ def test_an_array_of_no_parameter_is_kept_or_refused(tmp_path):
     save_file(held | {"adapter": np.ones((90, 90), np.float32)}, source / "model.safetensors")
     with pytest.raises(UserError, match="the array 'adapter' of .* is no part of the network"):
         md4_jax.load(source).export(tmp_path / "again")
+
+
+def test_adapters_are_folded_into_what_is_exported(tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, "llada"), config={"network.lora_rank": 2})
+    rng = np.random.default_rng(0)
+    model.params["network"] = jax.tree_util.tree_map_with_path(
+        lambda path, x: x + (rng.normal(size=x.shape) if "lora_b" in str(path) else 0.0),
+        model.params["network"],
+    )
+    again, z = md4_jax.load(model.export(tmp_path / "exported")), answers("llada")["z"]
+    assert again.config["network"]["lora_rank"] == 0
+    np.testing.assert_allclose(again.logits(z), model.logits(z), atol=1e-4)
+    plain = np.asarray(answers("llada")["outputs"])[..., :125]
+    assert np.abs(again.logits(z) - plain).max() > 0.1
 
 
 def test_a_model_trained_here_has_no_other_layout(tmp_path):
