@@ -78,7 +78,7 @@ def test_a_mask_at_the_end_is_stored_as_before(tmp_path):
     assert model.config["tokenizer"].keys() == {"name", "path", "eot", "size"}
     saved = model.save(tmp_path / "saved")
     assert sorted(path.name for path in saved.iterdir()) == [
-        "README.md", "config.json", "model.safetensors", "tokenizer.json"
+        "README.md", "config.json", "layout.json", "model.safetensors", "tokenizer.json"
     ]  # fmt: skip
     assert np.array_equal(md4_jax.load(saved).logits([1, 125]), model.logits([1, 125]))
 

@@ -306,7 +306,9 @@ def test_pushing_uploads_what_is_saved(mdlm, monkeypatch):
 
         def upload_folder(self, *, repo_id, folder_path):
             names = sorted(path.name for path in Place(folder_path).iterdir())
-            assert names == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+            assert names == [
+                "README.md", "config.json", "layout.json", "model.safetensors", "tokenizer.json"
+            ]  # fmt: skip
 
     monkeypatch.setattr(hub, "_library", lambda: types.SimpleNamespace(HfApi=Interface))
     assert mdlm.push("user/name") == "hub/user/name"
