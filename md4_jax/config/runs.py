@@ -38,16 +38,17 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
     state = abstract_state(experiment)
 
-    def read(kept: Checkpoints) -> tuple[int, Params] | None:
+    def read(kept: Checkpoints) -> tuple[int, Params, dict] | None:
         step = _asked_step(experiment, workdir, kept.steps())
-        return kept.restore_ema(state.ema, step=step)
+        found = kept.restore_ema(state.ema, step=step)
+        return found and (*found, (kept.host() or {}) if state.frozen else {})
 
     found = _read(experiment, workdir, read)
     if found is None:
         raise UserError(f"{workdir} holds no checkpoint yet: train it first")
-    step, ema = found
+    step, ema, host = found
     if state.frozen:
-        return step, joined(ema, base.read(workdir, state.frozen))
+        return step, joined(ema, base.read(workdir, state.frozen, host))
     return step, {**ema, "network": stored(ema["network"], experiment.network.parameters)}
 
 

@@ -51,7 +51,7 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
     state = started(model.experiment, lambda fresh: model.params)
     base.keep(workdir, state.frozen, model.experiment.checkpoint.retries)
     checkpoints = Checkpoints(workdir / "checkpoints", model.experiment.checkpoint)
-    checkpoints.save(0, state._replace(frozen=()), FRESH)
+    checkpoints.save(0, state._replace(frozen=()), FRESH | base.mark(workdir))
     checkpoints.wait()
     checkpoints.close()
     if is_first():

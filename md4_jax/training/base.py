@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,11 +55,18 @@ def keep(workdir: Place, frozen: Params, again: int = 0) -> None:
         )
 
 
-def read(workdir: Place, template: Params) -> Params:
+def mark(workdir: Place) -> dict[str, int]:
+    """Returns {"base": checksum} of the base, which checkpoints carry; {} without a base."""
+    record = _stored_record(workdir / FOLDER)
+    return {} if record is None else {"base": items.crc32(record)}
+
+
+def read(workdir: Place, template: Params, host: Mapping[str, Any]) -> Params:
     """Reads the base of a run, part by part, into the types and shardings of the template.
 
-    template: frozen parameters as ShapeDtypeStructs; () reads nothing. UserError if the base is not
-    there, lacks a parameter or is damaged.
+    template: frozen parameters as ShapeDtypeStructs; () reads nothing. host: host state of a
+    checkpoint, with the mark of the base that it goes with. UserError if the base is not there, is
+    another one, lacks a parameter or is damaged.
     """
     wanted = items.leaves(template)
     if not wanted:
@@ -69,6 +77,11 @@ def read(workdir: Place, template: Params) -> Params:
         raise UserError(
             f"{folder} with the frozen parameters of the run is missing or not whole: copy it from "
             "where the run was; its checkpoints do not hold them"
+        )
+    if items.crc32(record) != host.get("base"):
+        raise UserError(
+            f"{folder} does not go with the checkpoints beside it: it is the base of another run. "
+            "Copy the one of this run from where it is"
         )
     found: dict[str, Any] = {}
     for part in _parts(folder, wanted, record):

@@ -246,7 +246,7 @@ def first_state(
     found = checkpoints.restore(template._replace(frozen=()))
     if found is not None:
         state, host = found
-        return state._replace(frozen=base.read(workdir, template.frozen)), host
+        return state._replace(frozen=base.read(workdir, template.frozen, host)), host
     state = fresh_state(experiment) if begin is None else started(experiment, begin)
     base.keep(workdir, state.frozen, experiment.checkpoint.retries)
     return state, None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from md4_jax.training import base
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.log import TrainLog
 from md4_jax.training.notices import Notices
@@ -29,6 +30,7 @@ class Saver(NamedTuple):
         self.log.flush()
         self.log.write_down()
         position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
+        position |= base.mark(self.checkpoints.directory.parent)
         if self.follows_seconds:
             position["elapsed"] = self.notices.elapsed
         self.notices.saved()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import runs
 from peer_folders import peer_folder
+from safetensors.numpy import load_file, save_file
 
 import md4_jax
 from md4_jax import main
@@ -79,6 +80,24 @@ def test_a_run_without_its_base_is_refused(tuned, tmp_path):
         md4_jax.load(again)
     with pytest.raises(UserError, match="base with the frozen parameters .* missing or not whole"):
         main.run(["--workdir", str(again)])
+
+
+def test_the_base_of_another_run_is_refused(tuned, published, tmp_path):
+    """Parameters of the same shapes, one of them with another value."""
+    arrays = load_file(published / "model.safetensors")
+    arrays["model.transformer.blocks.1.q_proj.weight"][0, 0] += 1.0
+    shutil.copytree(published, tmp_path / "published")
+    save_file(arrays, tmp_path / "published" / "model.safetensors")
+    other, again = tmp_path / "other", tmp_path / "again"
+    keys = flags({**KEYS, "data.path": tuned.with_name("text.txt")})
+    source = ["--mode", "import", "--from", str(tmp_path / "published")]
+    assert main.run([*source, "--workdir", str(other), *keys]) == 0
+    shutil.copytree(tuned, again)
+    shutil.rmtree(again / "base")
+    shutil.copytree(other / "base", again / "base")
+    for read in (lambda: md4_jax.load(again), lambda: main.run(["--workdir", str(again)])):
+        with pytest.raises(UserError, match="base does not go with the checkpoints beside it"):
+            read()
 
 
 def test_evaluation_and_samples_of_a_run(tuned, tmp_path, capsys):

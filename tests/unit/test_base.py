@@ -27,6 +27,11 @@ def template(dtype=None):
     )
 
 
+def read(workdir, wanted=None):
+    """Reads the base that a checkpoint of the same run goes with."""
+    return base.read(workdir, wanted or template(), base.mark(workdir))
+
+
 @pytest.fixture
 def workdir(tmp_path):
     return paths.place(tmp_path)
@@ -42,7 +47,7 @@ def files(workdir) -> dict[str, int]:
 
 def test_it_is_read_as_it_was_written(workdir, tmp_path):
     base.keep(workdir, frozen())
-    found = base.read(workdir, template())
+    found = read(workdir)
     chex.assert_trees_all_equal(found, frozen())
     chex.assert_trees_all_equal_dtypes(found, frozen())
     # The same again is left as it is.
@@ -53,7 +58,7 @@ def test_it_is_read_as_it_was_written(workdir, tmp_path):
 
 def test_it_is_read_in_the_type_that_is_asked_for(workdir):
     base.keep(workdir, frozen())
-    found = base.read(workdir, template(jnp.bfloat16))
+    found = read(workdir, template(jnp.bfloat16))
     wanted = jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen())
     chex.assert_trees_all_equal(found, wanted)
     chex.assert_trees_all_equal_dtypes(found, wanted)
@@ -66,24 +71,24 @@ def test_it_is_read_part_by_part(workdir, monkeypatch):
     monkeypatch.setattr(
         items, "read_part", lambda folder, part: asked.append(list(part)) or read_part(folder, part)
     )
-    chex.assert_trees_all_equal(base.read(workdir, template()), frozen())
+    chex.assert_trees_all_equal(read(workdir), frozen())
     assert [len(part) for part in asked] == [1, 1, 1]
 
 
 def test_nothing_frozen_writes_and_reads_nothing(workdir, tmp_path):
     base.keep(workdir, ())
-    assert base.read(workdir, ()) == () and list(tmp_path.iterdir()) == []
+    assert base.read(workdir, (), {}) == () and list(tmp_path.iterdir()) == []
 
 
 def test_the_base_of_a_start_without_a_checkpoint_is_moved_aside(workdir, tmp_path):
     base.keep(workdir, frozen())
     base.keep(workdir, frozen(shift=1.0))
-    chex.assert_trees_all_equal(base.read(workdir, template()), frozen(shift=1.0))
+    chex.assert_trees_all_equal(read(workdir), frozen(shift=1.0))
     (aside,) = (tmp_path / "unreadable_checkpoints").iterdir()
     moved = aside.rename(tmp_path / "other").parent / "other"
     (tmp_path / "run").mkdir()
     moved.rename(tmp_path / "run" / base.FOLDER)
-    chex.assert_trees_all_equal(base.read(workdir / "run", template()), frozen())
+    chex.assert_trees_all_equal(read(workdir / "run"), frozen())
 
 
 def test_a_base_whose_writing_was_cut_short(workdir, tmp_path):
@@ -91,9 +96,9 @@ def test_a_base_whose_writing_was_cut_short(workdir, tmp_path):
     base.keep(workdir, frozen())
     (tmp_path / base.FOLDER / base.RECORD).unlink()
     with pytest.raises(UserError, match="base with the frozen .* is missing or not whole"):
-        base.read(workdir, template())
+        read(workdir)
     base.keep(workdir, frozen())
-    chex.assert_trees_all_equal(base.read(workdir, template()), frozen())
+    chex.assert_trees_all_equal(read(workdir), frozen())
 
 
 def change_record(tmp_path, change) -> None:
@@ -112,7 +117,7 @@ def test_a_changed_array_is_named(workdir, tmp_path):
 
     change_record(tmp_path, change)
     with pytest.raises(UserError, match="network/blocks/w does not have the checksum"):
-        base.read(workdir, template())
+        read(workdir)
 
 
 def test_a_damaged_record_is_named(workdir, tmp_path):
@@ -120,15 +125,25 @@ def test_a_damaged_record_is_named(workdir, tmp_path):
     file = tmp_path / base.FOLDER / base.RECORD
     file.write_text(file.read_text().replace('"float32"', '"float64"'))
     with pytest.raises(UserError, match=r"base/record.json is damaged \(it does not have the"):
-        base.read(workdir, template())
+        read(workdir)
 
 
 def test_a_base_with_a_damaged_record_is_moved_aside_by_a_run_that_begins(workdir, tmp_path):
     base.keep(workdir, frozen())
     (tmp_path / base.FOLDER / base.RECORD).write_text("{")
     base.keep(workdir, frozen())
-    chex.assert_trees_all_equal(base.read(workdir, template()), frozen())
+    chex.assert_trees_all_equal(read(workdir), frozen())
     assert len(list((tmp_path / "unreadable_checkpoints").iterdir())) == 1
+
+
+def test_the_base_of_another_run_is_refused(workdir):
+    """Its checkpoints were saved beside other values of the same parameters."""
+    base.keep(workdir / "one", frozen())
+    base.keep(workdir / "other", frozen(shift=1.0))
+    with pytest.raises(UserError, match="one/base does not go with the checkpoints beside it"):
+        base.read(workdir / "one", template(), base.mark(workdir / "other"))
+    with pytest.raises(UserError, match="one/base does not go with the checkpoints beside it"):
+        base.read(workdir / "one", template(), {})
 
 
 @quiet
@@ -137,13 +152,13 @@ def test_lost_arrays_are_named(workdir, tmp_path):
     for file in (tmp_path / base.FOLDER / base.ARRAYS).rglob("d/*"):
         file.write_text("")
     with pytest.raises(UserError, match="the frozen parameters of the run, cannot be read: .+Copy"):
-        base.read(workdir, template())
+        read(workdir)
 
 
 def test_a_parameter_that_the_base_lacks_is_named(workdir):
     base.keep(workdir, {"network": {"half": frozen()["network"]["half"]}})
     with pytest.raises(UserError, match="lacks network/blocks/v, which the network of this config"):
-        base.read(workdir, template())
+        read(workdir)
 
 
 @quiet
@@ -166,4 +181,4 @@ def test_a_write_that_fails_is_repeated(workdir, monkeypatch):
     with pytest.raises(UserError, match="could not be saved in .*base: .*No space left"):
         base.keep(workdir, frozen(), again=0)
     base.keep(workdir, frozen(), again=1)
-    chex.assert_trees_all_equal(base.read(workdir, template()), frozen())
+    chex.assert_trees_all_equal(read(workdir), frozen())
