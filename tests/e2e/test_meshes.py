@@ -129,6 +129,7 @@ def test_every_matrix_is_split(name, parts, meshes):
         assert shard["devices"] == 8
 
 
+@pytest.mark.campaign
 def test_tensor_splits_heads_and_vocabulary(meshes):
     found = matrices(meshes["tensor"])
     names = ("query/kernel", "key/kernel", "value/kernel", "attention/out/kernel", "down/kernel")
