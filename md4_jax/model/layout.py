@@ -18,7 +18,7 @@ import numpy as np
 
 from md4_jax.model import peers
 from md4_jax.model.peer import Peer
-from md4_jax.networks.published import Arrays, MaskLast, Read
+from md4_jax.networks.published import Arrays, MaskLast, Read, View
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place, replace
 from md4_jax.runtime.sharding import path_name, to_host
@@ -147,24 +147,16 @@ def exported(
     return dict(layout.config), out
 
 
-class Watched(Mapping):
+class Watched(View):
     """Arrays, and the `names` of those that were read."""
 
     def __init__(self, arrays: Arrays):
-        self._arrays, self.names = arrays, set()
+        super().__init__(arrays)
+        self.names: set[str] = set()
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.names.add(name)
-        return self._arrays[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
+        return super().__getitem__(name)
 
 
 def _place(

@@ -22,7 +22,26 @@ Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
 
 
-class MaskLast(Mapping):
+class View(Mapping):
+    """Arrays of a checkpoint under the same names, for views that change how one is read."""
+
+    def __init__(self, arrays: Arrays):
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class MaskLast(View):
     """Arrays of a checkpoint, with the row of the mask behind those of the symbols.
 
     tables  names of the arrays that have a row for each entry of the vocabulary
@@ -33,7 +52,8 @@ class MaskLast(Mapping):
     def __init__(
         self, arrays: Arrays, tables: Sequence[str], mask: int, rows: int, *, added: bool = False
     ):
-        self._arrays, self._tables = arrays, frozenset(tables)
+        super().__init__(arrays)
+        self._tables = frozenset(tables)
         self._mask, self._rows, self._added = mask, rows, added
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -43,15 +63,6 @@ class MaskLast(Mapping):
         mask, rows = self._mask, self._rows
         symbols = [array[: rows - 1]] if self._added else [array[:mask], array[mask + 1 : rows]]
         return np.concatenate([*symbols, array[mask : mask + 1]])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
 
 
 def in_memory(path: str, layers: Sequence[Read]) -> np.ndarray:
