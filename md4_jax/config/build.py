@@ -164,10 +164,14 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
         if domain.eot_id is None:
             raise UserError("sample.stop='end_of_text' needs a tokenizer with an end-of-text token")
         return (domain.eot_id,)
-    found = getattr(domain.tokenizer, "id_of", lambda entry: None)(stop)
-    if found is None or found >= domain.vocab_size:
-        raise UserError(
-            f"sample.stop={stop!r} is no entry of the vocabulary: it must be '', 'end_of_text' or "
-            "an entry that may be drawn, such as '<|eot_id|>'"
-        )
-    return (found,)
+    id_of = getattr(domain.tokenizer, "id_of", lambda entry: None)
+    entries = [stop] if id_of(stop) is not None else stop.split()
+    found = [id_of(entry) for entry in entries]
+    for entry, symbol in zip(entries, found, strict=True):
+        if symbol is None or symbol >= domain.vocab_size:
+            raise UserError(
+                f"sample.stop: {entry!r} is no entry of the vocabulary: it must be '', "
+                "'end_of_text' or an entry that may be drawn, such as '<|eot_id|>', or several "
+                "with spaces between them"
+            )
+    return tuple(found)

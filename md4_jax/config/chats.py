@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from md4_jax.data.chat import TEMPLATE, TOKENS, Chat
+from md4_jax.config import load as config_lib
+from md4_jax.data.chat import FILE, TEMPLATE, TOKENS, Chat
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, exists, place
 
@@ -14,7 +15,7 @@ def of_run(
     """Returns the chat template of a run: the one it keeps, or one that its config means.
 
     A config means that of data.chat_template, else, with data.messages_key, that of the run from
-    which this one starts, else that of the tokenizer's folder.
+    which this one starts, else that of the tokenizer's folder. It is dated, as is one that is kept.
 
     initial: directory of the run from which this one starts
     Returns None for a config that means none; UserError if the one it means is not there.
@@ -23,16 +24,30 @@ def of_run(
     section = config["data"]
     sources = [section, *section.get("parts", {}).values()]
     key = next(filter(None, (source.get("messages_key", "") for source in sources)), "")
+    if kept is not None:
+        _check_same(config, workdir, kept)
     if kept is not None or not (section.get("chat_template") or key):
         return kept
     if section.get("chat_template"):
-        return named(section)
+        return named(section).dated()
     found = Chat.kept(initial) if initial else None
-    return (
-        found
-        or _of_tokenizer(config.get("tokenizer", {}))
-        or named({**section, "messages_key": key})
-    )
+    found = found or _of_tokenizer(config.get("tokenizer", {}))
+    return (found or named({**section, "messages_key": key})).dated()
+
+
+def _check_same(config: Mapping[str, Any], workdir: Place, kept: Chat) -> None:
+    """Raises UserError if another template is asked for than that of the run."""
+    before = config_lib.stored(workdir)
+    asked = config["data"].get("chat_template")
+    if not asked or before is None or asked == before["data"].get("chat_template"):
+        return
+    found = named(config["data"])
+    if (found.template, found.tokens) != (kept.template, kept.tokens):
+        raise UserError(
+            f"data.chat_template={asked} is another chat template than the one of {workdir}, which "
+            f"{FILE} keeps, and a run goes on with its own: leave the key out, or take another "
+            "--workdir"
+        )
 
 
 def named(section: Mapping[str, Any]) -> Chat:

@@ -125,6 +125,14 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
     return Detokenised(source, rules) if rules else source
 
 
+def check_files(section: Mapping[str, Any], chat: Chat | None) -> None:
+    """Reads the first training text of each part that is of files; UserError for what is amiss."""
+    of_all = dataclasses.asdict(options_from(DataOptions, section))
+    for part in section.get("parts", {}).values() or [section]:
+        if part["name"] == "text":
+            next(iter(_source({**of_all, **part}, chat).documents("train")), None)
+
+
 def _parts(section: Mapping[str, Any], chat: Chat | None) -> dict[str, Part]:
     """Makes the sources of a mixture, which share the keys that every source has."""
     of_all = dataclasses.asdict(options_from(DataOptions, section))

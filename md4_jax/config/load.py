@@ -68,6 +68,11 @@ def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, 
         if _may_be_new(parents, depth, key):
             section.setdefault(parent, {})
         if not isinstance(section.get(parent), dict):
+            if parents[:2] == ["data", "parts"] and len(parents) > 2:
+                part = ".".join(parents[:3])
+                raise UserError(
+                    f"{part} needs a source: give --config.{part}.name=text, or another"
+                )
             error = unknown("config section", ".".join(parents[: depth + 1]), sections(config))
             hint = f". To add an evaluator give --config.evals.{parent}.name=KIND"
             raise UserError(f"{error}{hint if (parents[0], depth) == ('evals', 1) else ''}")

@@ -1,7 +1,7 @@
 """Collects the mistakes of a config, so that one error names all of them."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from md4_jax.protocols import UserError
@@ -30,10 +30,29 @@ def all_of(*calls: Callable[[], T]) -> list[T]:
             results.append(call())
         except UserError as error:
             errors.append(error)
-    found = [text for error in errors for text in getattr(error, "messages", (str(error),))]
+    found = [text for error in errors for text in _texts(error)]
     different = tuple(dict.fromkeys(found))
     if len(different) > 1:
         raise Mistakes(different) from errors[0]
     if errors:
         raise errors[0]
     return results
+
+
+def told_by(call: Callable[[], object]) -> tuple[str, ...]:
+    """Returns the text of each mistake that a call raises."""
+    try:
+        call()
+    except UserError as error:
+        return _texts(error)
+    return ()
+
+
+def raise_all(texts: Sequence[str]) -> None:
+    """Raises one UserError that has all texts; nothing if there are none."""
+    if texts:
+        raise Mistakes(tuple(texts)) if len(texts) > 1 else UserError(texts[0])
+
+
+def _texts(error: UserError) -> tuple[str, ...]:
+    return getattr(error, "messages", (str(error),))

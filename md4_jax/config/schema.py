@@ -14,7 +14,7 @@ from md4_jax.auditor.options import AuditOptions
 from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
 from md4_jax.config.load import unknown
-from md4_jax.config.mistakes import all_of
+from md4_jax.config.mistakes import all_of, raise_all, told_by
 from md4_jax.config.values import fits, spelled
 from md4_jax.data import SOURCES, TOKENIZERS
 from md4_jax.evals import EVALUATORS
@@ -183,11 +183,10 @@ def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
     if not name.isidentifier():
         raise UserError(f"{path}: the name must be of letters, digits and _, with a letter first")
     _check_section(path, section)
-    if "data" in section:
-        try:
-            _check_section("data", merged(data, section["data"]))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
+    if section.get("data"):
+        of_run = told_by(partial(_check_section, "data", data))  # which is told without the path
+        found = told_by(partial(_check_section, "data", merged(data, section["data"])))
+        raise_all([f"{path}: {message}" for message in found if message not in of_run])
 
 
 def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, 
     A UserError is printed, makes the code 1, and the next run begins. A code above 128, that of a
     signal, ends the sweep without a table. Only a process that is `aloud` prints.
     """
-    failed = False
+    failed = 0
     for number, (name, call) in enumerate(runs.items(), 1):
         if aloud:
             print(f"\nrun {number} of {len(runs)}: {name}", flush=True)
@@ -46,13 +46,13 @@ def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, 
             code = call()
         except UserError as error:
             code = print_user_error(error)
-            failed = True
+            failed += 1
         if code > 128:
             print("to continue the sweep, give its command again", file=sys.stderr)
             return code
-    if aloud:
+    if aloud and failed < len(runs):  # there is a run to list
         print(f"\n{table()}", flush=True)
-    return int(failed)
+    return int(failed > 0)
 
 
 def _axis(words: str) -> tuple[str, list[str]]:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
+from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, replace
 
 FILE = "chat.json"
 TEMPLATE, TOKENS = "chat_template.jinja", "tokenizer_config.json"
-# Stands for an answer when the end of a turn is looked up.
+# Stands for an answer when the end of a turn is looked up, and behind one that goes on.
 ANSWER = "ANSWER"
 Messages = Sequence[Mapping[str, Any]]
 
@@ -23,10 +24,12 @@ class Chat:
     template  in Jinja, as transformers reads it: it gets `messages`, `add_generation_prompt` and
               the tokens
     tokens    text of each special token by its name: bos_token, eos_token, ...
+    day       date that the template is told when it asks for today's, as 2026-01-31; "": today's
     """
 
     template: str
     tokens: Mapping[str, str]
+    day: str = ""
 
     @classmethod
     def of_folder(cls, folder: Place) -> Union["Chat", None]:
@@ -59,17 +62,34 @@ class Chat:
         texts = [template, *tokens.values()] if isinstance(tokens, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise UserError(f"{folder / FILE} is damaged: it needs a template and texts of tokens")
-        return cls(template, tokens)
+        day = told.get("day", "")
+        try:
+            _noon(day)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{folder / FILE} is damaged: its day is {day!r}") from error
+        return cls(template, tokens, day)
 
     def keep(self, folder: Place) -> None:
         """Writes the file that `kept` reads, whole or not at all."""
         content = {"template": self.template, "tokens": dict(self.tokens)}
+        content |= {"day": self.day} if self.day else {}
         replace(folder / FILE, json.dumps(content, indent=2) + "\n")
 
     def export(self, folder: Place) -> None:
         """Writes the files that `of_folder` reads."""
         told = {**self.tokens, "chat_template": self.template}
         replace(folder / TOKENS, json.dumps(told, indent=2) + "\n")
+
+    def dated(self) -> "Chat":
+        """Returns the form with today as its day for good, unless it has one.
+
+        Conversations are written with it, so that they are the same when a run goes on.
+        """
+        return self if self.day else dataclasses.replace(self, day=_noon("").date().isoformat())
+
+    def undated(self) -> "Chat":
+        """Returns the form that tells a template the day on which it is filled in."""
+        return dataclasses.replace(self, day="")
 
     def render(self, messages: Messages, *, answered: bool = True) -> str:
         """Returns the text of a conversation.
@@ -79,12 +99,13 @@ class Chat:
         """
         _check(messages)
         try:
-            template = _environment().from_string(self.template)
-            return template.render(
+            template = _environment(self.day).from_string(self.template)
+            found = template.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=answered,
                 **self.tokens,
             )
+            return without_surrogates(found)
         except UserError:
             raise
         except Exception as error:  # the template may fail in any way
@@ -102,10 +123,11 @@ class Chat:
         begun = str(messages[-1]["content"]).strip()
         if not begun:
             return self.render(messages[:-1])
-        before, found, _ = self.render(messages, answered=False).rpartition(begun)
-        if not found:
+        last = {**messages[-1], "content": begun + ANSWER}
+        before, _, _ = self.render([*messages[:-1], last], answered=False).rpartition(ANSWER)
+        if not before.endswith(without_surrogates(begun)):
             raise UserError("the chat template changes the assistant's last message: leave it out")
-        return before + begun
+        return before
 
     def ends(self, special: Sequence[str]) -> set[str]:
         """Returns the special tokens that end an answer.
@@ -130,7 +152,7 @@ def _check(messages: Messages) -> None:
             )
 
 
-def _environment() -> Any:
+def _environment(day: str) -> Any:
     """Returns the Jinja environment of templates, in which a stranger's code reaches nothing."""
     try:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -139,7 +161,10 @@ def _environment() -> Any:
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    made.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    made.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: _noon(day).strftime(form),
+    }
     made.filters["tojson"] = _to_json
     return made
 
@@ -149,8 +174,11 @@ def _refuse(said: str) -> None:
     raise UserError(f"the chat template refuses the messages: {said}")
 
 
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
+def _noon(day: str) -> datetime.datetime:
+    """Returns noon of a day, or this moment; ValueError for what is no date."""
+    if not day:
+        return datetime.datetime.now()
+    return datetime.datetime.combine(datetime.date.fromisoformat(day), datetime.time(12))
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -40,6 +40,7 @@ class Conversations:
     def fingerprint(self) -> str:
         """Returns a hash of the conversations, the template and the turns that count."""
         told = [self.chat.template, sorted(self.chat.tokens.items()), self._turns]
+        told += [self.chat.day] if "strftime_now" in self.chat.template else []
         return digest("conversations", self._source.fingerprint(), *told)
 
     def documents(self, split: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from md4_jax.data.chat import Chat, Messages
+from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 
 # Roles, and those of ShareGPT, as templates call them.
@@ -38,7 +39,9 @@ def _message(where: str, value: Any) -> dict[str, Any]:
     told = {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else {}
     names = next((names for names in SPELLINGS if told.keys() >= set(names)), None)
     if names is None:
-        said = ", ".join(map(str, told)) if isinstance(value, dict) else f"{value!r:.80}"
+        said = (
+            ", ".join(map(_shown, value.items())) if isinstance(value, dict) else f"{value!r:.80}"
+        )
         raise UserError(
             f"{where}: it needs 'role' and 'content', or 'from' and 'value', and has {said or '{}'}"
         )
@@ -50,6 +53,11 @@ def _message(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(content, str):
         raise UserError(f"{where}: {names[1]!r} holds no text but a {type(content).__name__}")
     return {"role": ROLES[role], "content": content, **told}
+
+
+def _shown(item: tuple[Any, Any]) -> str:
+    """Names a key of a message; null counts as if it were not there, and is shown."""
+    return f"{item[0]} (null)" if item[1] is None else str(item[0])
 
 
 def sequences(
@@ -65,7 +73,8 @@ def sequences(
     ends   special tokens that end an answer; what the template writes behind them is not counted,
            nor is white space behind an answer that none of them ends
 
-    Raises UserError if the template writes a conversation in another way once it goes on.
+    Raises UserError if the template writes a conversation in another way once it goes on, or begins
+    an answer by words of its own that it does not write where it asks for one.
     """
     places = [k for k, one in enumerate(messages) if k and one["role"] == "assistant"]
     if turns == "each":
@@ -86,7 +95,9 @@ def _turns(
         answered = whole
         if place != places[-1]:
             answered = chat.render(messages[: place + 1], answered=False)
-        stop = _end(answered, len(asked), ends)
+        said = without_surrogates(messages[place]["content"].strip())
+        _check_begun(chat, messages[:place], asked, answered[len(asked) :], said)
+        stop = _end(answered, len(asked), said, ends)
         is_prefix = whole.startswith(answered[:stop]) and answered.startswith(asked)
         if not is_prefix or len(asked) < done:
             raise UserError(
@@ -100,7 +111,20 @@ def _turns(
     return found
 
 
-def _end(text: str, start: int, ends: Iterable[str]) -> int:
-    """Returns the place behind the last token that ends an answer, or behind its last word."""
-    found = [text.rfind(end, start) + len(end) for end in ends if end in text[start:]]
-    return max(found, default=max(start, len(text.rstrip())))
+def _check_begun(chat: Chat, before: Messages, asked: str, answer: str, said: str) -> None:
+    """Raises UserError if the header of an answer would count, as nothing asks for an answer."""
+    begins, _, _ = answer.partition(said)
+    if said and begins.strip() and asked == chat.render(before, answered=False):
+        raise UserError(
+            f"the chat template begins an answer by {begins.strip()[:40]!r}, and does not write "
+            "this where it asks for one (add_generation_prompt), so that a model would have to: "
+            "name a template that does by data.chat_template"
+        )
+
+
+def _end(text: str, start: int, said: str, ends: Iterable[str]) -> int:
+    """Returns the place behind the first token that ends what is said, or behind the last word."""
+    place = text.find(said, start)
+    begin = start if place < 0 else place + len(said)
+    found = [text.find(end, begin) + len(end) for end in ends if end in text[begin:]]
+    return min(found, default=max(start, len(text.rstrip())))

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,13 +87,18 @@ class MixedCorpus(Corpus):
     def eval_batches(
         self, split: str, *, batch_size: int, rows: np.ndarray, stride: int = 0
     ) -> Iterator[Batch]:
-        """Returns the batches of a whole split of each part, in order; see `Corpus`."""
+        """Returns the batches of a whole split of each part; see `Corpus`.
+
+        The parts take turns by their numbers of batches, so that the first batches are of all.
+        """
         told = dict(batch_size=batch_size, rows=rows, stride=stride)
         corpora = [c for c in self._corpora.values() if c._sequences(split).size.tokens]
         if not corpora:
             raise UserError(f"the {split} split of all parts is empty, and there is no evaluation")
-        for corpus in corpora:
-            yield from corpus.eval_batches(split, **told)
+        counts = [
+            -(-(corpus._sequences(split).size.sequences + 1) // batch_size) for corpus in corpora
+        ]
+        return woven([corpus.eval_batches(split, **told) for corpus in corpora], counts)
 
     def check_stride(self, stride: int) -> None:
         """Raises UserError for windows that slide over a part of single examples."""
@@ -118,6 +124,17 @@ def _named(name: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"data.parts.{name}: {error}") from error
+
+
+def woven(parts: Sequence[Iterator[Any]], counts: Sequence[int]) -> Iterator[Any]:
+    """Yields all items of the parts, each part's in its order, spread evenly.
+
+    counts: about how many items each has
+    """
+    turns = [((k + 0.5) / count, part) for part, count in enumerate(counts) for k in range(count)]
+    for _, part in sorted(turns):
+        yield from itertools.islice(parts[part], 1)
+    yield from itertools.chain(*parts)
 
 
 class Mixed:
@@ -169,9 +186,11 @@ class Mixed:
     def order(self, seed: int, rounds: int) -> Callable[[int], int]:
         """Returns a function: place in the endless order -> number of the sequence there.
 
-        Of each BLOCK of places the parts have their exact counts, in an order that seed and block
-        give. A part goes through its own permutations, one for each of its epochs. So a place is
-        computed without those before it, and a run goes on from any.
+        Of each BLOCK of places the parts have their exact counts. Each part is spread over the
+        block: the k-th of its n sequences has a random place in [k, k + 1) / n, so that of any
+        places in a row a part has its share to within two sequences of the parts. A part goes
+        through its own permutations, one for each of its epochs. So a place is computed without
+        those before it, and a run goes on from any.
 
         seed    seed of the order
         rounds  rounds of the permutations
@@ -179,12 +198,14 @@ class Mixed:
         counts, lengths = np.array(self._counts), [len(part) for part in self._parts]
         seeds = [np.random.SeedSequence([seed, k]).generate_state(1)[0] for k in range(len(counts))]
         plain = np.repeat(np.arange(len(counts)), counts)
+        within_part = np.concatenate([np.arange(count) for count in counts])
 
         @functools.lru_cache(maxsize=8)
         def block(number: int) -> tuple[np.ndarray, np.ndarray]:
             """Returns the part of each place of a block, and its number among those of the part."""
             bits = np.random.Philox(key=seed, counter=number << 64).random_raw(len(plain))
-            owner = plain[np.argsort(bits, kind="stable")]
+            jitter = (bits >> np.uint64(11)) * 2.0**-53
+            owner = plain[np.argsort((within_part + jitter) / counts[plain], kind="stable")]
             rank = np.zeros(len(owner), np.int64)
             for k, count in enumerate(counts):
                 rank[owner == k] = np.arange(count)

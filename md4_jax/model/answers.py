@@ -1,16 +1,22 @@
 """Tokens drawn after prompts: a canvas of the prompt and as many masks as there are new tokens."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from md4_jax.data.chat import Messages
+from md4_jax.data.messages import conversation
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.evals.texts import bucket, takes_segments
 from md4_jax.experiment import Experiment, sample_block
+from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.samplers.batches import context_of
+
+# Options of `Model.sample` that a chat does not take.
+NOT_OF_CHATS = {"num", "length", *(field.name for field in dataclasses.fields(PromptOptions))}
 
 
 def drawn(
@@ -48,16 +54,26 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
         raise UserError(f"{model.origin} has no chat template: use sample with a prompt")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    ids = np.asarray(model.domain.encode(model.form.prompt(messages)), np.int32)
+    is_list = isinstance(messages, Sequence)
+    messages = conversation("the chat", list(messages) if is_list else messages)
+    if refused := sorted(NOT_OF_CHATS & options.keys()):
+        raise UserError(
+            f"a chat has no option {refused[0]!r}: its text is that of the messages, and its "
+            "answer, one, has at most new_tokens"
+        )
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise UserError(f"new_tokens must be a whole number, not {size!r}")
+    ids = np.asarray(model.domain.encode(model.form.undated().prompt(messages)), np.int32)
     if size < 1 or len(ids) + size > model.length:
         raise UserError(
             f"a chat of {len(ids)} tokens and new_tokens={size} do not fit: the answer has at "
             f"least 1, and both at most data.length={model.length}"
         )
-    marks = model.form.ends(getattr(model.domain.tokenizer, "special", ()))
+    tokenizer = model.domain.tokenizer
+    marks = {name for name in _marks(model) if tokenizer.id_of(name) in ends(model)}
     if marks and options.get("block"):
         # What comes after the end of a turn is cut off: blocks need not be drawn for it.
-        options = {"stop": min(marks), **options}
+        options = {"stop": " ".join(sorted(marks)), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])
 
 
@@ -66,9 +82,13 @@ def ends(model: Any) -> set[int]:
     domain = model.domain
     found = {domain.eot_id}
     if model.form is not None:
-        names = model.form.ends(getattr(domain.tokenizer, "special", ()))
-        found |= {domain.tokenizer.id_of(name) for name in names}
+        found |= {domain.tokenizer.id_of(name) for name in _marks(model)}
     return found - {None, domain.vocab_size}
+
+
+def _marks(model: Any) -> set[str]:
+    """Returns the special tokens that end a turn of a chat."""
+    return model.form.ends(getattr(model.domain.tokenizer, "special", ()))
 
 
 class _Canvas:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-from md4_jax.config import chats
+from md4_jax.config import chats, inputs
 from md4_jax.config import load as config_lib
 from md4_jax.data.chat import Chat
 from md4_jax.data.domains import keep_domain
@@ -40,6 +40,8 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
         raise UserError(f"{workdir} holds a run already: choose another --workdir")
     model = load(source, changes)
     form = _form(model)
+    if any(key.startswith("data.") for key in changes):
+        inputs.check_files(model.config["data"], form)
     check_trainable(model.experiment)
     if is_first():
         check_writable(workdir)
@@ -63,5 +65,5 @@ def _form(model: Model) -> Chat | None:
     """Returns the chat template to keep: that of data.chat_template, else the model's own."""
     section = model.config["data"]
     if model.form is not None and not section.get("chat_template"):
-        return model.form
+        return model.form.dated()
     return chats.of_run(model.config, None)

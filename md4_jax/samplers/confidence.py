@@ -79,6 +79,16 @@ class Confidence:
                 f"sample.rule={self.rule!r} compares probabilities with sample.limit: take "
                 "sample.score='probability' or 'margin', not 'entropy'"
             )
+        if self.limit and not self.is_adaptive:
+            raise UserError(
+                f"sample.limit={self.limit} is for the other rules than sample.rule='count': name "
+                f"one of {', '.join(RULES[1:])}"
+            )
+        if self.rule == "threshold" and not 0 < self.limit <= 1:
+            raise UserError(
+                "sample.rule='threshold' compares probabilities with sample.limit, which must be "
+                f"above 0 and at most 1, as 0.9 is, not {self.limit}"
+            )
         if self.is_adaptive and self.per_step:
             raise UserError(
                 f"sample.per_step={self.per_step} is for sample.rule='count', and {self.rule!r} "

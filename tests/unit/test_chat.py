@@ -64,6 +64,8 @@ def test_a_conversation_is_written_as_its_template_says(model):
     begun = [*TALK, {"role": "assistant", "content": "hi the"}]
     assert model.form.prompt(begun) == WRITTEN + TURN + "hi the"
     assert model.form.prompt([*TALK, {"role": "assistant", "content": " "}]) == WRITTEN + TURN
+    short = [*TALK, {"role": "assistant", "content": "e"}]  # a letter of the marks themselves
+    assert model.form.prompt(short) == WRITTEN + TURN + "e"
 
 
 @needs_jinja
@@ -134,6 +136,48 @@ def test_an_answer_ends_at_the_end_of_its_turn(talker, monkeypatch):
         assert set(tokens) <= {2, eot} and len(tokens) == 20
         assert found[-1] == "a" * tokens.index(eot)
     assert len(set(found)) > 1
+
+
+@needs_jinja
+def test_blocks_after_the_end_of_a_turn_are_not_drawn(talker, monkeypatch):
+    """Whichever of the marks ends it: the model says <|eot_id|>, and <|endoftext|> is one too."""
+    counts = []
+
+    def spy(*arguments):
+        found = samples.drawn_samples(*arguments)
+        counts.append(int(found.lengths[0]))
+        return found
+
+    monkeypatch.setattr(answers, "drawn_samples", spy)
+    for seed in range(4):
+        said = talker.chat("hi", 32, block=4, steps=4, seed=seed)
+        used = len(talker.domain.encode(talker.form.prompt(TALK[:1]))) + len(said) + 1
+        assert counts[-1] <= used + 3  # the block in which it ends
+
+
+@needs_jinja
+@pytest.mark.parametrize(
+    "messages, options, said",
+    [
+        ([{"role": "robot", "content": "hi"}], {}, "the chat, message 1: the role 'robot' is not"),
+        ([{"role": "user", "content": ["hi"]}], {}, "message 1: 'content' holds no text but a li"),
+        ({"role": "user", "content": "hi"}, {}, "the chat holds no conversation, .* but a dict"),
+        ([], {}, "the chat holds no conversation, a list of messages, but an empty list"),
+        ("hi", {"num": 3}, "a chat has no option 'num'"),
+        ("hi", {"prompt": "no"}, "a chat has no option 'prompt'"),
+        ("hi", {"new_tokens": "8"}, "new_tokens must be a whole number, not '8'"),
+    ],
+)
+def test_chats_that_are_refused(messages, options, said, model):
+    with pytest.raises(UserError, match=said):
+        model.chat(messages, **options)
+
+
+@needs_jinja
+def test_messages_may_be_spelled_as_sharegpt_does(model):
+    options = {"new_tokens": 3, "steps": 2, "seed": 5}
+    spelled = [{"from": "human", "value": "hi"}]
+    assert model.chat(spelled, **options) == model.chat("hi", **options)
 
 
 @needs_jinja

@@ -141,6 +141,9 @@ def test_a_random_order_within_blocks():
         (dict(score="entropy", rule="factor"), "take sample.score='probability' or 'margin'"),
         (dict(rule="entropy", per_step=2), "leave sample.per_step at 0"),
         (dict(rule="entropy", noise=0.5), "sample.noise=0.5 is for sample.rule='count'"),
+        (dict(rule="threshold"), "must be above 0 and at most 1, as 0.9 is, not 0.0"),
+        (dict(rule="threshold", limit=90.0), "must be above 0 and at most 1, as 0.9 is, not 90.0"),
+        (dict(limit=0.9), "sample.limit=0.9 is for the other rules than sample.rule='count': name"),
     ],
 )
 def test_impossible_options_are_refused(options, words):
@@ -161,7 +164,7 @@ def test_rules_tell_the_network_the_share_of_masks():
     for step, told in (
         (Confidence(), [0.9, 0.9]),
         (Confidence(per_step=2), [0.5, 1.0]),
-        (Confidence(rule="threshold"), [0.5, 1.0]),
+        (Confidence(rule="threshold", limit=0.9), [0.5, 1.0]),
     ):
         found = step.time(Masking(2), chain, jnp.float32(0.9))
         np.testing.assert_allclose(found, told, atol=1e-6)

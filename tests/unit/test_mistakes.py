@@ -102,3 +102,11 @@ def test_samples_and_evaluators_are_looked_at_together():
     text = "\n".join(found)
     assert len(found) == 2
     assert "evals.test.stride=998" in text and "sample.label=3" in text
+
+
+def test_a_mistake_of_the_data_is_told_once_and_not_for_each_evaluator():
+    assert len(mistakes(data__lenth="3")) == 1
+    found = mistakes(data__lenth="3", evals__test__data__lenght="4")
+    assert len(found) == 2
+    assert found[0].startswith("unknown key in data 'lenth'")
+    assert found[1].startswith("evals.test: unknown key in data 'lenght'")

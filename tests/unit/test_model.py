@@ -331,6 +331,16 @@ def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
         importing.run(str(folders["mdlm"]), {}, Place(tmp_path / "run"))
 
 
+def test_data_that_cannot_be_read_is_told_before_anything_is_written(folders, tmp_path):
+    (tmp_path / "talks.jsonl").write_text('{"talk": []}\n' * 30)
+    changes = {"data.path": str(tmp_path / "talks.jsonl"), "data.text_key": "text"}
+    with pytest.raises(UserError, match="talks.jsonl, line 1: no key 'text'"):
+        importing.run(str(folders["mdlm"]), changes, Place(tmp_path / "run"))
+    with pytest.raises(UserError, match="data.path: no file matches ''"):
+        importing.run(str(folders["mdlm"]), {"data.text_key": "talk"}, Place(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_loading_holds_the_parameters_and_little_more(tmp_path):
     """Less than 1.5 of the largest of 4 files besides, onto a mesh of 1 x 4 devices."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from md4_jax.data.messages import conversation
+from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
@@ -272,7 +273,7 @@ def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
     text = record[key]
     if not isinstance(text, str):
         raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
-    return _without_surrogates(text)
+    return without_surrogates(text)
 
 
 def _label(where: str, record: dict[str, Any], key: str) -> str | int:
@@ -282,10 +283,3 @@ def _label(where: str, record: dict[str, Any], key: str) -> str | int:
         kind = type(label).__name__
         raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but a {kind}")
     return label
-
-
-def _without_surrogates(text: str) -> str:
-    """Replaces half a surrogate pair, which JSON can hold and UTF-8 cannot, by U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

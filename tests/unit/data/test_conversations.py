@@ -1,5 +1,7 @@
 """Conversations: which tokens of which templates count, what is cut, and what is refused."""
 
+import dataclasses
+import datetime
 import importlib.util
 import json
 
@@ -8,7 +10,7 @@ import pytest
 import tokenizers
 from peer_folders import LETTERS, MARKS, TEMPLATE, byte_level
 
-from md4_jax.config import inputs
+from md4_jax.config import inputs, schema
 from md4_jax.data.chat import Chat
 from md4_jax.data.conversations import Conversations
 from md4_jax.data.corpus import Corpus
@@ -16,6 +18,7 @@ from md4_jax.data.domains import TextDomain, domain_of, keep_domain
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters
+from md4_jax.evals.zero_shot import ZeroShot
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -43,6 +46,7 @@ FORGETS = Chat(
     {},
 )
 TALK = [("user", "hi"), ("assistant", "abc"), ("user", "de"), ("assistant", " f ")]
+TODAY = datetime.date.today().isoformat()
 # Single characters that stand for tokens here. The mask of the LLaDA-like vocabulary is its entry
 # 122, which is no token, so that those behind it move down by one.
 SIGNS = {"llada": {120: "^", 121: "$", 122: "[", 123: "]", 124: "."},
@@ -258,6 +262,74 @@ def test_a_template_that_changes_earlier_turns(corpus):
     assert text == ["u:q;a:yes;", "u:q;a:think=abc;", "u:q;a:abc;u:de;a:f=g;"]
 
 
+def test_an_answer_ends_with_its_first_end(corpus):
+    """Not with the end of the text, which the template writes behind that of the turn."""
+    both = Chat(TEMPLATE.replace("<|eot_id|>", "<|eot_id|><|endoftext|>"), LLADA.tokens)
+    ((text, counts, _),) = shown(corpus([messages(TALK[:2])], both))
+    assert text.rstrip("/") == "^[user]//hi.$[assistant]//abc."  # what follows is cut off
+    assert counts.rstrip("-") == "-" * len("^[user]//hi.$[assistant]//") + "xxxx"
+
+
+def test_a_header_that_nothing_asks_for(corpus):
+    """Without a generation prompt a model would have to write the header of its answer."""
+    bare = Chat("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}", {})
+    with pytest.raises(UserError, match="line 1: the chat template begins an answer by 'a:', and"):
+        corpus([messages(TALK)], bare, "bytes").sizes(["train"])
+    # Llama 2's way: no header at all, and so none is asked for.
+    plain = Chat(
+        "{% for m in messages %}{{ '[' + m.content + '] ' if m.role == 'user' else m.content }}"
+        "{% endfor %}",
+        {},
+    )
+    ((text, counts, _),) = shown(corpus([messages(TALK[:2])], plain, "bytes"), "bytes")
+    assert text[:9] == "[hi] abc$" and counts[:9] == "-----xxxx"
+
+
+def test_half_a_surrogate_pair_is_replaced(corpus):
+    talk = messages([("user", "h\ud83d"), ("assistant", "a\ud83d")])
+    ((text, counts, _),) = shown(corpus([talk], PLAIN, "bytes"), "bytes")
+    told = "".join(map(chr, "u:h\ufffd\na:a\ufffd\n".encode()))
+    assert text.startswith(told.rstrip("\n"))
+    assert counts.count("x") == len("a\ufffd".encode()) + 1
+    assert PLAIN.prompt(talk) == "u:h\ufffd\na:a\ufffd"
+
+
+def test_a_run_keeps_the_day_that_its_template_tells(corpus, tmp_path, folder):
+    """So that its conversations stay the same; of a template without a date no day matters."""
+    dated = Chat("{{ strftime_now('%d %b %Y') }}" + PLAIN.template, {}, "2026-01-31")
+    assert dated.render(messages(TALK[:1])) == "31 Jan 2026u:hi\na:"
+    assert dated.dated() == dated and dated.undated().dated().day == TODAY
+    other = dataclasses.replace(dated, day="2026-02-01")
+    one = [messages(TALK)]
+    assert corpus(one, dated).source.fingerprint() != corpus(one, other).source.fingerprint()
+    assert (
+        corpus(one, PLAIN).source.fingerprint() == corpus(one, PLAIN.dated()).source.fingerprint()
+    )
+    run = Place(tmp_path / "run")
+    run.mkdir()
+    dated.keep(run)
+    assert Chat.kept(run) == dated
+    assert inputs.domain_and_source(config(tmp_path), run)[1].chat == dated
+    (run / "chat.json").write_text('{"template": "x", "tokens": {}, "day": "31st"}')
+    with pytest.raises(UserError, match="chat.json is damaged: its day is '31st'"):
+        Chat.kept(run)
+
+
+def test_another_template_than_that_of_the_run_is_refused(tmp_path, folder):
+    run = Place(tmp_path / "run")
+    run.mkdir()
+    LLADA.keep(run)
+    (run / "config.json").write_text(json.dumps({"package": "md4_jax", "config": config(tmp_path)}))
+    other, same = tmp_path / "other.jinja", tmp_path / "same.jinja"
+    other.write_text(PLAIN.template)
+    same.write_text(TEMPLATE)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLADA.tokens))
+    with pytest.raises(UserError, match="other.jinja is another chat template than the one of"):
+        inputs.domain_and_source(config(tmp_path, chat_template=str(other)), run)
+    asked = config(tmp_path, chat_template=str(same))
+    assert inputs.domain_and_source(asked, run)[1].chat == LLADA
+
+
 def test_a_template_that_refuses_a_conversation(corpus):
     strict = Chat("{% if messages[0].role != 'user' %}{{ raise_exception('who?') }}{% endif %}", {})
     with pytest.raises(UserError, match="talks.jsonl, line 1: the chat template refuses .*who"):
@@ -279,7 +351,7 @@ def test_a_text_with_the_mask_is_named(corpus):
         (["hi"], "message 1: it needs 'role' and 'content', .* and has 'hi'"),
         ([{}], "message 1: it needs 'role' and 'content', .* and has {}"),
         ([{"role": "user"}], "message 1: it needs .* 'from' and 'value', and has role"),
-        ([{"role": "user", "content": None}], "message 1: it needs .* and has role"),
+        ([{"role": "user", "content": None}], r"message 1: it .* and has role, content \(null\)"),
         ([*messages(TALK[:1]), {"role": "bot", "content": "a"}],
          "message 2: the role 'bot' is not known; known are system, user, assistant, tool, human"),
         ([{"role": ["user"], "content": "a"}], r"message 1: the role \['user'\] is not known"),
@@ -358,7 +430,7 @@ def test_a_run_keeps_the_template_of_its_tokenizer(tmp_path, folder):
     workdir = Place(tmp_path / "run")
     workdir.mkdir()
     domain, source = inputs.domain_and_source(config(tmp_path), workdir)
-    assert source.chat == domain.chat == Chat(TEMPLATE, {"bos_token": "<|start|>"})
+    assert source.chat == domain.chat == Chat(TEMPLATE, {"bos_token": "<|start|>"}, TODAY)
     keep_domain(domain, workdir)
     assert Chat.kept(workdir) == domain.chat
     for file in folder.iterdir():
@@ -375,16 +447,16 @@ def test_the_template_that_a_config_means(tmp_path, folder):
     asked, run = config(tmp_path), Place(tmp_path / "first")
     (tmp_path / "own.jinja").write_text("own")
     named = config(tmp_path, chat_template=str(tmp_path / "own.jinja"))
-    assert inputs.domain_and_source(named, None)[1].chat == Chat("own", {})
+    assert inputs.domain_and_source(named, None)[1].chat == Chat("own", {}, TODAY)
     run.mkdir()
     PLAIN.keep(run)
     for initial in (run, run / "checkpoints" / "3"):
         asked["train"] = named["train"] = {"initial": str(initial)}
-        assert inputs.domain_and_source(asked, None)[1].chat == PLAIN
-        assert inputs.domain_and_source(named, None)[1].chat == Chat("own", {})
+        assert inputs.domain_and_source(asked, None)[1].chat == PLAIN.dated()
+        assert inputs.domain_and_source(named, None)[1].chat == Chat("own", {}, TODAY)
     named["data"]["chat_template"] = str(folder)
     assert inputs.domain_and_source(named, None)[0].chat == Chat(
-        TEMPLATE, {"bos_token": "<|start|>"}
+        TEMPLATE, {"bos_token": "<|start|>"}, TODAY
     )
     del asked["train"]
     asked["tokenizer"]["path"] = str(folder / "tokenizer.json")
@@ -411,6 +483,13 @@ def test_templates_that_are_not_there(tmp_path, folder):
         UserError, match="data.detokenise='ptb' .* data.messages_key='talk' names conv"
     ):
         inputs.domain_and_source(asked, None)
+
+
+def test_zero_shot_sets_of_a_run_on_conversations_are_plain_text():
+    changes = ZeroShot(objective=None, sets="lambada")._changes("lambada")
+    section = {"name": "public", "dataset": "me/talks", "messages_key": "talk", "length": 8}
+    source = schema.build_section("data", schema.merged(section, changes))
+    assert source.dataset == "lambada" and not source.messages_key
 
 
 def test_a_tokenizer_learns_from_what_the_template_writes(tmp_path):

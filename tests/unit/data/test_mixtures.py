@@ -10,7 +10,7 @@ from md4_jax.config import inputs
 from md4_jax.config import load as config_lib
 from md4_jax.config.schema import accepts, load_config
 from md4_jax.data.domains import TextDomain
-from md4_jax.data.mixtures import BLOCK, Joined, Mixed, apportioned, corpus_of
+from md4_jax.data.mixtures import BLOCK, Joined, Mixed, apportioned, corpus_of, woven
 from md4_jax.data.sequences import Rows, Windows
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.mixture import Mixture, Part
@@ -68,6 +68,16 @@ def test_parts_are_mixed_within_a_block():
     later = [order(BLOCK + place) >= LARGE for place in range(BLOCK)]
     for found in (others, later):  # another seed, and the next block
         assert abs(np.mean(is_second.ravel() == found) - 0.5) < 6 * 0.5 / BLOCK**0.5
+
+
+def test_each_part_has_its_share_of_any_places_in_a_row():
+    """Of two parts to within two sequences; the places themselves are random."""
+    mixed = Mixed([windows(0, LARGE), windows(LARGE, LARGE)], counts_of(3, 1))
+    order, other = (mixed.order(seed=seed, rounds=4) for seed in (3, 4))
+    is_second = np.array([order(place) >= LARGE for place in range(BLOCK + 5000)])
+    early = np.cumsum(is_second) - 0.25 * np.arange(1, len(is_second) + 1)
+    assert early.max() - early.min() <= 2
+    assert (is_second[:BLOCK] != [other(place) >= LARGE for place in range(BLOCK)]).mean() > 0.2
 
 
 def test_sequences_of_parts_with_and_without_padding():
@@ -142,6 +152,13 @@ def test_held_out_splits_are_those_of_all_parts_once(corpus):
         corpus().sizes(["test"])
     with pytest.raises(UserError, match="the test split of all parts is empty, and there is no"):
         list(corpus().eval_batches("test", **asked))
+
+
+def test_the_first_batches_of_a_held_out_split_are_of_all_parts(corpus):
+    """Each part's share of the first batches is that of the whole."""
+    found = "".join(woven([iter("a" * 9), iter("b" * 3)], [9, 3]))
+    assert found == "aabaaabaaaba" and not list(woven([iter(())], [0]))
+    assert "".join(woven([iter("aaa"), iter("b")], [1, 2])) == "baaa"  # counts are a guess
 
 
 def test_a_run_goes_on_at_its_place_on_any_number_of_processes(corpus):
@@ -246,7 +263,10 @@ def test_the_command_line_makes_a_mixture(tmp_path):
         ({"data.parts.texts.length": "8"}, "unknown key in data.parts.texts 'length'"),
         ({"data.parts.texts.weight": "much"}, "data.parts.texts.weight must be a number, not 'mu"),
         ({"data.parts.texts.name": "txt"}, "unknown data.parts.texts.name 'txt'; did you mean"),
-        ({"data.parts.more.path": "x"}, "unknown config section 'data.parts.more'"),
+        (
+            {"data.parts.more.path": "x"},
+            "data.parts.more needs a source: give --con",
+        ),
         ({"data.parts": "7"}, "data.parts must be sections by names"),
         ({"data.parts.a-b.name": "text"}, "data.parts must be sections by names of letters"),
         ({"data.weight": "7"}, "unknown key in data 'weight'"),
