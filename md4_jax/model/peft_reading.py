@@ -18,6 +18,7 @@ from md4_jax.runtime.sharding import path_name, to_host
 from md4_jax.runtime.tensors import Tensors
 
 NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+WHOLE = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 Origins = Mapping[str, Sequence[Origin]]
 
 
@@ -144,13 +145,10 @@ def read(folder: Place, base: Tensors) -> Adapters:
     lora, tensors = peft_config.read(folder), Tensors(folder, peft_config.ARRAYS)
     file, found = folder / peft_config.ARRAYS, set()
     for name in tensors:
-        match = NAME.fullmatch(name)
-        if not match:
-            raise UserError(
-                f"{file} holds {name!r}, which is no matrix of a LoRA of linear layers: it cannot "
-                "be read"
-            )
-        found.add(match.group(1))
+        if match := NAME.fullmatch(name):
+            found.add(match.group(1))
+        else:
+            _check_whole(tensors, base, name)
     if not found:
         raise UserError(f"{file} holds no matrices")
     for module in sorted(found):
@@ -169,6 +167,28 @@ def read(folder: Place, base: Tensors) -> Adapters:
 
 def _name(module: str, which: str) -> str:
     return f"base_model.model.{module}.lora_{which}.weight"
+
+
+def _check_whole(tensors: Tensors, base: Tensors, name: str) -> None:
+    """Raises UserError for a tensor that is no adapter's, unless it is that of the base.
+
+    PEFT writes the matrix of a head or an embedding beside its adapter.
+    """
+    file, match = tensors.folder / peft_config.ARRAYS, WHOLE.fullmatch(name)
+    array = match.group(1) + WEIGHT if match else ""
+    if array not in base:
+        raise UserError(
+            f"{file} holds {name!r}, which is no matrix of a LoRA of linear layers: it cannot be "
+            "read"
+        )
+    shape, wanted = tensors.shape(name), base.shape(array)
+    if shape != wanted or not np.array_equal(
+        np.asarray(tensors[name], np.float32), np.asarray(base[array], np.float32)
+    ):
+        raise UserError(
+            f"{file} holds all of {name} {shape}, which is not {array} {wanted} of {base.folder}: "
+            "it was trained too, or belongs to another base, and only adapters can be read"
+        )
 
 
 def _check_module(lora: Lora, tensors: Tensors, base: Tensors, module: str) -> None:

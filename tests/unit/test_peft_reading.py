@@ -14,7 +14,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import path_name
 
-CLOSE = 1e-5
+CLOSE = 2e-6  # of the largest logit
 # Adapters that peft made, with the logits of its code.
 BASES = {"qwen2_lora": "qwen2", "qwen2_all_linear_lora": "qwen2", "llama_lora": "llama"}
 Z = np.array([[3, 1, 11, 7, 11, 0]])
@@ -24,6 +24,12 @@ Z = np.array([[3, 1, 11, 7, 11, 0]])
 def folders(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bases")
     return {name: peer_folder(directory, name) for name in ("qwen2", "llama", "mdlm", "llada")}
+
+
+def check(model, name: str) -> None:
+    """The logits are those of peft."""
+    expected = np.asarray(answers(name)["outputs"])[..., :124]
+    np.testing.assert_allclose(logits(model, name), expected, atol=CLOSE * np.abs(expected).max())
 
 
 def logits(model, name: str) -> np.ndarray:
@@ -39,9 +45,8 @@ def test_a_folded_adapter_gives_the_logits_of_peft(name, folders, tmp_path):
     """Lists, expressions and all-linear; patterns of ranks and factors, rsLoRA, and a head."""
     base = folders[BASES[name]]
     model = md4_jax.load(base, adapters=lora_folder(tmp_path, name))
-    expected = np.asarray(answers(name)["outputs"])[..., :124]
-    np.testing.assert_allclose(logits(model, name), expected, atol=CLOSE)
-    assert np.abs(logits(md4_jax.load(base), name) - expected).max() > 0.3
+    check(model, name)
+    assert np.abs(logits(md4_jax.load(base), name) - logits(model, name)).max() > 0.1
     assert model.config["network"]["lora_rank"] == 0 and model.layout.base == ""
 
 
@@ -52,8 +57,7 @@ def test_an_adapter_beside_its_base_gives_them_too(name, rank, scan, folders, tm
     keys = {"network.lora_rank": rank, "network.scan_blocks": scan}
     told = answers(name)["config"]
     model = md4_jax.load(folders["qwen2"], config=keys, adapters=lora_folder(tmp_path, name))
-    expected = np.asarray(answers(name)["outputs"])[..., :124]
-    np.testing.assert_allclose(logits(model, name), expected, atol=CLOSE)
+    check(model, name)
     network, trainable = model.config["network"], model.config["train"]["trainable"]
     assert network["lora_alpha"] == told["lora_alpha"]
     assert network["lora_dropout"] == told["lora_dropout"]
@@ -70,8 +74,7 @@ def test_keys_of_the_command_line_come_first(folders, tmp_path):
     }  # fmt: skip
     folder = lora_folder(tmp_path, "qwen2_lora")
     model = md4_jax.load(folders["qwen2"], config=keys, adapters=folder)
-    expected = np.asarray(answers("qwen2_lora")["outputs"])[..., :124]
-    np.testing.assert_allclose(logits(model, "qwen2_lora"), expected, atol=CLOSE)
+    check(model, "qwen2_lora")
     assert model.config["network"]["lora_alpha"] == 48.0
     assert model.config["network"]["lora_dropout"] == 0.25
     assert model.config["train"]["trainable"] == "lora"
@@ -192,6 +195,10 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
             r"the rank 4 of adapter_config.json and .*layers.0.self_attn.q_proj.weight \(32, 32\)",
         ),
         (lambda x: x.clear(), "holds no matrices"),
+        (
+            lambda x: x.update({"base_model.model.model.norm.weight": np.ones(32, np.float32)}),
+            r"holds all of base_model.model.model.norm.weight \(32,\), which is not model.norm",
+        ),
     ],
 )
 def test_matrices_that_do_not_fit(change, said, folders, tmp_path):
@@ -301,8 +308,7 @@ def test_the_command_line_takes_an_adapter(folders, tmp_path, capsys):
     keys = ["--config.data.path=x", "--config.network.lora_rank=4"]
     assert main.run([*words, "--adapters", str(folder), *keys]) == 0
     model = md4_jax.load(run)
-    expected = np.asarray(answers("qwen2_lora")["outputs"])[..., :124]
-    np.testing.assert_allclose(logits(model, "qwen2_lora"), expected, atol=CLOSE)
+    check(model, "qwen2_lora")
     stored = json.loads((run / "config.json").read_text())["config"]
     assert stored["train"]["trainable"] == "(attention/query|attention/value)/lora"
     with pytest.raises(UserError, match="--adapters=x is for --mode import and --mode serve"):
