@@ -39,9 +39,9 @@ REFUSED = {
 
 
 class Lora(NamedTuple):
-    """What adapter_config.json says.
+    """Content of adapter_config.json, and its meaning for each module.
 
-    file  it, for messages
+    file  for messages
     told  its content
     """
 

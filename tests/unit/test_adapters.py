@@ -214,19 +214,14 @@ def test_the_step_computes_with_what_is_frozen():
 
 
 def test_the_step_drops_what_adapters_read():
-    """With the draws of its own step; nothing is dropped for the moving average that is used."""
-    dropping = dataclasses.replace(ADAPTED, lora_dropout=0.5)
-    network, optimizer, state = started(dropping, optimizer=optax.sgd(0.0))
+    """Its loss is another one, of the same parameters and the same noise."""
+    network, optimizer, state = started(optimizer=optax.sgd(0.0))
     state = state._replace(params={**state.params, "network": shaken(state.params["network"])})
-    plain = ADAPTED.build()
-    expected = float(trained(plain, optimizer, state, steps=1)[1]["nats"])
-    after, metrics = trained(network, optimizer, state, steps=1)
-    found = float(metrics["nats"])
-    again = float(trained(network, optimizer, state, 1)[1]["nats"])
-    assert abs(found - expected) > 1e-3 and found == again
-    told = {"network": after.whole["network"], "process": Masking(V)}
-    values = [n.denoiser(told)(X, jnp.full(8, 0.4)) for n in (network, plain)]
-    assert np.asarray(values[0]).tobytes() == np.asarray(values[1]).tobytes()
+    dropping = dataclasses.replace(ADAPTED, lora_dropout=0.5).build()
+    found, expected = (
+        float(trained(made, optimizer, state, steps=1)[1]["nats"]) for made in (dropping, network)
+    )
+    assert np.isfinite(found) and abs(found - expected) > 1e-3
 
 
 def test_microbatches_change_nothing_but_rounding():
