@@ -177,6 +177,7 @@ def test_losses_on_a_mesh(start, tiny, tmp_path):
     }  # fmt: skip
     first = {**keys, "train.num_steps": 4, "mesh.data": 1}
     tuned = {**keys, "train.num_steps": 6, "network.lora_rank": 4, "train.initial": tmp_path / "a"}
+    tuned["network.lora_dropout"] = 0.2
     words = [tiny.with_name("driver.py"), "runs"]
     words += ["--config", tiny, "--workdir", tmp_path / "a", *flags(first), "--"]
     for name, mesh in MESHES.items():
