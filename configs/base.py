@@ -97,6 +97,7 @@ def get_config() -> ConfigDict:
                 tables_hidden=0,  # units of the network that corrects their sum; 0: none
                 lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
                 lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
+                lora_dropout=0.0,  # share of the entries of their inputs that training drops
                 parameters="float32",  # in which what is not trained is stored: float32 | bfloat16
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),

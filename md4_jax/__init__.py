@@ -13,21 +13,27 @@ __version__ = "0.1.0"
 
 
 def load(
-    source: Any, config: Mapping[str, Any] | None = None, *, trust: Iterable[str] = ()
+    source: Any,
+    config: Mapping[str, Any] | None = None,
+    *,
+    trust: Iterable[str] = (),
+    adapters: Any = "",
 ) -> "Model":
     """Reads a trained model.
 
-    source  a run directory, a folder that `Model.save` wrote, a folder with the safetensors of
-            another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, LLaDA, MD4), or a name on the hub,
-            hf:USER/NAME or hf:USER/NAME@REVISION, which may be in its cache
-    config  keys that differ, as on the command line: {"mesh.fsdp": 4}
-    trust   packages that the stored config may import
+    source    a run directory, a folder that `Model.save` wrote, a folder with the safetensors of
+              another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, LLaDA, Dream, Qwen, Llama, MD4),
+              or a name on the hub, hf:USER/NAME or hf:USER/NAME@REVISION, which may be in its cache
+    config    keys that differ, as on the command line: {"mesh.fsdp": 4}
+    trust     packages that the stored config may import
+    adapters  folder, or name on the hub, of a LoRA of another project's model in the layout of
+              PEFT: folded into the matrices, or beside them with network.lora_rank
 
     UserError if there is no such model, or if it is damaged or of unknown architecture.
     """
     from md4_jax.model.load import load as read  # imports JAX, which takes a second
 
-    return read(source, config, trust=trust)
+    return read(source, config, trust=trust, adapters=adapters)
 
 
 def audit(objective: Any, process: Any, **options: Any) -> Any:

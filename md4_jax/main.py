@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     foreign.allow(flags.trust)
     if flags.mode == "serve":
         source = flags.source or flags.workdir
-        read = functools.partial(load, source, assignments)
+        read = functools.partial(load, source, assignments, adapters=flags.adapters)
         return serving.run(read, source, flags.host, flags.port)
     if flags.mode == "ls":
         print(listing.table(workdir or place("runs")))
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     if flags.mode == "sweep":
         return _sweep(flags, assignments, workdir)
     if flags.mode == "import":
-        return importing.run(flags.source, assignments, workdir)
+        return importing.run(flags.source, assignments, workdir, flags.adapters)
     may_differ = bool(flags.back)  # which the mode checks
     config = schema.load_config(flags.config, assignments, workdir, may_differ=may_differ)
     if workdir is None:

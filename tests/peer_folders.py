@@ -77,6 +77,32 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
     return folder
 
 
+def lora_folder(directory: Path, name: str, **changes) -> Path:
+    """Makes the folder of an adapter of PEFT, with `changes` of its adapter_config.json."""
+    folder = directory / name
+    folder.mkdir(parents=True)
+    shutil.copy(INSTANCES / f"{name}.safetensors", folder / "adapter_model.safetensors")
+    told = {**answers(name)["config"], **changes}
+    (folder / "adapter_config.json").write_text(json.dumps(told))
+    return folder
+
+
+def own_lora(directory: Path, base: Path, modules: dict[str, int], **told) -> Path:
+    """Makes an adapter of random matrices for modules of a base, each with a rank."""
+    held, rng, arrays = load_file(base / "model.safetensors"), np.random.default_rng(3), {}
+    for module, rank in modules.items():
+        out, into = held[f"{module}.weight"].shape
+        for which, shape in (("A", (rank, into)), ("B", (out, rank))):
+            values = rng.standard_normal(shape).astype(np.float32) / shape[1] ** 0.5
+            arrays[f"base_model.model.{module}.lora_{which}.weight"] = values
+    directory.mkdir()
+    save_file(arrays, directory / "adapter_model.safetensors")
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "bias": "none", **told}
+    told.setdefault("target_modules", sorted(modules))
+    (directory / "adapter_config.json").write_text(json.dumps(told))
+    return directory
+
+
 def tokenizer(letters: int, special: int = 0) -> tokenizers.Tokenizer:
     """A byte-level vocabulary of single characters, then special entries."""
     return byte_level(LETTERS[:letters], [f"<|special_{n}|>" for n in range(special)])

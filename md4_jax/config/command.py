@@ -65,6 +65,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 def _check_source(flags: argparse.Namespace) -> None:
     """Raises UserError if --from is missing, or given to a mode that does not take it."""
+    if flags.adapters and not (flags.source and flags.mode in ("import", "serve")):
+        raise UserError(
+            f"--adapters={flags.adapters} is for --mode import and --mode serve, and goes on the "
+            "published model that --from FOLDER names"
+        )
     if flags.mode == "serve":
         if bool(flags.source) == bool(flags.workdir) or flags.config or flags.distributed:
             raise UserError(
@@ -97,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--from", dest="source", default="",
         help="model for --mode import and serve: a folder, hf:USER/NAME",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adapters", default="",
+        help="LoRA in PEFT's layout on the published model that --from names: a folder, "
+        "hf:USER/NAME",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="address for --mode serve")
     parser.add_argument("--port", default=8000, type=int, help="for --mode serve; 0: a free one")

@@ -22,6 +22,7 @@ ADDED = {
     "network.kv_heads": 0,
     "network.label_dropout": 0.0,
     "network.lora_alpha": 16.0,
+    "network.lora_dropout": 0.0,
     "network.lora_rank": 0,
     "network.parameters": "float32",
     "network.products": "float32",

@@ -27,6 +27,7 @@ def merged(model: Any) -> Any:
         )
     config = copy.deepcopy(model.config)
     config["network"]["lora_rank"] = 0
+    config["network"]["lora_dropout"] = 0.0
     config["train"]["trainable"] = ""
     devices = list(model.experiment.mesh.devices.flat)
     experiment = build.experiment(config, domain, devices, place(model.origin))
@@ -36,4 +37,5 @@ def merged(model: Any) -> Any:
     wanted = jax.tree.map(lambda x: x.sharding, abstract_params(experiment)["network"])
     fold = jax.jit(lambda params: adapters.merged(params, scale), out_shardings=wanted)
     params = {**model.params, "network": fold(model.params["network"])}
-    return dataclasses.replace(model, experiment=experiment, params=params)
+    layout = model.layout and model.layout.of_other_parameters()
+    return dataclasses.replace(model, experiment=experiment, params=params, layout=layout)

@@ -12,6 +12,7 @@ from md4_jax.config.load import FILE
 from md4_jax.config.schema import build_section
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
+from md4_jax.model import adapters
 from md4_jax.model.layout import exported
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
@@ -47,11 +48,14 @@ def write(model: Any, folder: Place) -> None:
     replace(folder / FILE, json.dumps(content, indent=2) + "\n")
 
 
-def export(model: Any, folder: Place) -> None:
-    """Writes the folder in the layout of the project that the model came from.
+def export(model: Any, folder: Place) -> Place:
+    """Writes the folder in the layout of the project that the model came from, and returns it.
 
-    UserError for a model that was trained here from the start.
+    Adapters are folded into the matrices beside them. UserError for a model that was trained here
+    from the start.
     """
+    if model.experiment.network.adapters:
+        model = adapters.merged(model)
     if model.layout is None:
         raise UserError(
             f"{model.origin} was not made of a published checkpoint, and has no other layout than "
@@ -60,7 +64,7 @@ def export(model: Any, folder: Place) -> None:
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
     told, arrays = exported(model.layout, model.params["network"], options, model.origin)
     if not is_first():
-        return
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write(folder, arrays)
     tokenizer = json.loads(model.domain.to_json())["tokenizer"]
@@ -69,6 +73,7 @@ def export(model: Any, folder: Place) -> None:
     if model.form is not None:
         model.form.export(folder)
     replace(folder / FILE, json.dumps(told, indent=2) + "\n")
+    return folder
 
 
 def _numbers(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,24 +21,25 @@ from md4_jax.training.precision import check_trainable
 FRESH = {"data": {"sequences": 0}, "log": {"sums": {}, "squares": 0.0, "count": 0}}
 
 
-def run(source: str, changes: Mapping[str, str], workdir: Place) -> int:
+def run(source: str, changes: Mapping[str, str], workdir: Place, adapters: str = "") -> int:
     """Writes a run directory with the parameters of a model, and says so; returns the exit code."""
-    model = imported(source, changes, workdir)
+    model = imported(source, changes, workdir, adapters)
     if is_first():
         print(f"{model} is step 0 of {workdir}. To train on:", flush=True)
         print(f"  python -m md4_jax --workdir {shlex.quote(str(workdir))}", flush=True)
     return 0
 
 
-def imported(source: str, changes: Mapping[str, str], workdir: Place) -> Model:
+def imported(source: str, changes: Mapping[str, str], workdir: Place, adapters: str = "") -> Model:
     """Writes a run whose checkpoint of step 0 holds the parameters that `source` names.
 
-    changes: keys of its config, such as data.path. UserError if workdir holds a run.
+    changes: keys of its config, such as data.path. adapters: folder of a LoRA, as in `load`.
+    UserError if workdir holds a run.
     """
     check_name(workdir)
     if config_lib.stored(workdir) is not None:
         raise UserError(f"{workdir} holds a run already: choose another --workdir")
-    model = load(source, changes)
+    model = load(source, changes, adapters=adapters)
     form = _form(model)
     if any(key.startswith("data.") for key in changes):
         inputs.check_files(model.config["data"], form)

@@ -37,23 +37,26 @@ class Layout:
     arrays   name -> (type in safetensors, shape)
     mask     row of the mask, if it may be any row of the tables; None: the last, or none
     others   values of the arrays of which no parameter is made
+    base     folder, or name on the hub, whose parameters the model has beside its adapters; "": it
+             has others, or that is not known
     """
 
     config: Mapping[str, Any]
     arrays: Mapping[str, tuple[str, tuple[int, ...]]]
     mask: int | None
     others: Mapping[str, Any]
+    base: str = ""
 
     @classmethod
     def of(
-        cls, told: Mapping[str, Any], tensors: Tensors, mask: int | None, read: set[str]
+        cls, told: Mapping[str, Any], tensors: Tensors, mask: int | None, read: set[str], base: str
     ) -> "Layout":
         """Describes a folder; read: names of the arrays of which parameters were made."""
         found = {name: tensors.stored(name) for name in tensors}
         small = [n for n, s in found.items() if n not in read and math.prod(s.shape) <= KEPT]
         others = {name: np.asarray(tensors[name], np.float64).tolist() for name in small}
         arrays = {name: (stored.type, tuple(stored.shape)) for name, stored in found.items()}
-        return cls(told, arrays, mask, others)
+        return cls(told, arrays, mask, others, base)
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Layout", None]:
@@ -65,9 +68,14 @@ class Layout:
             arrays = {name: (kind, tuple(shape)) for name, (kind, shape) in told["arrays"].items()}
             if unknown := {kind for kind, _ in arrays.values()} - TYPES.keys():
                 raise ValueError(f"unknown types {unknown}")
-            return cls(told["config"], arrays, told["mask"], told["others"])
+            base = told.get("base", "")
+            return cls(told["config"], arrays, told["mask"], told["others"], base)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{folder / FILE} is damaged: {error}") from error
+
+    def of_other_parameters(self) -> "Layout":
+        """Returns the layout of a model whose parameters are no longer those that were read."""
+        return dataclasses.replace(self, base="")
 
     def keep(self, folder: Place) -> None:
         """Writes the file that `kept` reads, whole or not at all."""

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from md4_jax.config import build, foreign, runs, schema
@@ -13,24 +13,31 @@ from md4_jax.data import bpe_files
 from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
-from md4_jax.model import hub, parameters, peers
+from md4_jax.experiment import Experiment
+from md4_jax.model import hub, parameters, peers, peft_config, peft_reading
+from md4_jax.model import origins as places
 from md4_jax.model.layout import Layout, Watched
 from md4_jax.model.model import Model
 from md4_jax.model.peer import UNKNOWN, Peer
-from md4_jax.networks.published import Arrays, MaskLast
-from md4_jax.protocols import UserError
+from md4_jax.networks.published import Arrays, MaskLast, Put
+from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.tensors import Tensors, is_folder
 from md4_jax.training.report import kept
+from md4_jax.training.trainable import trained_beside
 
 # Rows of a padded table that may have no entry: less than a multiple of 128 takes, or one in 100.
 SPARE = 127
 
 
 def load(
-    source: Any, config: Mapping[str, Any] | None = None, *, trust: Iterable[str] = ()
+    source: Any,
+    config: Mapping[str, Any] | None = None,
+    *,
+    trust: Iterable[str] = (),
+    adapters: Any = "",
 ) -> Model:
     """Reads a model; see `md4_jax.load`."""
     foreign.allow(trust)
@@ -40,8 +47,18 @@ def load(
     folder = found(str(source))
     told = _json(folder / config_lib.FILE)
     if told.get("package") == "md4_jax":
+        if adapters:
+            raise UserError(
+                f"adapters={adapters} go on a published model, and {folder} is one of this package"
+            )
         return _own(folder, told, changes)
-    return _of_others(folder, told, changes)
+    if (folder / peft_config.FILE).exists() and not told:
+        base = peft_config.read(folder).base
+        raise UserError(
+            f"{folder} holds an adapter alone, of {base}: load that, with adapters={folder} "
+            f"(--from BASE --adapters {folder})"
+        )
+    return _of_others(folder, told, changes, _named(str(source), folder), adapters)
 
 
 def found(source: str) -> Place:
@@ -57,6 +74,14 @@ def found(source: str) -> Place:
         except UserError as error:
             raise UserError(f"there is no folder {source}, and {error}") from error
     raise UserError(f"there is no folder {source}")
+
+
+def _named(source: str, folder: Place) -> str:
+    """Returns what names a model for other people's code: USER/NAME, or the path of its folder."""
+    if source.startswith(hub.MARK):
+        return source.removeprefix(hub.MARK)
+    own = place(source, "the model")
+    return str(own) if own == folder else source
 
 
 def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
@@ -75,11 +100,21 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
     else:
         raise UserError(f"{folder} holds no checkpoint yet: train it first")
     form, layout = Chat.kept(folder), Layout.kept(folder)
+    if layout is not None and step and _trains_others(experiment, params):
+        layout = layout.of_other_parameters()
     return Model(experiment, params, step, str(folder), facts, form, layout)
 
 
-def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
-    """Reads the checkpoint of another project."""
+def _trains_others(experiment: Experiment, params: Params) -> bool:
+    """Returns whether the config trains more than adapters."""
+    trainable = experiment.train.trainable
+    return bool(trained_beside(experiment.network, params["network"], trainable))
+
+
+def _of_others(
+    folder: Place, told: Mapping[str, Any], changes: Mapping[str, str], name: str, adapters: Any
+) -> Model:
+    """Reads the checkpoint of another project; name: of it, for the layout."""
     tensors = Tensors(folder)
     peer = peers.peer(told, tensors)
     asked = peers.config_of(peer, _tokenizer(folder, peer))
@@ -87,17 +122,49 @@ def _of_others(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str
     config_lib.override(asked, changes, schema.accepts)
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
+    lora = peft_reading.read(found(str(adapters)), tensors) if adapters else None
+    begin = None
+    if lora is not None and asked["network"]["lora_rank"]:
+        begin = _beside(lora, tensors, peer, domain, asked, changes)
     experiment = build.experiment(asked, domain)
     mask = asked["tokenizer"].get("mask")
-    arrays = _ordered(tensors, peer, mask, domain.vocab_size + 1)
-    arrays = Watched(arrays)
-    params = parameters.converted(experiment, arrays, peer.convert, str(folder))
-    layout = Layout.of(told, tensors, mask, arrays.names)
+    folded = lora is not None and begin is None
+    stored = peft_reading.Merged(tensors, lora) if folded else tensors
+    arrays = Watched(_ordered(stored, peer, mask, domain.vocab_size + 1))
+    params = parameters.converted(experiment, arrays, peer.convert, str(folder), begin)
+    if folded:
+        lora.check_read(arrays.names)
+    layout = Layout.of(told, tensors, mask, arrays.names, "" if folded else name)
     facts = {"commit": "unknown", "results": {}}
     return Model(experiment, params, 0, str(folder), facts, Chat.of_folder(folder), layout)
 
 
-def _ordered(tensors: Tensors, peer: Peer, mask: int | None, rows: int) -> Arrays:
+def _beside(
+    lora: peft_reading.Adapters,
+    tensors: Tensors,
+    peer: Peer,
+    domain: Domain,
+    asked: dict[str, Any],
+    changes: Mapping[str, str],
+) -> Callable[[Params, Put], Params]:
+    """Returns what makes adapters of the network of those of a folder.
+
+    It also sets keys of `asked` that the folder tells and `changes` do not have.
+    """
+    shapes = {name: tensors.shape(name) for name in tensors}
+
+    def options() -> Any:
+        return schema.build_section("network", asked["network"], vocab_size=domain.vocab_size)
+
+    origins = places.origins(peer, shapes, options(), str(tensors.folder))
+    for key, value in lora.settings(asked["network"]["lora_rank"], origins).items():
+        section, name = key.split(".")
+        if key not in changes:
+            asked[section][name] = value
+    return peft_reading.beginning(lora, origins, options())
+
+
+def _ordered(tensors: Arrays, peer: Peer, mask: int | None, rows: int) -> Arrays:
     """Returns the arrays with the row of the mask behind those of the symbols."""
     if mask is not None:
         return MaskLast(tensors, peer.tables, mask, rows)

@@ -21,7 +21,8 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import adapters, answers, bounds, folder, hub
+from md4_jax.model import answers, bounds, folder, hub, peft_writing
+from md4_jax.model.adapters import merged as without_adapters
 from md4_jax.model.layout import Layout
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
@@ -258,17 +259,19 @@ class Model:
         merged: without adapters, which are folded into the matrices beside them.
         """
         where = place(path, "the folder")
-        folder.write(adapters.merged(self) if merged else self, where)
+        folder.write(without_adapters(self) if merged else self, where)
         return where
 
-    def export(self, path: Any) -> Place:
+    def export(self, path: Any, *, adapters: bool = False, base: str = "") -> Place:
         """Writes a folder in the layout of the published checkpoint that the model was made of.
 
-        Adapters are folded into the matrices beside them.
+        Adapters are folded into the matrices. `adapters` writes them alone instead, as PEFT's LoRA
+        of the base: a folder or USER/NAME; "": what the model was made of.
         """
         where = place(path, "the folder")
-        folder.export(adapters.merged(self) if self.experiment.network.adapters else self, where)
-        return where
+        if adapters:
+            return peft_writing.write(self, where, base)
+        return folder.export(self, where)
 
     def push(self, name: str, *, private: bool = False, merged: bool = False) -> str:
         """Uploads what `save` writes to the hub as USER/NAME and returns the address."""

@@ -1,6 +1,7 @@
 """Parameters placed on a mesh, array by array, from what a folder stores of them."""
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
+from md4_jax.networks.linear import ADAPTERS
 from md4_jax.networks.published import Arrays, Put, Read
 from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.sharding import path_name
@@ -24,11 +26,20 @@ Convert = Callable[[Arrays, object, Put], Params]
 
 
 def own(experiment: Experiment, tensors: Tensors) -> Params:
-    """Reads the parameters that `write` has written; adapters that are new begin fresh."""
+    """Reads the parameters that `write` has written.
+
+    Adapters begin fresh if it has written none. UserError if it has and the network has none.
+    """
     wanted, network = abstract_params(experiment), experiment.network
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(wanted)]
+    stored = [name for name in tensors if re.search(ADAPTERS, name)]
+    if stored and not network.adapters:
+        raise UserError(
+            f"{tensors.folder} holds adapters, which network.lora_rank=0 would leave out: take its "
+            "own network.lora_rank, and fold them into the matrices by save(PATH, merged=True)"
+        )
     fresh = {}
-    if any(is_adapter(network, name) and name not in tensors for name in names):
+    if not stored and any(is_adapter(network, name) for name in names):
         fresh = _by_path({"network": fresh_adapters(experiment)})
 
     def read(path: tuple, want: jax.ShapeDtypeStruct) -> Array:
@@ -40,10 +51,16 @@ def own(experiment: Experiment, tensors: Tensors) -> Params:
     return jax.tree_util.tree_map_with_path(read, wanted)
 
 
-def converted(experiment: Experiment, arrays: Arrays, convert: Convert, folder: str) -> Params:
+def converted(
+    experiment: Experiment,
+    arrays: Arrays,
+    convert: Convert,
+    folder: str,
+    begin: Callable[[Params, Put], Params] | None = None,
+) -> Params:
     """Reads the parameters of a published network from its folder, which has no adapters.
 
-    Those begin fresh. The process learns nothing.
+    Those begin fresh, or as `begin` makes them of the fresh ones. The process learns nothing.
     """
     shapes = _by_path(abstract_params(experiment)["network"])
     section = experiment.config["network"]
@@ -58,6 +75,7 @@ def converted(experiment: Experiment, arrays: Arrays, convert: Convert, folder: 
     network = convert(arrays, options, put)
     if experiment.network.adapters:
         fresh = fresh_adapters(experiment)
+        fresh = fresh if begin is None else begin(fresh, put)
         types = {path: shapes[path].dtype for path in _by_path(fresh)}
         fresh = jax.tree_util.tree_map_with_path(lambda p, x: x.astype(types[path_name(p)]), fresh)
         network = joined(fresh, network)

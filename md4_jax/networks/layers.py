@@ -3,6 +3,8 @@
 Sizes (a) and (c) are those of tools/sizes.py. Options are those of `Transformer`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -18,8 +20,9 @@ from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Folded into a layer's keys.
-WEIGHTS, FIRST, SECOND, HIDDEN = 0, 1, 2, 3
+# Folded into a layer's keys; the numbers from ADAPTERS on are those of adapters.
+WEIGHTS, FIRST, SECOND, HIDDEN, ADAPTERS = 0, 1, 2, 3, 4
+ADAPTED = ("query", "key", "value", "out", "gate", "up", "down")
 
 
 class Attention(nn.Module):
@@ -28,7 +31,7 @@ class Attention(nn.Module):
     block > 0: x is a noisy sequence followed by its clean copy, and attention is
     `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
     cache: x is one block after the tokens of the cache, or a window among them.
-    keys [B] are for dropout of the weights.
+    keys [B] are for dropout of the weights and of what adapters read.
     Returns (result, (keys, values)), keys before rotation.
     """
 
@@ -48,19 +51,18 @@ class Attention(nn.Module):
     ) -> tuple[Array, tuple[Array, Array]]:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         batch, _, size = x_BxLxD.shape
-        asking = x_BxLxD if index is None else rows(x_BxLxD, index)
-        if self.block and self.last:
-            asking = noisy_half(x_BxLxD)
+        length, asked = x_BxLxD.shape[1], partial(at, index=index, halved=self.block and self.last)
+        asking = asked(x_BxLxD)
         each = o.attention_size
         kernel = rounding(o.attention, o.products)
         query, key, value = (
             Linear(
                 heads * each, dtype, bias=o.qkv_bias, initial=o.initial,
                 products=o.products, rank=o.lora_rank, alpha=o.lora_alpha, name=name,
-            )(x).reshape(batch, -1, heads, each)
-            for name, x, heads in (
-                ("query", asking, o.heads), ("key", x_BxLxD, o.kv_heads),
-                ("value", x_BxLxD, o.kv_heads),
+            )(x, for_adapter(o, name, x, keys, length, part)).reshape(batch, -1, heads, each)
+            for name, x, heads, part in (
+                ("query", asking, o.heads, asked), ("key", x_BxLxD, o.kv_heads, whole),
+                ("value", x_BxLxD, o.kv_heads, whole),
             )
         )  # fmt: skip
         if o.qk_norm:
@@ -87,7 +89,7 @@ class Attention(nn.Module):
                 )
             where = dict(segments=segments, causal=o.causal, index=index)
             if keys is not None and o.attention_dropout:
-                dropout = keys, Form.dropping(kernel, o.attention_dropout)
+                dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
                 mixed = attend_dropping(*turned, value, dropout=dropout, **where)
             else:
                 mixed = attend(*turned, value, kernel=kernel, **where)
@@ -96,7 +98,8 @@ class Attention(nn.Module):
             size, dtype, self.zero_output, initial=o.initial, products=o.products,
             rank=o.lora_rank, alpha=o.lora_alpha, name="out",
         )  # fmt: skip
-        return out(mixed_BxLxF), (key, value)
+        adapted = for_adapter(o, "out", mixed_BxLxF, keys, length, asked)
+        return out(mixed_BxLxF, adapted), (key, value)
 
 
 class LocalMixing(nn.Module):
@@ -143,33 +146,39 @@ def glu(gate: Array, up: Array) -> Array:
 
 
 class FeedForward(nn.Module):
-    """Gated layer f(x W_gate) * (x W_up) W_down (arXiv:2002.05202), or two layers with GELU."""
+    """Gated layer f(x W_gate) * (x W_up) W_down (arXiv:2002.05202), or two layers with GELU.
+
+    length, needed: of the positions for which dropout is drawn, and the choice of those of x.
+    """
 
     options: Any
     zero_output: bool
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array, keys: Array | None = None) -> Array:
+    def __call__(
+        self, x_BxLxD: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
+    ) -> Array:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         scale = 2.0 / o.depth if o.initial == "depth_scaled" else 1.0
         plain = o.feed_forward == "gelu"
 
-        def layer(name: str, size: int, zeros: bool = False) -> Linear:
-            return Linear(
+        def layer(name: str, x: Array, size: int, zeros: bool = False) -> Array:
+            made = Linear(
                 size, dtype, zeros, plain, o.initial, scale, o.products, o.lora_rank, o.lora_alpha,
                 name=name,
             )  # fmt: skip
+            return made(x, for_adapter(o, name, x, keys, length, needed))
 
         if plain:
-            hidden_BxLxF = nn.gelu(layer("up", o.hidden)(x_BxLxD), approximate=True)
+            hidden_BxLxF = nn.gelu(layer("up", x_BxLxD, o.hidden), approximate=True)
         else:
             gated = swiglu if o.feed_forward == "swiglu" else glu
-            hidden_BxLxF = gated(layer("gate", o.hidden)(x_BxLxD), layer("up", o.hidden)(x_BxLxD))
+            hidden_BxLxF = gated(*(layer(name, x_BxLxD, o.hidden) for name in ("gate", "up")))
         if keys is not None and o.hidden_dropout:
             keep = kept(folded(keys, HIDDEN), o.hidden_dropout, hidden_BxLxF.shape[1:])
             hidden_BxLxF = scaled(hidden_BxLxF, keep, o.hidden_dropout)
         hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
-        return layer("down", x_BxLxD.shape[-1], self.zero_output)(hidden_BxLxF)
+        return layer("down", hidden_BxLxF, x_BxLxD.shape[-1], self.zero_output)
 
 
 class Block(nn.Module):
@@ -195,12 +204,7 @@ class Block(nn.Module):
         1.2 times the speed of sampling 4 x 256 tokens with 4 layers of 256, 1.1 times that of a
         training step of block diffusion, on 2 CPU cores.
         """
-        o = self.options
-
-        def needed(x: Array) -> Array:
-            x = x if index is None else rows(x, index)
-            return noisy_half(x) if self.block and self.last else x
-
+        o, needed = self.options, partial(at, index=index, halved=self.block and self.last)
         # Either the gate or the output layer starts at zero. With both, no gradient would flow.
         zero = condition_BxGxC is None and o.initial == "lecun"
         attention = Attention(o, zero, self.block, self.last, name="attention")
@@ -214,13 +218,13 @@ class Block(nn.Module):
         y_BxLxD = normalized(o, x_BxLxD, first, "attention_norm")
         if o.local_width:
             y_BxLxD = LocalMixing(o.local_width, o.causal, name="local_mixing")(y_BxLxD, segments)
-        weight_keys = None if keys is None else folded(keys, WEIGHTS)
-        y_BxLxD, appended = attention(y_BxLxD, segments, index, cache, weight_keys)
+        y_BxLxD, appended = attention(y_BxLxD, segments, index, cache, keys)
         if self.block and self.last and condition_BxGxC is not None:
             first, second = (tuple(map(noisy_half, part)) for part in (first, second))
         y_BxLxD = dropped(o, y_BxLxD, keys, FIRST, x_BxLxD.shape, needed)
         x_BxPxD = needed(x_BxLxD) + gated_by(first, y_BxLxD)
-        y_BxPxD = feed_forward(normalized(o, x_BxPxD, second, "feed_forward_norm"), keys)
+        y_BxPxD = normalized(o, x_BxPxD, second, "feed_forward_norm")
+        y_BxPxD = feed_forward(y_BxPxD, keys, x_BxLxD.shape[1], needed)
         y_BxPxD = dropped(o, y_BxPxD, keys, SECOND, x_BxLxD.shape, needed)
         x_BxPxD = constrain(x_BxPxD + gated_by(second, y_BxPxD), BATCH_AXES, None, None)
         return x_BxPxD, None if cache is None else appended
@@ -235,6 +239,29 @@ def dropped(o: Any, y: Array, keys: Array | None, place: int, shape: tuple, need
     else:
         keep = needed(kept(folded(keys, place), o.dropout, shape[1:]))
     return scaled(y, keep, o.dropout)
+
+
+def for_adapter(
+    o: Any, name: str, x: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
+) -> Array | None:
+    """Drops entries of the input x of a layer for its adapter alone; None: nothing is dropped.
+
+    length, needed: of the positions for which it is drawn, and the choice of those of x.
+    """
+    if keys is None or not (o.lora_rank and o.lora_dropout):
+        return None
+    own = folded(keys, ADAPTERS + ADAPTED.index(name))
+    return scaled(x, needed(kept(own, o.lora_dropout, (length, x.shape[-1]))), o.lora_dropout)
+
+
+def whole(x: Array) -> Array:
+    return x
+
+
+def at(x_BxLxD: Array, index: Array | None, halved: bool) -> Array:
+    """Returns x at the positions of index, or at all (None), or of the noisy half."""
+    x_BxLxD = x_BxLxD if index is None else rows(x_BxLxD, index)
+    return noisy_half(x_BxLxD) if halved else x_BxLxD
 
 
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:

@@ -47,6 +47,7 @@ class Linear(nn.Module):
     products: operands of the product, float32 or bfloat16
     rank: of a low-rank adapter (arXiv:2106.09685), which adds alpha / rank (x A) B; 0: none. A is
     uniform with variance 1 / (3 in) at the start and B is zero, so that at first nothing is added.
+    adapted: what the adapter reads in place of x, where dropout changes it alone.
     """
 
     size: int
@@ -60,7 +61,7 @@ class Linear(nn.Module):
     alpha: float = 1.0
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, adapted: Array | None = None) -> Array:
         fan_in = x.shape[-1]
         init = nn.initializers.zeros if self.zeros else kernel_init(self.initial, self.scale)
         kernel = self.param("kernel", init, (fan_in, self.size)).astype(self.dtype)
@@ -74,7 +75,8 @@ class Linear(nn.Module):
             y = add_bias(y, self.param("bias", init, (self.size,)).astype(self.dtype))
         if self.rank:
             options = dict(dtype=self.dtype, initial="torch", products=self.products)
-            down = Linear(self.rank, **options, name="lora_a")(x.reshape(-1, fan_in))
+            read = x if adapted is None else adapted
+            down = Linear(self.rank, **options, name="lora_a")(read.reshape(-1, fan_in))
             up = Linear(self.size, **options, zeros=True, name="lora_b")
             y = y + up(self.alpha / self.rank * down)
         return y.reshape(*x.shape[:-1], -1)

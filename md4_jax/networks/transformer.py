@@ -39,7 +39,7 @@ SHIFTED = {
     "causal": "the autoregressive objective shows the network the token before each position",
     "tables": "their estimate of a position is added to the features of that position",
 }
-RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout")
+RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout", "lora_dropout")
 NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
 NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden", "lora_rank")
 
@@ -91,6 +91,8 @@ class Transformer:
     lora_rank          rank of an adapter beside each linear layer of the blocks' attention and
                        feed-forward (arXiv:2106.09685); 0: none. Adapters alone are trained
     lora_alpha         what they add is multiplied by lora_alpha / lora_rank
+    lora_dropout       share of the entries of their inputs that training drops, drawn for each
+                       adapter; the matrices beside them read all
     parameters         type in which parameters that are not trained are stored
     """
 
@@ -143,6 +145,7 @@ class Transformer:
     tables_hidden: int = 0
     lora_rank: int = 0
     lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
     parameters: str = "float32"
 
     def __post_init__(self):
@@ -176,6 +179,11 @@ class Transformer:
             )
         if self.lora_alpha <= 0:
             raise UserError(f"network.lora_alpha must be above 0, not {self.lora_alpha}")
+        if self.lora_dropout and not self.lora_rank:
+            raise UserError(
+                f"network.lora_dropout={self.lora_dropout} is for the inputs of adapters, and "
+                "network.lora_rank=0 makes none: set network.lora_rank, or network.dropout"
+            )
         if self.lora_rank > self.size:
             raise UserError(
                 f"network.lora_rank={self.lora_rank} must be at most network.size={self.size}: an "

@@ -44,13 +44,14 @@ class Stored(NamedTuple):
 class Tensors(Mapping):
     """Arrays of a folder by name. Each is read when it is asked for, and no other with it.
 
+    only: name of the one file that is read; "": those of a model.
     UserError for a folder without safetensors, a missing or damaged file, and an unknown name.
     """
 
-    def __init__(self, folder: Place):
+    def __init__(self, folder: Place, only: str = ""):
         self.folder = folder
         self._stored: dict[str, Stored] = {}
-        for file in _files(folder):
+        for file in [_one(folder, only)] if only else _files(folder):
             self._stored |= _header(file)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -88,6 +89,23 @@ def is_folder(folder: Place) -> bool:
     return folder.is_dir() and any(path.suffix == ".safetensors" for path in folder.iterdir())
 
 
+def _one(folder: Place, file: str) -> Place:
+    """Returns a file of a folder; UserError if that lacks it, or has a pickle in its place."""
+    if (folder / file).exists():
+        return folder / file
+    stem = file.removesuffix(".safetensors")
+    pickles = [stem + ending for ending in PICKLES if (folder / (stem + ending)).exists()]
+    raise _pickle(folder / pickles[0], file) if pickles else UserError(f"{folder} lacks {file}")
+
+
+def _pickle(file: Place, name: str) -> UserError:
+    return UserError(
+        f"{file} is a pickle, which runs code when it is read: convert it where "
+        "you trust it, with torch.load(FILE, weights_only=True) and "
+        f"safetensors.torch.save_file(arrays, {name!r})"
+    )
+
+
 def _files(folder: Place) -> list[Place]:
     """Returns the files of the model; UserError if there is none, or if one is missing."""
     if (folder / INDEX).exists():
@@ -109,11 +127,7 @@ def _files(folder: Place) -> list[Place]:
         raise UserError(f"{folder} holds {len(found)} safetensors files and no {INDEX}")
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
-        raise UserError(
-            f"{folder}/{pickles[0]} is a pickle, which runs code when it is read: convert it where "
-            "you trust it, with torch.load(FILE, weights_only=True) and "
-            "safetensors.torch.save_file(arrays, 'model.safetensors')"
-        )
+        raise _pickle(folder / pickles[0], FILE)
     raise UserError(f"{folder} holds no safetensors file")
 
 
@@ -156,8 +170,6 @@ def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> N
 
     An array may be split over devices; each is fetched when its file is written.
     """
-    from safetensors.numpy import save
-
     groups: list[list[str]] = [[]]
     size = 0
     for name, array in arrays.items():
@@ -168,10 +180,17 @@ def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> N
     where = {}
     for number, group in enumerate(groups, start=1):
         file = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else FILE
-        parts = {name: np.asarray(arrays[name], order="C") for name in group}
-        (folder / file).write_bytes(save(parts, metadata={"format": "md4_jax"}))
+        write_file(folder / file, {name: arrays[name] for name in group})
         where |= dict.fromkeys(group, file)
     if len(groups) > 1:
         total = sum(array.nbytes for array in arrays.values())
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_file(file: Place, arrays: Mapping[str, Any], form: str = "md4_jax") -> None:
+    """Writes arrays into one file; form: library for which it is meant, in its metadata."""
+    from safetensors.numpy import save
+
+    parts = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    file.write_bytes(save(parts, metadata={"format": form}))

@@ -68,6 +68,17 @@ def joined(trained: Params, frozen: Params) -> Params:
     return {**trained, **frozen, **parts}
 
 
+def trained_beside(network: Network, params: Params, trainable: str) -> str:
+    """Returns the path of a parameter of the network that is trained and no adapter's, "" for none.
+
+    params: of the network; trainable: the key train.trainable.
+    """
+    asked = trainable or network.adapters
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    found = (x for x in names if re.search(asked, x) and not is_adapter(network, x))
+    return next(found, "")
+
+
 def is_adapter(network: Network, path: str) -> bool:
     """Returns whether a parameter of the network is one of its adapters'."""
     return bool(network.adapters and re.search(network.adapters, path))

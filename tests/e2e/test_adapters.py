@@ -19,7 +19,7 @@ KEYS = {
     "train.num_steps": 4, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
     "optim.learning_rate": 0.01, "evals.validation.every": 0, "evals.test.limit": 2,
     "evals.samples.final": False, "checkpoint.every": 2, "network.lora_rank": 2,
-    "network.parameters": "bfloat16", "train.ema": 0.5,
+    "network.parameters": "bfloat16", "train.ema": 0.5, "network.lora_dropout": 0.2,
 }  # fmt: skip
 Z = np.array([[3, 1, 126, 7, 126, 0]])
 
@@ -70,6 +70,24 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(tuned, tmp_path):
     assert before == {p: p.stat().st_mtime_ns for p in (again / "base").rglob("*")}
     expected = md4_jax.load(tuned).logits(Z, 0.3)
     assert md4_jax.load(again).logits(Z, 0.3).tobytes() == expected.tobytes()
+
+
+def test_a_run_gives_its_adapters_back(tuned, published, tmp_path):
+    """In PEFT's layout; beside the published model they are the run, and are trained on."""
+    model = md4_jax.load(tuned)
+    folder = model.export(tmp_path / "adapter", adapters=True)
+    told = json.loads((folder / "adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == str(published) and told["lora_dropout"] == 0.2
+    run = tmp_path / "run"
+    words = ["--mode", "import", "--from", str(published), "--adapters", str(folder)]
+    keys = {key: value for key, value in KEYS.items() if key != "network.lora_dropout"}
+    keys |= {"data.path": tuned.with_name("text.txt"), "train.num_steps": 1}
+    assert main.run([*words, "--workdir", str(run), *flags(keys)]) == 0
+    begun = md4_jax.load(run)
+    assert begun.logits(Z, 0.3).tobytes() == model.logits(Z, 0.3).tobytes()
+    assert begun.config["network"] == model.config["network"]
+    assert main.run(["--workdir", str(run)]) == 0
+    assert np.abs(md4_jax.load(run).logits(Z, 0.3) - model.logits(Z, 0.3)).max() > 0.01
 
 
 def test_a_run_without_its_base_is_refused(tuned, tmp_path):
@@ -159,6 +177,7 @@ def test_losses_on_a_mesh(start, tiny, tmp_path):
     }  # fmt: skip
     first = {**keys, "train.num_steps": 4, "mesh.data": 1}
     tuned = {**keys, "train.num_steps": 6, "network.lora_rank": 4, "train.initial": tmp_path / "a"}
+    tuned["network.lora_dropout"] = 0.2
     words = [tiny.with_name("driver.py"), "runs"]
     words += ["--config", tiny, "--workdir", tmp_path / "a", *flags(first), "--"]
     for name, mesh in MESHES.items():

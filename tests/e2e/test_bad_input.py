@@ -67,6 +67,7 @@ CONFIG = [
     (["optim.decay=cosin"], ["optim.decay must be one of cosine, linear, constant, rsqrt, not"]),
     (["network.dtype=float16"], ["network.dtype must be float32 or bfloat16, not 'float16'"]),
     (["network.lora_rank=-1"], ["network.lora_rank must not be negative, not -1"]),
+    (["network.lora_dropout=0.1"], ["network.lora_dropout=0.1", "network.lora_rank=0"]),
     (["network.lora_rank=4"], ["network.lora_rank adapts a model that is trained already"]),
     (["network.parameters=bfloat16"], ["network.parameters='bfloat16'", "network.lora_rank"]),
     (["train.trainable=lora"], ["train.trainable='lora' matches none of the network's"]),

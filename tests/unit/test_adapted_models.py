@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from peer_folders import peer_folder
+from safetensors.numpy import load_file, save_file
 
 import md4_jax
 from md4_jax.config import build, files
@@ -94,6 +95,18 @@ def test_a_saved_model_is_given_adapters(plain, tmp_path):
     model = md4_jax.load(saved, config=LORA)
     assert model.logits(Z, 0.3).tobytes() == plain.logits(Z, 0.3).tobytes()
     assert len(names(model) - names(plain)) == 14
+
+
+def test_saved_adapters_are_not_left_out_in_silence(adapted, tmp_path):
+    """Neither all of them, nor one that the folder has lost."""
+    saved = adapted.save(tmp_path / "saved")
+    with pytest.raises(UserError, match="saved holds adapters, which network.lora_rank=0 would"):
+        md4_jax.load(saved, config={"network.lora_rank": 0})
+    arrays = load_file(saved / "model.safetensors")
+    del arrays["network/blocks/attention/query/lora_b/kernel"]
+    save_file(arrays, saved / "model.safetensors")
+    with pytest.raises(UserError, match="holds no array 'network/blocks/attention/query/lora_b"):
+        md4_jax.load(saved)
 
 
 def test_all_parameters_of_a_model_that_is_used_may_be_bfloat16(folder, plain, tmp_path):

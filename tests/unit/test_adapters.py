@@ -213,6 +213,17 @@ def test_the_step_computes_with_what_is_frozen():
     chex.assert_trees_all_equal(matching(average, "lora", matches=False), frozen)
 
 
+def test_the_step_drops_what_adapters_read():
+    """Its loss is another one, of the same parameters and the same noise."""
+    network, optimizer, state = started(optimizer=optax.sgd(0.0))
+    state = state._replace(params={**state.params, "network": shaken(state.params["network"])})
+    dropping = dataclasses.replace(ADAPTED, lora_dropout=0.5).build()
+    found, expected = (
+        float(trained(made, optimizer, state, steps=1)[1]["nats"]) for made in (dropping, network)
+    )
+    assert np.isfinite(found) and abs(found - expected) > 1e-3
+
+
 def test_microbatches_change_nothing_but_rounding():
     network, optimizer, state = started(optimizer=optax.sgd(0.1))
     whole, _ = trained(network, optimizer, state, steps=2)

@@ -1,0 +1,81 @@
+"""Places of a network's matrices in a published checkpoint: the module, and which of its rows.
+
+A module of PyTorch stores W^T [out, in]. Several matrices here may be the rows of one there, as
+query, key and value are in a DiT.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from md4_jax.model.peer import Peer
+from md4_jax.networks.layers import ADAPTED
+from md4_jax.networks.published import Read
+from md4_jax.protocols import UserError
+
+Shapes = Mapping[str, tuple[int, ...]]
+WEIGHT = ".weight"
+
+
+class Origin(NamedTuple):
+    """Rows [start, stop) of the matrix of a module."""
+
+    module: str
+    start: int
+    stop: int
+
+
+class _RowNumbers(Mapping):
+    """Arrays that hold the numbers of their own rows, in one column, and the one last read."""
+
+    def __init__(self, shapes: Shapes):
+        self._shapes = shapes
+        self.last = ""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.last = name
+        return np.arange(self._shapes[name][0])[:, None]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, list[Origin]]:
+    """Returns, for each path of layers that may have adapters, where they come from.
+
+    peer, shapes  a published model, and the shapes of its arrays by name
+    options       of the network that is made of it
+    folder        where it is, for messages
+
+    A path as `blocks/attention/query` has an origin for each layer. UserError for a checkpoint that
+    is not PyTorch's.
+    """
+    if not any(name.endswith(WEIGHT) for name in shapes):
+        raise UserError(
+            f"{folder} is no checkpoint of PyTorch ({peer.kind}): adapters in PEFT's layout are "
+            "for modules of PyTorch"
+        )
+    numbers, found = _RowNumbers(shapes), {}
+
+    def put(path: str, layers: Sequence[Read]) -> None:
+        layer, _, name = path.rpartition("/")
+        if name == "kernel" and layer.split("/")[-1] in ADAPTED:
+            found[layer] = [_origin(read(), numbers.last, layer, folder) for read in layers]
+
+    peer.convert(numbers, options, put)
+    return found
+
+
+def _origin(kernel: np.ndarray, name: str, layer: str, folder: str) -> Origin:
+    """Returns where the kernel [1, out] of row numbers comes from."""
+    first, count = int(kernel[0, 0]), kernel.shape[-1]
+    if not name.endswith(WEIGHT) or not np.array_equal(kernel, first + np.arange(count)[None]):
+        raise UserError(f"{folder}: {layer} is not made of whole rows of one matrix ({name})")
+    return Origin(name.removesuffix(WEIGHT), first, first + count)
