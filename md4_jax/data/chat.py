@@ -76,8 +76,10 @@ class Chat:
         replace(folder / FILE, json.dumps(content, indent=2) + "\n")
 
     def export(self, folder: Place) -> None:
-        """Writes the files that `of_folder` reads."""
-        told = {**self.tokens, "chat_template": self.template}
+        """Writes the template and tokens into tokenizer_config.json, whose other keys stay."""
+        told = _json(folder / TOKENS)
+        changed = {n: text for n, text in self.tokens.items() if text != _text(told.get(n))}
+        told |= {**changed, "chat_template": self.template}
         replace(folder / TOKENS, json.dumps(told, indent=2) + "\n")
 
     def dated(self) -> "Chat":

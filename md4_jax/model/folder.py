@@ -23,8 +23,24 @@ from md4_jax.runtime.sharding import path_name, to_host
 CARD = "README.md"
 
 
+def check_empty(folder: Place) -> None:
+    """Raises UserError for a folder that holds anything but hidden files, such as those of git."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a folder")
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if seen := [name for name in names if not name.startswith(".")]:
+        raise UserError(
+            f"{folder} is not empty, and nothing in it is overwritten: it holds {seen[0]}. Choose "
+            "another folder, or empty this one"
+        )
+
+
 def write(model: Any, folder: Place) -> None:
-    """Writes the folder, in the first process; the config comes last, so that it is whole then."""
+    """Writes the folder, in the first process; the config comes last, so that it is whole then.
+
+    UserError for a folder that is not empty.
+    """
+    check_empty(folder)
     several = jax.process_count() > 1
     leaves = jax.tree_util.tree_leaves_with_path(model.params)
     arrays = {path_name(path): to_host(leaf) if several else leaf for path, leaf in leaves}
@@ -52,8 +68,9 @@ def export(model: Any, folder: Place) -> Place:
     """Writes the folder in the layout of the project that the model came from, and returns it.
 
     Adapters are folded into the matrices beside them. UserError for a model that was trained here
-    from the start.
+    from the start, and for a folder that is not empty.
     """
+    check_empty(folder)
     if model.experiment.network.adapters:
         model = adapters.merged(model)
     if model.layout is None:
@@ -66,7 +83,9 @@ def export(model: Any, folder: Place) -> Place:
     if not is_first():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    tensors.write(folder, arrays)
+    tensors.write(folder, arrays, form="pt")
+    for name, text in model.layout.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
     tokenizer = json.loads(model.domain.to_json())["tokenizer"]
     if "definition" in tokenizer:
         (folder / "tokenizer.json").write_text(tokenizer["definition"], encoding="utf-8")

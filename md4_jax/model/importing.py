@@ -41,9 +41,9 @@ def imported(source: str, changes: Mapping[str, str], workdir: Place, adapters: 
         raise UserError(f"{workdir} holds a run already: choose another --workdir")
     model = load(source, changes, adapters=adapters)
     form = _form(model)
+    check_trainable(model.experiment)
     if any(key.startswith("data.") for key in changes):
         inputs.check_files(model.config["data"], form)
-    check_trainable(model.experiment)
     if is_first():
         check_writable(workdir)
         keep_domain(model.domain, workdir)

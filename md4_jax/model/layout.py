@@ -25,6 +25,8 @@ from md4_jax.runtime.sharding import path_name, to_host
 from md4_jax.runtime.tensors import TYPES, Tensors
 
 FILE = "layout.json"
+# Files that go back as they were. The chat template goes into the first.
+FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 # Arrays that no parameter is made of, such as frequencies, are kept up to this number of entries.
 KEPT = 4096
 
@@ -39,6 +41,7 @@ class Layout:
     others   values of the arrays of which no parameter is made
     base     folder, or name on the hub, whose parameters the model has beside its adapters; "": it
              has others, or that is not known
+    files    texts of the small FILES beside it, by their names
     """
 
     config: Mapping[str, Any]
@@ -46,6 +49,7 @@ class Layout:
     mask: int | None
     others: Mapping[str, Any]
     base: str = ""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -56,7 +60,9 @@ class Layout:
         small = [n for n, s in found.items() if n not in read and math.prod(s.shape) <= KEPT]
         others = {name: np.asarray(tensors[name], np.float64).tolist() for name in small}
         arrays = {name: (stored.type, tuple(stored.shape)) for name, stored in found.items()}
-        return cls(told, arrays, mask, others, base)
+        beside = {name: tensors.folder / name for name in FILES}
+        files = {name: file.read_text("utf-8") for name, file in beside.items() if file.exists()}
+        return cls(told, arrays, mask, others, base, files)
 
     @classmethod
     def kept(cls, folder: Place) -> Union["Layout", None]:
@@ -68,8 +74,10 @@ class Layout:
             arrays = {name: (kind, tuple(shape)) for name, (kind, shape) in told["arrays"].items()}
             if unknown := {kind for kind, _ in arrays.values()} - TYPES.keys():
                 raise ValueError(f"unknown types {unknown}")
-            base = told.get("base", "")
-            return cls(told["config"], arrays, told["mask"], told["others"], base)
+            base, texts = told.get("base", ""), told.get("files", {})
+            if not all(name in FILES and isinstance(text, str) for name, text in texts.items()):
+                raise ValueError(f"its files are not texts of {', '.join(FILES)}")
+            return cls(told["config"], arrays, told["mask"], told["others"], base, texts)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{folder / FILE} is damaged: {error}") from error
 

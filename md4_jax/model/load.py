@@ -96,6 +96,7 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
             step, params = runs.averaged(experiment, folder)
         facts["results"] = _results(folder, step)
     elif is_folder(folder):
+        _check_scale(folder, told["config"]["network"], asked["network"])
         step, params = told.get("step", 0), parameters.own(experiment, Tensors(folder))
     else:
         raise UserError(f"{folder} holds no checkpoint yet: train it first")
@@ -103,6 +104,16 @@ def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> 
     if layout is not None and step and _trains_others(experiment, params):
         layout = layout.of_other_parameters()
     return Model(experiment, params, step, str(folder), facts, form, layout)
+
+
+def _check_scale(folder: Place, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UserError if adapters that were saved would count more or less than they did."""
+    was, is_now = (section.get("lora_alpha") for section in (before, now))
+    if before.get("lora_rank") and was != is_now:
+        raise UserError(
+            f"the adapters of {folder} were trained with network.lora_alpha={was}, and "
+            f"network.lora_alpha={is_now} would scale them by another factor: leave the key out"
+        )
 
 
 def _trains_others(experiment: Experiment, params: Params) -> bool:

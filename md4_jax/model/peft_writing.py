@@ -10,6 +10,7 @@ import numpy as np
 
 from md4_jax.config.schema import build_section
 from md4_jax.model import peers, peft_config
+from md4_jax.model.folder import check_empty
 from md4_jax.model.layout import Layout, Numbered
 from md4_jax.model.origins import WEIGHT, Origin, origins
 from md4_jax.model.peer import Peer
@@ -36,8 +37,9 @@ def write(model: Any, folder: Place, base: str = "") -> Place:
 
     base: folder, or USER/NAME on the hub, of the parameters beside the adapters; "": that which the
     model was made of. UserError for a model without adapters, of which more was trained, or whose
-    base is not known.
+    base is not known, and for a folder that is not empty.
     """
+    check_empty(folder)
     layout = model.layout
     named = _named_base(model, base)
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)

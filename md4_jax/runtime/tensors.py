@@ -165,9 +165,12 @@ def _json(file: Place) -> Any:
         raise UserError(f"{file} is not readable JSON: {error}") from error
 
 
-def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> None:
+def write(
+    folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES, *, form: str = "md4_jax"
+) -> None:
     """Writes arrays into one file, or into several of at most `most` bytes with an index.
 
+    form: library for which they are meant, in their metadata; transformers reads "pt" alone.
     An array may be split over devices; each is fetched when its file is written.
     """
     groups: list[list[str]] = [[]]
@@ -180,7 +183,7 @@ def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> N
     where = {}
     for number, group in enumerate(groups, start=1):
         file = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else FILE
-        write_file(folder / file, {name: arrays[name] for name in group})
+        write_file(folder / file, {name: arrays[name] for name in group}, form)
         where |= dict.fromkeys(group, file)
     if len(groups) > 1:
         total = sum(array.nbytes for array in arrays.values())
@@ -188,8 +191,8 @@ def write(folder: Place, arrays: Mapping[str, Any], most: int = FILE_BYTES) -> N
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_file(file: Place, arrays: Mapping[str, Any], form: str = "md4_jax") -> None:
-    """Writes arrays into one file; form: library for which it is meant, in its metadata."""
+def write_file(file: Place, arrays: Mapping[str, Any], form: str) -> None:
+    """Writes arrays into one file; form: as in `write`."""
     from safetensors.numpy import save
 
     parts = {name: np.asarray(array, order="C") for name, array in arrays.items()}

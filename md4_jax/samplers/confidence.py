@@ -79,12 +79,13 @@ class Confidence:
                 f"sample.rule={self.rule!r} compares probabilities with sample.limit: take "
                 "sample.score='probability' or 'margin', not 'entropy'"
             )
-        if self.limit and not self.is_adaptive:
+        is_told = isinstance(self.limit, float | int)  # and not traced, within a program
+        if is_told and self.limit and not self.is_adaptive:
             raise UserError(
                 f"sample.limit={self.limit} is for the other rules than sample.rule='count': name "
                 f"one of {', '.join(RULES[1:])}"
             )
-        if self.rule == "threshold" and not 0 < self.limit <= 1:
+        if is_told and self.rule == "threshold" and not 0 < self.limit <= 1:
             raise UserError(
                 "sample.rule='threshold' compares probabilities with sample.limit, which must be "
                 f"above 0 and at most 1, as 0.9 is, not {self.limit}"

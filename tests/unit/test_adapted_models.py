@@ -97,6 +97,14 @@ def test_a_saved_model_is_given_adapters(plain, tmp_path):
     assert len(names(model) - names(plain)) == 14
 
 
+def test_saved_adapters_keep_their_scale(adapted, tmp_path):
+    adapted.save(tmp_path / "saved")
+    alpha = adapted.config["network"]["lora_alpha"]
+    assert md4_jax.load(tmp_path / "saved", {"network.lora_alpha": alpha}).step == adapted.step
+    with pytest.raises(UserError, match="lora_alpha=160.0 would scale them by another factor"):
+        md4_jax.load(tmp_path / "saved", {"network.lora_alpha": 160.0})
+
+
 def test_saved_adapters_are_not_left_out_in_silence(adapted, tmp_path):
     """Neither all of them, nor one that the folder has lost."""
     saved = adapted.save(tmp_path / "saved")
@@ -139,7 +147,7 @@ def test_beside_float32_adapters_the_rest_is_bfloat16(folder, tmp_path):
 
 
 def imported(folder, tmp_path, **more):
-    keys = {"data.path": "x", **{key: str(value) for key, value in more.items()}}
+    keys = {key: str(value) for key, value in more.items()}
     return importing.imported(str(folder), keys, Place(tmp_path / "run"))
 
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from peer_folders import TOLD, answers, chat_folder, peer_folder, with_mask_at
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
@@ -117,6 +118,38 @@ def test_it_goes_through_a_saved_folder_and_keeps_the_chat(tmp_path):
     assert (
         again.domain.encode("hi<|eot_id|>").tolist() == saved.domain.encode("hi<|eot_id|>").tolist()
     )
+
+
+def test_the_files_beside_a_checkpoint_go_back_with_it(tmp_path):
+    """Its weights are marked as transformers wants them; a template that was changed is written."""
+    source = chat_folder(tmp_path)
+    told = {"tokenizer_class": "Fast", "eos_token": {"content": "<|endoftext|>", "special": True}}
+    told |= {"chat_template": "old", "added_tokens_decoder": {"7": {"content": "<|x|>"}}}
+    (source / "tokenizer_config.json").write_text(json.dumps(told))
+    (source / "generation_config.json").write_text('{"temperature": 0.5}')
+    saved = md4_jax.load(md4_jax.load(source).save(tmp_path / "saved"))
+    folder = saved.export(tmp_path / "exported")
+    found = json.loads((folder / "tokenizer_config.json").read_text())
+    assert found == told | {"chat_template": saved.form.template}
+    assert (folder / "generation_config.json").read_text() == '{"temperature": 0.5}'
+    assert not (folder / "special_tokens_map.json").exists()
+    with safe_open(folder / "model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_nothing_is_overwritten(tmp_path):
+    """Neither a run nor another model nor anything else; hidden files may be there."""
+    model = md4_jax.load(peer_folder(tmp_path, "llada"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".git").mkdir()
+    model.export(tmp_path / "mine")
+    before = (tmp_path / "mine" / "model.safetensors").read_bytes()
+    for write in (model.export, model.save):
+        with pytest.raises(UserError, match="mine is not empty, .* it holds config.json. Choose"):
+            write(tmp_path / "mine")
+    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == before
+    with pytest.raises(UserError, match="model.safetensors is a file, not a folder"):
+        model.save(tmp_path / "mine" / "model.safetensors")
 
 
 def test_a_tied_head_that_is_stored_is_written_too(tmp_path):

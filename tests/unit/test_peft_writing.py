@@ -137,14 +137,16 @@ def test_target_modules_match_no_other_module(modules, arrays, expected):
 
 def test_the_base_is_named_as_other_code_finds_it(tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "llada"), config=LORA)
-    for base, name, revision in (
-        ("USER/NAME@main", "USER/NAME", "main"),
-        ("USER/NAME", "USER/NAME", None),
-        ("/models/a@b/c", "/models/a@b/c", None),
+    for number, (base, name, revision) in enumerate(
+        (
+            ("USER/NAME@main", "USER/NAME", "main"),
+            ("USER/NAME", "USER/NAME", None),
+            ("/models/a@b/c", "/models/a@b/c", None),
+        )
     ):
         named = dataclasses.replace(model.layout, base=base)
         adapted = dataclasses.replace(model, layout=named)
-        told, _ = written(adapted.export(tmp_path / "a", adapters=True))
+        told, _ = written(adapted.export(tmp_path / str(number), adapters=True))
         assert (told["base_model_name_or_path"], told["revision"]) == (name, revision)
     told, _ = written(model.export(tmp_path / "a", adapters=True, base="OTHER/NAME"))
     assert told["base_model_name_or_path"] == "OTHER/NAME"
@@ -153,7 +155,7 @@ def test_the_base_is_named_as_other_code_finds_it(tmp_path):
 def test_the_base_is_known_as_long_as_it_is_the_base(tmp_path):
     """Through a run and a saved folder, but not once adapters were folded, or all was trained."""
     source, run = peer_folder(tmp_path, "llada"), Place(tmp_path / "run")
-    keys = {key: str(value) for key, value in LORA.items()} | {"data.path": "x"}
+    keys = {key: str(value) for key, value in LORA.items()}
     importing.imported(str(source), keys, run)
     model = md4_jax.load(run)
     assert model.layout.base == str(source)
