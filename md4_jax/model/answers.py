@@ -55,7 +55,7 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
             f"least 1, and both at most data.length={model.length}"
         )
     marks = model.form.ends(getattr(model.domain.tokenizer, "special", ()))
-    if marks and options.get("block"):
+    if marks and (options.get("block") or getattr(model.experiment.objective, "block", 0)):
         # What comes after the end of a turn is cut off: blocks need not be drawn for it.
         options = {"stop": min(marks), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])
