@@ -5,7 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from peer_folders import answers, peer_folder
+from peer_folders import answers, chat_folder, peer_folder
 
 import md4_jax
 from md4_jax.evals.samples import drawn_samples
@@ -169,3 +169,17 @@ def test_a_model_of_dllm_in_blocks(tmp_path):
     told = answers("sdar")
     found = of_blocks(model, told["z"], told["clean"])
     np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :SYMBOLS], atol=CLOSE)
+
+
+def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path, monkeypatch):
+    """Also where the model was trained in blocks, and the options name none."""
+    seen = {}
+    monkeypatch.setattr(
+        "md4_jax.model.answers.drawn",
+        lambda model, prompts, size, options: [seen.update(options) or np.array([2])],
+    )
+    blocks = {"objective.name": "block", "objective.block": 4}
+    for changes, stop in ((blocks, "<|eot_id|>"), ({}, None)):
+        seen.clear()
+        md4_jax.load(chat_folder(tmp_path, f"{stop}"), config=changes).chat("hi", 8)
+        assert seen.get("stop") == stop
