@@ -56,8 +56,10 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
         )
     marks = model.form.ends(getattr(model.domain.tokenizer, "special", ()))
     if marks and (options.get("block") or getattr(model.experiment.objective, "block", 0)):
-        # What comes after the end of a turn is cut off: blocks need not be drawn for it.
-        options = {"stop": min(marks), **options}
+        # What comes after the end of a turn is cut off: blocks need not be drawn for it. The end of
+        # a text may have a mark of its own, which no turn ends with.
+        turn = marks - {model.form.tokens.get("eos_token")} or marks
+        options = {"stop": min(turn), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])
 
 
