@@ -38,12 +38,14 @@ TOLD = {
     "qwen2": {},
     "qwen3": {},
     "llama": {},
+    "sdar": {},
+    "fast_dllm_v2": dict(mask_token_id=123),
     "md4_text": dict(data_shape=[16]),
     "md4_text_outside_embed": dict(data_shape=[16]),
     "md4_text_time_free": dict(data_shape=[16]),
 }  # fmt: skip
 # Those in the layout of transformers' Llama and Qwen.
-DECODERS = ("dream", "qwen2", "qwen3", "llama")
+DECODERS = ("dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2")
 # Letters and special entries of the vocabulary.
 ENTRIES = {"llada": (125, 3), **dict.fromkeys(DECODERS, (120, 4))}
 # Printable characters that stand for themselves in a byte-level vocabulary.

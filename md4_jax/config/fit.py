@@ -39,9 +39,9 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
     if needs.blockwise and not network.blockwise:
         raise UserError(
-            f"{said} needs network.local_width=0, network.tables=0, network.shifted=False and "
-            "network.causal=False: a convolution, tables and a shift would cross the borders of "
-            "blocks, and a causal mask would cut blocks"
+            f"{said} needs network.local_width=0, network.tables=0 and network.causal=False: a "
+            "convolution and tables would cross the borders of blocks, and a causal mask would cut "
+            "blocks"
         )
     if needs.mixtures and not network.mixtures:
         raise UserError(

@@ -143,7 +143,7 @@ def _check_blocks(experiment: Experiment) -> None:
     if not (isinstance(experiment.process, RevealsMasks) and experiment.network.blockwise):
         raise UserError(
             f"sample.block={block} needs process.name='masking', network.local_width=0, "
-            "network.tables=0, network.shifted=False and network.causal=False"
+            "network.tables=0 and network.causal=False"
         )
     _check_dual_cache(experiment)
     if options.stride:

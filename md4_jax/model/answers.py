@@ -71,7 +71,7 @@ def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str
         )
     tokenizer = model.domain.tokenizer
     marks = {name for name in _marks(model) if tokenizer.id_of(name) in ends(model)}
-    if marks and options.get("block"):
+    if marks and (options.get("block") or getattr(model.experiment.objective, "block", 0)):
         # What comes after the end of a turn is cut off: blocks need not be drawn for it.
         options = {"stop": " ".join(sorted(marks)), **options}
     return model.domain.decode(drawn(model, [ids], size, options)[0])

@@ -3,20 +3,39 @@
 Dream (arXiv:2508.15487) was trained on from Qwen2.5 with masks: it sees both sides, and still takes
 the logits of a token from the position before it. What dLLM calls A2D sees both sides and takes
 them from the token's own position.
+
+SDAR (arXiv:2510.06303) and Fast-dLLM v2 (arXiv:2509.26328) are block diffusion: a block sees itself
+and what comes before it. SDAR was made of Qwen3 and takes logits from the token's own position,
+Fast-dLLM v2 of Qwen2.5 and from the position before it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import UNKNOWN, Peer, agree, lacks, needed
+from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 CAUSAL = ("qwen2", "qwen3", "llama", "mistral")
-MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-llama")
+BLOCKWISE = ("sdar", "fast_dllm_qwen")
+MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-llama", *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
+SHIFTED = ("dream", "fast_dllm_qwen")
+# What the code of these models takes where their config.json does not say it.
+IMPLIED = {
+    "sdar": {"block_size": 4, "mask_token_id": 151_669},
+    "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
+}
+# What the layouts of the arrays are those of, if it is another name.
+BASES = {"dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "mistral": "llama"}
+# Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
+NAMES = {
+    ("qwen2", True, False): "Dream",
+    ("qwen2", True, True): "Fast_dLLM_Qwen",
+    ("qwen3", False, True): "sdar",
+}
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST = "model.layers.0."
 # The longest sequences by default: models are trained on as many as 32,768 tokens and more.
@@ -32,6 +51,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
     _check(told, tensors)
     kind = str(told["model_type"]).lower()
+    told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
     rows = tensors.shape(TABLE)[0]
     network = _network(told, tensors)
     agree(told, tensors, vocab_size=rows)
@@ -52,8 +72,36 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         if begins is None and ends is None:
             raise lacks(tensors, "bos_token_id")
         return found._replace(begins=ends if begins is None else begins)
-    network["shifted"] = kind == "dream" or bool(told.get("right_shift_logits", False))
-    return found._replace(symbols=rows - 1, mask=told.get("mask_token_id", UNKNOWN))
+    network["shifted"] = kind in SHIFTED or bool(told.get("right_shift_logits", False))
+    found = found._replace(symbols=rows - 1, mask=told.get("mask_token_id", UNKNOWN))
+    block = told.get(block_key(kind))
+    return found if block is None else in_blocks(found, block)
+
+
+def block_key(kind: str) -> str:
+    """Returns the key of config.json that holds the size of blocks."""
+    return "bd_size" if kind == "fast_dllm_qwen" else "block_size"
+
+
+def told_of(told: Mapping[str, Any], kind: str, *, shifted: bool, block: int) -> dict[str, Any]:
+    """Returns the config.json of a diffusion model that was made of one of another kind.
+
+    told   config.json of the other
+    block  tokens of a block; 0: the model sees whole texts
+    """
+    base = kind.removeprefix("a2d-")
+    base = BASES.get(base, base)
+    name = NAMES.get((base, shifted, block > 0), f"a2d-{base}")
+    left = ["right_shift_logits", "block_size", "bd_size"]
+    if name.lower() != kind:  # another project's code
+        left += ["architectures", "auto_map"]
+    found = {key: value for key, value in told.items() if key not in left}
+    found["model_type"] = name
+    if shifted and name.lower() not in SHIFTED:
+        found["right_shift_logits"] = True
+    if block:
+        found[block_key(name.lower())] = block
+    return found
 
 
 def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:

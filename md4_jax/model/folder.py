@@ -79,7 +79,10 @@ def export(model: Any, folder: Place) -> Place:
             "this package's: use save"
         )
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
-    told, arrays = exported(model.layout, model.params["network"], options, model.origin)
+    told, arrays = exported(
+        model.layout, model.params["network"], options, model.origin,
+        block=getattr(model.experiment.objective, "block", 0),
+    )  # fmt: skip
     if not is_first():
         return folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.model import peers
+from md4_jax.model import decoders, peers
 from md4_jax.model.peer import Peer
 from md4_jax.networks.published import Arrays, MaskLast, Read, View
 from md4_jax.protocols import Params, UserError
@@ -127,17 +127,18 @@ class Numbered(Mapping):
 
 
 def exported(
-    layout: Layout, params: Params, options: Any, folder: str
+    layout: Layout, params: Params, options: Any, folder: str, block: int = 0
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns config.json and the arrays of a network in the layout that it came from.
 
     params, options  of the network; folder: where it came from, for messages
+    block            tokens of a block, if it was trained by block diffusion
 
     Entries that no parameter stands for, such as the head's column of the mask, are zeros.
     """
     peer = peers.peer(layout.config, Numbered(layout, folder))
     if peer.begins is not None and not options.causal:
-        layout = _with_mask(layout, peer, options)
+        layout = _with_mask(layout, peer, options, block)
     numbers = Numbered(layout, folder)
     out = {
         name: np.zeros(shape, jnp.dtype(TYPES[kind]))
@@ -160,7 +161,16 @@ def exported(
     read = Watched(arrays)
     peer.convert(read, options, put)
     _fill(out, layout, read.names, peer.tables, folder)
-    return dict(layout.config), out
+    return _with_block(layout.config, peer, options, block), out
+
+
+def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int) -> dict[str, Any]:
+    """Returns config.json with the size of blocks that the model has now, for kinds that say it."""
+    if peer.begins is not None or peer.sections["objective"].get("block", 0) == block:
+        return dict(config)
+    if peer.kind in decoders.MASKED:
+        return decoders.told_of(config, peer.kind, shifted=options.shifted, block=block)
+    return {**config, "block_size": block} if peer.kind == "bd3lm" and block else dict(config)
 
 
 class Watched(View):
@@ -205,18 +215,17 @@ def _fill(
             )
 
 
-def _with_mask(layout: Layout, peer: Peer, options: Any) -> Layout:
-    """Makes the layout of a diffusion model of that of a causal one: the mask is a new entry."""
-    mask = options.vocab_size
+def _with_mask(layout: Layout, peer: Peer, options: Any, block: int) -> Layout:
+    """Makes the layout of a diffusion model of that of a causal one.
+
+    The mask is a new entry, or the one that was chosen.
+    """
+    mask = options.vocab_size if layout.mask is None else layout.mask
     arrays = dict(layout.arrays)
     for name in peer.tables:
         kind, (rows, *rest) = arrays[name]
         arrays[name] = kind, (max(rows, mask + 1), *rest)
     rows = arrays[peer.tables[0]][1][0]
-    is_dream = options.shifted and peer.kind == "qwen2"
-    config = {**layout.config, "mask_token_id": mask, "vocab_size": rows}
-    config["model_type"] = "Dream" if is_dream else f"a2d-{peer.kind}"
-    if options.shifted and not is_dream:
-        config["right_shift_logits"] = True
-    config.pop("architectures", None)
+    config = decoders.told_of(layout.config, peer.kind, shifted=options.shifted, block=block)
+    config |= {"mask_token_id": mask, "vocab_size": rows}
     return dataclasses.replace(layout, config=config, arrays=arrays, mask=mask)

@@ -38,6 +38,12 @@ class Peer(NamedTuple):
     ends: int | None = None
 
 
+def in_blocks(found: Peer, block: int) -> Peer:
+    """Returns a model of masks as one of block diffusion, with sequences of whole blocks."""
+    sections = {**found.sections, "objective": {"name": "block", "block": block}}
+    return found._replace(length=found.length - found.length % max(block, 1), sections=sections)
+
+
 def needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
     """Returns what config.json says under a key; UserError if it says nothing."""
     if key not in told:

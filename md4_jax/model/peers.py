@@ -6,7 +6,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.model import decoders
-from md4_jax.model.peer import UNKNOWN, Peer, agree, lacks, needed
+from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -71,9 +71,7 @@ def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    found = _mdlm(told, tensors)
-    block = {"name": "block", "block": needed(told, tensors, "block_size")}
-    return found._replace(sections={**found.sections, "objective": block})
+    return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
 
 
 def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:

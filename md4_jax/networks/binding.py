@@ -11,7 +11,7 @@ from md4_jax.networks.blocks import KVCache, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.rows import COUNTED, Bound
-from md4_jax.networks.shift import shifted_features
+from md4_jax.networks.shift import shifted_blocks, shifted_features, shifted_halves
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -95,6 +95,7 @@ class Binding(NamedTuple):
             h = module.apply(
                 variables, z, t, clean, clean_t, segments, label, keys, method="block_features"
             )
+            h = shifted_halves(h, block, segments) if o.shifted else h
             return h[:, :length]
 
         def empty_cache(rows: int, window: int) -> KVCache:
@@ -114,4 +115,5 @@ class Binding(NamedTuple):
             inputs = (z, t, cache, label, told.get("segments"))
             return self.module.apply(variables, *inputs, method="append_block")
 
-        return Blockwise(features, empty_cache, append_block, around)
+        blocks = Blockwise(features, empty_cache, append_block, around)
+        return shifted_blocks(blocks, told.get("segments")) if o.shifted else blocks

@@ -24,7 +24,8 @@ def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.M
     if o.remat != "none":
         block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
     if not o.scan_blocks:
-        return [block(o, block_size, n == o.depth - 1) for n in range(o.depth)]
+        last = -1 if o.shifted else o.depth - 1  # all layers of a shifted one compute both halves
+        return [block(o, block_size, n == last) for n in range(o.depth)]
     return nn.scan(
         block,
         variable_axes={"params": 0},

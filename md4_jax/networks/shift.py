@@ -1,10 +1,12 @@
 """Features one position to the right, for networks whose logits predict the next token."""
 
 from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array
+from md4_jax.protocols import Array, Blockwise
 
 
 def shifted_features(
@@ -21,7 +23,64 @@ def shifted_features(
     if index is not None:
         return features(index=_before(segments, index))
     h = features(index=None)
-    moved = jnp.concatenate([h[:, :1], h[:, :-1]], axis=1)
+    return _moved(h, h, segments)
+
+
+def shifted_halves(h: Array, block: int, segments: Array | None) -> Array:
+    """Returns h [B, L, D] of the noisy half of [noisy, clean], one position to the right.
+
+    The first position of a block takes its features from the end of the clean block before it, all
+    others from their noisy neighbour: what a block is drawn from depends on nothing but the block
+    and the clean ones before it.
+
+    h  [B, 2 L, D] of both halves, with blocks of `block` positions
+    """
+    noisy, clean = jnp.split(h, 2, axis=1)
+    ends = (jnp.arange(noisy.shape[1]) + 1) % block == 0
+    return _moved(noisy, jnp.where(ends[:, None], clean, noisy), segments)
+
+
+def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
+    """Returns the functions of a network with a cache, with features one position to the right.
+
+    A cache of earlier blocks also keeps the features of their last token, [B, D]. A cache of a
+    whole text also keeps its tokens: a window is read together with the token before it.
+    `features` are moved already.
+    """
+
+    def empty_cache(rows: int, window: int) -> tuple[Any, Array]:
+        cache = blocks.empty_cache(rows, window)
+        block = jnp.zeros((rows, 1), jnp.int32)
+        h = jax.eval_shape(lambda: blocks.append_block(block, jnp.zeros(rows), cache)[0])
+        return cache, jnp.zeros((rows, h.shape[-1]), h.dtype)
+
+    def append_block(z: Array, t: Array, cache: tuple[Any, Array]) -> tuple[Array, Any]:
+        before, last = cache
+        h, after = blocks.append_block(z, t, before)
+        first = jnp.where(before.count > 0, last[:, None], h[:, :1])
+        return jnp.concatenate([first, h[:, :-1]], axis=1), (after, h[:, -1])
+
+    def around(z: Array, t: Array, begin: Array | int, cache: Any) -> tuple[Array, Any]:
+        if cache is None:
+            h, found = blocks.around(z, t, 0, None)
+            return _moved(h, h, segments), (found, z)
+        others, tokens = cache
+        rows, count = z.shape
+        text = jax.lax.dynamic_update_slice_in_dim(tokens, z, begin, axis=1)
+        since = jnp.maximum(jnp.asarray(begin) - 1, 0)
+        size = min(count + 1, tokens.shape[1])
+        window = jax.lax.dynamic_slice_in_dim(text, since, size, axis=1)
+        h, found = blocks.around(window, t, since, others)
+        places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
+        index = _before(segments, places) - since
+        return jnp.take_along_axis(h, index[..., None], axis=1), (found, text)
+
+    return Blockwise(blocks.features, empty_cache, append_block, around)
+
+
+def _moved(h: Array, before: Array, segments: Array | None) -> Array:
+    """Returns `before` [B, L, D] one position to the right; segments begin with their own h."""
+    moved = jnp.concatenate([h[:, :1], before[:, :-1]], axis=1)
     if segments is None:
         return moved
     begins = segments != jnp.roll(segments, 1, axis=1)

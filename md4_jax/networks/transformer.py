@@ -241,11 +241,13 @@ class Transformer:
             # Rolled up: XLA takes minutes for initial values of 12 blocks side by side on a GPU.
             return TransformerModule(options).init(key, tokens, jnp.zeros((1,)))["params"]
 
-        # A convolution, tables, a causal mask and a shift reach across the borders of blocks.
-        blockwise = not (self.causal or self.local_width or self.tables or self.shifted)
+        # A convolution, tables and a causal mask reach across the borders of blocks.
+        blockwise = not (self.causal or self.local_width or self.tables)
         bind = Binding(options, module, blockwise, platform)
         attended = self.heads * self.attention_size
-        counted = functools.partial(forward_flops, attended=attended, depth=self.depth)
+        counted = functools.partial(
+            forward_flops, attended=attended, depth=self.depth, whole=self.shifted
+        )
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
             self._padding(), options.products, self.counts,

@@ -153,7 +153,7 @@ class TransformerModule(nn.Module):
 
         t holds a time for each of the G = L / block blocks, and clean_t is the time of clean, for
         all or [B, 1]. One pass of length 2 L reads both. Its last layer computes only keys and
-        values for clean.
+        values for clean, unless the network is shifted: then h of both is returned, [B, 2 L, D].
         """
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.full_like(t_BxG, clean_t)], axis=1)
@@ -193,7 +193,7 @@ class TransformerModule(nn.Module):
                 own = None if each_DxB is None else each_DxB[number]
                 asked = (index,) if number == self.options.depth - 1 else ()
                 x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments, own, *asked)
-        if self.block and condition_BxGxD is not None:
+        if self.block and condition_BxGxD is not None and not self.options.shifted:
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
 
@@ -266,7 +266,8 @@ class TransformerModule(nn.Module):
             apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
         x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest, unroll=self._at_once)
         params, keys = last
-        return self._block(params, last=True)(x_BxLxD, *around, keys, index)[0]
+        block = self._block(params, last=not self.options.shifted)
+        return block(x_BxLxD, *around, keys, index)[0]
 
     def _block(self, params, *, last: bool = False) -> Callable:
         """Returns a block with these parameters, outside of the scan."""

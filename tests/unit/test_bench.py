@@ -47,23 +47,25 @@ def test_where_every_position_counts_so_does_the_head():
 
 
 @pytest.mark.parametrize(
-    "length, block, most",
+    "length, block, most, shifted",
     [
-        (64, 8, 1.0),
+        (64, 8, 1.0, False),
         *(
             pytest.param(*more, marks=pytest.mark.campaign)
-            for more in ((256, 64, 1.0), (512, 16, 1.25))
+            for more in ((256, 64, 1.0, False), (512, 16, 1.25, False), (64, 8, 1.0, True))
         ),
     ],
 )
-def test_block_diffusion_computes_what_its_mask_allows(length, block, most):
+def test_block_diffusion_computes_what_its_mask_allows(length, block, most, shifted):
     """Both halves of 2 L once, and of their (2 L)^2 scores no more than the allowed ones, where
     tiles are blocks, or those and what fills up tiles: a dense mask has 2 to 4 times as many.
     Sums that are products with ones count too, less than a hundredth."""
     words = {"objective.block": str(block), "sample.block": str(block)}
+    words["network.shifted"] = str(shifted)
     flops, trunk, head = step("block", length=length, symbols=127, **words)
     a_score = 12.0 * ROWS * SIZE * length
-    allowed = 3 * (length + block) / 2  # of a token: of both halves, and in the last layer of one
+    # Of a token: of both halves, and in the last layer of one, unless the network is shifted.
+    allowed = (4 if shifted else 3) * (length + block) / 2
     scores = (flops - head - trunk) / a_score + allowed
     assert 1.0 - 1e-6 <= scores / allowed <= most + 0.01
 

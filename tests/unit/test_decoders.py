@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from peer_folders import answers, peer_folder
+from peer_folders import DECODERS, answers, peer_folder
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
@@ -17,12 +17,13 @@ ADAPTED = {
     "objective.name": "md4", "network.causal": False, "network.shifted": True,
     "sample.name": "ancestral", "evals.test.draws": 1,
 }  # fmt: skip
+BLOCKS = ADAPTED | {"objective.name": "block", "objective.block": 4}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     directory = tmp_path_factory.mktemp("decoders")
-    return {name: peer_folder(directory, name) for name in ("dream", "qwen2", "qwen3", "llama")}
+    return {name: peer_folder(directory, name) for name in DECODERS}
 
 
 def begun(name: str) -> np.ndarray:
@@ -165,8 +166,11 @@ def test_ids_of_several_ends(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, keys",
-    [("dream", {}), ("qwen3", ADAPTED), pytest.param("qwen2", {}, marks=pytest.mark.campaign)],
-)
+    [
+        ("dream", {}), ("qwen3", ADAPTED), ("sdar", {}), ("qwen2", BLOCKS),
+        *(pytest.param(*c, marks=pytest.mark.campaign) for c in (("qwen2", {}), ("llama", BLOCKS))),
+    ],
+)  # fmt: skip
 def test_training_goes_on(name, keys, folders, tmp_path):
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("abcdefghijk" * 400)

@@ -55,11 +55,6 @@ def test_what_cannot_be_shifted(key, value):
         Transformer(**SIZES, shifted=True, **{key: 4096 if key == "tables" else True})
 
 
-def test_a_shift_reaches_across_the_borders_of_blocks():
-    assert Transformer(**SIZES).build().blockwise
-    assert not Transformer(**SIZES, shifted=True).build().blockwise
-
-
 def test_heads_may_be_wider_than_their_part_of_the_network():
     """Head size 24 in a network of 16 features with 2 heads."""
     network = Transformer(**SIZES, head_dim=24, kv_heads=1, scan_blocks=False).build()

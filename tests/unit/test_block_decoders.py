@@ -1,0 +1,185 @@
+"""Block diffusion models in the layout of Qwen: SDAR, Fast-dLLM v2, and what is made of others."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from peer_folders import answers, chat_folder, peer_folder
+
+import md4_jax
+from md4_jax.evals.samples import drawn_samples
+from md4_jax.protocols import Prompt, UserError, batch_of
+
+CLOSE, SYMBOLS, BLOCK = 1e-5, 123, 4
+NAMES = ("sdar", "fast_dllm_v2")
+ADAPTED = {"objective.name": "block", "network.causal": False, "sample.name": "ancestral"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("block_decoders")
+    return {name: md4_jax.load(peer_folder(directory, name)) for name in NAMES}
+
+
+def of_blocks(model, z, clean) -> np.ndarray:
+    """Logits of each noisy block, given the clean blocks before it."""
+    denoiser = model.experiment.network.denoiser(model.params)
+    z, clean = jnp.asarray(z), jnp.asarray(clean)
+    times = jnp.zeros((len(z), z.shape[1] // BLOCK))
+    return denoiser.unembed(denoiser.blocks.features(z, times, clean, BLOCK))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
+    model, told = models[name], answers(name)
+    assert model.domain.vocab_size == SYMBOLS == model.experiment.process.mask_id
+    found = of_blocks(model, told["z"], told["clean"])
+    np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :SYMBOLS], atol=CLOSE)
+    assert model.config["objective"] == {"name": "block", "block": BLOCK}
+    assert model.config["network"]["shifted"] == (name == "fast_dllm_v2")
+    assert not model.config["network"]["causal"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bound_is_made_of_their_logits(name, models):
+    """A block with k masks weighs 4 / k."""
+    model, told = models[name], answers(name)
+    z, clean = np.asarray(told["z"]), np.asarray(told["clean"])
+    logits = np.asarray(told["outputs"])[..., :SYMBOLS]
+    exact = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+    nats = -np.take_along_axis(exact, clean[..., None], axis=2)[..., 0]
+    masks = (z == SYMBOLS).reshape(len(z), -1, BLOCK)
+    each = np.sum(masks * nats.reshape(masks.shape), axis=2)
+    expected = np.sum(BLOCK / np.maximum(1, masks.sum(axis=2)) * each, axis=1)
+    own = model.experiment
+    denoiser, share = own.network.denoiser(model.params), masks.mean(axis=2)
+    found = own.objective.loss_at(
+        denoiser, own.process, batch_of(jnp.asarray(clean)), jnp.asarray(z), jnp.asarray(share)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.isfinite(model.score("abab", draws=2).nats).all()
+
+
+def drawn(model, prompt, length: int, **options):
+    """The tokens of a text that begins with the prompt, and the evaluations that they took."""
+    experiment = model.sampling({"num": 1, "length": length, "temperature": 0.0, **options})
+    tokens, given = np.zeros(length, np.int32), np.arange(length) < len(prompt)
+    tokens[: len(prompt)] = prompt
+    found = drawn_samples(experiment, model.params, {}, [Prompt(tokens, given)])
+    return found.tokens[0].tolist(), int(found.evaluations[0])
+
+
+@pytest.mark.parametrize(
+    "way, options",
+    [
+        ("static_4", dict(steps=4)),
+        ("static_2", dict(steps=2, per_step=2)),
+        ("dynamic", dict(steps=4, rule="threshold", limit=0.12)),
+    ],
+)
+def test_the_tokens_that_sdar_s_sampler_draws(way, options, models):
+    """Six tokens are given, of which two are in a block that goes on; 14 are drawn."""
+    told = answers("sdar")
+    found, passes = drawn(models["sdar"], told["clean"][0][:6], 20, name="confidence", **options)
+    assert found == told[way] and passes == told[f"{way}_passes"]
+
+
+def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
+    """Its first token of a block comes from the end of the block before, which the cache keeps."""
+    told = answers("fast_dllm_v2")
+    options = dict(name="any_order", order="left_to_right", per_step=1)
+    found, _ = drawn(models["fast_dllm_v2"], told["clean"][0][:6], 16, **options)
+    assert found == told["left_to_right"][:16]
+
+
+@pytest.mark.parametrize("name, block, mask", [("sdar", 4, 151_669), ("fast_dllm_v2", 32, 151_665)])
+def test_what_config_json_does_not_say_is_what_their_code_takes(name, block, mask, tmp_path):
+    """The size of blocks, and the entry of the mask, which these tiny tables do not have."""
+    absent = {"block_size": None, "bd_size": None}
+    model = md4_jax.load(peer_folder(tmp_path / "blocks", name, **absent))
+    assert model.config["objective"]["block"] == block
+    with pytest.raises(UserError, match=f"the mask is {mask} .*, and the vocabulary has 128 rows"):
+        md4_jax.load(peer_folder(tmp_path / "mask", name, mask_token_id=None))
+
+
+def test_a_text_has_whole_blocks(tmp_path):
+    folder = peer_folder(tmp_path, "sdar", block_size=5)
+    assert md4_jax.load(folder).length == 60
+    with pytest.raises(UserError, match="objective.block must be at least 1, not 0"):
+        md4_jax.load(peer_folder(tmp_path / "none", "sdar", block_size=0))
+
+
+@pytest.mark.parametrize(
+    "name, shifted, kind, key",
+    [
+        ("qwen3", False, "sdar", "block_size"),
+        ("qwen2", True, "Fast_dLLM_Qwen", "bd_size"),
+        ("qwen2", False, "a2d-qwen2", "block_size"),
+        ("llama", True, "a2d-llama", "block_size"),
+    ],
+)
+def test_a_causal_model_leaves_as_block_diffusion(name, shifted, kind, key, tmp_path):
+    changes = ADAPTED | {"network.shifted": shifted, "objective.block": 8}
+    model = md4_jax.load(peer_folder(tmp_path, name), config=changes)
+    folder = model.export(tmp_path / "exported")
+    told = json.loads((folder / "config.json").read_text())
+    assert (told["model_type"], told[key], told["mask_token_id"]) == (kind, 8, 124)
+    again = md4_jax.load(folder)
+    assert again.config["objective"] == model.config["objective"]
+    assert again.config["network"]["shifted"] == shifted
+    z = np.array([[0, 124, 5, 124, 123, 1, 2, 3]])
+    np.testing.assert_array_equal(of_blocks(again, z, z), of_blocks(model, z, z))
+
+
+def test_a_mistral_leaves_as_a_llama(tmp_path):
+    source = peer_folder(tmp_path, "llama", model_type="mistral")
+    folder = md4_jax.load(source, config=ADAPTED).export(tmp_path / "exported")
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "a2d-llama"
+    assert md4_jax.load(folder).config["objective"] == {"name": "block", "block": 16}
+
+
+def test_other_blocks_are_told_when_it_leaves(tmp_path):
+    """And a Dream that learnt to write in blocks is a Fast-dLLM."""
+    changes = {"objective.name": "block", "objective.block": 8}
+    for name, kind, key in (("sdar", "sdar", "block_size"), ("dream", "Fast_dLLM_Qwen", "bd_size")):
+        model = md4_jax.load(peer_folder(tmp_path, name), config=changes)
+        folder = model.export(tmp_path / "exported" / name)
+        told = json.loads((folder / "config.json").read_text())
+        assert (told["model_type"], told[key], told["mask_token_id"]) == (kind, 8, SYMBOLS)
+        again = md4_jax.load(folder)
+        assert again.config["objective"] == model.config["objective"]
+        assert again.config["network"] == model.config["network"]
+
+
+def test_an_entry_that_was_chosen_for_the_mask_stays_it(tmp_path):
+    changes = ADAPTED | {"tokenizer.mask": 122}
+    model = md4_jax.load(peer_folder(tmp_path, "qwen2"), config=changes)
+    again = md4_jax.load(model.export(tmp_path / "exported"))
+    assert again.config["tokenizer"]["mask"] == 122 == model.config["tokenizer"]["mask"]
+    z = np.array([[0, 123, 5, 122]])
+    np.testing.assert_array_equal(of_blocks(again, z, z), of_blocks(model, z, z))
+
+
+def test_a_model_of_dllm_in_blocks(tmp_path):
+    """Its config.json does not say that it was trained in blocks: the config does."""
+    folder = peer_folder(tmp_path, "sdar", model_type="a2d-qwen3", block_size=None)
+    assert md4_jax.load(folder).config["objective"]["name"] == "md4"
+    model = md4_jax.load(folder, config={"objective.name": "block", "objective.block": BLOCK})
+    told = answers("sdar")
+    found = of_blocks(model, told["z"], told["clean"])
+    np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :SYMBOLS], atol=CLOSE)
+
+
+def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path, monkeypatch):
+    """Also where the model was trained in blocks, and the options name none."""
+    seen = {}
+    monkeypatch.setattr(
+        "md4_jax.model.answers.drawn",
+        lambda model, prompts, size, options: [seen.update(options) or np.array([2])],
+    )
+    blocks = {"objective.name": "block", "objective.block": 4}
+    for changes, stop in ((blocks, "<|eot_id|>"), ({}, None)):
+        seen.clear()
+        md4_jax.load(chat_folder(tmp_path, f"{stop}"), config=changes).chat("hi", 8)
+        assert seen.get("stop") == stop
