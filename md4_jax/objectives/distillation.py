@@ -139,5 +139,5 @@ def apart(
         return DIVERGENCES[divergence](*jnp.split(logits, 2, axis=-1))
 
     pair = Denoiser(None, unembed, student.accelerator)
-    both = jnp.concatenate([h, jax.lax.stop_gradient(taught).astype(h.dtype)], axis=-1)
+    both = jnp.concatenate([h, taught], axis=-1)
     return at_positions(pair, both, chosen, reduce=reduce, rows=(), **head)

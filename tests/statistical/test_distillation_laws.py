@@ -44,7 +44,7 @@ def paths(teacher, process, z, times):
     level = process.schedule.one_minus_alpha
     at_s, at_t = (float(level(jnp.float32(time))) for time in (later[0], t))
     reveal = 1.0 - at_s / at_t
-    choices = [[V] + list(range(V)) if symbol == V else [symbol] for symbol in z]
+    choices = [[V, *list(range(V))] if symbol == V else [symbol] for symbol in z]
     for after in itertools.product(*choices):
         chance = 1.0
         for n in np.flatnonzero(np.array(z) == V):

@@ -13,10 +13,12 @@ from scipy import special
 
 from md4_jax.config import build, schema
 from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.distillation import DIVERGENCES
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.options import TrainOptions
+from md4_jax.perf import bench
 from md4_jax.processes import duality
 from md4_jax.processes.draws import draw_symbol
 from md4_jax.processes.masking import Masking
@@ -376,3 +378,14 @@ def test_a_config_that_cannot_be_distilled_is_refused(values, words):
     domain = types.SimpleNamespace(vocab_size=27, eot_id=None, unit="character", shape=(256,))
     with pytest.raises(UserError, match=words):
         build.experiment(config, domain, jax.devices()[:1])
+
+
+def test_the_work_of_a_step_counts_the_teacher():
+    """Three forward passes for the student, and one for each step of its teacher."""
+    net, forward = network(), 1000.0
+    net = net._replace(flops=lambda params, length, block: forward)
+    state = init_state(jax.random.key(0), net, Masking(5), optax.sgd(0.1), taught=True)
+    data = types.SimpleNamespace(length=6)
+    for objective, passes in ((SDTT(per_step=3), 6), (DCD(), 4), (AnyOrder(), 3)):
+        experiment = types.SimpleNamespace(network=net, objective=objective, data=data)
+        assert bench.training_flops(experiment, state) == passes * forward
