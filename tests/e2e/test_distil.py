@@ -99,7 +99,8 @@ def test_a_distillation_needs_a_teacher_of_its_own_noise(tiny, trained, tmp_path
 
 
 def test_few_steps_of_a_student_come_closer_to_the_data():
-    """Total variation in 1 and 2 steps; no noise but that of training (docs: several seeds)."""
+    """Total variation, with no noise but that of training (docs/families/distillation.md)."""
     found = few_steps.measured("sdtt", 0)
-    for steps in (1, 2):
-        assert found["student"][steps] < found["teacher"][steps] - 0.02, found
+    assert found["student"][1] < found["teacher"][1], found
+    assert found["student"][2] < found["teacher"][2] - 0.02, found
+    assert found["teacher"][16] < 0.1, found

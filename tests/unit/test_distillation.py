@@ -13,6 +13,7 @@ from scipy import special
 
 from md4_jax.config import build, schema
 from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives import head
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.distillation import DIVERGENCES
@@ -171,6 +172,18 @@ def test_a_symbol_is_drawn_by_its_part_of_the_bits():
     np.testing.assert_array_equal(found, [1, 1, 3, 3, 4, 4])
 
 
+@pytest.mark.parametrize("at_once", [2**20, 12])
+def test_however_the_head_is_computed_the_loss_is_the_same(monkeypatch, at_once):
+    """At all positions, or at those that need it, and a chunk of logits at a time."""
+    objective, t = SDTT(steps=20, per_step=2, divergence="kl"), jnp.full(len(STATES), 0.4)
+    arguments = objective, of_table(0.5 * TABLE), of_table(TABLE), STATES, t
+    plain = distilled(*arguments)
+    monkeypatch.setattr(head, "LEAST_VOCABULARY", 2)
+    monkeypatch.setattr(head, "LOGITS", head.Logits(at_once, at_once))
+    np.testing.assert_allclose(distilled(*arguments), plain, rtol=1e-5)
+    assert float(plain.max()) > 0.1
+
+
 # DCD
 
 
@@ -237,7 +250,11 @@ def states(objective, process, count, options=OPTIONS, net=None, trainable=""):
     net, optimizer = net or network(), optax.sgd(0.3)
     state = init_state(jax.random.key(0), net, process, optimizer, trainable, taught=True)
     # A teacher that is not the student from the start, so that there is something to learn.
-    state = state._replace(params=moved(state.params, 1), teacher=moved(state.teacher, 2))
+    state = state._replace(
+        params=moved(state.params, 1),
+        teacher=moved(state.teacher, 2),
+        frozen=moved(state.frozen, 3),
+    )
     step = jax.jit(make_train_step(net, objective, optimizer, options))
     found, metrics = [state], []
     for _ in range(count):
@@ -273,6 +290,7 @@ def test_one_round_keeps_its_teacher():
     assert_same(found[-1].teacher, found[0].teacher)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective, process",
     [
@@ -299,6 +317,7 @@ def test_a_teacher_shares_what_is_frozen():
     assert_same(found[2].frozen, start.frozen)
 
 
+@pytest.mark.slow
 def test_a_teacher_has_no_dropout():
     """Where the student has none, both make one number: the loss of equal networks is 0."""
     net, process = network(dropout=0.5), Masking(5)
