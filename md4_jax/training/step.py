@@ -113,12 +113,10 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
-        teacher, round = teaching.of_step(
-            objective, state.step, state.teacher, state.params, state.ema
-        )
+        teacher, round = teaching.of_step(objective, state)
+        fixed, kept = dict(state.frozen), {"frozen": state.frozen, "teacher": teacher}
         # Apart from here on, so that no branch below copies them.
-        frozen, state = state.frozen, state._replace(frozen=(), teacher=())
-        fixed = dict(frozen)
+        state = state._replace(frozen=(), teacher=())
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
@@ -127,8 +125,7 @@ def make_train_step(
             jax.grad(lambda p, *rows: loss(objective, net, joined(p, fixed), *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
         ))  # fmt: skip
-        # Exactly 1 if all tokens count.
-        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
+        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))  # 1 if all count
         metrics["nats"] *= scale
         norm = scale * optax.tree.norm(grads)
         factor = jnp.float32(1.0) if pace is None else pace(state.step, spent)
@@ -140,9 +137,8 @@ def make_train_step(
             good &= is_finite(update(state, grads))
         state = _if(good, update, state, grads)
         state = _counted(state, jnp.logical_not(good).astype(jnp.int32))
-        state = state._replace(frozen=frozen, teacher=teacher)
         counts = {k: getattr(state, k) for k in ("skipped", "skipped_in_a_row")}
-        return state, metrics | counts | {"grad_norm": norm}
+        return state._replace(**kept), metrics | counts | {"grad_norm": norm}
 
     return train_step
 

@@ -1,5 +1,7 @@
 """Teacher of a distillation in the training step: docs/families/distillation.md."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,20 +9,19 @@ from md4_jax.objectives.distillation import Teacher
 from md4_jax.protocols import Array, Denoiser, Network, Objective, Params
 
 
-def of_step(
-    objective: Objective, step: Array, teacher: Params, student: Params, average: Params
-) -> tuple[Params, Array]:
-    """Returns (teacher, round) of the step after `step` of them; () remains ().
+def of_step(objective: Objective, state: Any) -> tuple[Params, Array]:
+    """Returns (teacher, round) of the step that begins at a `TrainState`; () remains ().
 
     In the first step of each later round the student, or its moving average if the objective says
     so, becomes the teacher.
     """
     length = getattr(objective, "round_steps", 0)
-    if not (teacher and length):
-        return teacher, jnp.zeros((), jnp.int32)
-    best = {part: average[part] for part in student} if objective.averaged else student
+    if not (state.teacher and length):
+        return state.teacher, jnp.zeros((), jnp.int32)
+    averaged, step = getattr(objective, "averaged", False), state.step
+    best = {part: state.ema[part] for part in state.params} if averaged else state.params
     begins = (step > 0) & (step % length == 0)
-    chosen = jax.tree.map(lambda new, old: jnp.where(begins, new, old), best, teacher)
+    chosen = jax.tree.map(lambda new, old: jnp.where(begins, new, old), best, state.teacher)
     return chosen, step // length
 
 
