@@ -181,7 +181,7 @@ def test_however_the_head_is_computed_the_loss_is_the_same(monkeypatch, at_once)
     monkeypatch.setattr(head, "LEAST_VOCABULARY", 2)
     monkeypatch.setattr(head, "LOGITS", head.Logits(at_once, at_once))
     np.testing.assert_allclose(distilled(*arguments), plain, rtol=1e-5)
-    assert float(plain.max()) > 0.1
+    assert float(plain.max()) > 0.05
 
 
 # DCD
