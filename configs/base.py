@@ -50,6 +50,9 @@ def get_config() -> ConfigDict:
                 # gidd(weights, largest), with process hybrid |
                 # d3pm(timesteps, cross_entropy, decoder), with process masking, uniform,
                 # hybrid or transition
+                # sdtt(steps, round_steps, per_step, divergence), with process masking, and
+                # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
+                # model that train.initial names
                 name="md4",
             ),
             network=dict(

@@ -73,7 +73,6 @@ class Schedule(Protocol):
 class Process(Protocol):
     """Forward process q(z_t | x), a pytree: array leaves are learnable and made by `init`.
 
-    vocab_size   V
     timesteps    number of discrete steps; None in continuous time
     shows_clean  whether every symbol that `is_noise` does not mark is clean. If so, the network
                  sees a prompt without noise; otherwise with the noise of time t
@@ -158,6 +157,7 @@ class Denoiser(NamedTuple):
     features  (z [B, L], t [B]) -> h [B, L, D]
     unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
+    teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -165,9 +165,9 @@ class Denoiser(NamedTuple):
     accelerator: Accelerator = Accelerator()
     blocks: Blockwise | None = None
     rebind: Callable[[int], "Denoiser"] | None = None
+    teacher: Any = None
 
-    def __call__(self, z: Array, t: Array) -> Array:
-        """Logits [B, L, V]."""
+    def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
 
     def features_at(self, z: Array, t: Array, index: Array) -> Array:
@@ -183,12 +183,11 @@ class Denoiser(NamedTuple):
     def told(self, signal: Callable[[Array], Array]) -> "Denoiser":
         """Returns the same denoiser, in which the network gets signal(t) in place of t."""
         shortcuts, rebind = self.accelerator, self.rebind
-        return Denoiser(
-            _telling(self.features, signal),
-            self.unembed,
-            shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
-            self.blocks and self.blocks.told(signal),
-            rebind and (lambda count: rebind(count).told(signal)),
+        return self._replace(
+            features=_telling(self.features, signal),
+            accelerator=shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
+            blocks=self.blocks and self.blocks.told(signal),
+            rebind=rebind and (lambda count: rebind(count).told(signal)),
         )
 
 
@@ -244,6 +243,7 @@ class Needs(NamedTuple):
     causal            True: its network must be causal; False: it must not be
     blockwise         its network must be able to work block by block
     mixtures          its network must read a `Mixture`
+    teacher           its denoiser comes with the `teacher` of the training state
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
     """
@@ -253,6 +253,7 @@ class Needs(NamedTuple):
     causal: bool = False
     blockwise: bool = False
     mixtures: bool = False
+    teacher: bool = False
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
 
@@ -267,8 +268,7 @@ class Objective(Protocol):
     diagnostics, from that step on. If it has `for_evaluation()`, that is the same bound with less
     noise, which auto takes. The diagnostics include the terms of the bound that are named in PARTS.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
-    times, steps or numbers of masks. keys [B] holds one random key for each sequence, so that
-    neither the mesh nor the number of microbatches can change a draw.
+    times, steps or numbers of masks. keys [B] holds one random key for each sequence.
     """
 
     @property

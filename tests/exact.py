@@ -18,9 +18,11 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.concrete_score import ConcreteScore
+from md4_jax.objectives.distillation import Teacher
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.radd import TDCE
+from md4_jax.objectives.sdtt import SDTT
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
 from md4_jax.processes.hybrid import Hybrid
@@ -74,6 +76,7 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "gidd, dynamic": GIDD("dynamic"),
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
+    "sdtt, three steps": SDTT(steps=5, per_step=3, divergence="kl"),
 }
 
 
@@ -142,11 +145,21 @@ def perfect_logits(p: np.ndarray) -> np.ndarray:
 def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     """The denoiser with outputs(z, t); asked about blocks, with given(z, t, clean, block).
 
-    Of a mixture it sees the symbol with most weight.
-    Without `given` it looks at no clean block, and is told the times as they come.
+    Of a mixture it sees the symbol with most weight. Its teacher sees the same and says another
+    thing. Without `given` it looks at no clean block, and is told the times as they come.
     """
     blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
-    return Denoiser(lambda z, t: outputs(strongest(z), t), lambda h: h, blocks=blocks)
+    denoiser = Denoiser(lambda z, t: outputs(strongest(z), t), lambda h: h, blocks=blocks)
+    return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
+
+
+def _turned(outputs):
+    return outputs + 0.5 * jnp.cos(jnp.arange(outputs.shape[-1])).astype(outputs.dtype)
+
+
+def taught(denoiser: Denoiser, teacher: Denoiser, round: int = 0) -> Denoiser:
+    """The denoiser with a teacher, in a round of a distillation."""
+    return denoiser._replace(teacher=Teacher(teacher, jnp.int32(round)))
 
 
 def denoiser_of(logits: np.ndarray, *, time: float = 0.0) -> Denoiser:

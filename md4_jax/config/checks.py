@@ -27,7 +27,8 @@ def validate(experiment: Experiment) -> None:
     bounds, evaluators = _bounds(experiment), experiment.evals.items()
     components = _components(experiment)
     of_experiment = [
-        _check_batches, _check_tables, _check_classes, _check_log, _check_clock, _check_documents
+        _check_batches, _check_tables, _check_classes, _check_log, _check_clock, _check_documents,
+        _check_rounds,
     ]  # fmt: skip
     all_of(
         *(partial(check, experiment) for check in of_experiment),
@@ -81,6 +82,12 @@ def _check_clock(experiment: Experiment) -> None:
             "optim.clock='seconds' needs train.seconds, the budget that the learning rate follows: "
             "--config.train.seconds=600"
         )
+
+
+def _check_rounds(experiment: Experiment) -> None:
+    """Raises UserError if a distillation goes on beyond its last round."""
+    if hasattr(experiment.objective, "check_rounds"):
+        experiment.objective.check_rounds(experiment.train.num_steps)
 
 
 def _check_documents(experiment: Experiment) -> None:

@@ -178,14 +178,23 @@ def beginning(
     for adapters of a fresh network.
     """
     asked, has_adapters = experiment.train.initial, bool(experiment.network.adapters)
-    if not (asked or has_adapters) or _read(experiment, workdir, Checkpoints.steps):
+    taught = experiment.objective.needs.teacher
+    if not (asked or has_adapters or taught) or _read(experiment, workdir, Checkpoints.steps):
         return None
+    if taught and not asked:
+        raise UserError(
+            f"objective.name={experiment.config['objective']['name']!r} learns from a teacher, a "
+            "model that is trained already: name its run by --config.train.initial=RUN. --mode "
+            "import --from FOLDER makes a run of a published model"
+        )
     if not asked:
         raise UserError(
             "network.lora_rank adapts a model that is trained already: name its run by "
             "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
         )
     other, directory = _other(experiment, "train.initial", asked)
+    if taught:
+        _check_teacher(experiment, other)
     _read(other, directory, lambda kept: _asked_step(other, directory, kept.steps()))
     own, its = (_shapes(abstract_params(e)["network"]) for e in (experiment, other))
     new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
@@ -207,6 +216,17 @@ def beginning(
         return {"network": network, "process": jax.tree.unflatten(structure, leaves)}
 
     return begin
+
+
+def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
+    """Raises UserError if a teacher was trained with other noise than its student is to see."""
+    if experiment.process == teacher.process:
+        return
+    raise UserError(
+        f"train.initial={experiment.train.initial} cannot be the teacher of objective.name="
+        f"{experiment.config['objective']['name']!r}: it was trained with other noise, "
+        f"{_keys('process', experiment, teacher)}. Give this run the noise of its teacher"
+    )
 
 
 def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:
@@ -265,11 +285,16 @@ def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
 
 def _difference(experiment: Experiment, other: Experiment) -> str:
     """Describes how two networks differ: in keys of the config, or else in a parameter."""
-    own, its = (dict(config.flatten(e.config["network"])) for e in (experiment, other))
+    if said := _keys("network", experiment, other):
+        return said
+    shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
+    name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
+    return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
+
+
+def _keys(section: str, experiment: Experiment, other: Experiment) -> str:
+    """Names the keys of a section of the config that differ, with both values; '' if none does."""
+    own, its = (dict(config.flatten(e.config[section])) for e in (experiment, other))
     keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
-    if not keys:
-        shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
-        name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
-        return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
-    said: list[Any] = [f"network.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]
+    said = [f"{section}.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]
     return ", ".join(said)

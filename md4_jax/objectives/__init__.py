@@ -7,12 +7,14 @@ from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
+from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
+from md4_jax.objectives.sdtt import SDTT
 from md4_jax.objectives.uniform_elbo import UniformELBO
 
 OBJECTIVES = {
@@ -33,4 +35,6 @@ OBJECTIVES = {
     "gidd": GIDD,
     "d3pm": D3PM,
     "ctmc": CTMC,
+    "sdtt": SDTT,
+    "dcd": DCD,
 }

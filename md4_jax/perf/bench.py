@@ -170,10 +170,11 @@ def forward_flops(experiment: Experiment, params: Any, objective: Objective | No
 def training_flops(experiment: Experiment, state: Any) -> float:
     """Returns the FLOPs of a training step per token: three times those of a forward pass.
 
-    A matrix that is frozen has no gradient, and two thirds of that.
+    A matrix that is frozen has no gradient, and two thirds of that. A teacher has forward passes.
     """
     of = functools.partial(forward_flops, experiment, objective=experiment.objective)
-    return 2.0 * of(state.whole["network"]) + of(state.params["network"])
+    taught = getattr(experiment.objective, "teacher_calls", 0)
+    return (2.0 + taught) * of(state.whole["network"]) + of(state.params["network"])
 
 
 def _train(experiment: Experiment, corpus: Corpus | None) -> Part:

@@ -23,6 +23,17 @@ def draw_rows(keys: Array, law: Array, x: Array) -> Array:
     return _passed(ends, x, _scaled(bits, total))
 
 
+def draw_symbol(law: Array, bits: Array) -> Array:
+    """Draws k with probability law[..., k] from uniform bits: [..., S] and uint32 [...] -> int32.
+
+    A probability is exact to 2^-31, and 0 is never drawn.
+    """
+    counts = (jnp.minimum(law, 1.0) / UNIT).astype(jnp.uint32)
+    ends = jnp.cumsum(counts, axis=-1, dtype=jnp.uint32)
+    number = _scaled(bits, ends[..., -1])
+    return jnp.sum(ends <= number[..., None], axis=-1, dtype=jnp.int32)
+
+
 def _passed(ends: Array, x: Array, number: Array) -> Array:
     """Counts the sums of row x that `number` reaches, by bisection: int32 [B, L]."""
     states = ends.shape[-1]

@@ -1,6 +1,7 @@
 """Gaussian noise whose largest entry has the law of uniform noise: docs/families/uniform.md."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -79,6 +80,22 @@ def leaders(
     heights = -ndtri(-jnp.expm1(-jnp.maximum(depth, tiny)))
     symbols = _different(x, chosen)
     return symbols, jnp.concatenate([own[..., None], heights], axis=-1)
+
+
+def trajectory(keys: Array, x: Array, gammas: Sequence[Array], vocab_size: int) -> list[Array]:
+    """Draws argmax(a onehot(x) + s noise) at several levels of the same noise: int32 [B, L] each.
+
+    x [B, L], keys [B] and each gamma [B]. Of the other symbols only the largest can ever be ahead
+    of x, so that a position holds x below some level, and that symbol above it.
+    """
+    level = jnp.full(x.shape[:1], jnp.inf)  # at which nothing is left of x
+    symbols, heights = leaders(keys, x, level, vocab_size, 1)
+    return [
+        jnp.where(
+            jnp.exp(-0.5 * gamma)[:, None] + heights[..., 0] >= heights[..., 1], x, symbols[..., 1]
+        )
+        for gamma in gammas
+    ]
 
 
 def _different(x: Array, chosen: Array) -> Array:

@@ -263,7 +263,8 @@ def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainS
     # Separate buffers, since the training step donates and overwrites both.
     ema = state.ema | jax.tree.map(jnp.copy, params)
     params.pop("companion", None)  # which the average alone has
-    return state._replace(params=params, ema=ema, frozen=frozen)
+    teacher = state.teacher and jax.tree.map(jnp.copy, params)
+    return state._replace(params=params, ema=ema, frozen=frozen, teacher=teacher)
 
 
 def fresh_adapters(experiment: Experiment) -> Params:
@@ -292,5 +293,5 @@ def _init(experiment: Experiment) -> TrainState:
     key = jax.random.key(experiment.train.seed)
     return init_state(
         key, experiment.network, experiment.process, experiment.optimizer,
-        experiment.train.trainable,
+        experiment.train.trainable, taught=experiment.objective.needs.teacher,
     )  # fmt: skip

@@ -40,7 +40,8 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
         f"{devices.flat[0].platform} devices, {jax.process_count()} processes)",
         f"batch       {train.batch_size} x {experiment.data.length} tokens, "
         f"{train.microbatches} microbatches, {train.num_steps} steps",
-        f"memory      {held:,.1f} MiB on a device: parameters, optimizer and moving average, "
+        f"memory      {held:,.1f} MiB on a device: parameters, optimizer"
+        f"{', teacher' if state.teacher else ''} and moving average, "
         "without the activations and temporaries of a step (--mode plan counts them)",
         f"workdir     {workdir}",
     ]

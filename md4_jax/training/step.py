@@ -17,6 +17,7 @@ from md4_jax.protocols import (
     Objective,
     Params,
 )
+from md4_jax.training import teaching
 from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import scaled
 from md4_jax.training.trainable import divided, joined
@@ -32,6 +33,8 @@ class TrainState(NamedTuple):
     like other parameters; most processes have none. ema has the network's 'companion' too, if any.
     frozen is {'network': ...} of the parameters that are not trained, or () if all are. They have
     no gradient, no part in the optimizer, and the one copy alone.
+    teacher is the same as params of a model that this one learns from, or (): the objective needs
+    none. It has the frozen parameters in common with this one.
     """
 
     step: Array
@@ -41,6 +44,7 @@ class TrainState(NamedTuple):
     skipped: Array
     skipped_in_a_row: Array
     frozen: Params = ()
+    teacher: Params = ()
 
     @property
     def whole(self) -> Params:
@@ -59,10 +63,13 @@ def init_state(
     process: Any,
     optimizer: optax.GradientTransformation,
     trainable: str = "",
+    *,
+    taught: bool = False,
 ) -> TrainState:
     """Makes the state before the first step; the moving average starts at the parameters.
 
     trainable: expression of `TrainOptions`; UserError if it does not divide the parameters.
+    taught: whether the objective needs a teacher, which starts at the parameters too.
     """
     whole = {"network": network.init(key), "process": process.init()}
     params, frozen = divided(whole, network, trainable)
@@ -70,7 +77,8 @@ def init_state(
     ema = jax.tree.map(jnp.copy, params)
     if network.companion is not None:
         ema["companion"] = network.companion.init()
-    return TrainState(zero, params, ema, optimizer.init(params), zero, zero, frozen)
+    teacher = jax.tree.map(jnp.copy, params) if taught else ()
+    return TrainState(zero, params, ema, optimizer.init(params), zero, zero, frozen, teacher)
 
 
 def make_train_step(
@@ -95,8 +103,8 @@ def make_train_step(
     skipped_in_a_row, and the objective's own as means over sequences.
     """
 
-    def loss(objective: Objective, params: Params, batch: Batch, u: Array, keys: Array):
-        denoiser = network.denoiser(params, batch.context, keys)
+    def loss(objective: Objective, net: Network, params: Params, batch: Batch, u, keys: Array):
+        denoiser = net.denoiser(params, batch.context, keys)
         power = options.time_power
         u, weight = early_times(u, power) if power > 1 else (u, None)
         nats_B, extra = weighed(*objective(denoiser, params["process"], batch, u, keys), weight)
@@ -105,18 +113,19 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
-        # Apart from here on, so that no branch below copies it.
-        frozen, state = state.frozen, state._replace(frozen=())
-        fixed = dict(frozen)
+        teacher, round = teaching.of_step(objective, state)
+        fixed, kept = dict(state.frozen), {"frozen": state.frozen, "teacher": teacher}
+        # Apart from here on, so that no branch below copies them.
+        state = state._replace(frozen=(), teacher=())
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
+        net = teaching.with_teacher(network, teacher and joined(teacher, fixed), round)
         grads, metrics = _of_phase(objective, state.step, lambda objective: accumulate(
-            jax.grad(lambda p, *rows: loss(objective, joined(p, fixed), *rows), has_aux=True),
+            jax.grad(lambda p, *rows: loss(objective, net, joined(p, fixed), *rows), has_aux=True),
             options.microbatches, state.params, (batch, u, keys),
         ))  # fmt: skip
-        # Exactly 1 if all tokens count.
-        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
+        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))  # 1 if all count
         metrics["nats"] *= scale
         norm = scale * optax.tree.norm(grads)
         factor = jnp.float32(1.0) if pace is None else pace(state.step, spent)
@@ -127,9 +136,9 @@ def make_train_step(
         if not bounded:
             good &= is_finite(update(state, grads))
         state = _if(good, update, state, grads)
-        state = _counted(state, jnp.logical_not(good).astype(jnp.int32))._replace(frozen=frozen)
+        state = _counted(state, jnp.logical_not(good).astype(jnp.int32))
         counts = {k: getattr(state, k) for k in ("skipped", "skipped_in_a_row")}
-        return state, metrics | counts | {"grad_norm": norm}
+        return state._replace(**kept), metrics | counts | {"grad_norm": norm}
 
     return train_step
 

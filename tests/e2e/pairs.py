@@ -38,7 +38,8 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
 
     def state():
         # Away from the start, where the head is zero and all outputs alike.
-        fresh = init_state(jax.random.key(0), network, process, optimizer)
+        taught = objective.needs.teacher
+        fresh = init_state(jax.random.key(0), network, process, optimizer, taught=taught)
         moved = jax.tree.map(
             lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), fresh.params
         )

@@ -60,6 +60,11 @@ OWN = {
         "data.data_dir": "{folder}", "data.image_shape": "(16, 16, 3)", "data.length": "768"
     },
 }  # fmt: skip
+# Config that distils a trained model -> the one that trains it.
+TEACHERS = {
+    "configs/sdtt_owt.py": "configs/mdlm_owt.py",
+    "configs/dcd_owt.py": "configs/udlm_owt.py",
+}
 # test_families.py runs these, with other objectives and samplers beside them.
 ELSEWHERE = "configs/families.py"
 ALL = [name for name in spelled() if not name.startswith(ELSEWHERE)]
@@ -118,6 +123,8 @@ def ended(run, tmp_path_factory):
     def of(reduced: str):
         name, keys = first[reduced]
         workdir = tmp_path_factory.mktemp("run") / "small"
+        if name in TEACHERS:
+            keys = keys | {"train.initial": str(ended(TEACHERS[name])[1])}
         words = [f"--config.{key}={value}" for key, value in keys.items()]
         return run("--config", name, "--workdir", workdir, *words), workdir
 

@@ -133,9 +133,12 @@ def test_which_objectives_are_bounds():
         "concrete score, one level",
         "concrete score, denoising",
         "cross_entropy",
+        "dcd",
         "duo",
         "gidd, clip",
         "gidd, dynamic",
+        "sdtt",
+        "sdtt, three steps",
     }
 
 

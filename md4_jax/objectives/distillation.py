@@ -1,0 +1,143 @@
+"""Rounds of a distillation, and divergences of a student from its teacher."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.objectives.head import at_positions
+from md4_jax.objectives.token_nats import divergence_nats, widened
+from md4_jax.protocols import Array, Denoiser, UserError
+
+# (logits of the student, logits of the teacher), each [..., V] -> [...].
+Divergence = Callable[[Array, Array], Array]
+
+
+class Teacher(NamedTuple):
+    """Network whose outputs another one learns.
+
+    denoiser  bound to the context of the batch, without dropout and without a gradient
+    round     int32 [], the round of the distillation, from 0 on
+    """
+
+    denoiser: Denoiser
+    round: Array
+
+
+def forward_kl(student: Array, teacher: Array) -> Array:
+    """Computes KL(teacher || student) in nats."""
+    return divergence_nats(student, teacher)
+
+
+def reverse_kl(student: Array, teacher: Array) -> Array:
+    """Computes KL(student || teacher) in nats."""
+    return divergence_nats(teacher, student)
+
+
+def total_variation(student: Array, teacher: Array) -> Array:
+    """Computes half the sum of the absolute differences of probabilities."""
+    p, q = (jax.nn.softmax(widened(logits), axis=-1) for logits in (student, teacher))
+    return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
+
+
+def squares_of_logs(student: Array, teacher: Array) -> Array:
+    """Computes the mean over symbols of the squared difference of log-probabilities."""
+    p, q = (jax.nn.log_softmax(widened(logits), axis=-1) for logits in (student, teacher))
+    possible = q > -jnp.inf
+    apart = jnp.where(possible, p, 0.0) - jnp.where(possible, q, 0.0)
+    return jnp.mean(apart**2, axis=-1)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "reverse_kl": reverse_kl,
+    "kl": forward_kl,
+    "tvd": total_variation,
+    "mse": squares_of_logs,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """Keys and rounds that the losses of distillation share.
+
+    The teacher's step in time is 1 / steps in the first round and `growth` times as long in each
+    later one, whose teacher is the student of the round before. No such loss is a bound.
+
+    steps        steps of the teacher's sampler in the first round
+    round_steps  training steps of a round; 0: one round, whose teacher never changes
+    divergence   of the student from the teacher at a position: reverse_kl, kl, tvd or mse
+    averaged     whether the next teacher is the moving average of the student
+    """
+
+    growth: ClassVar[int]
+    span: ClassVar[int]
+
+    steps: int = 1024
+    round_steps: int = 10_000
+    divergence: str = "reverse_kl"
+    averaged: bool = False
+
+    def __post_init__(self):
+        for key, least in (("steps", 1), ("round_steps", 0)):
+            if getattr(self, key) < least:
+                raise UserError(
+                    f"objective.{key} must be at least {least}, not {getattr(self, key)}"
+                )
+        if self.divergence not in DIVERGENCES:
+            raise UserError(
+                f"objective.divergence must be one of {', '.join(DIVERGENCES)}, "
+                f"not {self.divergence!r}"
+            )
+
+    def is_bound(self, process: Any) -> bool:
+        return False
+
+    def step_size(self, round: Array) -> Array:
+        """Returns the teacher's step in time in a round, float32 []."""
+        return jnp.float32(self.growth) ** round / self.steps
+
+    def check_rounds(self, num_steps: int) -> None:
+        """Raises UserError if a step of the last student would be longer than all of time."""
+        asked = -(-num_steps // self.round_steps) if self.round_steps else 1
+        left, rounds = self.steps // self.span, 1
+        while left >= self.growth > 1:
+            left, rounds = left // self.growth, rounds + 1
+        if asked > rounds and self.growth > 1:
+            raise UserError(
+                f"train.num_steps={num_steps} with objective.round_steps={self.round_steps} makes "
+                f"{asked} rounds. From objective.steps={self.steps} on, {rounds} are enough to "
+                f"come to a single step: train at most {rounds * self.round_steps} steps, or "
+                "raise objective.round_steps"
+            )
+
+
+def teacher_of(denoiser: Denoiser) -> Teacher:
+    """Returns the teacher that comes with a denoiser; ValueError without one."""
+    if denoiser.teacher is None:
+        raise ValueError("a distillation needs a teacher: the training step hands it over")
+    return denoiser.teacher
+
+
+def apart(
+    divergence: str, student: Denoiser, h: Array, taught: Array, chosen: Array, **head: Any
+) -> Array:
+    """Computes a divergence at the chosen positions [B, L], 0 elsewhere.
+
+    h and taught [B, L, D] are features of the student and of its teacher, of which the second
+    passes no gradient on. Logits of both are made a chunk at a time. head: `capacities` of
+    `head.at_positions`.
+    """
+    teacher, width = teacher_of(student).denoiser, h.shape[-1]
+
+    def unembed(both: Array) -> Array:
+        its = jax.lax.stop_gradient(teacher.unembed(both[..., width:]))
+        return jnp.concatenate([student.unembed(both[..., :width]), its], axis=-1)
+
+    def reduce(logits: Array) -> Array:
+        return DIVERGENCES[divergence](*jnp.split(logits, 2, axis=-1))
+
+    pair = Denoiser(None, unembed, student.accelerator)
+    both = jnp.concatenate([h, taught], axis=-1)
+    return at_positions(pair, both, chosen, reduce=reduce, rows=(), **head)
