@@ -71,7 +71,8 @@ class Binding(NamedTuple):
         o = self.options
         takes = (*o.takes, COUNTED) if o.tables else o.takes
         told = checked_context(o, context, keys, takes)
-        if keys is not None and (o.dropout or o.attention_dropout or o.embedding_dropout):
+        drops = o.dropout or o.attention_dropout or o.embedding_dropout
+        if keys is not None and (drops or o.balance):
             told["keys"] = keys
         return told
 

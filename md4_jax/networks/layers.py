@@ -6,20 +6,21 @@ Sizes (a) and (c) are those of tools/sizes.py. Options are those of `Transformer
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, rounding
 from md4_jax.networks.blocks import Cache, block_diffusion_attention
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, kept, scaled
+from md4_jax.networks.experts import Experts
+from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.linear import Linear, Normalize
 from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
 # Folded into a layer's keys.
-WEIGHTS, FIRST, SECOND, HIDDEN = 0, 1, 2, 3
+WEIGHTS, FIRST, SECOND = 0, 1, 2
 
 
 class Attention(nn.Module):
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        turns = Turns(o.rotary_base, tuple(o.rotary_scaling))
+        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), o.rotary_part)
         if cache is not None:
             mixed = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
         elif self.block:
@@ -127,51 +128,6 @@ class LocalMixing(nn.Module):
         return mixed
 
 
-@jax.checkpoint
-def swiglu(gate: Array, up: Array) -> Array:
-    """Computes silu(gate) * up; the backward pass computes the sigmoid again.
-
-    Temporaries of a training step of size (a) are 465 instead of 503 MiB on 2 CPU cores.
-    """
-    return nn.silu(gate) * up
-
-
-@jax.checkpoint
-def glu(gate: Array, up: Array) -> Array:
-    """Computes sigmoid(gate) * up; the backward pass computes the sigmoid again."""
-    return nn.sigmoid(gate) * up
-
-
-class FeedForward(nn.Module):
-    """Gated layer f(x W_gate) * (x W_up) W_down (arXiv:2002.05202), or two layers with GELU."""
-
-    options: Any
-    zero_output: bool
-
-    @nn.compact
-    def __call__(self, x_BxLxD: Array, keys: Array | None = None) -> Array:
-        o, dtype = self.options, jnp.dtype(self.options.dtype)
-        scale = 2.0 / o.depth if o.initial == "depth_scaled" else 1.0
-        plain = o.feed_forward == "gelu"
-
-        def layer(name: str, size: int, zeros: bool = False) -> Linear:
-            return Linear(
-                size, dtype, zeros, plain, o.initial, scale, o.products, o.lora_rank, o.lora_alpha,
-                name=name,
-            )  # fmt: skip
-
-        if plain:
-            hidden_BxLxF = nn.gelu(layer("up", o.hidden)(x_BxLxD), approximate=True)
-        else:
-            gated = swiglu if o.feed_forward == "swiglu" else glu
-            hidden_BxLxF = gated(layer("gate", o.hidden)(x_BxLxD), layer("up", o.hidden)(x_BxLxD))
-        if keys is not None and o.hidden_dropout:
-            keep = kept(folded(keys, HIDDEN), o.hidden_dropout, hidden_BxLxF.shape[1:])
-            hidden_BxLxF = scaled(hidden_BxLxF, keep, o.hidden_dropout)
-        hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
-        return layer("down", x_BxLxD.shape[-1], self.zero_output)(hidden_BxLxF)
-
-
 class Block(nn.Module):
     """Pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) if there is a condition."""
 
@@ -204,7 +160,7 @@ class Block(nn.Module):
         # Either the gate or the output layer starts at zero. With both, no gradient would flow.
         zero = condition_BxGxC is None and o.initial == "lecun"
         attention = Attention(o, zero, self.block, self.last, name="attention")
-        feed_forward = FeedForward(o, zero, name="feed_forward")
+        feed_forward = (Experts if o.experts else FeedForward)(o, zero, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxGxC is not None:
             six = modulation(
