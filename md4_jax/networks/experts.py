@@ -55,7 +55,7 @@ class Experts(nn.Module):
                 ("down", (o.expert_hidden, size), zeros),
             )
         ]  # fmt: skip
-        y_BxLxD = mixed(o, x_BxLxD, weights_BxLxK, index_BxLxK, kernels)
+        y_BxLxD = mixed(o, x_BxLxD, (weights_BxLxK, index_BxLxK), kernels)
         if o.shared_hidden:
             shared = dataclasses.replace(o, hidden=o.shared_hidden)
             y_BxLxD = y_BxLxD + FeedForward(shared, zeros, name="shared")(x_BxLxD)
@@ -149,33 +149,27 @@ def attached(x: Array, term: Array) -> Array:
 attached.defvjp(lambda x, term: (x, None), lambda _, slope: (slope, jnp.ones(())))
 
 
-def mixed(o: Any, x_BxLxD: Array, weights_BxLxK: Array, index_BxLxK: Array, kernels: list) -> Array:
-    """Computes sum_k weights_k f_k(x), on each device of a mesh for its own sequences.
+def mixed(o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array]) -> Array:
+    """Computes sum_k w_k f_k(x), on each device of a mesh for its own sequences.
 
-    kernels: those of gate, up and down. A device gathers what `fsdp` has split of them; what
-    `tensor` has split it computes in part, and the parts are added.
+    chosen: weights and numbers of the experts of each token, [B, L, K]. kernels: those of gate, up
+    and down. A device gathers what `fsdp` has split of them; what `tensor` has split it computes in
+    part, and the parts are added.
     """
     local = functools.partial(_local, o, split=not on_one_device())
     if on_one_device():
-        return local(x_BxLxD, weights_BxLxK, index_BxLxK, *kernels)
+        return local(x_BxLxD, chosen, kernels)
     rows = P(BATCH_AXES if len(x_BxLxD) % batch_groups() == 0 else None, None, None)
-    specs = (rows, rows, rows, *SPLIT.values())
+    specs = rows, (rows, rows), [SPLIT[name] for name in ("gate", "up", "down")]
     # With dynamic loops inside, over which axes results vary is not known: the check is off.
     on_mesh = jax.shard_map(local, in_specs=specs, out_specs=rows, check_vma=False)
-    return on_mesh(x_BxLxD, weights_BxLxK, index_BxLxK, *kernels)
+    return on_mesh(x_BxLxD, chosen, kernels)
 
 
 def _local(
-    o: Any,
-    x_BxLxD: Array,
-    weights_BxLxK: Array,
-    index_BxLxK: Array,
-    gate: Array,
-    up: Array,
-    down: Array,
-    *,
-    split: bool,
+    o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array], *, split: bool
 ) -> Array:
+    (weights_BxLxK, index_BxLxK), (gate, up, down) = chosen, kernels
     if split:
         gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", tiled=True)
         gate, up, down = gather(gate, axis=1), gather(up, axis=1), gather(down, axis=2)

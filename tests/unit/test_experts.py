@@ -188,14 +188,17 @@ def test_the_balance_is_in_the_gradient_of_training_and_in_no_loss(monkeypatch):
             pulled.bind(params, {}, keys)(Z, T)
         return sum(found) / len(found)
 
-    values = [jax.value_and_grad(loss)(params, n, keys) for n in (network, pulled)]
-    assert values[0][0] == values[1][0]
-    expected = jax.grad(terms)(params)
+    def slope(network, keys):
+        return jax.jit(jax.value_and_grad(lambda p: loss(p, network, keys)))(params)
+
+    values = [slope(each, keys) for each in (network, pulled)]
+    np.testing.assert_allclose(values[0][0], values[1][0], rtol=1e-6)
+    expected = jax.jit(jax.grad(terms))(params)
     assert np.abs(expected["blocks_0"]["feed_forward"]["router"]["kernel"]).max() > 1e-3
     change = jax.tree.map(jnp.subtract, values[1][1], values[0][1])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.3 * b, atol=2e-6), change, expected)
-    apart = jax.grad(loss)(params, pulled, None)  # outside of training
-    jax.tree.map(np.testing.assert_array_equal, apart, values[0][1])
+    _, apart = slope(pulled, None)  # outside of training
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), apart, values[0][1])
 
 
 def unrolled(params: dict) -> dict:
@@ -328,7 +331,7 @@ def test_what_does_not_fit_together_is_refused(options, words):
 
 
 def on_meshes() -> None:
-    """Outputs and gradients on meshes of eight devices are those on one."""
+    """Outputs and gradients on a mesh of 2 x 2 x 2 devices are those on one."""
     options = dict(vocab_size=5, size=16, heads=2, hidden=24, qk_norm=True, balance=0.1) | KEYS
     network = Transformer(**options).build()
     params = perturbed(jax.jit(network.init)(jax.random.key(0)))
@@ -340,15 +343,15 @@ def on_meshes() -> None:
         return jnp.mean(jnp.sin(out)), out
 
     expected = jax.jit(jax.grad(loss, has_aux=True))(params)
-    for data, fsdp, tensor in ((8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)):
-        mesh = make_mesh(MeshOptions(data=data, fsdp=fsdp, tensor=tensor))
-        with jax.set_mesh(mesh):
-            split = jax.device_put(params, shardings_of({"n": params}, mesh)["n"])
-            found = jax.jit(jax.grad(loss, has_aux=True))(split)
-            jax.jit(network.init)(jax.random.key(0))  # of one sequence
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), found, expected
-        )
+    mesh = make_mesh(MeshOptions(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(params, shardings_of({"n": params}, mesh)["n"])
+        found = jax.jit(jax.grad(loss, has_aux=True))(split)
+        rows = jax.jit(lambda p: network.bind(p)(z[:3], t[:3]))(split)  # not to be divided
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), found, expected
+    )
+    np.testing.assert_allclose(rows, expected[1][:3], atol=2e-5)
     print("meshes agree")
 
 
