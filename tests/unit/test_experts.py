@@ -123,13 +123,11 @@ def test_gradients_are_those_of_a_sum_over_all_experts(options):
 SPREADS = {"one": [0, 9, 0, 0], "none": [3, 0, 0, 6], "even": [2, 3, 2, 2], "many": [70, 0, 1, 300]}
 
 
-@pytest.mark.parametrize("form", ["tiles", "ragged"])
+@pytest.mark.parametrize("form", ["cpu", "cuda", "default"])
 @pytest.mark.parametrize("spread", SPREADS)
 def test_each_row_meets_its_own_matrix(spread, form, monkeypatch):
-    """In both forms of the product, whatever the sizes; and so in the gradients."""
-    if form == "ragged":
-        plain = lambda *x, cpu, default: default(*x)  # noqa: E731
-        monkeypatch.setattr(jax.lax, "platform_dependent", plain)
+    """In the form of each platform, whatever the sizes; and so in the gradients."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, **forms: forms[form](*x))
     sizes, rng = np.array(SPREADS[spread]), np.random.default_rng(4)
     x, w = rng.normal(size=(sizes.sum(), 3)), rng.normal(size=(4, 3, 5))
     slope = rng.normal(size=(len(x), 5))
