@@ -75,6 +75,7 @@ def get_config() -> ConfigDict:
                 norm_eps=1e-6,
                 rotary_base=10_000.0,
                 rotary_scaling=(),  # (factor, low, high, length), as in Llama 3.1; (): none
+                rotary_part=1.0,  # share of a head's features that positions turn
                 head_bias=True,
                 tied=False,  # the head uses the embedding's matrix
                 initial="lecun",  # initial values: lecun | depth_scaled | torch
@@ -98,6 +99,18 @@ def get_config() -> ConfigDict:
                 tables=0,  # most counts of each table of neighbours; 0: none (docs/networks.md)
                 tables_tokens=2**25,  # most tokens of the training text that they count
                 tables_hidden=0,  # units of the network that corrects their sum; 0: none
+                experts=0,  # gated layers in place of each feed-forward layer; 0: a plain layer
+                experts_per_token=2,  # of which a token takes so many
+                expert_hidden=0,  # width of an expert; 0: hidden
+                shared_hidden=0,  # width of a layer that all tokens take besides; 0: none
+                dense_layers=0,  # first blocks, with a plain feed-forward layer
+                router="softmax",  # scores of experts: softmax | sigmoid
+                router_normalised=False,  # weights of a token's experts sum to 1
+                router_scale=1.0,  # times this
+                router_bias=False,  # a bias of each expert, for the choice alone
+                router_groups=1,  # groups of experts
+                router_groups_taken=1,  # in so many of which a token's experts lie
+                balance=0.0,  # weight of the balance of experts in the gradient, such as 0.01
                 lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
                 lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
                 lora_dropout=0.0,  # share of the entries of their inputs that training drops

@@ -40,6 +40,8 @@ TOLD = {
     "llama": {},
     "sdar": {},
     "fast_dllm_v2": dict(mask_token_id=123),
+    "lladamoe": {},
+    "llada2": {},
     "md4_text": dict(data_shape=[16]),
     "md4_text_outside_embed": dict(data_shape=[16]),
     "md4_text_time_free": dict(data_shape=[16]),
@@ -47,7 +49,7 @@ TOLD = {
 # Those in the layout of transformers' Llama and Qwen.
 DECODERS = ("dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2")
 # Letters and special entries of the vocabulary.
-ENTRIES = {"llada": (125, 3), **dict.fromkeys(DECODERS, (120, 4))}
+ENTRIES = {"llada": (125, 3), **dict.fromkeys((*DECODERS, "lladamoe", "llada2"), (120, 4))}
 # Printable characters that stand for themselves in a byte-level vocabulary.
 LETTERS = "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, [*range(0x21, 0x61), *range(0xA1, 0xAD)]))
 LETTERS += "".join(map(chr, range(0xAE, 0xC7)))[: 125 - len(LETTERS)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4_jax.model.peer import Peer
-from md4_jax.networks.layers import ADAPTED
+from md4_jax.networks.dropout import ADAPTED
 from md4_jax.networks.published import Read
 from md4_jax.protocols import UserError
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model import decoders
+from md4_jax.model import decoders, experts
 from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
-NAMED = ("bd3lm", "mdlm", "duo", "llada", *decoders.KINDS)
+NAMED = ("bd3lm", "mdlm", "duo", "llada", *experts.KINDS, *decoders.KINDS)
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -220,6 +220,7 @@ KINDS = {
     "radd": _radd,
     "llada": _llada,
     "md4": _md4,
+    **experts.KINDS,
     **dict.fromkeys(decoders.KINDS, decoders.peer),
 }
 

@@ -1,11 +1,15 @@
 """Blocks one after another: in a loop, unrolled, or as modules of their own."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from md4_jax.networks.layers import Block
+from md4_jax.protocols import Array, Params
 
 # What the backward pass of a block reuses, by name.
 REMAT = {
@@ -15,23 +19,42 @@ REMAT = {
 }
 
 
+def first_blocks(o: Any, block_size: int = 0) -> list[nn.Module]:
+    """Makes the blocks without experts that come before those of `stack`: `dense_layers` of them.
+
+    They are never scanned, since their parameters are others.
+    """
+    if not o.dense_layers:
+        return []
+    plain = dataclasses.replace(o, experts=0, dense_layers=0, shared_hidden=0, balance=0.0)
+    block = _recomputed(o, prevent_cse=True)
+    return [block(plain, block_size) for _ in range(o.dense_layers)]
+
+
+def _recomputed(o: Any, *, prevent_cse: bool) -> type[nn.Module]:
+    """Returns the class of blocks, whose backward pass computes again what `remat` says."""
+    if o.remat == "none":
+        return Block
+    return nn.remat(Block, prevent_cse=prevent_cse, policy=REMAT[o.remat])
+
+
 def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.Module]:
-    """Makes the blocks: one module that scans all depths, or a list of modules.
+    """Makes the blocks after the first: one module that scans their depths, or a list of modules.
 
     unroll: blocks that an iteration of the scan computes.
     """
-    block = Block
-    if o.remat != "none":
-        block = nn.remat(Block, prevent_cse=not o.scan_blocks, policy=REMAT[o.remat])
+    count = o.depth - o.dense_layers
     if not o.scan_blocks:
-        last = -1 if o.shifted else o.depth - 1  # all layers of a shifted one compute both halves
-        return [block(o, block_size, n == last) for n in range(o.depth)]
+        # All layers of a shifted network compute both halves of block diffusion.
+        block, last = _recomputed(o, prevent_cse=True), -1 if o.shifted else count - 1
+        return [block(o, block_size, n == last) for n in range(count)]
+    block = _recomputed(o, prevent_cse=False)
     return nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True},
         in_axes=(nn.broadcast, nn.broadcast, 0),
-        length=o.depth,
+        length=count,
         unroll=unroll,
     )(o, block_size)
 
@@ -44,3 +67,37 @@ def unrolled(o: Any, platform: str) -> int:
     of MD4-S took 0.85 of the time on an H200.
     """
     return o.depth if platform == "gpu" and o.depth and o.remat == "none" else 1
+
+
+def bound(o: Any, block_size: int, params: Params, *, last: bool = False) -> Callable:
+    """Returns a block with these parameters, outside of the scan."""
+    block = Block(o, block_size, last, parent=None)
+    return functools.partial(block.apply, {"params": params})
+
+
+def gathered(
+    o: Any,
+    block_size: int,
+    stacked: tuple[Params, Array | None],
+    x_BxLxD: Array,
+    around: tuple,
+    *,
+    index: Array | None,
+    unroll: int,
+) -> Array:
+    """Scans all blocks but the last, which returns fewer positions than it is given.
+
+    stacked  (parameters, keys or None) of the blocks, with the axis of depths first
+    around   the condition and the segments
+    """
+    rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
+
+    def apply(x_BxLxD: Array, layer) -> tuple[Array, None]:
+        params, keys = layer
+        return bound(o, block_size, params)(x_BxLxD, *around, keys)
+
+    if o.remat != "none":
+        apply = jax.checkpoint(apply, prevent_cse=False, policy=REMAT[o.remat])
+    x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest, unroll=unroll)
+    params, keys = last
+    return bound(o, block_size, params, last=not o.shifted)(x_BxLxD, *around, keys, index)[0]

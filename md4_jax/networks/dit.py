@@ -54,7 +54,7 @@ class DiT(Transformer):
                     f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "
                     f"network.{key}={type(getattr(self, key))()}"
                 )
-        if self.attention_size % 4:
+        if self.rotary_part * self.attention_size % 4:
             raise UserError(
                 f"network.size={self.size} must be a multiple of four times network.heads="
                 f"{self.heads}, or network.head_dim one of four (rotary positions of rows and of "

@@ -1,5 +1,8 @@
 """Dropout with a key for each sequence, so that no mesh and no microbatch changes the draws."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +10,9 @@ from md4_jax.protocols import Array
 
 # Folded into the keys of a training step, which also draw the noise of the forward process.
 DROPOUT, LABEL, EMBEDDING, LAYERS = 0x64726F70, 0, 1, 2
+# Folded into a layer's keys from ADAPTERS on, for the adapters of these matrices.
+ADAPTERS = 4
+ADAPTED = ("query", "key", "value", "out", "gate", "up", "down")
 
 
 def folded(keys: Array, number: Array | int) -> Array:
@@ -29,3 +35,16 @@ def kept(keys: Array, rate: float, shape: tuple[int, ...]) -> Array:
 def scaled(x: Array, keep: Array, rate: float) -> Array:
     """Sets dropped entries to 0 and divides the others by 1 - rate, which keeps the mean."""
     return jnp.where(keep, x / (1.0 - rate), 0.0).astype(x.dtype)
+
+
+def for_adapter(
+    o: Any, name: str, x: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
+) -> Array | None:
+    """Drops entries of the input x of a layer for its adapter alone; None: nothing is dropped.
+
+    length, needed: of the positions for which it is drawn, and the choice of those of x.
+    """
+    if keys is None or not (o.lora_rank and o.lora_dropout):
+        return None
+    own = folded(keys, ADAPTERS + ADAPTED.index(name))
+    return scaled(x, needed(kept(own, o.lora_dropout, (length, x.shape[-1]))), o.lora_dropout)

@@ -16,20 +16,21 @@ def forward_flops(
     attended: int,
     depth: int,
     whole: bool = False,
+    active: float = 1.0,
 ) -> float:
     """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
 
-    N is the number of parameters of linear layers that see tokens, D = `attended` that of features
-    of all heads of a layer. In block diffusion both a noisy token and its clean copy are counted.
-    The last layer computes only keys and values of the clean copy, unless `whole`, and each of the
-    two sees (L + block) / 2 tokens.
+    N is the number of parameters of linear layers that a token sees, which of those of experts is
+    the part `active`, D = `attended` the number of features of all heads of a layer. In block
+    diffusion both a noisy token and its clean copy are counted. The last layer computes only keys
+    and values of the clean copy, unless `whole`, and each of the two sees (L + block) / 2 tokens.
     """
     named = [
         ([key.key for key in path], leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     ]
     kernels = [
-        (path, leaf.size)
+        (path, leaf.size * (active if path[-2].startswith("experts_") else 1))
         for path, leaf in named
         if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
     ]
@@ -40,6 +41,16 @@ def forward_flops(
     of_clean = sum(count for path, count in kernels if path[-2] in ("key", "value"))
     if whole:
         return 2.0 * (2 * matrices - head) + 4.0 * depth * (length + block) * attended
-    clean = (matrices - head) * (depth - 1) / depth + of_clean / depth
+    clean = matrices - head + of_clean / depth - _of_last(kernels, params)
     seen = (2 * depth - 1) * (length + block) / 2
     return 2.0 * (matrices + clean) + 4.0 * seen * attended
+
+
+def _of_last(kernels: list[tuple[list[str], float]], params: Params) -> float:
+    """Returns how many parameters of these kernels are those of the last block."""
+    scanned = [count for path, count in kernels if path[0] == "blocks"]
+    if scanned:
+        return sum(scanned) / len(jax.tree.leaves(params["blocks"])[0])
+    own = [path[0] for path, _ in kernels if path[0].startswith("blocks_")]
+    last = max(own, key=lambda name: int(name.removeprefix("blocks_")))
+    return sum(count for path, count in kernels if path[0] == last)

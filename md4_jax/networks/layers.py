@@ -3,26 +3,25 @@
 Sizes (a) and (c) are those of tools/sizes.py. Options are those of `Transformer`.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, rounding
 from md4_jax.networks.blocks import Cache, block_diffusion_attention
 from md4_jax.networks.condition import modulation
-from md4_jax.networks.dropout import folded, kept, scaled
+from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
+from md4_jax.networks.experts import Experts
+from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.linear import Linear, Normalize
 from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
-# Folded into a layer's keys; the numbers from ADAPTERS on are those of adapters.
-WEIGHTS, FIRST, SECOND, HIDDEN, ADAPTERS = 0, 1, 2, 3, 4
-ADAPTED = ("query", "key", "value", "out", "gate", "up", "down")
+# Folded into a layer's keys.
+WEIGHTS, FIRST, SECOND = 0, 1, 2
 
 
 class Attention(nn.Module):
@@ -73,7 +72,7 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        turns = Turns(o.rotary_base, tuple(o.rotary_scaling))
+        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), o.rotary_part)
         if cache is not None:
             mixed = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
         elif self.block:
@@ -130,57 +129,6 @@ class LocalMixing(nn.Module):
         return mixed
 
 
-@jax.checkpoint
-def swiglu(gate: Array, up: Array) -> Array:
-    """Computes silu(gate) * up; the backward pass computes the sigmoid again.
-
-    Temporaries of a training step of size (a) are 465 instead of 503 MiB on 2 CPU cores.
-    """
-    return nn.silu(gate) * up
-
-
-@jax.checkpoint
-def glu(gate: Array, up: Array) -> Array:
-    """Computes sigmoid(gate) * up; the backward pass computes the sigmoid again."""
-    return nn.sigmoid(gate) * up
-
-
-class FeedForward(nn.Module):
-    """Gated layer f(x W_gate) * (x W_up) W_down (arXiv:2002.05202), or two layers with GELU.
-
-    length, needed: of the positions for which dropout is drawn, and the choice of those of x.
-    """
-
-    options: Any
-    zero_output: bool
-
-    @nn.compact
-    def __call__(
-        self, x_BxLxD: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
-    ) -> Array:
-        o, dtype = self.options, jnp.dtype(self.options.dtype)
-        scale = 2.0 / o.depth if o.initial == "depth_scaled" else 1.0
-        plain = o.feed_forward == "gelu"
-
-        def layer(name: str, x: Array, size: int, zeros: bool = False) -> Array:
-            made = Linear(
-                size, dtype, zeros, plain, o.initial, scale, o.products, o.lora_rank, o.lora_alpha,
-                name=name,
-            )  # fmt: skip
-            return made(x, for_adapter(o, name, x, keys, length, needed))
-
-        if plain:
-            hidden_BxLxF = nn.gelu(layer("up", x_BxLxD, o.hidden), approximate=True)
-        else:
-            gated = swiglu if o.feed_forward == "swiglu" else glu
-            hidden_BxLxF = gated(*(layer(name, x_BxLxD, o.hidden) for name in ("gate", "up")))
-        if keys is not None and o.hidden_dropout:
-            keep = kept(folded(keys, HIDDEN), o.hidden_dropout, hidden_BxLxF.shape[1:])
-            hidden_BxLxF = scaled(hidden_BxLxF, keep, o.hidden_dropout)
-        hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
-        return layer("down", hidden_BxLxF, x_BxLxD.shape[-1], self.zero_output)
-
-
 class Block(nn.Module):
     """Pre-norm transformer block, with adaLN-zero (arXiv:2212.09748) if there is a condition."""
 
@@ -208,7 +156,7 @@ class Block(nn.Module):
         # Either the gate or the output layer starts at zero. With both, no gradient would flow.
         zero = condition_BxGxC is None and o.initial == "lecun"
         attention = Attention(o, zero, self.block, self.last, name="attention")
-        feed_forward = FeedForward(o, zero, name="feed_forward")
+        feed_forward = (Experts if o.experts else FeedForward)(o, zero, name="feed_forward")
         first, second = (None,) * 3, (None,) * 3
         if condition_BxGxC is not None:
             six = modulation(
@@ -239,19 +187,6 @@ def dropped(o: Any, y: Array, keys: Array | None, place: int, shape: tuple, need
     else:
         keep = needed(kept(folded(keys, place), o.dropout, shape[1:]))
     return scaled(y, keep, o.dropout)
-
-
-def for_adapter(
-    o: Any, name: str, x: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
-) -> Array | None:
-    """Drops entries of the input x of a layer for its adapter alone; None: nothing is dropped.
-
-    length, needed: of the positions for which it is drawn, and the choice of those of x.
-    """
-    if keys is None or not (o.lora_rank and o.lora_dropout):
-        return None
-    own = folded(keys, ADAPTERS + ADAPTED.index(name))
-    return scaled(x, needed(kept(own, o.lora_dropout, (length, x.shape[-1]))), o.lora_dropout)
 
 
 def whole(x: Array) -> Array:

@@ -96,7 +96,7 @@ def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
             f"{name}_norm/scale": lambda a, n=n: a(f"RMSNorm_{n}/scale")
             for n, name in enumerate(("attention", "feed_forward"))
         }
-    found = _blocks(arrays, "Transformer_0/TransformerBlock_{}/{}", gives, options)
+    found = blocks(arrays, "Transformer_0/TransformerBlock_{}/{}", gives, options)
     trunk, dense = "Transformer_0/", 0
     table = "Embed_0/embedding" if options.embedding else trunk + "Embed_0/embedding"
     symbols = options.vocab_size
@@ -114,7 +114,7 @@ def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     else:
         names["final_norm/scale"] = f"{trunk}RMSNorm_0/scale"
     found |= {ours: lambda x=theirs: arrays[x] for ours, theirs in names.items()}
-    found["head/kernel"] = lambda: _columns(arrays[f"{trunk}Dense_{dense}/kernel"], symbols)
+    found["head/kernel"] = lambda: of_symbols(arrays[f"{trunk}Dense_{dense}/kernel"], symbols)
     return nested(found, put)
 
 
@@ -144,7 +144,7 @@ def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     for ours, theirs in names.items():
         gives[f"attention_norm/{ours}"] = own("norm1", theirs)
         gives[f"feed_forward_norm/{ours}"] = own("norm2", theirs)
-    found = _blocks(arrays, prefix + "blocks.{}.{}", gives, options)
+    found = blocks(arrays, prefix + "blocks.{}.{}", gives, options)
     last = "output_layer."
     plain = {f"final_norm/{ours}": f"{last}norm_final.{theirs}" for ours, theirs in names.items()}
     if options.time_conditioning:
@@ -161,11 +161,11 @@ def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     # A tied checkpoint may hold the matrix under one of its two names alone.
     found["embedding"] = lambda: padded_rows(arrays[table if table in arrays else head], rows)
     columns = rows if options.tied else 0
-    found["head_bias" if options.tied else "head/bias"] = lambda: _columns(
+    found["head_bias" if options.tied else "head/bias"] = lambda: of_symbols(
         arrays[prefix + bias][None], symbols, columns
     )[0]
     if not options.tied:
-        found["head/kernel"] = lambda: _columns(arrays[head].T, symbols)
+        found["head/kernel"] = lambda: of_symbols(arrays[head].T, symbols)
     return nested(found, put)
 
 
@@ -179,13 +179,13 @@ def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
         "feed_forward_norm/scale": "ff_norm",
     }  # fmt: skip
     gives = {ours: lambda a, x=theirs: a(f"{x}.weight").T for ours, theirs in names.items()}
-    found = _blocks(arrays, "model.transformer.blocks.{}.{}", gives, options)
+    found = blocks(arrays, "model.transformer.blocks.{}.{}", gives, options)
     trunk, symbols = "model.transformer.", options.vocab_size
     table, head = f"{trunk}wte.weight", f"{trunk}ff_out.weight"
     found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
     found["final_norm/scale"] = lambda: arrays[f"{trunk}ln_f.weight"]
     if not options.tied:
-        found["head/kernel"] = lambda: _columns(arrays[head].T, symbols)
+        found["head/kernel"] = lambda: of_symbols(arrays[head].T, symbols)
     return nested(found, put)
 
 
@@ -207,23 +207,28 @@ def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     vectors["attention_norm/scale"] = "input_layernorm.weight"
     vectors["feed_forward_norm/scale"] = "post_attention_layernorm.weight"
     gives |= {ours: lambda a, x=theirs: a(x) for ours, theirs in vectors.items()}
-    found = _blocks(arrays, "model.layers.{}.{}", gives, options)
+    found = blocks(arrays, "model.layers.{}.{}", gives, options)
     symbols, table = options.vocab_size, "model.embed_tokens.weight"
     found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
     found["final_norm/scale"] = lambda: arrays["model.norm.weight"]
     if not options.tied:
-        found["head/kernel"] = lambda: _columns(arrays["lm_head.weight"].T, symbols)
+        found["head/kernel"] = lambda: of_symbols(arrays["lm_head.weight"].T, symbols)
     return nested(found, put)
 
 
-def _blocks(arrays: Arrays, names: str, gives: Mapping[str, Any], options: Any) -> dict:
-    """Returns {path: function that reads it}, or lists of functions if blocks are scanned."""
+def blocks(
+    arrays: Arrays, names: str, gives: Mapping[str, Any], options: Any, begin: int = 0
+) -> dict:
+    """Returns {path: function that reads it}, or lists of functions if blocks are scanned.
+
+    begin: number of their first layer; those before it are the caller's.
+    """
     layers = [
         {
             ours: lambda make=make, n=n: make(lambda name: arrays[names.format(n, name)])
             for ours, make in gives.items()
         }
-        for n in range(options.depth)
+        for n in range(begin, options.depth)
     ]
     if options.scan_blocks:
         return {f"blocks/{ours}": [layer[ours] for layer in layers] for ours in gives}
@@ -240,7 +245,7 @@ def padded_rows(table: np.ndarray, rows: int) -> np.ndarray:
     return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
 
-def _columns(matrix: np.ndarray, symbols: int, columns: int = 0) -> np.ndarray:
+def of_symbols(matrix: np.ndarray, symbols: int, columns: int = 0) -> np.ndarray:
     """Returns the columns of the symbols, and zeros up to a rounded number of columns."""
     more = (columns or rounded(symbols)) - symbols
     return np.pad(matrix[:, :symbols], ((0, 0), (0, more)))

@@ -2,12 +2,12 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.protocols import Array
+from md4_jax.protocols import Array, UserError
 
 # Position p turns by p / BASE^(2 i / Dh).
 BASE = 10_000.0
@@ -20,10 +20,12 @@ class Turns(NamedTuple):
     scaling  () or (factor, low, high, length): pairs that turn fewer than `low` times in `length`
              positions become `factor` times slower, those that turn more than `high` times stay,
              and those between are interpolated (Llama 3.1, arXiv:2407.21783)
+    part     share of a head's features, the first ones, that are turned; the others stay
     """
 
     base: float = BASE
     scaling: tuple[float, ...] = ()
+    part: float = 1.0
 
     def frequency(self, size: int) -> np.ndarray:
         """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
@@ -67,9 +69,31 @@ def rotate(
     grid   (rows, columns) of positions that are numbered row by row; (): a line
     """
     sides = grid or (length or x_BxLxHxDh.shape[1],)
-    angles = _angles(sides, x_BxLxHxDh.shape[-1], turns)
+    size = int(turns.part * x_BxLxHxDh.shape[-1])
+    angles = _angles(sides, size, turns)
     cos, sin = angles if index is None else jnp.asarray(angles)[:, index]
     cos, sin = (x[..., :, None, :] for x in (cos, sin))
-    left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)
+    left, right = jnp.split(x_BxLxHxDh[..., :size].astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
-    return rotated.astype(x_BxLxHxDh.dtype)
+    rotated = rotated.astype(x_BxLxHxDh.dtype)
+    if size == x_BxLxHxDh.shape[-1]:
+        return rotated
+    return jnp.concatenate([rotated, x_BxLxHxDh[..., size:]], axis=-1)
+
+
+def check_rotary(o: Any) -> None:
+    """Raises UserError for keys of a network by which no position can turn features."""
+    if o.rotary_base <= 0:
+        raise UserError(f"network.rotary_base={o.rotary_base} must be above 0")
+    numbers = o.rotary_scaling
+    if numbers and not (len(numbers) == 4 and min(numbers) > 0 and numbers[1] < numbers[2]):
+        raise UserError(
+            f"network.rotary_scaling={numbers} must be empty, or (factor, low, high, length) above "
+            "0 with low < high"
+        )
+    turned = o.rotary_part * o.attention_size
+    if not 0 < o.rotary_part <= 1 or turned % 2:
+        raise UserError(
+            f"network.rotary_part={o.rotary_part} must lie in (0, 1], and its share of the "
+            f"{o.attention_size} features of a head, {turned:g}, must be even"
+        )

@@ -11,12 +11,13 @@ from md4_jax.networks.binding import Binding
 from md4_jax.networks.condition import TIME_EMBEDDINGS
 from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
+from md4_jax.networks.experts import SCORES, check_experts
 from md4_jax.networks.flops import forward_flops
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
-from md4_jax.networks.rotary import BASE
+from md4_jax.networks.rotary import BASE, check_rotary
 from md4_jax.networks.rows import Rows
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, UserError
@@ -32,6 +33,7 @@ CHOICES = {
     "parameters": ("float32", "bfloat16"),
     "products": PRODUCTS,
     "remat": tuple(REMAT),
+    "router": tuple(SCORES),
     "time_embedding": tuple(TIME_EMBEDDINGS),
 }
 # Why `shifted` excludes another option.
@@ -42,6 +44,7 @@ SHIFTED = {
 RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout", "lora_dropout")
 NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
 NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden", "lora_rank")
+NOT_NEGATIVE += ("experts", "expert_hidden", "shared_hidden", "dense_layers", "balance")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Transformer:
     head_dim           features of a head; 0: size / heads
     qkv_bias           gives queries, keys and values a bias
     rotary_scaling     (factor, low, high, length) of `rotary.Turns`, as in Llama 3.1; (): none
+    rotary_part        share of a head's features that positions turn
     shifted            takes the logits of a position from the features of the position before it,
                        as models do that were made of autoregressive ones (Dream, arXiv:2508.15487)
     embedding          width of the token vectors, before a linear layer to size; 0: size
@@ -88,8 +92,17 @@ class Transformer:
     tables             most counts of each of the tables of `Tables`; 0: none
     tables_tokens      most tokens of the training text that they count, before the first step
     tables_hidden      units of the network that corrects their sum for each symbol; 0: none
+    experts            number of gated layers in place of each feed-forward layer, of which a
+                       token takes `experts_per_token` (`experts.Experts`); 0: a plain layer
+    expert_hidden      width of an expert; 0: hidden
+    shared_hidden      width of a layer that all tokens take besides; 0: none
+    dense_layers       first blocks, whose feed-forward layer is a plain one of width `hidden`
+    router, router_normalised, router_scale, router_bias, router_groups, router_groups_taken  how
+                       experts are chosen and weighed (`experts.Router`)
+    balance            weight of `experts.imbalance` in the gradient of nats per token
     lora_rank          rank of an adapter beside each linear layer of the blocks' attention and
-                       feed-forward (arXiv:2106.09685); 0: none. Adapters alone are trained
+                       feed-forward (arXiv:2106.09685), experts and their router apart; 0: none.
+                       Adapters alone are trained
     lora_alpha         what they add is multiplied by lora_alpha / lora_rank
     lora_dropout       share of the entries of their inputs that training drops, drawn for each
                        adapter; the matrices beside them read all
@@ -122,6 +135,7 @@ class Transformer:
     norm_eps: float = 1e-6
     rotary_base: float = BASE
     rotary_scaling: tuple[float, ...] = ()
+    rotary_part: float = 1.0
     head_bias: bool = True
     tied: bool = False
     initial: str = "lecun"
@@ -143,6 +157,18 @@ class Transformer:
     tables: int = 0
     tables_tokens: int = 2**25
     tables_hidden: int = 0
+    experts: int = 0
+    experts_per_token: int = 2
+    expert_hidden: int = 0
+    shared_hidden: int = 0
+    dense_layers: int = 0
+    router: str = "softmax"
+    router_normalised: bool = False
+    router_scale: float = 1.0
+    router_bias: bool = False
+    router_groups: int = 1
+    router_groups_taken: int = 1
+    balance: float = 0.0
     lora_rank: int = 0
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
@@ -163,16 +189,10 @@ class Transformer:
                     f"network.shifted=True needs network.{key}={type(getattr(self, key))()}: "
                     + SHIFTED[key]
                 )
-        if self.norm_eps <= 0 or self.rotary_base <= 0:
-            raise UserError(
-                f"network.norm_eps={self.norm_eps} and network.rotary_base={self.rotary_base} must "
-                "be above 0"
-            )
-        if self.rotary_scaling and not self._scales():
-            raise UserError(
-                f"network.rotary_scaling={self.rotary_scaling} must be empty, or (factor, low, "
-                "high, length) above 0 with low < high"
-            )
+        if self.norm_eps <= 0:
+            raise UserError(f"network.norm_eps={self.norm_eps} must be above 0")
+        check_rotary(self)
+        check_experts(self)
         if self.kv_heads and self.heads % self.kv_heads:
             raise UserError(
                 f"network.kv_heads={self.kv_heads} must divide network.heads={self.heads}"
@@ -194,10 +214,6 @@ class Transformer:
                 "network.tied=True needs network.output=categorical and network.embedding=0, so "
                 "that the head can use the embedding's matrix"
             )
-
-    def _scales(self) -> bool:
-        numbers = self.rotary_scaling
-        return len(numbers) == 4 and min(numbers) > 0 and numbers[1] < numbers[2]
 
     @property
     def shared_places(self) -> tuple[int, ...]:
@@ -228,6 +244,7 @@ class Transformer:
         kv_heads = self.kv_heads or self.heads
         return dataclasses.replace(
             self, attention=kernel, hidden=hidden, kv_heads=kv_heads,
+            expert_hidden=self.expert_hidden or hidden,
             products=products_for(self.products, platform, self.dtype),
         )  # fmt: skip
 
@@ -245,8 +262,9 @@ class Transformer:
         blockwise = not (self.causal or self.local_width or self.tables)
         bind = Binding(options, module, blockwise, platform)
         attended = self.heads * self.attention_size
+        active = self.experts_per_token / self.experts if self.experts else 1.0
         counted = functools.partial(
-            forward_flops, attended=attended, depth=self.depth, whole=self.shifted
+            forward_flops, attended=attended, depth=self.depth, whole=self.shifted, active=active
         )
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,

@@ -1,6 +1,5 @@
 """Linen module of the transformer. Array names end in their shapes: B, L, D, G groups."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,10 @@ import jax.numpy as jnp
 from md4_jax.networks.blocks import Cache
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding
 from md4_jax.networks.context import label_rows
-from md4_jax.networks.depth import REMAT, stack
+from md4_jax.networks.depth import bound, first_blocks, gathered, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.evidence import Evidence
-from md4_jax.networks.layers import Block, noisy_half, norm, rows
+from md4_jax.networks.layers import noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
@@ -71,6 +70,7 @@ class TransformerModule(nn.Module):
         elif o.head_bias:
             rows = (rounded(o.vocab_size + 1),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
+        self.first_blocks = first_blocks(o, self.block)
         self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
             lookups = o.counts.neighbourhood.lookups
@@ -181,18 +181,26 @@ class TransformerModule(nn.Module):
         keys: Array | None,
         index: Array | None,
     ) -> Array:
-        each_DxB = layer_keys(keys, self.options.depth)
+        each_DxB, around = layer_keys(keys, self.options.depth), (condition_BxGxD, segments)
+        begun = self.options.dense_layers
+        for number, block in enumerate(self.first_blocks):
+            own = None if each_DxB is None else each_DxB[number]
+            x_BxLxD, _ = block(x_BxLxD, *around, own)
+        each_DxB = None if each_DxB is None else each_DxB[begun:]
         if not self.options.depth:
             x_BxLxD = x_BxLxD if index is None else rows(x_BxLxD, index)
         elif self.options.scan_blocks and (index is not None or self.block):
-            x_BxLxD = self._gathered(x_BxLxD, (condition_BxGxD, segments), each_DxB, index)
+            x_BxLxD = gathered(
+                self.options, self.block, (self.variables["params"]["blocks"], each_DxB), x_BxLxD,
+                around, index=index, unroll=self._at_once,
+            )  # fmt: skip
         elif self.options.scan_blocks:
-            x_BxLxD, _ = self.blocks(x_BxLxD, condition_BxGxD, segments, each_DxB)
+            x_BxLxD, _ = self.blocks(x_BxLxD, *around, each_DxB)
         else:
             for number, block in enumerate(self.blocks):
                 own = None if each_DxB is None else each_DxB[number]
-                asked = (index,) if number == self.options.depth - 1 else ()
-                x_BxLxD, _ = block(x_BxLxD, condition_BxGxD, segments, own, *asked)
+                asked = (index,) if number == len(self.blocks) - 1 else ()
+                x_BxLxD, _ = block(x_BxLxD, *around, own, *asked)
         if self.block and condition_BxGxD is not None and not self.options.shifted:
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
@@ -231,48 +239,34 @@ class TransformerModule(nn.Module):
         def among(keys: Array, values: Array) -> Cache:
             return cache._replace(keys=keys, values=values)
 
+        found = []
+
+        def one(block: Callable, number: int, x: Array) -> Array:
+            own = among(*(part[number] for part in layers))
+            x, appended = block(x, condition, segments, cache=own)
+            found.append(appended)
+            return x
+
+        for number, block in enumerate(self.first_blocks):
+            x_BxPxD = one(block, number, x_BxPxD)
+        begun = len(found)
         if self.options.scan_blocks:
+            rest = tuple(x[begun:] for x in layers)
             x_BxPxD, appended = jax.lax.scan(
-                lambda x, layer: self._block(layer[0])(
+                lambda x, layer: bound(self.options, self.block, layer[0])(
                     x, condition, segments, cache=among(*layer[1])
                 ),
-                x_BxPxD, (self.variables["params"]["blocks"], layers), unroll=self._at_once,
+                x_BxPxD, (self.variables["params"]["blocks"], rest), unroll=self._at_once,
             )  # fmt: skip
+            if found:
+                appended = jax.tree.map(
+                    lambda *x: jnp.concatenate([jnp.stack(x[:-1]), x[-1]]), *found, appended
+                )
         else:
-            found = []
             for number, block in enumerate(self.blocks):
-                own = among(*(x[number] for x in layers))
-                x_BxPxD, appended = block(x_BxPxD, condition, segments, cache=own)
-                found.append(appended)
+                x_BxPxD = one(block, begun + number, x_BxPxD)
             appended = jax.tree.map(lambda *x: jnp.stack(x), *found)
         return self._headed(x_BxPxD, condition), cache.append(*appended)
-
-    def _gathered(
-        self, x_BxLxD: Array, around: tuple, keys_DxB: Array | None, index: Array | None
-    ) -> Array:
-        """Scans all blocks but the last, which returns fewer positions than it is given.
-
-        around: the condition and the segments.
-        """
-        stacked = self.variables["params"]["blocks"], keys_DxB
-        rest, last = (jax.tree.map(lambda x, p=part: x[p], stacked) for part in (slice(-1), -1))
-
-        def apply(x_BxLxD: Array, layer) -> tuple[Array, None]:
-            params, keys = layer
-            return self._block(params)(x_BxLxD, *around, keys)
-
-        if self.options.remat != "none":
-            policy = REMAT[self.options.remat]
-            apply = jax.checkpoint(apply, prevent_cse=False, policy=policy)
-        x_BxLxD, _ = jax.lax.scan(apply, x_BxLxD, rest, unroll=self._at_once)
-        params, keys = last
-        block = self._block(params, last=not self.options.shifted)
-        return block(x_BxLxD, *around, keys, index)[0]
-
-    def _block(self, params, *, last: bool = False) -> Callable:
-        """Returns a block with these parameters, outside of the scan."""
-        block = Block(self.options, self.block, last, parent=None)
-        return functools.partial(block.apply, {"params": params})
 
     def unembed(self, h: Array, first: Array | None = None) -> Array:
         if not self.options.tables:

@@ -34,6 +34,8 @@ RULES = (
     (r"(query|key|value|gate|up)/lora_b/kernel$", P(None, "tensor")),
     (r"(attention/out|down)/lora_a/kernel$", P("tensor", None)),
     (r"(attention/out|down)/lora_b/kernel$", P(None, "fsdp")),
+    # Of experts the first axis, of which each product takes a part, stays whole.
+    (r"router/kernel$", P("fsdp", None)),
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
     (r"positions$", P(None, "fsdp")),

@@ -9,7 +9,9 @@ import pytest
 from tiny_networks import SIZES, T, Z, perturbed
 
 from md4_jax.networks import dropout
-from md4_jax.networks.layers import ADAPTED, FeedForward, for_adapter, whole
+from md4_jax.networks.dropout import ADAPTED, for_adapter
+from md4_jax.networks.feed_forward import FeedForward
+from md4_jax.networks.layers import whole
 from md4_jax.networks.linear import Linear
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
@@ -129,7 +131,8 @@ def test_every_adapter_has_draws_of_its_own(monkeypatch):
         found.append(np.asarray(jax.random.key_data(keys)))
         return real(keys, rate, shape)
 
-    monkeypatch.setattr("md4_jax.networks.layers.kept", kept)
+    for module in ("layers", "dropout"):  # of branches, and of what adapters read
+        monkeypatch.setattr(f"md4_jax.networks.{module}.kept", kept)
     network.bind(params, {}, KEYS).features(Z, T)
     assert len(found) == 2 * (len(ADAPTED) + 2)
     every = np.concatenate([*found, np.asarray(jax.random.key_data(KEYS))])

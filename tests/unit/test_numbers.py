@@ -76,7 +76,7 @@ def test_numbers_are_accepted_or_refused_with_their_key(name):
         ("network.size", -768, "network.size must be at least 1, not -768"),
         ("network.hidden", -1, "network.hidden must not be negative, not -1"),
         ("network.local_width", -5, "network.local_width must not be negative, not -5"),
-        ("network.norm_eps", 0.0, "network.norm_eps=0.0 .* must be above 0"),
+        ("network.norm_eps", 0.0, "network.norm_eps=0.0 must be above 0"),
         ("network.rotary_base", -1.0, "network.rotary_base=-1.0 must be above 0"),
         ("network.rotary_scaling", (8.0, 4.0, 1.0, 8192.0), "must be empty, or .* low < high"),
         ("network.rotary_scaling", (8.0,), "rotary_scaling=\\(8.0,\\) must be empty"),

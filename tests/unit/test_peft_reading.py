@@ -305,7 +305,7 @@ def test_patterns_are_those_of_the_end_of_a_name():
 def test_the_command_line_takes_an_adapter(folders, tmp_path, capsys):
     run, folder = tmp_path / "run", lora_folder(tmp_path, "qwen2_lora")
     words = ["--mode", "import", "--from", str(folders["qwen2"]), "--workdir", str(run)]
-    keys = ["--config.data.path=x", "--config.network.lora_rank=4"]
+    keys = ["--config.network.lora_rank=4"]
     assert main.run([*words, "--adapters", str(folder), *keys]) == 0
     model = md4_jax.load(run)
     check(model, "qwen2_lora")

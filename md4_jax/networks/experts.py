@@ -1,0 +1,260 @@
+"""Feed-forward layers of experts, of which each token takes a few (mixture of experts).
+
+Array names end in their shapes: B, L, D, E experts, K of each token, N tokens, F hidden. Options
+are those of `Transformer`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.networks.feed_forward import FeedForward, glu, swiglu
+from md4_jax.networks.grouped import grouped
+from md4_jax.networks.linear import kernel_init
+from md4_jax.protocols import Array, UserError
+from md4_jax.runtime.sharding import BATCH_AXES, batch_groups, on_one_device
+
+SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+SMALLEST = 1e-20  # sum of scores
+# How the experts' matrices are split, behind their own axis, which stays whole.
+SPLIT = {
+    "gate": P(None, "fsdp", "tensor"), "up": P(None, "fsdp", "tensor"),
+    "down": P(None, "tensor", "fsdp"),
+}  # fmt: skip
+
+
+class Experts(nn.Module):
+    """Computes sum_k w_k f_k(x) over the experts that the router chooses for a token.
+
+    Experts f are gated layers without biases. No token is dropped, whatever the balance. With
+    `shared_hidden` a layer that all tokens take is added. keys, which only training has: the
+    gradient is also that of `balance` times the mean `imbalance` of layers. length, needed: as in
+    `FeedForward`.
+    """
+
+    options: Any
+    zero_output: bool
+
+    @nn.compact
+    def __call__(
+        self, x_BxLxD: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
+    ) -> Array:
+        o, dtype, size = self.options, jnp.dtype(self.options.dtype), x_BxLxD.shape[-1]
+        scores_BxLxE, weights_BxLxK, index_BxLxK = Router(o, name="router")(x_BxLxD)
+        if keys is not None and o.balance:
+            share = o.balance / (o.depth - o.dense_layers)
+            weights_BxLxK = attached(weights_BxLxK, share * imbalance(scores_BxLxE, index_BxLxK))
+        scale = 2.0 / o.depth if o.initial == "depth_scaled" else 1.0
+        zeros = self.zero_output
+        kernels = [
+            Kernel((o.experts, *sides), dtype, o.initial, scale, z, name=f"experts_{name}")()
+            for name, sides, z in (
+                ("gate", (size, o.expert_hidden), False), ("up", (size, o.expert_hidden), False),
+                ("down", (o.expert_hidden, size), zeros),
+            )
+        ]  # fmt: skip
+        y_BxLxD = mixed(o, x_BxLxD, (weights_BxLxK, index_BxLxK), kernels)
+        if o.shared_hidden:
+            shared = dataclasses.replace(o, hidden=o.shared_hidden)
+            layer = FeedForward(shared, zeros, name="shared")
+            y_BxLxD = y_BxLxD + layer(x_BxLxD, keys, length, needed)
+        return y_BxLxD
+
+
+class Router(nn.Module):
+    """Chooses K experts for each token, from scores that are computed in float32.
+
+    Returns (scores [B, L, E], weights [B, L, K], experts [B, L, K]). Scores are the softmax or the
+    sigmoid of a linear layer. Weights are those of the chosen ones, with `router_normalised` over
+    their sum, times `router_scale`.
+
+    With `router_bias` a bias of each expert is added for the choice alone; no gradient reaches it
+    (arXiv:2412.19437). Of `router_groups` groups of experts, those `router_groups_taken` are open
+    whose two best experts have the largest sum.
+    """
+
+    options: Any
+
+    @nn.compact
+    def __call__(self, x_BxLxD: Array) -> tuple[Array, Array, Array]:
+        o, size = self.options, x_BxLxD.shape[-1]
+        kernel = self.param("kernel", kernel_init(o.initial), (size, o.experts))
+        wide, kernel = (x.astype(jnp.float32) for x in (x_BxLxD, kernel))
+        scores = SCORES[o.router](jnp.matmul(wide, kernel, precision="highest"))
+        ranked = scores
+        if o.router_bias:
+            bias = self.param("bias", nn.initializers.zeros, (o.experts,))
+            ranked = scores + bias.astype(jnp.float32)
+        if o.router_groups > 1:
+            ranked = _within_groups(ranked, o.router_groups, o.router_groups_taken)
+        _, index = jax.lax.top_k(ranked, o.experts_per_token)
+        weights = jnp.take_along_axis(scores, index, axis=-1)
+        if o.router_normalised:
+            weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + SMALLEST)
+        return scores, o.router_scale * weights, index
+
+
+def _within_groups(ranked: Array, groups: int, taken: int) -> Array:
+    """Returns scores [..., E] with -inf for experts of groups that are not taken."""
+    by_group = ranked.reshape(*ranked.shape[:-1], groups, -1)
+    best = jnp.sum(jax.lax.top_k(by_group, 2)[0], axis=-1)
+    _, open_groups = jax.lax.top_k(best, taken)
+    is_open = jnp.any(open_groups[..., None] == jnp.arange(groups), axis=-2)
+    return jnp.where(is_open[..., None], by_group, -jnp.inf).reshape(ranked.shape)
+
+
+class Kernel(nn.Module):
+    """Matrices [E, in, out], each with the initial values of a linear layer."""
+
+    shape: tuple[int, int, int]
+    dtype: jnp.dtype
+    initial: str
+    scale: float
+    zeros: bool
+
+    @nn.compact
+    def __call__(self) -> Array:
+        one = nn.initializers.zeros if self.zeros else kernel_init(self.initial, self.scale)
+
+        def init(key: Array, shape: tuple[int, ...]) -> Array:
+            return jax.vmap(lambda key: one(key, shape[1:]))(jax.random.split(key, shape[0]))
+
+        return self.param("kernel", init, self.shape).astype(self.dtype)
+
+
+def imbalance(scores_BxLxE: Array, index_BxLxK: Array) -> Array:
+    """Computes E sum_e f_e p_e (arXiv:2101.03961, eq. 4; with K experts arXiv:2409.02060): [].
+
+    f_e is the part of the choices of all tokens that fall on expert e, p_e its mean score, of
+    scores that are divided by their sum. It is 1 if all experts are chosen alike.
+    """
+    experts = scores_BxLxE.shape[-1]
+    scores = scores_BxLxE / jnp.sum(scores_BxLxE, axis=-1, keepdims=True)
+    chosen = jnp.any(index_BxLxK[..., None] == jnp.arange(experts), axis=-2)
+    part = jnp.mean(chosen.astype(jnp.float32), axis=(0, 1)) / index_BxLxK.shape[-1]
+    return experts * jnp.sum(part * jnp.mean(scores, axis=(0, 1)))
+
+
+@jax.custom_vjp
+def attached(x: Array, term: Array) -> Array:
+    """Returns x; in the backward pass `term` [] counts as if it were added to the loss.
+
+    So the losses of objectives stay bounds, which no term of a network may change.
+    """
+    del term
+    return x
+
+
+attached.defvjp(lambda x, term: (x, None), lambda _, slope: (slope, jnp.ones(())))
+
+
+def mixed(o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array]) -> Array:
+    """Computes sum_k w_k f_k(x), on each device of a mesh for its own sequences.
+
+    chosen: weights and numbers of the experts of each token, [B, L, K]. kernels: those of gate, up
+    and down. A device gathers what `fsdp` has split of them; what `tensor` has split it computes in
+    part, and the parts are added.
+    """
+    local = functools.partial(_local, o, split=not on_one_device())
+    if on_one_device():
+        return local(x_BxLxD, chosen, kernels)
+    rows = P(BATCH_AXES if len(x_BxLxD) % batch_groups() == 0 else None, None, None)
+    specs = rows, (rows, rows), [SPLIT[name] for name in ("gate", "up", "down")]
+    # With dynamic loops inside, over which axes results vary is not known: the check is off.
+    on_mesh = jax.shard_map(local, in_specs=specs, out_specs=rows, check_vma=False)
+    return on_mesh(x_BxLxD, chosen, kernels)
+
+
+def _local(
+    o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array], *, split: bool
+) -> Array:
+    (weights_BxLxK, index_BxLxK), (gate, up, down) = chosen, kernels
+    if split:
+        gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", tiled=True)
+        gate, up, down = gather(gate, axis=1), gather(up, axis=1), gather(down, axis=2)
+    per_token, act = index_BxLxK.shape[-1], swiglu if o.feed_forward == "swiglu" else glu
+    x_NxD, expert = x_BxLxD.reshape(-1, x_BxLxD.shape[-1]), index_BxLxK.reshape(-1)
+    order = jnp.argsort(expert)
+    places = jnp.argsort(order)
+    sizes = jnp.bincount(expert, length=o.experts).astype(jnp.int32)
+    product = functools.partial(grouped, sizes=sizes, products=o.products)
+    rows = sorted_rows(x_NxD.astype(gate.dtype), order, places)
+    out = product(act(product(rows, gate), product(rows, up)), down)
+    out_NxKxD = moved(out, places, order).reshape(-1, per_token, out.shape[-1])
+    weights_NxK = weights_BxLxK.reshape(-1, per_token)
+    y_NxD = jnp.einsum("nk,nkd->nd", weights_NxK, out_NxKxD.astype(jnp.float32))
+    if split:
+        y_NxD = jax.lax.psum(y_NxD, "tensor")
+    return y_NxD.astype(x_BxLxD.dtype).reshape(x_BxLxD.shape)
+
+
+@jax.custom_vjp
+def sorted_rows(x_NxD: Array, order: Array, places: Array) -> Array:
+    """Returns x [N, D] with each row K times, in this order of the N K copies, [N K, D].
+
+    places: the inverse of order. The gradient gathers too, where that of a gather would scatter.
+    """
+    return x_NxD[order // (len(order) // len(x_NxD))]
+
+
+def _sorted_forward(x_NxD: Array, order: Array, places: Array):
+    return sorted_rows(x_NxD, order, places), (places, len(x_NxD))
+
+
+def _sorted_backward(kept: tuple, slope: Array):
+    places, rows = kept
+    return jnp.sum(slope[places].reshape(rows, -1, slope.shape[-1]), axis=1), None, None
+
+
+sorted_rows.defvjp(_sorted_forward, _sorted_backward)
+
+
+@jax.custom_vjp
+def moved(x: Array, order: Array, places: Array) -> Array:
+    """Returns x[order]; the gradient gathers by `places`, the inverse of order."""
+    return x[order]
+
+
+moved.defvjp(lambda x, order, places: (x[order], places), lambda p, slope: (slope[p], None, None))
+
+
+def check_experts(o: Any) -> None:
+    """Raises UserError for keys of experts that do not fit together."""
+    if not o.experts:
+        for key in ("dense_layers", "shared_hidden", "balance"):
+            if getattr(o, key):
+                raise UserError(
+                    f"network.{key}={getattr(o, key)} is for layers of experts: set "
+                    f"network.experts, or leave network.{key}=0"
+                )
+        return
+    if o.feed_forward == "gelu":
+        raise UserError("network.experts needs network.feed_forward swiglu or glu, not 'gelu'")
+    if o.depth and o.dense_layers >= o.depth:
+        raise UserError(
+            f"network.dense_layers={o.dense_layers} must be below network.depth={o.depth}: without "
+            "a layer of experts, set network.experts=0"
+        )
+    groups, taken = o.router_groups, o.router_groups_taken
+    if not 1 <= taken <= groups:
+        raise UserError(
+            f"network.router_groups_taken={taken} must lie between 1 and network.router_groups="
+            f"{groups}"
+        )
+    if o.experts % groups or (groups > 1 and o.experts < 2 * groups):
+        raise UserError(
+            f"network.experts={o.experts} must be a multiple of network.router_groups={groups}, "
+            "with two experts or more in each group"
+        )
+    within = o.experts // groups * taken
+    if not 1 <= o.experts_per_token <= within:
+        raise UserError(
+            f"network.experts_per_token={o.experts_per_token} must lie between 1 and {within}, the "
+            "experts of the groups that are taken"
+        )
