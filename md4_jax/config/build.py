@@ -170,7 +170,7 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
     for entry, symbol in zip(entries, found, strict=True):
         if symbol is None or symbol >= domain.vocab_size:
             raise UserError(
-                f"sample.stop: {entry!r} is no entry of the vocabulary: it must be '', "
+                f"sample.stop={entry!r} is no entry of the vocabulary: it must be '', "
                 "'end_of_text' or an entry that may be drawn, such as '<|eot_id|>', or several "
                 "with spaces between them"
             )
