@@ -65,7 +65,10 @@ def test_a_run_answers_as_the_assistant_did(tiny, talks, tmp_path, capsys):
 def test_an_imported_run_takes_the_template_that_it_is_told(talks, tmp_path, capsys):
     """Of a chat model its own, unless data.chat_template names another."""
     folder, other = chat_folder(tmp_path), tmp_path / "other.jinja"
-    other.write_text("{% for m in messages %}<|role|>{{ m.content }}<|eot_id|>{% endfor %}")
+    other.write_text(
+        "{% for m in messages %}<|role|>{{ m.content }}<|eot_id|>{% endfor %}"
+        "{% if add_generation_prompt %}<|role|>{% endif %}"
+    )
     keys = {
         "data.path": talks, "data.messages_key": "messages", "data.length": 64,
         "train.num_steps": 1, "train.batch_size": 2, "optim.warmup_steps": 0,
