@@ -8,6 +8,8 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
+from md4_jax import main
+
 INSTANCES = Path(__file__).parent / "published"
 SIZES = dict(vocab_size=12, model_length=16, hidden_dim=32, cond_dim=16, n_blocks=2, n_heads=2)
 SEDD = dict(
@@ -161,3 +163,20 @@ def says_a_or_ends(folder: Path) -> None:
     arrays[head][:, 0] = -100.0
     arrays[head][[2, 125], 0] = 1.0  # 'a' and <|eot_id|>
     save_file(arrays, folder / "model.safetensors")
+
+
+def trained_on(folder, tmp_path, keys) -> Path:
+    """The directory of a run that was made of a published model and trained for two steps."""
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("abcdefghijk" * 400)
+    keys = {
+        "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
+        "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
+        "data.path": text, **keys,
+    }  # fmt: skip
+    flags = ["--mode", "import", "--from", str(folder), "--workdir", str(run)]
+    assert main.run([*flags, *(f"--config.{key}={value}" for key, value in keys.items())]) == 0
+    assert main.run(["--workdir", str(run)]) == 0
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert set(steps) == {1, 2}
+    return run

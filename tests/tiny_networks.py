@@ -39,5 +39,12 @@ def built(make=Transformer, **options):
     return network, perturbed(jax.jit(network.init)(jax.random.key(0)))
 
 
+def bound(segments=None, **options):
+    """A denoiser of texts without times, as published models are; parameters far from zero."""
+    published = dict(heads=4, time_conditioning=False, initial="torch")
+    network, params = built(**(published | options))
+    return network.bind(params, {} if segments is None else {"segments": segments})
+
+
 def logits(network, params, z=Z, t=T, **context):
     return jax.jit(lambda p, z, t, context: network.bind(p, context)(z, t))(params, z, t, context)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
+from md4_jax.model.peer import Peer, agree, first, in_blocks, lacks, needed, of_masks
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -52,28 +52,18 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     _check(told, tensors)
     kind = str(told["model_type"]).lower()
     told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
-    rows = tensors.shape(TABLE)[0]
     network = _network(told, tensors)
-    agree(told, tensors, vocab_size=rows)
-    sections = {
-        "network": network,
-        "process": {"name": "masking", "schedule": {"name": "linear"}},
-        "objective": {"name": "md4"},
-    }
-    length = min(LENGTH, told.get("max_position_embeddings", LENGTH))
-    ends = _first(told.get("eos_token_id"))
-    tables = tuple(name for name in (TABLE, HEAD) if name in tensors)
-    found = Peer(kind, length, rows, sections, published.from_llama, tables=tables, ends=ends)
+    found = of_masks(told, tensors, network, published.from_llama, (TABLE, HEAD), LENGTH)
     if kind in CAUSAL:
         network["causal"] = True
-        sections["objective"] = {"name": "autoregressive"}
-        sections["sample"] = {"name": "left_to_right"}
-        begins = _first(told.get("bos_token_id"))
-        if begins is None and ends is None:
+        found.sections["objective"] = {"name": "autoregressive"}
+        found.sections["sample"] = {"name": "left_to_right"}
+        begins = first(told.get("bos_token_id"))
+        if begins is None and found.ends is None:
             raise lacks(tensors, "bos_token_id")
-        return found._replace(begins=ends if begins is None else begins)
+        begins = found.ends if begins is None else begins
+        return found._replace(symbols=found.symbols + 1, mask=None, begins=begins)
     network["shifted"] = kind in SHIFTED or bool(told.get("right_shift_logits", False))
-    found = found._replace(symbols=rows - 1, mask=told.get("mask_token_id", UNKNOWN))
     block = told.get(block_key(kind))
     return found if block is None else in_blocks(found, block)
 
@@ -168,10 +158,3 @@ def _scaling(rotary: Mapping[str, Any]) -> tuple[float, ...]:
         return ()
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return tuple(float(rotary[name]) for name in names)
-
-
-def _first(found: Any) -> int | None:
-    """Returns the first of several ids, or the only one."""
-    if isinstance(found, list):
-        return found[0] if found else None
-    return found

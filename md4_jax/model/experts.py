@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import UNKNOWN, Peer, agree, needed
+from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, needed, of_masks
 from md4_jax.networks import published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -54,26 +54,14 @@ def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "router_groups": needed(told, tensors, "n_group"),
         "router_groups_taken": needed(told, tensors, "topk_group"),
     }  # fmt: skip
-    found = _peer(told, tensors, network, published_experts.from_llada2)
-    found.sections["objective"] = {"name": "block", "block": BLOCK}
-    return found
+    return in_blocks(_peer(told, tensors, network, published_experts.from_llada2), BLOCK)
 
 
 def _peer(told: Mapping[str, Any], tensors: Tensors, network: dict[str, Any], convert: Any) -> Peer:
-    table = _table(tensors)
-    rows = tensors.shape(table)[0]
-    agree(told, tensors, vocab_size=rows)
-    sections = {
-        "network": network,
-        "process": {"name": "masking", "schedule": {"name": "linear"}},
-        "objective": {"name": "md4"},
-    }
-    length = min(LENGTH, told.get("max_position_embeddings", LENGTH))
-    tables = tuple(name for name in (table, HEAD) if name in tensors)
-    mask = told.get("mask_token_id", MASK if rows == ROWS else UNKNOWN)
-    ends = told.get("eos_token_id")
-    ends = ends[0] if isinstance(ends, list) else ends
-    return Peer("", length, rows - 1, sections, convert, tables=tables, mask=mask, ends=ends)
+    tables = _table(tensors), HEAD
+    found = of_masks(told, tensors, network, convert, tables, LENGTH)
+    is_theirs = found.mask == UNKNOWN and found.symbols == ROWS - 1
+    return found._replace(mask=MASK) if is_theirs else found
 
 
 def _network(

@@ -18,20 +18,23 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, replace
-from md4_jax.runtime.sharding import path_name, to_host
+from md4_jax.runtime.sharding import max_over_processes, path_name, to_host
 
 CARD = "README.md"
 
 
 def check_empty(folder: Place) -> None:
     """Raises UserError for a folder that holds anything but hidden files, such as those of git."""
-    if folder.exists() and not folder.is_dir():
+    there = folder.exists()
+    if there and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder")
-    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if seen := [name for name in names if not name.startswith(".")]:
+    names = sorted(path.name for path in folder.iterdir()) if there else []
+    seen = [name for name in names if not name.startswith(".")]
+    # No process goes on to write before all have looked.
+    if max_over_processes(len(seen)):
         raise UserError(
-            f"{folder} is not empty, and nothing in it is overwritten: it holds {seen[0]}. Choose "
-            "another folder, or empty this one"
+            f"{folder} is not empty, and nothing in it is overwritten: it holds {', '.join(seen)}. "
+            "Choose another folder, or empty this one"
         )
 
 

@@ -4,7 +4,7 @@ A module of PyTorch stores W^T [out, in]. Several matrices here may be the rows 
 query, key and value are in a DiT.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,25 +26,17 @@ class Origin(NamedTuple):
     stop: int
 
 
-class _RowNumbers(Mapping):
-    """Arrays that hold the numbers of their own rows, in one column, and the one last read."""
+class _RowNumbers(dict):
+    """Arrays that hold the numbers of their own rows, in one column, made of their shapes.
 
-    def __init__(self, shapes: Shapes):
-        self._shapes = shapes
-        self.last = ""
+    last: name of the one that was read last.
+    """
+
+    last = ""
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.last = name
-        return np.arange(self._shapes[name][0])[:, None]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shapes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+        return np.arange(super().__getitem__(name)[0])[:, None]
 
 
 def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, list[Origin]]:

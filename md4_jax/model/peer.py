@@ -38,6 +38,41 @@ class Peer(NamedTuple):
     ends: int | None = None
 
 
+def of_masks(
+    told: Mapping[str, Any], tensors: Tensors, network: dict[str, Any], convert: Callable,
+    tables: tuple[str, str], longest: int,
+) -> Peer:  # fmt: skip
+    """Returns a model in the layout of transformers as one of masks that sees whole texts.
+
+    network  section of the network
+    tables   names of the arrays of embedding and head, of which the second may not be there
+    longest  most tokens of a sequence by default
+
+    Its mask is `mask_token_id`, or UNKNOWN.
+    """
+    rows = tensors.shape(tables[0])[0]
+    agree(told, tensors, vocab_size=rows)
+    sections = {
+        "network": network,
+        "process": {"name": "masking", "schedule": {"name": "linear"}},
+        "objective": {"name": "md4"},
+    }
+    return Peer(
+        str(told.get("model_type", "")).lower(),
+        min(longest, told.get("max_position_embeddings", longest)),
+        rows - 1, sections, convert,
+        tables=tuple(name for name in tables if name in tensors),
+        mask=told.get("mask_token_id", UNKNOWN), ends=first(told.get("eos_token_id")),
+    )  # fmt: skip
+
+
+def first(found: Any) -> Any:
+    """Returns the first of several ids, or the only one."""
+    if isinstance(found, list):
+        return found[0] if found else None
+    return found
+
+
 def in_blocks(found: Peer, block: int) -> Peer:
     """Returns a model of masks as one of block diffusion, with sequences of whole blocks."""
     sections = {**found.sections, "objective": {"name": "block", "block": block}}

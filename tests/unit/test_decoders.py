@@ -1,14 +1,11 @@
 """Models in the layout of transformers' Llama and Qwen, and diffusion models made of them."""
 
-import json
-
 import numpy as np
 import pytest
-from peer_folders import DECODERS, answers, peer_folder
+from peer_folders import DECODERS, answers, peer_folder, trained_on
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
-from md4_jax import main
 from md4_jax.protocols import UserError, batch_of
 
 CLOSE = 1e-5
@@ -172,16 +169,5 @@ def test_ids_of_several_ends(tmp_path):
     ],
 )  # fmt: skip
 def test_training_goes_on(name, keys, folders, tmp_path):
-    text, run = tmp_path / "text.txt", tmp_path / "run"
-    text.write_text("abcdefghijk" * 400)
-    keys = {
-        "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
-        "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
-        "network.scan_blocks": False, "data.path": text, **keys,
-    }  # fmt: skip
-    assignments = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags = ["--mode", "import", "--from", str(folders[name]), "--workdir", str(run)]
-    assert main.run([*flags, *assignments]) == 0
-    assert main.run(["--workdir", str(run)]) == 0
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert set(steps) == {1, 2} and md4_jax.load(run).step == 2
+    run = trained_on(folders[name], tmp_path, {"network.scan_blocks": False, **keys})
+    assert md4_jax.load(run).step == 2

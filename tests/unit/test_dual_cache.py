@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from peer_folders import chat_folder, peer_folder, says_a_or_ends
+from tiny_networks import bound
 
 import md4_jax
-from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Accelerator, Prompt, UserError
 from md4_jax.samplers.ancestral import Ancestral
@@ -21,18 +21,6 @@ V, L, P = 5, 12, 3
 Z = jnp.array([[0, 5, 3, 5, 5, 1, 2, 5, 4, 0, 5, 5], [5, 5, 1, 1, 0, 2, 5, 5, 5, 3, 3, 4]])
 T = jnp.zeros(2)
 SEGMENTS = jnp.array([[0] * 9 + [-1] * 3, [0] * 4 + [1] * 8])
-
-
-def bound(depth: int = 2, segments=None, **options):
-    """A denoiser with random parameters."""
-    sizes = dict(size=16, heads=4, hidden=24, depth=depth, time_conditioning=False, initial="torch")
-    network = Transformer(V, **sizes, **options).build()
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: x + 0.4 * rng.normal(size=x.shape).astype(x.dtype),
-        network.init(jax.random.key(0)),
-    )
-    return network.bind(params, {} if segments is None else {"segments": segments})
 
 
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "segments"])
@@ -62,7 +50,7 @@ def test_keys_and_values_of_others_are_those_of_before(shifted):
     """In the first layer they depend on no neighbour, so that with one layer nothing is lost."""
     changed = Z.at[:, 4:7].set(jnp.array([[1, 2, 3], [4, 4, 5]]))
     for depth, same in ((1, True), (2, False)):
-        denoiser = bound(depth, shifted=shifted)
+        denoiser = bound(depth=depth, shifted=shifted)
         cache = denoiser.blocks.around(Z, T, 0, None)[1]
         h = denoiser.blocks.around(changed[:, 4:7], T, 4, cache)[0]
         assert np.allclose(h, denoiser.features(changed, T)[:, 4:7], atol=1e-5) == same
@@ -95,7 +83,7 @@ def test_samples_are_exact_where_nothing_has_changed_since(shifted, depth, steps
     rows = 6
     given = jnp.arange(L) >= L - 2
     prompt = Prompt(jnp.full((rows, L), 2), jnp.broadcast_to(given, (rows, L)))
-    denoiser, keys = bound(depth, shifted=shifted), exact.keys_for(0, rows)
+    denoiser, keys = bound(depth=depth, shifted=shifted), exact.keys_for(0, rows)
     blocks = Blocks(P, L, dual_cache=True)
     found, _ = blocks(denoiser, Masking(V), step, grid=uniform(steps), keys=keys, prompt=prompt)
     expected = in_full(denoiser, step, steps=steps, keys=keys, prompt=prompt)

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from peer_folders import answers, peer_folder
+from peer_folders import answers, peer_folder, trained_on
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
-from md4_jax import main
 from md4_jax.protocols import UserError
 
 CLOSE = 1e-5
@@ -121,20 +120,7 @@ def test_arrays_that_are_not_known_are_refused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, keys", [("lladamoe", {"network.balance": 0.01}), ("llada2", BLOCK)])
 def test_training_goes_on(name, keys, folders, tmp_path):
-    text, run = tmp_path / "text.txt", tmp_path / "run"
-    text.write_text("abcdefghijk" * 400)
-    keys = {
-        "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
-        "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
-        "data.path": text, **keys,
-    }  # fmt: skip
-    assignments = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags = ["--mode", "import", "--from", str(folders[name]), "--workdir", str(run)]
-    assert main.run([*flags, *assignments]) == 0
-    assert main.run(["--workdir", str(run)]) == 0
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert set(steps) == {1, 2}
-    model = md4_jax.load(run)
+    model = md4_jax.load(trained_on(folders[name], tmp_path, keys))
     changed = model.params["network"]["blocks"]["feed_forward"]["experts_up"]["kernel"]
     begun = md4_jax.load(folders[name], keys).params["network"]["blocks"]["feed_forward"]
     assert model.step == 2 and np.any(changed != begun["experts_up"]["kernel"])

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import bound
 
-from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.processes.masking import Masking
@@ -25,18 +25,6 @@ Z = jnp.where(RNG.random((2, L)) < 0.5, V, X)
 T = jnp.asarray(RNG.random((2, L // P)), jnp.float32)
 # Two documents, of which one begins within a block, and padding.
 SEGMENTS = jnp.array([[0] * 4 + [1] * 5 + [-1] * 3, [0] * 12])
-
-
-def bound(segments=None, **options):
-    """A denoiser with random parameters, the same for all options."""
-    sizes = dict(size=16, heads=4, hidden=24, depth=2, time_conditioning=False, initial="torch")
-    network = Transformer(V, **(sizes | options)).build()
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: x + 0.4 * rng.normal(size=x.shape).astype(x.dtype),
-        network.init(jax.random.key(0)),
-    )
-    return network.bind(params, {} if segments is None else {"segments": segments})
 
 
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "documents"])
