@@ -263,11 +263,11 @@ def test_a_template_that_changes_earlier_turns(corpus):
 
 
 def test_an_answer_ends_with_its_first_end(corpus):
-    """Not with the end of the text, which the template writes behind that of the turn."""
-    both = Chat(TEMPLATE.replace("<|eot_id|>", "<|eot_id|><|endoftext|>"), LLADA.tokens)
+    """Not with those that the template writes behind it, of the text or of the turn again."""
+    both = Chat(TEMPLATE.replace("<|eot_id|>", "<|eot_id|><|endoftext|><|eot_id|>"), LLADA.tokens)
     ((text, counts, _),) = shown(corpus([messages(TALK[:2])], both))
-    assert text.rstrip("/") == "^[user]//hi.$[assistant]//abc."  # what follows is cut off
-    assert counts.rstrip("-") == "-" * len("^[user]//hi.$[assistant]//") + "xxxx"
+    assert text.rstrip("/") == "^[user]//hi.$.[assistant]//abc."  # what follows is cut off
+    assert counts.rstrip("-") == "-" * len("^[user]//hi.$.[assistant]//") + "xxxx"
 
 
 def test_a_header_that_nothing_asks_for(corpus):
