@@ -98,6 +98,7 @@ def test_a_distillation_needs_a_teacher_of_its_own_noise(tiny, trained, tmp_path
     assert not workdir.exists()
 
 
+@pytest.mark.campaign
 def test_few_steps_of_a_student_come_closer_to_the_data():
     """Total variation, with no noise but that of training (docs/families/distillation.md)."""
     found = few_steps.measured("sdtt", 0)

@@ -112,7 +112,7 @@ def test_more_steps_are_refused_where_the_learning_rate_ends(trained, refused):
 @pytest.mark.slow
 def test_more_steps_at_a_constant_rate_are_those_of_a_longer_run(run, tiny, tmp_path, same_run):
     words = ("optim.decay=constant", "network.depth=1", "evals.test.limit=64", "sample.num=1")
-    words += ("network.tables=640", "network.tables_tokens=65536")
+    words += ("network.tables=640", "network.tables_tokens=8192")
     asked = ("--config", tiny, *(f"--config.{word}" for word in words))
     whole, longer = tmp_path / "whole", tmp_path / "longer"
     assert run(*asked, "--workdir", whole, "--config.train.num_steps=14").code == 0
