@@ -9,6 +9,8 @@ import md4_jax
 from md4_jax.networks import codes
 from md4_jax.training import counting
 
+pytestmark = pytest.mark.slow
+
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 
@@ -90,7 +92,6 @@ def test_tables_of_a_large_vocabulary_list_the_most_frequent(characters, run, tm
     assert len(model.sample(num=1).texts[0]) == 16
 
 
-@pytest.mark.slow
 def test_lists_are_the_same_on_every_mesh(characters, start, tiny, tmp_path, rows):
     found, words = {}, []
     meshes = {"one": ("mesh.data=1",), "mixed": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")}

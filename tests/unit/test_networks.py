@@ -474,6 +474,7 @@ def test_padding_is_not_counted():
 
 
 @pytest.mark.parametrize("options", [{}, dict(time_conditioning=False), dict(remat="full")])
+@pytest.mark.slow
 def test_a_loop_over_blocks_is_unrolled_on_gpus_and_computes_the_same(options):
     """Same parameters, features, gradients, features in blocks, and features with a cache."""
     looped, params = built(depth=3, **options)
