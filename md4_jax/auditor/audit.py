@@ -117,7 +117,7 @@ def audit(
     denoisers and for those that gradient ascent finds. A good bound also reaches equality: L(x) is
     log V per token if the data are independent and uniform and the denoiser is right.
 
-    objective, process  instances as in protocols.py; the process is made anew for few symbols
+    objective, process  instances as in `protocols`; the process is made anew for few symbols
     problems            (symbols, length) of each problem
     steps               of gradient ascent
     """

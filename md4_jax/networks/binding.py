@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import KVCache, Surroundings
+from md4_jax.networks.blocks import Cache, KVCache, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
+from md4_jax.networks.past import Past
 from md4_jax.networks.rows import COUNTED, Bound
 from md4_jax.networks.shift import shifted_blocks, shifted_features, shifted_halves
 from md4_jax.networks.trunk import TransformerModule
@@ -18,11 +19,14 @@ from md4_jax.runtime.sharding import batch_groups
 
 
 class Binding(NamedTuple):
-    """Binds parameters, context and dropout keys to the functions of the module."""
+    """Binds parameters, context and dropout keys to the functions of the module.
+
+    cached: its denoisers have `blocks`.
+    """
 
     options: Any
     module: TransformerModule
-    blockwise: bool
+    cached: bool
     platform: str
 
     def __call__(
@@ -60,7 +64,7 @@ class Binding(NamedTuple):
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")
 
-        blocks = self._blocks(variables, told) if self.blockwise else None
+        blocks = self._blocks(variables, told) if self.cached else None
         shortcuts = Accelerator(
             batch_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
@@ -98,12 +102,15 @@ class Binding(NamedTuple):
             h = shifted_halves(h, block, segments) if o.shifted else h
             return h[:, :length]
 
-        def empty_cache(rows: int, window: int) -> KVCache:
+        def empty_cache(rows: int, window: int) -> KVCache | Past:
             shape = (o.depth, rows, window, o.kv_heads, o.attention_size)
-            empty = jnp.zeros(shape, o.dtype)
-            return KVCache(empty, empty, jnp.int32(0))
+            empty, none = jnp.zeros(shape, o.dtype), jnp.int32(0)
+            if not o.causal:
+                return KVCache(empty, empty, none)
+            near = (o.depth, rows, o.local_width - 1, o.size)
+            return Past(empty, empty, none, jnp.zeros(near, o.dtype) if o.local_width else None)
 
-        def append_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
+        def append_block(z: Array, t: Array, cache: Cache) -> tuple[Array, Cache]:
             return self.module.apply(variables, z, t, cache, label, None, method="append_block")
 
         def around(
@@ -115,5 +122,7 @@ class Binding(NamedTuple):
             inputs = (z, t, cache, label, told.get("segments"))
             return self.module.apply(variables, *inputs, method="append_block")
 
+        if o.causal:
+            return Blockwise(None, empty_cache, append_block)
         blocks = Blockwise(features, empty_cache, append_block, around)
         return shifted_blocks(blocks, told.get("segments")) if o.shifted else blocks

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.networks.attention import Form, attend_masked, attend_where, shared
+from md4_jax.networks.past import Past
 from md4_jax.networks.rotary import TURNS, Turns, rotate
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
@@ -36,10 +37,18 @@ class KVCache(NamedTuple):
         *,
         kernel: str,
         turns: Turns,
-    ) -> Array:
-        """Attends from a block to the cache and to itself; the text is one document."""
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Attends from a block to the cache and to itself; the text is one document.
+
+        Returns (result, own), of which `own` is to be appended.
+        """
         del segments
-        return attend_cached(query, own, self, kernel=kernel, turns=turns)
+        return attend_cached(query, own, self, kernel=kernel, turns=turns), own
+
+    @property
+    def layers(self) -> dict[str, Array]:
+        """The arrays that each layer has its own of."""
+        return {"keys": self.keys, "values": self.values}
 
     def append(self, keys: Array, values: Array) -> "KVCache":
         """Writes a block [..., B, P, H, Dh] over the oldest entries. P must divide W and count."""
@@ -71,8 +80,10 @@ class Surroundings(NamedTuple):
         *,
         kernel: str,
         turns: Turns,
-    ) -> Array:
+    ) -> tuple[Array, tuple[Array, Array]]:
         """Attends from the window's queries [B, P, H, Dh] to its own keys and all others.
+
+        Returns (result, own), of which `own` is to be appended.
 
         segments  int32 [B, L]: a token sees only tokens of its own segment
         """
@@ -85,7 +96,12 @@ class Surroundings(NamedTuple):
         if segments is not None:
             asking = jnp.take_along_axis(segments, places, axis=1)
             mask = (asking[:, :, None] == segments[:, None, :])[:, None]
-        return attend_where(query, keys, values, mask, Form(rounded=kernel == "rounded"))
+        return attend_where(query, keys, values, mask, Form(rounded=kernel == "rounded")), own
+
+    @property
+    def layers(self) -> dict[str, Array]:
+        """The arrays that each layer has its own of."""
+        return {"keys": self.keys, "values": self.values}
 
     def append(self, keys: Array, values: Array) -> "Surroundings":
         """Puts the window's keys and values [..., B, P, H, Dh] in their places."""
@@ -97,7 +113,7 @@ class Surroundings(NamedTuple):
         return Surroundings(*found, self.begin)
 
 
-Cache = KVCache | Surroundings
+Cache = KVCache | Surroundings | Past
 
 
 def attend_cached(

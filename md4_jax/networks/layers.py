@@ -31,7 +31,7 @@ class Attention(nn.Module):
     `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
     cache: x is one block after the tokens of the cache, or a window among them.
     keys [B] are for dropout of the weights and of what adapters read.
-    Returns (result, (keys, values)), keys before rotation.
+    Returns (result, None), or with a cache (result, (keys, values)) to append to it.
     """
 
     options: Any
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         index: Array | None,
         cache: Cache | None = None,
         keys: Array | None = None,
-    ) -> tuple[Array, tuple[Array, Array]]:
+    ) -> tuple[Array, tuple[Array, Array] | None]:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         batch, _, size = x_BxLxD.shape
         length, asked = x_BxLxD.shape[1], partial(at, index=index, halved=self.block and self.last)
@@ -73,8 +73,9 @@ class Attention(nn.Module):
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
         turns = Turns(o.rotary_base, tuple(o.rotary_scaling), o.rotary_part)
+        own = None
         if cache is not None:
-            mixed = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
+            mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
         elif self.block:
             mixed = block_diffusion_attention(
                 query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns
@@ -98,7 +99,7 @@ class Attention(nn.Module):
             rank=o.lora_rank, alpha=o.lora_alpha, name="out",
         )  # fmt: skip
         adapted = for_adapter(o, "out", mixed_BxLxF, keys, length, asked)
-        return out(mixed_BxLxF, adapted), (key, value)
+        return out(mixed_BxLxF, adapted), own
 
 
 class LocalMixing(nn.Module):
@@ -106,18 +107,24 @@ class LocalMixing(nn.Module):
 
     Attention takes many steps to learn to look at neighbours. The window is centred, or ends at the
     position itself if causal. Neighbours of another segment count as zero.
+    before: the last width - 1 inputs of a causal one, for positions that come after them.
     """
 
     width: int
     causal: bool
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array, segments: Array | None) -> Array:
+    def __call__(
+        self, x_BxLxD: Array, segments: Array | None, before_BxNxD: Array | None = None
+    ) -> Array:
         init = nn.initializers.normal(self.width**-0.5)
         scale_WxD = self.param("scale", init, (self.width, x_BxLxD.shape[-1]))
         before = self.width - 1 if self.causal else self.width // 2
         after = 0 if self.causal else self.width // 2
-        padded = jnp.pad(x_BxLxD, ((0, 0), (before, after), (0, 0)))
+        if before_BxNxD is None:
+            padded = jnp.pad(x_BxLxD, ((0, 0), (before, after), (0, 0)))
+        else:
+            padded = jnp.concatenate([before_BxNxD, x_BxLxD], axis=1)
         length, mixed = x_BxLxD.shape[1], x_BxLxD
         for tap in range(self.width):
             neighbour = padded[:, tap : tap + length]
@@ -145,8 +152,8 @@ class Block(nn.Module):
         keys: Array | None = None,
         index: Array | None = None,
         cache: Cache | None = None,
-    ) -> tuple[Array, tuple[Array, Array] | None]:
-        """Returns (x, None), or with a cache (x, (keys, values)). keys [B] are for dropout.
+    ) -> tuple[Array, dict[str, Array] | None]:
+        """Returns (x, None), or with a cache (x, what it appends). keys [B] are for dropout.
 
         The last layer computes only what the head needs, the positions of index or the noisy half:
         1.2 times the speed of sampling 4 x 256 tokens with 4 layers of 256, 1.1 times that of a
@@ -164,9 +171,13 @@ class Block(nn.Module):
             )
             first, second = six[:3], six[3:]
         y_BxLxD = normalized(o, x_BxLxD, first, "attention_norm")
+        near = {}
         if o.local_width:
-            y_BxLxD = LocalMixing(o.local_width, o.causal, name="local_mixing")(y_BxLxD, segments)
-        y_BxLxD, appended = attention(y_BxLxD, segments, index, cache, keys)
+            near = {"near": y_BxLxD}
+            before = None if cache is None else cache.near
+            mixing = LocalMixing(o.local_width, o.causal, name="local_mixing")
+            y_BxLxD = mixing(y_BxLxD, segments, before)
+        y_BxLxD, own = attention(y_BxLxD, segments, index, cache, keys)
         if self.block and self.last and condition_BxGxC is not None:
             first, second = (tuple(map(noisy_half, part)) for part in (first, second))
         y_BxLxD = dropped(o, y_BxLxD, keys, FIRST, x_BxLxD.shape, needed)
@@ -175,7 +186,9 @@ class Block(nn.Module):
         y_BxPxD = feed_forward(y_BxPxD, keys, x_BxLxD.shape[1], needed)
         y_BxPxD = dropped(o, y_BxPxD, keys, SECOND, x_BxLxD.shape, needed)
         x_BxPxD = constrain(x_BxPxD + gated_by(second, y_BxPxD), BATCH_AXES, None, None)
-        return x_BxPxD, None if cache is None else appended
+        if own is None:
+            return x_BxPxD, None
+        return x_BxPxD, {"keys": own[0], "values": own[1]} | near
 
 
 def dropped(o: Any, y: Array, keys: Array | None, place: int, shape: tuple, needed: Any) -> Array:

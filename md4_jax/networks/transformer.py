@@ -260,7 +260,7 @@ class Transformer:
 
         # A convolution, tables and a causal mask reach across the borders of blocks.
         blockwise = not (self.causal or self.local_width or self.tables)
-        bind = Binding(options, module, blockwise, platform)
+        bind = Binding(options, module, blockwise or (self.causal and not self.tables), platform)
         attended = self.heads * self.attention_size
         active = self.experts_per_token / self.experts if self.experts else 1.0
         counted = functools.partial(

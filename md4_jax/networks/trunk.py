@@ -234,15 +234,10 @@ class TransformerModule(nn.Module):
     ) -> tuple[Array, Cache]:
         """Returns (h [B, P, D], cache with z) of a block z after, or among, the cached tokens."""
         x_BxPxD, condition = self._embedded(z_BxP), self._condition(t_B[:, None], label)
-        layers = (cache.keys, cache.values)
-
-        def among(keys: Array, values: Array) -> Cache:
-            return cache._replace(keys=keys, values=values)
-
         found = []
 
         def one(block: Callable, number: int, x: Array) -> Array:
-            own = among(*(part[number] for part in layers))
+            own = cache._replace(**{name: part[number] for name, part in cache.layers.items()})
             x, appended = block(x, condition, segments, cache=own)
             found.append(appended)
             return x
@@ -251,10 +246,10 @@ class TransformerModule(nn.Module):
             x_BxPxD = one(block, number, x_BxPxD)
         begun = len(found)
         if self.options.scan_blocks:
-            rest = tuple(x[begun:] for x in layers)
+            rest = {name: part[begun:] for name, part in cache.layers.items()}
             x_BxPxD, appended = jax.lax.scan(
                 lambda x, layer: bound(self.options, self.block, layer[0])(
-                    x, condition, segments, cache=among(*layer[1])
+                    x, condition, segments, cache=cache._replace(**layer[1])
                 ),
                 x_BxPxD, (self.variables["params"]["blocks"], rest), unroll=self._at_once,
             )  # fmt: skip
@@ -266,7 +261,7 @@ class TransformerModule(nn.Module):
             for number, block in enumerate(self.blocks):
                 x_BxPxD = one(block, begun + number, x_BxPxD)
             appended = jax.tree.map(lambda *x: jnp.stack(x), *found)
-        return self._headed(x_BxPxD, condition), cache.append(*appended)
+        return self._headed(x_BxPxD, condition), cache.append(**appended)
 
     def unembed(self, h: Array, first: Array | None = None) -> Array:
         if not self.options.tables:

@@ -58,7 +58,13 @@ def draw_at(
     All are [B, P]. Each position has its own key, made from its sequence's key and its index, so
     that its token does not depend on which other positions are drawn with it.
     """
-    h_BxPxD = denoiser.features_at(z, t, index)
+    return draw_from(denoiser, transform, denoiser.features_at(z, t, index), index, keys)
+
+
+def draw_from(
+    denoiser: Denoiser, transform: Transform, h_BxPxD: Array, index: Array, keys: Array
+) -> tuple[Array, Array]:
+    """Draws what `draw_at` does, from the features of the positions index."""
     keys_BxP = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, index)
 
     def draw(h: Array, keys: Array) -> tuple[Array, Array]:

@@ -1,29 +1,32 @@
 """Autoregressive sampling with a causal network: docs/families/autoregressive.md."""
 
 import dataclasses
-import functools
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
-from md4_jax.samplers.draw import draw_at
+from md4_jax.samplers.draw import draw_at, draw_from
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class LeftToRight:
     """Draws x_n ~ p(x_n | x_{<n}) for n = 0, 1, ..., from a network trained by `autoregressive`.
 
     A step t -> s fills the positions from round(L (1 - t)) up to round(L (1 - s)), with one
-    evaluation of the whole sequence each. Every grid gives the same exact law in L evaluations.
+    evaluation each. Every grid gives the same exact law in L evaluations.
     The network reads [m, z_0, ..., z_{L-2}] at time 0. Prompt tokens are kept; only positions to
-    their right see them. A position that all prompts of a batch fix costs no evaluation.
+    their right see them. A position that all prompts of a batch fix counts as no evaluation.
+    `one_by_one` draws the same samples, with keys and values kept.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), causal=True)
@@ -48,14 +51,61 @@ class LeftToRight:
         def draw(n: Array, chain: Chain) -> Chain:
             shifted = jnp.concatenate([begin_Bx1, chain.z[:, :-1]], axis=1)
             index_Bx1 = jnp.full((len(chain.z), 1), n)
-            tokens, confidence = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
-            new = (jnp.arange(length) == n) & process.is_noise(chain.z)
-            return evaluated(
-                chain, jnp.where(new, tokens, chain.z), jnp.where(new, confidence, chain.confidence)
-            )
+            drawn = draw_at(denoiser, self.transform, shifted, times, index_Bx1, keys)
+            return _put(process, chain, n, drawn)
 
         def body(n: Array, chain: Chain) -> Chain:
             skip = ~jnp.any(process.is_noise(chain.z[:, n]))
             return jax.lax.cond(skip, lambda chain: chain, lambda chain: draw(n, chain), chain)
 
         return jax.lax.fori_loop(first, end, body, chain)
+
+    def rounds(self, grid: np.ndarray, length: int) -> np.ndarray:
+        """Returns the step of the grid, 0 the first, that fills each position: int [length]."""
+        ends = np.round(np.float32(length) * (np.float32(1.0) - grid[-2::-1]))
+        return np.searchsorted(ends, np.arange(length), side="right")
+
+
+def one_by_one(
+    denoiser: Denoiser,
+    step: LeftToRight,
+    process: RevealsMasks,
+    chain: Chain,
+    keys_of: Callable[[Array], Array],
+) -> Chain:
+    """Draws what the steps of a whole grid draw; an evaluation reads one token.
+
+    The keys and values of the tokens before it are kept (`Blockwise` of a causal network).
+
+    keys_of: n -> keys [B] of the step that fills position n
+    """
+    blocks, (rows, length) = denoiser.blocks, chain.z.shape
+    zeros = jnp.zeros(rows)
+
+    def draw(n: Array, chain: Chain, h_Bx1xD: Array) -> Chain:
+        index_Bx1 = jnp.full((rows, 1), n)
+        drawn = draw_from(denoiser, step.transform, h_Bx1xD, index_Bx1, keys_of(n))
+        return _put(process, chain, n, drawn)
+
+    def body(n: Array, state: tuple[Chain, Any]) -> tuple[Chain, Any]:
+        chain, cache = state
+        before_B = chain.z[:, jnp.maximum(n - 1, 0)]
+        before_B = jnp.where(n == 0, process.mask_id, before_B).astype(chain.z.dtype)
+        h_Bx1xD, cache = blocks.append_block(before_B[:, None], zeros, cache)
+        skip = ~jnp.any(process.is_noise(chain.z[:, n]))
+        chain = jax.lax.cond(skip, lambda chain, h: chain, partial(draw, n), chain, h_Bx1xD)
+        return chain, cache
+
+    open_L = jnp.any(process.is_noise(chain.z), axis=0)
+    end = jnp.max(jnp.where(open_L, jnp.arange(length) + 1, 0))
+    start = (chain, blocks.empty_cache(rows, length))
+    return jax.lax.fori_loop(0, end, body, start)[0]
+
+
+def _put(process: RevealsMasks, chain: Chain, n: Array, drawn: tuple[Array, Array]) -> Chain:
+    """Puts tokens and their probabilities, [B, 1] each, at position n where it is open."""
+    new = (jnp.arange(chain.z.shape[1]) == n) & process.is_noise(chain.z)
+    tokens, confidence = drawn
+    return evaluated(
+        chain, jnp.where(new, tokens, chain.z), jnp.where(new, confidence, chain.confidence)
+    )

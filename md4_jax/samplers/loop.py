@@ -9,8 +9,9 @@ import numpy as np
 from md4_jax.processes.capabilities import HasReverse
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import Chain, RevealsIndependently, SamplerStep
+from md4_jax.samplers.chain import NEVER, Chain, RevealsIndependently, SamplerStep
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
 
 
 class Frames(NamedTuple):
@@ -48,7 +49,12 @@ def sample(
     sequences are returned too.
     """
     chain = start(process, prompt, fold(keys, len(grid)))
-    run = _by_schedule if reveal.has_schedule(step, process) else _step_by_step
+    if reveal.has_schedule(step, process):
+        run = _by_schedule
+    elif isinstance(step, LeftToRight) and denoiser.blocks is not None:
+        run = _one_by_one
+    else:
+        run = _step_by_step
     chain, frames = run(denoiser, process, step, chain, Course(grid, keys, prompt.tokens, trace))
     chain = put_prompt(chain, prompt.tokens)
     if not trace:
@@ -79,6 +85,12 @@ def put_prompt(chain: Chain, tokens: Array) -> Chain:
         z=jnp.where(chain.prompt_mask, tokens, chain.z),
         confidence=jnp.where(chain.prompt_mask, 1.0, chain.confidence),
     )
+
+
+def step_keys(keys: Array) -> tuple[Array, Array]:
+    """Splits a step's keys [B] into those of its draws and those of the prompt's noise."""
+    own, noise = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    return own, noise
 
 
 def fold(keys: Array, index: Array | int) -> Array:
@@ -113,8 +125,8 @@ def one_step(
 ) -> Chain:
     """Takes one step between the times (s, t), with the prompt's tokens [B, L] as seen at s."""
     s, t = times
-    step_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    after = step(denoiser, process, chain, s, t, step_keys)
+    own_keys, noise_keys = step_keys(keys)
+    after = step(denoiser, process, chain, s, t, own_keys)
     now = s if step.level is None else jnp.float32(step.level)
     return put_prompt(after, prompt_at(process, tokens, now, noise_keys))
 
@@ -138,6 +150,18 @@ def _by_schedule(
     )  # fmt: skip
     rounds = count if isinstance(step, RevealsIndependently) else max(count, length)
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
+
+
+def _one_by_one(
+    denoiser: Denoiser, process: Any, step: LeftToRight, chain: Chain, course: Course
+) -> tuple[Chain, Frames]:
+    """Draws the same tokens as `_step_by_step`, with the keys and values of earlier ones kept."""
+    grid, keys, _, traced = course
+    count, rounds = len(grid) - 1, step.rounds(grid, chain.z.shape[1])
+    steps = jnp.asarray(count - rounds)
+    after = one_by_one(denoiser, step, process, chain, lambda n: step_keys(fold(keys, steps[n]))[0])
+    revealed = jnp.where(process.is_noise(chain.z[:traced]), rounds, NEVER)
+    return after, _replayed(chain, after, revealed, count)
 
 
 def _replayed(before: Chain, after: Chain, revealed: Array, rounds: int) -> Frames:

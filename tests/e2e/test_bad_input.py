@@ -109,7 +109,7 @@ def test_a_wrong_config(assignments, said, tiny, tmp_path, refused):
     [
         (["--config", "configs/nothing.py"], "configs/nothing.py: there is no such file"),
         (["--config", "README.md"], "README.md"),
-        (["--config", "md4_jax/protocols.py"], "get_config"),
+        (["--config", "md4_jax/protocols/batch.py"], "get_config"),
         (["--config", "configs/base.py", "--config.train.seed"], "needs a value"),
         ([], "there is no --config and no --workdir of a run: give --config FILE"),
         (["--mode", "eval"], "or the --workdir of a run, whose own config is taken"),

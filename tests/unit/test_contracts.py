@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the contracts in protocols.py, for all that a config can name.
+"""Shapes and dtypes of the contracts in `protocols`, for all that a config can name.
 
 Everything is traced and nothing is compiled, so that the whole product of cases takes seconds.
 """

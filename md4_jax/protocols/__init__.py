@@ -1,0 +1,16 @@
+"""Types that the folders of the package share: batches, denoisers, and protocols.
+
+Shapes: B sequences, L positions, V clean symbols (0..V-1), S symbols of a process (V, or V + 1
+with a mask), D features. Losses are in nats per sequence, unreduced; `evals/metrics.py` alone
+converts units. Any object with the attributes of a protocol satisfies it; none is a base class.
+"""
+
+from md4_jax.protocols.batch import Array, Batch, Params, Prompt, UserError, batch_of
+from md4_jax.protocols.network import Accelerator, Blockwise, Denoiser, Mixture, Network
+from md4_jax.protocols.objective import PARTS, Needs, Objective
+from md4_jax.protocols.process import Process, Schedule
+
+__all__ = [
+    "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Denoiser", "Mixture", "Needs",
+    "Network", "Objective", "Params", "Process", "Prompt", "Schedule", "UserError", "batch_of",
+]  # fmt: skip

@@ -1,0 +1,54 @@
+"""Batches of sequences, prompts, and the error that a user can mend."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
+Params = Any
+
+
+class UserError(Exception):
+    """Mistake that the user can fix; `main` prints it without a traceback."""
+
+
+class Batch(NamedTuple):
+    """Batch of sequences, from the data loader to every objective.
+
+    tokens     int32 [B, L], values 0..V-1
+    loss_mask  bool [B, L], True for tokens whose likelihood is computed. The others (a prompt, the
+               text before a window, padding) are conditioned on: never noised, never counted
+    context    other inputs of the network by name, each [B, ...]: `segments` of documents, `label`
+    text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
+    number     int32 [B] or None, which sequence of the training data each one is
+    """
+
+    tokens: Array
+    loss_mask: Array
+    context: Mapping[str, Array]
+    text: Array | None = None
+    number: Array | None = None
+
+
+def batch_of(
+    tokens: Array, *, loss_mask: Array | None = None, context: Mapping[str, Array] | None = None
+) -> Batch:
+    """Makes a batch; every token counts unless loss_mask says otherwise."""
+    if loss_mask is None:
+        library = jnp if isinstance(tokens, jax.Array) else np
+        loss_mask = library.ones(tokens.shape, bool)
+    return Batch(tokens, loss_mask, context or {})
+
+
+class Prompt(NamedTuple):
+    """Tokens that the user fixes, at any positions of one sequence or of a batch.
+
+    tokens  int32 [L] or [B, L], ignored where mask is False
+    mask    bool, like tokens: the positions that the user fixed
+    """
+
+    tokens: Array
+    mask: Array

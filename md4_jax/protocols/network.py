@@ -1,0 +1,150 @@
+"""Networks, and denoisers: networks with their parameters and their context bound."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols.batch import Array, Params
+
+
+class Mixture(NamedTuple):
+    """Mixture of K symbols at each position, [B, L, K], which some networks read in place of z."""
+
+    symbols: Array
+    weights: Array
+
+
+class Accelerator(NamedTuple):
+    """Optional shortcuts of a network, which save time and change no result.
+
+    groups       number of parts into which devices split a batch; gathers stay within a part
+    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
+    padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
+    platform     cpu, gpu or tpu
+    """
+
+    groups: int = 1
+    features_at: Callable[[Array, Array, Array], Array] | None = None
+    padded: Callable[[Array], Array] | None = None
+    platform: str = "cpu"
+
+
+class Blockwise(NamedTuple):
+    """Functions of a denoiser that works block by block, for block diffusion.
+
+    A causal one has no `features`; it appends one token at a time.
+
+    features      (z, t [B, G], clean [B, L], block, clean_t []) -> h [B, L, D]: a block of z at its
+                  time sees itself and earlier ones of clean, at clean_t. The last may be shorter
+    empty_cache   (rows, window) -> a key-value cache that will hold `window` tokens
+    append_block  (z [B, P], t [B], cache) -> (h [B, P, D], cache with z): one block that sees
+                  itself and what the cache holds
+    around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
+                  text that also sees all others in the cache; None: z is the whole text
+    """
+
+    features: Callable[..., Array] | None
+    empty_cache: Callable[[int, int], Any]
+    append_block: Callable[[Array, Array, Any], tuple[Array, Any]]
+    around: Callable[..., tuple[Array, Any]] | None = None
+
+    def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
+        """Returns the same functions, in which the network gets signal(t) in place of t."""
+
+        def features(z: Array, t: Array, clean: Array, block: int) -> Array:
+            return self.features(z, signal(t), clean, block, signal(jnp.zeros(())))
+
+        append_block, around = (_telling(f, signal) for f in (self.append_block, self.around))
+        return Blockwise(self.features and features, self.empty_cache, append_block, around)
+
+
+def _telling(function: Callable | None, signal: Callable) -> Callable | None:
+    """Returns function(z, signal(t), ...) as one of (z, t, ...)."""
+    return function and (lambda z, t, *rest: function(z, signal(t), *rest))
+
+
+class Denoiser(NamedTuple):
+    """Network with parameters, context and dropout key bound: a function of (z, t) alone.
+
+    features  (z [B, L], t [B]) -> h [B, L, D]
+    unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
+    rebind    n -> the denoiser with each row of context and keys repeated n times, or None
+    teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
+    """
+
+    features: Callable[[Array, Array], Array]
+    unembed: Callable[[Array], Array]
+    accelerator: Accelerator = Accelerator()
+    blocks: Blockwise | None = None
+    rebind: Callable[[int], "Denoiser"] | None = None
+    teacher: Any = None
+
+    def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
+        return self.unembed(self.features(z, t))
+
+    def features_at(self, z: Array, t: Array, index: Array) -> Array:
+        """Features of the positions index [B, P] alone: [B, P, D]."""
+        if self.accelerator.features_at is not None:
+            return self.accelerator.features_at(z, t, index)
+        return jnp.take_along_axis(self.features(z, t), index[..., None], axis=1)
+
+    def repeated(self, count: int) -> "Denoiser":
+        """Returns the denoiser for batches with each row repeated `count` times in a row."""
+        return self if self.rebind is None else self.rebind(count)
+
+    def told(self, signal: Callable[[Array], Array]) -> "Denoiser":
+        """Returns the same denoiser, in which the network gets signal(t) in place of t."""
+        shortcuts, rebind = self.accelerator, self.rebind
+        return self._replace(
+            features=_telling(self.features, signal),
+            accelerator=shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
+            blocks=self.blocks and self.blocks.told(signal),
+            rebind=rebind and (lambda count: rebind(count).told(signal)),
+        )
+
+
+class Network(NamedTuple):
+    """Functions and properties of a network.
+
+    init       key -> parameters
+    bind       (parameters, context, keys) -> Denoiser. context is that of a batch; keys [B] are for
+               dropout, None outside of training. What a companion has `bound` comes last
+    time_free  its features do not depend on t
+    causal     the features of a position depend on nothing to its right
+    blockwise  its denoisers have `blocks`
+    flops      (parameters, length, block, or 0) -> FLOPs per token of a forward pass, or None
+    padding    number of entries of its parameters that stand for no symbol and are never used
+    products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
+    companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
+    mixtures   its denoisers read a `Mixture` too
+    adapters   regular expression of the paths of parameters that alone are trained, '' for all
+    parameters type in which those that are not trained are stored: float32 or bfloat16
+    """
+
+    init: Callable[[Array], Params]
+    bind: Callable[..., Denoiser]
+    time_free: bool
+    causal: bool = False
+    blockwise: bool = False
+    flops: Callable[[Params, int, int], float] | None = None
+    padding: int = 0
+    products: str = "float32"
+    companion: Any = None
+    mixtures: bool = False
+    adapters: str = ""
+    parameters: str = "float32"
+
+    def size(self, params: Params) -> int:
+        """Returns the number of parameters (arrays or their shapes), without padding."""
+        return sum(math.prod(x.shape) for x in jax.tree.leaves(params)) - self.padding
+
+    def denoiser(
+        self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
+    ) -> Denoiser:
+        """Returns the denoiser of params {'network', 'process', ...}, a function of (z, t)."""
+        known = () if self.companion is None else (self.companion.bound(params["companion"]),)
+        bound = self.bind(params["network"], context or {}, keys, *known)
+        return bound.told(params["process"].signal)

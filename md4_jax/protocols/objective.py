@@ -1,0 +1,56 @@
+"""Losses, and what they and samplers require of a process and a network."""
+
+from typing import Any, NamedTuple, Protocol
+
+from md4_jax.protocols.batch import Array, Batch
+from md4_jax.protocols.network import Denoiser
+
+# Names of the terms of a bound that are not part of its integral or sum over noise levels.
+PARTS = ("reconstruction", "prior")
+
+
+class Needs(NamedTuple):
+    """Requirements of an objective or a sampler, which `checks.validate` enforces.
+
+    processes         protocols, of which the process must satisfy at least one
+    time              its optimal denoiser depends on t: a time-free network is refused
+    causal            True: its network must be causal; False: it must not be
+    blockwise         its network must be able to work block by block
+    mixtures          its network must read a `Mixture`
+    teacher           its denoiser comes with the `teacher` of the training state
+    parametrisations  allowed values of process.parametrisation; None: any
+    why               reason, with which the error for time or parametrisation ends
+    """
+
+    processes: tuple[type, ...]
+    time: bool = False
+    causal: bool = False
+    blockwise: bool = False
+    mixtures: bool = False
+    teacher: bool = False
+    parametrisations: tuple[str, ...] | None = None
+    why: str = ""
+
+
+class Objective(Protocol):
+    """Loss of each sequence: a bound on -log p, or a training-only loss.
+
+    `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
+    If `is_exact(network)` is there and True, the bound is the likelihood itself. If it has a
+    `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation draws u = v^p
+    (`objectives/draws.py`). If its `until` is above 0, training takes `afterwards`, with the same
+    diagnostics, from that step on. If it has `for_evaluation()`, that is the same bound with less
+    noise, which auto takes. The diagnostics include the terms of the bound that are named in PARTS.
+    u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
+    times, steps or numbers of masks. keys [B] holds one random key for each sequence.
+    """
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def is_bound(self, process: Any) -> bool: ...
+
+    def __call__(
+        self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Returns (nats [B], {name: diagnostic [B]})."""
