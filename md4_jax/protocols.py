@@ -17,7 +17,7 @@ Array = jax.Array | np.ndarray
 Params = Any
 
 # Names of the terms of a bound that are not part of its integral or sum over noise levels.
-PARTS = ("reconstruction", "prior")
+PARTS = ("reconstruction", "prior", "orders")
 
 
 class UserError(Exception):
@@ -157,6 +157,9 @@ class Denoiser(NamedTuple):
     features  (z [B, L], t [B]) -> h [B, L, D]
     unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
+    gaps      (z, t) -> (h [B, L, D], float32 outputs [B, L + 1] of which a process makes the
+              expected numbers of tokens that are missing before each symbol and behind the last
+              one), for texts that grow, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     """
 
@@ -166,6 +169,7 @@ class Denoiser(NamedTuple):
     blocks: Blockwise | None = None
     rebind: Callable[[int], "Denoiser"] | None = None
     teacher: Any = None
+    gaps: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -188,6 +192,7 @@ class Denoiser(NamedTuple):
             accelerator=shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
             blocks=self.blocks and self.blocks.told(signal),
             rebind=rebind and (lambda count: rebind(count).told(signal)),
+            gaps=_telling(self.gaps, signal),
         )
 
 
@@ -205,6 +210,7 @@ class Network(NamedTuple):
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
     mixtures   its denoisers read a `Mixture` too
+    gaps       its denoisers have `gaps`, and z may end in the symbol V + 1: no token is there
     adapters   regular expression of the paths of parameters that alone are trained, '' for all
     parameters type in which those that are not trained are stored: float32 or bfloat16
     """
@@ -221,6 +227,7 @@ class Network(NamedTuple):
     mixtures: bool = False
     adapters: str = ""
     parameters: str = "float32"
+    gaps: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""
@@ -243,6 +250,7 @@ class Needs(NamedTuple):
     causal            True: its network must be causal; False: it must not be
     blockwise         its network must be able to work block by block
     mixtures          its network must read a `Mixture`
+    gaps              True: its network must predict how many tokens are missing; False: it must not
     teacher           its denoiser comes with the `teacher` of the training state
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
@@ -256,6 +264,7 @@ class Needs(NamedTuple):
     teacher: bool = False
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
+    gaps: bool = False
 
 
 class Objective(Protocol):

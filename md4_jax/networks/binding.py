@@ -41,6 +41,9 @@ class Binding(NamedTuple):
         module, variables = self.module, {"params": params}
         first = () if counts is None else (counts.first,)
 
+        if self.options.gaps:
+            return self._growing(variables, told)
+
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
             inputs = {name: x for name, x in told.items() if name != COUNTED}
             if counts is not None:
@@ -65,6 +68,23 @@ class Binding(NamedTuple):
             batch_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
         return Denoiser(features, unembed, shortcuts, blocks, rebind)
+
+    def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
+        """Returns the denoiser of texts that grow: what is present is a property of z."""
+        inputs = {name: x for name, x in told.items() if name != "segments"}
+
+        def gaps(z: Array, t: Array) -> tuple[Array, Array]:
+            return self.module.apply(variables, z, t, **inputs, method="with_gaps")
+
+        def unembed(h: Array) -> Array:
+            return self.module.apply(variables, h, method="unembed")
+
+        def rebind(count: int) -> Denoiser:
+            several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
+            return self._growing(variables, several)
+
+        shortcuts = Accelerator(batch_groups(), platform=self.platform)
+        return Denoiser(lambda z, t: gaps(z, t)[0], unembed, shortcuts, rebind=rebind, gaps=gaps)
 
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""

@@ -45,7 +45,7 @@ class TransformerModule(nn.Module):
         self.compute_dtype = jnp.dtype(o.dtype)
         width, condition = o.embedding or o.size, o.condition or o.size
         if o.has_vectors:
-            rows = (rounded(o.vocab_size + 1), width)
+            rows = (rounded(o.symbols_read), width)
             self.embedding = self.param("embedding", embedding_init(o.initial, width), rows)
         if o.embedding:
             self.embedding_in = Linear(
@@ -68,8 +68,10 @@ class TransformerModule(nn.Module):
                 products=o.products,
             )  # fmt: skip
         elif o.head_bias:
-            rows = (rounded(o.vocab_size + 1),)
+            rows = (rounded(o.symbols_read),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
+        if o.gaps:
+            self.missing = Linear(1, jnp.float32, zeros=True, bias=True)
         self.first_blocks = first_blocks(o, self.block)
         self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
@@ -88,6 +90,8 @@ class TransformerModule(nn.Module):
         return self.options.time_conditioning or self.options.classes > 0
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
+        if self.options.gaps:
+            return self.unembed(self.with_gaps(z_BxL, t_B)[0])
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
         nothing = self.options.counts.nothing(z_BxL)
@@ -138,6 +142,25 @@ class TransformerModule(nn.Module):
         if o.embedding:
             x_BxLxD = self.embedding_in(x_BxLxD)
         return jnp.where((z_BxL == o.vocab_size)[..., None], x_BxLxD, 0.0)
+
+    def with_gaps(
+        self,
+        z_BxL: Array,
+        t_B: Array,
+        label: Array | None = None,
+        keys: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Returns (h [B, L, D], outputs [B, L + 1] on how many tokens are missing in each gap).
+
+        z ends in the symbol V + 1 where no token is. One of these, behind the text, is seen: the
+        gap before a symbol is read off the features of that symbol, and the last one off those.
+        """
+        absent = self.options.vocab_size + 1
+        z_BxM = jnp.pad(z_BxL, ((0, 0), (0, 1)), constant_values=absent)
+        count = jnp.sum(z_BxL != absent, axis=1, keepdims=True)
+        segments = jnp.where(jnp.arange(z_BxM.shape[1]) <= count, 0, -1)
+        h_BxMxD = self.features(z_BxM, t_B, segments, label, keys)
+        return h_BxMxD[:, :-1], self.missing(h_BxMxD)[..., 0]
 
     def block_features(
         self,
