@@ -46,10 +46,9 @@ def batch_of(
     tokens: Array, *, loss_mask: Array | None = None, context: Mapping[str, Array] | None = None
 ) -> Batch:
     """Makes a batch; every token counts unless loss_mask says otherwise."""
-    if loss_mask is None:
-        library = jnp if isinstance(tokens, jax.Array) else np
-        loss_mask = library.ones(tokens.shape, bool)
-    return Batch(tokens, loss_mask, context or {})
+    library = jnp if isinstance(tokens, jax.Array) else np
+    all_count = library.ones(tokens.shape, bool)
+    return Batch(tokens, all_count if loss_mask is None else loss_mask, context or {})
 
 
 @runtime_checkable
@@ -107,10 +106,9 @@ class Process(Protocol):
 class Accelerator(NamedTuple):
     """Optional shortcuts of a network, which save time and change no result.
 
-    groups       number of parts into which devices split a batch; gathers stay within a part
+    groups, platform  parts that devices split a batch into, gathers stay within one; cpu, gpu, tpu
     features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
-    platform     cpu, gpu or tpu
     """
 
     groups: int = 1
@@ -147,7 +145,6 @@ class Blockwise(NamedTuple):
 
 
 def _telling(function: Callable | None, signal: Callable) -> Callable | None:
-    """Returns function(z, signal(t), ...) as one of (z, t, ...)."""
     return function and (lambda z, t, *rest: function(z, signal(t), *rest))
 
 
@@ -157,9 +154,7 @@ class Denoiser(NamedTuple):
     features  (z [B, L], t [B]) -> h [B, L, D]
     unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
-    gaps      (z, t) -> (h [B, L, D], float32 outputs [B, L + 1] of which a process makes the
-              expected numbers of tokens that are missing before each symbol and behind the last
-              one), for texts that grow, or None
+    gaps      (z, t) -> (h, outputs on what is missing, [B, L + 1]: `InsertsMasks`), or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     """
 
@@ -176,8 +171,8 @@ class Denoiser(NamedTuple):
 
     def features_at(self, z: Array, t: Array, index: Array) -> Array:
         """Features of the positions index [B, P] alone: [B, P, D]."""
-        if self.accelerator.features_at is not None:
-            return self.accelerator.features_at(z, t, index)
+        if (own := self.accelerator.features_at) is not None:
+            return own(z, t, index)
         return jnp.take_along_axis(self.features(z, t), index[..., None], axis=1)
 
     def repeated(self, count: int) -> "Denoiser":
@@ -202,15 +197,13 @@ class Network(NamedTuple):
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context is that of a batch; keys [B] are for
                dropout, None outside of training. What a companion has `bound` comes last
-    time_free  its features do not depend on t
-    causal     the features of a position depend on nothing to its right
+    time_free, causal  its features do not depend on t; on nothing to the right of their position
     blockwise  its denoisers have `blocks`
     flops      (parameters, length, block, or 0) -> FLOPs per token of a forward pass, or None
     padding    number of entries of its parameters that stand for no symbol and are never used
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
-    mixtures   its denoisers read a `Mixture` too
-    gaps       its denoisers have `gaps`, and z may end in the symbol V + 1: no token is there
+    mixtures, gaps  its denoisers read a `Mixture` too; have `gaps`, and z may hold V + 1
     adapters   regular expression of the paths of parameters that alone are trained, '' for all
     parameters type in which those that are not trained are stored: float32 or bfloat16
     """
@@ -248,9 +241,7 @@ class Needs(NamedTuple):
     processes         protocols, of which the process must satisfy at least one
     time              its optimal denoiser depends on t: a time-free network is refused
     causal            True: its network must be causal; False: it must not be
-    blockwise         its network must be able to work block by block
-    mixtures          its network must read a `Mixture`
-    gaps              True: its network must predict how many tokens are missing; False: it must not
+    blockwise, mixtures, gaps  its network must work block by block; read a `Mixture`; have `gaps`
     teacher           its denoiser comes with the `teacher` of the training state
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends

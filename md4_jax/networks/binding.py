@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from md4_jax.networks.blocks import KVCache, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
+from md4_jax.networks.growing import with_gaps
 from md4_jax.networks.rows import COUNTED, Bound
 from md4_jax.networks.shift import shifted_blocks, shifted_features, shifted_halves
 from md4_jax.networks.trunk import TransformerModule
@@ -74,7 +75,7 @@ class Binding(NamedTuple):
         inputs = {name: x for name, x in told.items() if name != "segments"}
 
         def gaps(z: Array, t: Array) -> tuple[Array, Array]:
-            return self.module.apply(variables, z, t, **inputs, method="with_gaps")
+            return self.module.apply(variables, z, t, **inputs, method=with_gaps)
 
         def unembed(h: Array) -> Array:
             return self.module.apply(variables, h, method="unembed")

@@ -13,6 +13,7 @@ from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.experts import SCORES, check_experts
 from md4_jax.networks.flops import forward_flops
+from md4_jax.networks.growing import check_growing, symbols_read
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
@@ -192,12 +193,7 @@ class Transformer:
                     f"network.shifted=True needs network.{key}={type(getattr(self, key))()}: "
                     + SHIFTED[key]
                 )
-        for key, fits in (("causal", False), ("tables", 0), ("output", "categorical")):
-            if self.gaps and getattr(self, key) != fits:
-                raise UserError(
-                    f"network.gaps=True, for texts that grow, needs network.{key}={fits!r}, not "
-                    f"{getattr(self, key)!r}"
-                )
+        check_growing(self)
         if self.norm_eps <= 0:
             raise UserError(f"network.norm_eps={self.norm_eps} must be above 0")
         check_rotary(self)
@@ -235,11 +231,6 @@ class Transformer:
         return self.head_dim or self.size // self.heads
 
     @property
-    def symbols_read(self) -> int:
-        """Number of symbols of z: the mask too and, of texts that grow, the one behind their end."""
-        return self.vocab_size + 1 + self.gaps
-
-    @property
     def is_ordinal(self) -> bool:
         """Whether the head treats the symbols as ordered."""
         return self.output == "truncated_logistic"
@@ -247,7 +238,7 @@ class Transformer:
     @property
     def pads_logits(self) -> bool:
         """Whether logits beyond the vocabulary are few, so that -inf is cheaper than none."""
-        beyond = rounded(self.symbols_read if self.tied else self.vocab_size) - self.vocab_size
+        beyond = rounded(symbols_read(self) if self.tied else self.vocab_size) - self.vocab_size
         return 0 < beyond < self.vocab_size // 8 and not (self.tables or self.is_ordinal)
 
     def resolved(self, platform: str) -> "Transformer":
@@ -300,10 +291,9 @@ class Transformer:
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""
         symbols = self.vocab_size
-        of_embedding = rounded(self.symbols_read) - self.symbols_read
+        of_embedding = rounded(symbols_read(self)) - symbols_read(self)
         entries = of_embedding * (self.embedding or self.size)
         if self.tied:
-            of_head = rounded(self.symbols_read) - symbols
-            return entries + of_head * self.head_bias
+            return entries + (rounded(symbols_read(self)) - symbols) * self.head_bias
         columns = 0 if self.is_ordinal else rounded(symbols) - symbols
         return entries + columns * (self.size + self.head_bias)

@@ -13,6 +13,7 @@ from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import bound, first_blocks, gathered, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.evidence import Evidence
+from md4_jax.networks.growing import symbols_read, with_gaps
 from md4_jax.networks.layers import noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
@@ -45,7 +46,7 @@ class TransformerModule(nn.Module):
         self.compute_dtype = jnp.dtype(o.dtype)
         width, condition = o.embedding or o.size, o.condition or o.size
         if o.has_vectors:
-            rows = (rounded(o.symbols_read), width)
+            rows = (rounded(symbols_read(o)), width)
             self.embedding = self.param("embedding", embedding_init(o.initial, width), rows)
         if o.embedding:
             self.embedding_in = Linear(
@@ -68,7 +69,7 @@ class TransformerModule(nn.Module):
                 products=o.products,
             )  # fmt: skip
         elif o.head_bias:
-            rows = (rounded(o.symbols_read),)
+            rows = (rounded(symbols_read(o)),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
         if o.gaps:
             self.missing = Linear(1, jnp.float32, zeros=True, bias=True)
@@ -91,7 +92,7 @@ class TransformerModule(nn.Module):
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
         if self.options.gaps:
-            return self.unembed(self.with_gaps(z_BxL, t_B)[0])
+            return self.unembed(with_gaps(self, z_BxL, t_B)[0])
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
         nothing = self.options.counts.nothing(z_BxL)
@@ -142,25 +143,6 @@ class TransformerModule(nn.Module):
         if o.embedding:
             x_BxLxD = self.embedding_in(x_BxLxD)
         return jnp.where((z_BxL == o.vocab_size)[..., None], x_BxLxD, 0.0)
-
-    def with_gaps(
-        self,
-        z_BxL: Array,
-        t_B: Array,
-        label: Array | None = None,
-        keys: Array | None = None,
-    ) -> tuple[Array, Array]:
-        """Returns (h [B, L, D], outputs [B, L + 1] on how many tokens are missing in each gap).
-
-        z ends in the symbol V + 1 where no token is. One of these, behind the text, is seen: the
-        gap before a symbol is read off the features of that symbol, and the last one off those.
-        """
-        absent = self.options.vocab_size + 1
-        z_BxM = jnp.pad(z_BxL, ((0, 0), (0, 1)), constant_values=absent)
-        count = jnp.sum(z_BxL != absent, axis=1, keepdims=True)
-        segments = jnp.where(jnp.arange(z_BxM.shape[1]) <= count, 0, -1)
-        h_BxMxD = self.features(z_BxM, t_B, segments, label, keys)
-        return h_BxMxD[:, :-1], self.missing(h_BxMxD)[..., 0]
 
     def block_features(
         self,

@@ -18,7 +18,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs
 class FlexMDM:
     """Bound of FlexMDM on -log p of a text and its length, in nats (arXiv:2509.01025).
 
-    L(x) = int_0^1 E_q[ u_t sum_{z_n = m} -log mu_n(z_t, t)[x_n] + v_t sum_g D(c_g, y_g(z_t, t)) ] dt
+    L(x) = int_0^1 E_q[ u_t sum_{z_n = m} -log mu_n(z_t, t)[x_n] + v_t sum_g D(c_g, y_g) ] dt
            - K(x),      D(c, y) = y - c + c log(c / y),
 
     where c_g tokens are missing in gap g, y_g is the network's expected number, u = -b' / (1 - b)
@@ -59,16 +59,16 @@ class FlexMDM:
     ) -> tuple[Array, Array]:
         """Returns the integrands of unmasking and of insertion at (z, t), each [B]."""
         z, source, missing = noised
-        x, fixed = texts(process, batch)
+        _, fixed = texts(process, batch)
         h_BxLxD, outputs = denoiser.gaps(z, t)
         targets = jnp.take_along_axis(batch.tokens, source, axis=1)
         masks = z == process.mask_id
-        nats = at_noise(
-            denoiser, h_BxLxD, masks, reduce=token_nats, padded=True, rows=(targets,)
-        )
+        nats = at_noise(denoiser, h_BxLxD, masks, reduce=token_nats, padded=True, rows=(targets,))
         held = z != process.absent_id
         opened = open_gaps(held, held & jnp.take_along_axis(fixed, source, axis=1), missing)
-        excess = jnp.where(opened, poisson_divergence(missing, process.log_missing(outputs, t)), 0.0)
+        excess = jnp.where(
+            opened, poisson_divergence(missing, process.log_missing(outputs, t)), 0.0
+        )
         unmasking = masked_weight(process.schedule, t) * jnp.sum(nats, axis=1)
         return unmasking, masked_weight(process.insertion, t) * jnp.sum(excess, axis=1)
 

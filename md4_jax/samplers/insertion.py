@@ -46,9 +46,7 @@ class Insert:
         new = jax.vmap(jax.random.poisson)(of_gap, mean)
         return inserted(process, chain, jnp.where(allowed(process, chain), new, 0))
 
-    def finish(
-        self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, keys: Array
-    ) -> Chain:
+    def finish(self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, keys: Array) -> Chain:
         """Reveals the masks that are left at t = 0."""
         h, _ = denoiser.gaps(chain.z, jnp.zeros(chain.z.shape[:1]))
         return self._revealed(denoiser, process, chain, h, jnp.ones(chain.z.shape, bool), keys)
