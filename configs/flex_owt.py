@@ -1,8 +1,7 @@
-"""FlexMDM on OpenWebText (arXiv:2509.01025): texts of their own lengths, up to 1023 tokens.
+"""FlexMDM on OpenWebText (arXiv:2509.01025), as brianlck/FlexMDM: texts of their own lengths.
 
-Each text, or piece of a long one, is a sequence, and its length is modelled. The network reads one
-position more than data.length. The settings are those of mdlm_owt.py; the paper trains with a
-network of 175M parameters. This package has not been trained to the end with them.
+Each page, or piece of a long one, is a sequence, and its length is modelled. The network reads one
+position more than data.length. This package has not been trained to the end with these settings.
 """
 
 from configs import mdlm_owt
@@ -15,6 +14,8 @@ def get_config():
         name="insertion", schedule=dict(name="linear"), insertion=dict(name="linear")
     )
     config.objective = dict(name="flexmdm")
-    config.network.update(gaps=True, time_conditioning=True)
-    config.sample.update(name="insert", grid="uniform", steps=1024)
+    config.network.update(gaps=True, time_conditioning=True, dropout=0.05)
+    config.optim.update(decay="cosine", warmup_steps=2000, weight_decay=0.03, decayed="all")
+    config.train.batch_size = 1024
+    config.sample.update(name="insert", steps=1024)
     return config

@@ -45,6 +45,8 @@ class FlexMDM:
         x, fixed = texts(process, batch)
         noised = process.noised(keys, x, t, fixed)
         unmasking, insertion = self.terms_at(denoiser, process, batch, noised, t)
+        # A row of which nothing counts fills up a batch, and may cost nothing.
+        insertion = jnp.where(jnp.any(batch.loss_mask, axis=1), insertion, 0.0)
         orders = -order_nats(batch.loss_mask)
         extra = {
             "unmasking": unmasking,

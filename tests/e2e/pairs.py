@@ -31,6 +31,7 @@ VOCAB, LENGTH, BATCH = 6, 8, 16
 
 def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     text = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
+    text["gaps"] = objective.needs.gaps
     options = options or Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **text)
     network = options.build()
     length = math.prod(getattr(options, "shape", (LENGTH,)))
