@@ -58,8 +58,7 @@ class Binding(NamedTuple):
             return module.apply(variables, h, *first, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self._bound(params, several, counts)
+            return self._bound(params, _repeated(told, count), counts)
 
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")
@@ -81,8 +80,7 @@ class Binding(NamedTuple):
             return self.module.apply(variables, h, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self._growing(variables, several)
+            return self._growing(variables, _repeated(told, count))
 
         shortcuts = Accelerator(batch_groups(), platform=self.platform)
         return Denoiser(lambda z, t: gaps(z, t)[0], unembed, shortcuts, rebind=rebind, gaps=gaps)
@@ -138,3 +136,8 @@ class Binding(NamedTuple):
 
         blocks = Blockwise(features, empty_cache, append_block, around)
         return shifted_blocks(blocks, told.get("segments")) if o.shifted else blocks
+
+
+def _repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
+    """Returns what a batch is told with each row `count` times in a row."""
+    return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)

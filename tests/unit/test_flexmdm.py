@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from md4_jax.objectives.flexmdm import FlexMDM, order_nats, order_table, poisson_divergence
+from md4_jax.objectives.flexmdm import (
+    FlexMDM,
+    open_gaps,
+    order_nats,
+    order_table,
+    poisson_divergence,
+)
 from md4_jax.processes.insertion import Insertion, Noised
 from md4_jax.processes.schedules import Cosine, Linear, Polynomial
 from md4_jax.protocols import Denoiser, Prompt, batch_of
@@ -169,7 +175,7 @@ LAST = 1e-6
 
 def drawn_texts(grid, rows: int, prompt=None):
     """Samples z [rows, L] of the exact network."""
-    process, times = PROCESSES["linear"], np.append(LAST, np.asarray(grid, float)[1:])
+    process, times = PROCESSES["two schedules"], np.append(LAST, np.asarray(grid, float)[1:])
     tables = [table_denoiser(process, t, best(process, t)).gaps for t in times]
     every = jnp.arange((V + 2) ** LONGEST)[:, None] // (V + 2) ** jnp.arange(LONGEST) % (V + 2)
     logits, outputs = (jnp.stack(x) for x in zip(*(f(every, None) for f in tables), strict=True))
@@ -188,12 +194,12 @@ def drawn_texts(grid, rows: int, prompt=None):
 
 def chain_law(grid) -> np.ndarray:
     """The law of the sampler's texts by enumeration of its steps, Poisson tails included."""
-    process, now = PROCESSES["linear"], {(): 1.0}
+    process, now = PROCESSES["two schedules"], {(): 1.0}
     times = [*np.asarray(grid, float)[::-1], LAST]
     for t, s in itertools.pairwise(times):
         found, after = best(process, max(t, LAST)), collections.defaultdict(float)
         last = s == LAST and t == 0.0
-        reveal, insert = (1.0, 0.0) if last else ((t - s) / t, (t - s) / t)
+        reveal, insert = (1.0, 0.0) if last else (1.0 - s / t, 1.0 - (s / t) ** 2)
         for z, mass in now.items():
             tokens, gaps = found[z]
             for new, chance in insertions(gaps * insert, LONGEST - len(z)):
@@ -302,6 +308,36 @@ def test_a_prompt_is_conditioned_on(x64):
     counted = lambda number: [[0 < n < len(texts[i]) for n in range(LONGEST)] for i in number]  # noqa: E731
     found = p @ integral(PROCESSES["linear"], texts, p, (0,), counted)
     assert found == pytest.approx(entropy(p) - entropy(given), abs=2e-5)
+
+
+def test_a_draw_has_the_mean_of_the_enumeration(x64):
+    """At one time, for a text of three tokens and a longer array: terms, constant and all."""
+    process, t, x, rows = PROCESSES["two schedules"], 0.4, (1, 0, 1), 20_000
+    known = table_denoiser(process, t, best(process, t))
+    number, noised, batch = terms(process, [x])
+    parts = FlexMDM().terms_at(known, process, batch, noised, jnp.full(len(number), t))
+    chance = [outcome[3] for outcome in outcomes(x, chances(process, t))]
+    expected = np.asarray(sum(parts)) @ chance - order_table(3)[3]
+    draw = jax.jit(lambda batch, keys: FlexMDM()(known, process, batch, jnp.full(rows, t), keys))
+    nats, extra = draw(texts_batch([x] * rows), exact.keys_for(2, rows))
+    assert abs(nats.mean() - expected) < 4.5 * nats.std() / math.sqrt(rows)
+    whole = extra["unmasking"] + extra["insertion"] + extra["orders"]
+    np.testing.assert_allclose(nats, whole, rtol=1e-6)
+
+
+def test_gaps_in_which_nothing_can_be_missing():
+    """Before a prompt and between its neighbours; behind the end of z there are none."""
+    held = np.array([[True, True, True, False]] * 3)
+    fixed = np.array([[True, True, False, False], [True, False, True, False], [False] * 4])
+    missing = np.zeros((3, 5), int)
+    expected = [
+        [False, False, True, True, False],
+        [False, True, True, True, False],
+        [True, True, True, True, False],
+    ]
+    np.testing.assert_array_equal(open_gaps(held, fixed, missing), expected)
+    missing[0, 1] = 2  # an answer between two prompts, of which nothing is there
+    assert open_gaps(held, fixed, missing)[0, 1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
