@@ -253,6 +253,21 @@ def test_the_law_of_the_samples_is_that_of_the_source(x64):
     assert distance(law) > 0.1  # so that the law of the steps is told from that of the source
 
 
+def test_both_rates_of_a_step():
+    """From 0.8 to 0.4: half of the masks stay, and of what is missing (0.4 / 0.8)^2."""
+    rows, process = 4000, PROCESSES["two schedules"]
+    # One token is missing, behind the two masks.
+    outputs = jnp.where(jnp.arange(7) == 2, -math.log(0.8**2), -700.0)
+    found = jnp.zeros((rows, 6, V)), jnp.tile(outputs, (rows, 1))
+    denoiser = Denoiser(None, lambda h: h, gaps=lambda z, t: found)
+    chain = exact.chain_of(np.tile([MASK, MASK, *[ABSENT] * 4], (rows, 1)))
+    s, t = jnp.float32(0.4), jnp.float32(0.8)
+    z = Insert()(denoiser, process, chain, s, t, exact.keys_for(4, rows)).z
+    share, added = (z[:, :2] == MASK).mean(), (z[:, 2:] == MASK).sum(axis=1)
+    assert share == pytest.approx(0.5, abs=4.5 * math.sqrt(0.25 / (2 * rows)))
+    assert added.mean() == pytest.approx(0.75, abs=4.5 * math.sqrt(0.75 / rows))
+
+
 def test_a_prompt_is_the_beginning_of_every_sample(x64):
     tokens, mask = np.tile([1, 0, 0], (500, 1)), np.tile([True, False, False], (500, 1))
     z = drawn_texts(uniform(8), 500, Prompt(tokens.astype(np.int32), mask))
