@@ -209,7 +209,7 @@ def get_config() -> ConfigDict:
                 # remask(strategy, eta, since, until, loop, held) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # metropolis(proposals, level) | left_to_right, for causal networks |
-                # insert, with process insertion
+                # insert(order), with process insertion
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps

@@ -9,28 +9,41 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import InsertsMasks
 from md4_jax.processes.scheduled import uniforms
-from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
+ORDERS = ("random", "confidence")
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=["order"]
+)
 @dataclasses.dataclass(frozen=True)
 class Insert:
-    """Reveals masks and inserts new ones, by tau-leaping (FlexMDM, arXiv:2509.01025, section 4).
+    """Reveals masks and inserts new ones, by tau-leaping (FlexMDM, arXiv:2509.01025).
 
     In a step from t to s each mask is revealed with probability (b_s - b_t) / (1 - b_t), and each
     gap gets Poisson(y_g (a_s - a_t) / (1 - a_t)) masks, with y_g the network's expected number of
     missing tokens. What is beyond the length of a sample is left out, from the end on. A prompt is
     the beginning of the text, and nothing is inserted before its end.
+
+    order  random, or confidence: as many masks are revealed, and these are the ones of whose
+           likeliest token the network is most sure
     """
 
     needs: ClassVar[Needs] = Needs((InsertsMasks,), gaps=True)
     level: ClassVar[None] = None
 
+    order: str = "random"
     transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.order not in ORDERS:
+            known = " or ".join(map(repr, ORDERS))
+            raise UserError(f"sample.order must be {known} with insert, not {self.order!r}")
 
     def __call__(
         self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, s: Array, t: Array, keys
@@ -55,9 +68,20 @@ class Insert:
         """Draws the tokens of the masks that `revealed` marks, bool [B, L]."""
         logits = denoiser.unembed(h)
         tokens = draw_token(keys, self.transform(logits))
-        chosen = revealed & (chain.z == process.mask_id)
+        masks = chain.z == process.mask_id
+        chosen = revealed & masks
+        if self.order == "confidence":
+            # Of the likeliest token: masks chosen by the drawn one would favour likely tokens.
+            sure = probability(logits, jnp.argmax(logits, axis=-1))
+            chosen = largest(jnp.where(masks, sure, -1.0), jnp.sum(chosen, axis=1))
         confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)
         return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
+
+
+def largest(values: Array, count: Array) -> Array:
+    """Marks the count[b] largest values of each row, bool [B, L]."""
+    order = jnp.argsort(-values, axis=1, stable=True)
+    return jnp.argsort(order, axis=1) < count[:, None]
 
 
 def allowed(process: InsertsMasks, chain: Chain) -> Array:

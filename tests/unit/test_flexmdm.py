@@ -20,10 +20,11 @@ from md4_jax.objectives.flexmdm import (
 )
 from md4_jax.processes.insertion import Insertion, Noised
 from md4_jax.processes.schedules import Cosine, Linear, Polynomial
-from md4_jax.protocols import Denoiser, Prompt, batch_of
+from md4_jax.protocols import Denoiser, Prompt, UserError, batch_of
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.insertion import Insert, inserted
+from md4_jax.samplers.insertion import ORDERS, Insert, inserted
 from md4_jax.samplers.loop import no_prompt, sample
+from md4_jax.samplers.transforms import Transform
 
 V, LONGEST = 2, 3
 MASK, ABSENT = V, V + 1
@@ -173,7 +174,7 @@ def test_the_mean_bound_of_the_exact_network_is_the_entropy(name, x64):
 LAST = 1e-6
 
 
-def drawn_texts(grid, rows: int, prompt=None):
+def drawn_texts(grid, rows: int, prompt=None, order: str = "random"):
     """Samples z [rows, L] of the exact network."""
     process, times = PROCESSES["two schedules"], np.append(LAST, np.asarray(grid, float)[1:])
     tables = [table_denoiser(process, t, best(process, t)).gaps for t in times]
@@ -187,7 +188,9 @@ def drawn_texts(grid, rows: int, prompt=None):
     denoiser = Denoiser(None, lambda h: h, gaps=gaps)
     prompt = no_prompt(rows, LONGEST) if prompt is None else prompt
     call = jax.jit(
-        lambda keys: sample(denoiser, process, Insert(), grid=grid, keys=keys, prompt=prompt)[0].z
+        lambda keys: (
+            sample(denoiser, process, Insert(order), grid=grid, keys=keys, prompt=prompt)[0].z
+        )
     )
     return np.asarray(call(exact.keys_for(0, rows)))
 
@@ -253,6 +256,15 @@ def test_the_law_of_the_samples_is_that_of_the_source(x64):
     assert distance(law) > 0.1  # so that the law of the steps is told from that of the source
 
 
+def test_masks_in_order_of_confidence_have_the_law_of_the_source_too(x64):
+    """Up to the steps; chosen by the token that was drawn, they are at 0.10."""
+    rows, grid = 6000, uniform(16)
+    z = drawn_texts(grid, rows, order="confidence")
+    found = np.array([np.all(z == padded(x, ABSENT), axis=1).mean() for x in TEXTS])
+    noise = np.sqrt(P * (1 - P) / rows).sum() / 2  # of a sum of differences
+    assert distance(found) < distance(chain_law(grid)) + 1.5 * noise
+
+
 def test_both_rates_of_a_step():
     """From 0.8 to 0.4: half of the masks stay, and of what is missing (0.4 / 0.8)^2."""
     rows, process = 4000, PROCESSES["two schedules"]
@@ -266,6 +278,26 @@ def test_both_rates_of_a_step():
     share, added = (z[:, :2] == MASK).mean(), (z[:, 2:] == MASK).sum(axis=1)
     assert share == pytest.approx(0.5, abs=4.5 * math.sqrt(0.25 / (2 * rows)))
     assert added.mean() == pytest.approx(0.75, abs=4.5 * math.sqrt(0.75 / rows))
+
+
+def test_by_confidence_as_many_masks_are_revealed_and_the_likeliest():
+    """Of six masks that differ in how sure the network is of them, in an order of places."""
+    rows, process, sure = 200, Insertion(V), np.array([3, 1, 5, 0, 4, 2])
+    logits = jnp.tile(jnp.stack([2.0 + jnp.asarray(sure), jnp.zeros(6)], axis=1), (rows, 1, 1))
+    found = logits, jnp.full((rows, 7), -700.0)
+    denoiser = Denoiser(None, lambda h: h, gaps=lambda z, t: found)
+    chain = exact.chain_of(np.full((rows, 6), MASK))
+    arguments = jnp.float32(0.4), jnp.float32(0.8), exact.keys_for(0, rows)
+    steps = {name: Insert(name, Transform(temperature=0.0)) for name in ORDERS}
+    masks = {
+        name: np.asarray(step(denoiser, process, chain, *arguments).z == MASK)
+        for name, step in steps.items()
+    }
+    left = masks["random"].sum(axis=1)
+    np.testing.assert_array_equal(masks["confidence"], sure < left[:, None])
+    assert len(np.unique(left)) > 3 and (masks["random"] != masks["confidence"]).any()
+    with pytest.raises(UserError, match="sample.order must be 'random' or 'confidence'"):
+        Insert("left_to_right")
 
 
 def test_a_prompt_is_the_beginning_of_every_sample(x64):
