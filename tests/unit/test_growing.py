@@ -10,6 +10,7 @@ import pytest
 from tiny_networks import SIZES, built
 
 from md4_jax.config import audits, build, schema
+from md4_jax.evals.samples import drawn_samples
 from md4_jax.generate.prompts import check_beginnings
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.flexmdm import FlexMDM
@@ -97,6 +98,15 @@ def experiment(**changes):
 def test_the_config_is_evaluated_by_its_own_bound():
     found = experiment()
     assert isinstance(found.evals["test"].objective, FlexMDM) and found.network.gaps
+
+
+def test_samples_have_their_own_lengths_and_begin_with_the_prompt():
+    found = experiment(sample__length=12, sample__steps=3, sample__num=20, sample__prompt="the")
+    params = {"network": found.network.init(jax.random.key(0)), "process": found.process}
+    drawn = drawn_samples(found, params, {})
+    for row, length in zip(drawn.tokens, drawn.lengths, strict=True):
+        assert (row[:length] < 27).all() and (row[length:] == 28).all() and row[0] == 0
+    assert len(set(drawn.lengths)) > 3
 
 
 @pytest.mark.parametrize(
