@@ -30,7 +30,8 @@ def get_config() -> ConfigDict:
                 # masking(schedule) | state_dependent(initial_power) |
                 # uniform(schedule, parametrisation) | hybrid(uniform, gamma) |
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
-                # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation)
+                # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
+                # insertion(schedule, insertion), with network.gaps
                 name="masking",
                 # linear | polynomial(power) | cosine | shifted_cosine(shift) |
                 # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
@@ -53,6 +54,7 @@ def get_config() -> ConfigDict:
                 # sdtt(steps, round_steps, per_step, divergence), with process masking, and
                 # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
                 # model that train.initial names
+                # flexmdm, with process insertion: texts of their own lengths
                 name="md4",
             ),
             network=dict(
@@ -114,6 +116,7 @@ def get_config() -> ConfigDict:
                 lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
                 lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
                 lora_dropout=0.0,  # share of the entries of their inputs that training drops
+                gaps=False,  # predict how many tokens are missing: process.name="insertion"
                 parameters="float32",  # in which what is not trained is stored: float32 | bfloat16
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
@@ -205,7 +208,8 @@ def get_config() -> ConfigDict:
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive) |
                 # remask(strategy, eta, since, until, loop, held) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
-                # metropolis(proposals, level) | left_to_right, for causal networks
+                # metropolis(proposals, level) | left_to_right, for causal networks |
+                # insert(order), with process insertion
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps

@@ -146,10 +146,16 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     """The denoiser with outputs(z, t); asked about blocks, with given(z, t, clean, block).
 
     Of a mixture it sees the symbol with most weight. Its teacher sees the same and says another
-    thing. Without `given` it looks at no clean block, and is told the times as they come.
+    thing. Without `given` it looks at no clean block, and is told the times as they come. It has
+    gaps, of texts that grow, and expects the prior number of tokens in each.
     """
     blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
-    denoiser = Denoiser(lambda z, t: outputs(strongest(z), t), lambda h: h, blocks=blocks)
+    denoiser = Denoiser(
+        lambda z, t: outputs(strongest(z), t),
+        lambda h: h,
+        blocks=blocks,
+        gaps=lambda z, t: (outputs(z, t), jnp.zeros((len(z), z.shape[1] + 1))),
+    )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 
 

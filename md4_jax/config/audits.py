@@ -11,6 +11,7 @@ from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.fit import Component, check_process, objective_name
 from md4_jax.config.schema import build_section, options_from
+from md4_jax.protocols import UserError
 
 SYMBOLS = 3
 
@@ -31,6 +32,11 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     for key, one in found.items():
         part = Component(key, objective_name(one), one)
         check_process(process, config["process"]["name"], part)
+        if one.needs.gaps:
+            raise UserError(
+                f"{key}.name={part.name!r} cannot be audited: its texts have any length, and the "
+                "auditor enumerates those of one"
+            )
     return found, process
 
 

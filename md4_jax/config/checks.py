@@ -97,6 +97,11 @@ def _check_documents(experiment: Experiment) -> None:
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
         )
+    if experiment.data.separate_documents and experiment.network.gaps:
+        raise UserError(
+            "data.separate_documents=True packs documents, and with network.gaps=True each is a "
+            "text of its own: set data.windows='documents' and data.separate_documents=False"
+        )
 
 
 def _check_log(experiment: Experiment) -> None:

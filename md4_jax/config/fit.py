@@ -48,6 +48,16 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
             "mixtures of symbols"
         )
+    if needs.gaps != network.gaps:
+        raise UserError(
+            f"{said} needs network.gaps={needs.gaps}"
+            + (
+                " and network.name='transformer': the network must predict how many tokens are "
+                "missing"
+                if needs.gaps
+                else ": its texts do not grow, and nothing is missing"
+            )
+        )
 
 
 def check_process(process: Any, name: str, part: Component) -> None:

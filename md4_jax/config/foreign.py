@@ -31,6 +31,8 @@ CONTRACTS = {
     ),
     "process.schedule": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
     "process.schedule.base": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
+    "process.insertion": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
+    "process.insertion.base": ("alpha", "one_minus_alpha", "dalpha", "inverse"),
     "objective": ("needs", "is_bound", "__call__"),
     "evals.*.objective": ("needs", "is_bound", "__call__"),
     "evals.*.features": ("__call__",),

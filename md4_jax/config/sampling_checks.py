@@ -4,7 +4,7 @@ import dataclasses
 
 from md4_jax.experiment import Experiment, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
-from md4_jax.generate.prompts import templates
+from md4_jax.generate.prompts import check_beginnings, templates
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.samplers.transforms import Transform
@@ -31,7 +31,26 @@ def check_sampling(experiment: Experiment) -> None:
             f"sample.stride={experiment.sample.stride} must be less than data.length="
             f"{experiment.data.length}, the window that it moves"
         )
-    templates(experiment.prompt, experiment.domain, sample_length(experiment))
+    prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
+    if experiment.network.gaps:
+        check_beginnings(prompts)
+        _check_growing(experiment)
+
+
+def _check_growing(experiment: Experiment) -> None:
+    """Raises UserError for what cannot be done with texts that grow."""
+    options = experiment.sample
+    for key, value, fits, why in (
+        ("block", sample_block(experiment), 0, "a block has a place in the text from the start on"),
+        ("stride", options.stride, 0, "a window has a place in the text from the start on"),
+        ("guidance", options.guidance, 1.0, "guided samples have texts of one length"),
+        ("judge", options.judge, "", "a judge reads texts of one length"),
+    ):
+        if value != fits:
+            raise UserError(
+                f"sample.{key}={value!r} is not for network.gaps=True, texts that grow: {why}. "
+                f"Leave sample.{key}={fits!r}"
+            )
 
 
 def _check_label(experiment: Experiment) -> None:

@@ -52,8 +52,8 @@ REGISTRIES = {
     "data": SOURCES,
     "tokenizer": TOKENIZERS,
     "process": PROCESSES,
-    "process.schedule": SCHEDULES,
-    "process.schedule.base": SCHEDULES,
+    **{f"process.{key}": SCHEDULES for key in ("schedule", "insertion")},
+    **{f"process.{key}.base": SCHEDULES for key in ("schedule", "insertion")},
     "objective": OBJECTIVES,
     "network": NETWORKS,
     "optim": OPTIMIZERS,
@@ -87,7 +87,8 @@ OVERRIDES = {"evals.*.data": "data"}
 # Bound of whole numbers: steps and tokens are counted in int32.
 TOO_LARGE = 2**31
 # Arguments that `build` supplies or a nested section makes, so that a key cannot hold them.
-SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "base", "objective", "features")
+SUPPLIED = ("vocab_size", "shape", "transform", "schedule", "insertion", "base")
+SUPPLIED += ("objective", "features")
 
 
 def kind(path: str) -> str:

@@ -19,7 +19,7 @@ from md4_jax.experiment import (
 )
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
-from md4_jax.generate.prompts import templates
+from md4_jax.generate.prompts import check_beginnings, templates
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, draw_samples, make_sampler
@@ -100,6 +100,8 @@ def drawn_samples(
     options = experiment.sample
     if prompts is None:
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
+    if experiment.network.gaps:
+        check_beginnings(prompts)
     traced = min(CHOSEN_FROM, options.num * len(prompts)) if options.trace else 0
     network, loop, grid = experiment.network, experiment.loop, experiment.grid
     guidance = options.guidance
@@ -128,6 +130,8 @@ def watched(
             f"the prompt has {len(prompt.tokens)} positions, and samples "
             f"{sample_length(experiment)}"
         )
+    if experiment.network.gaps:
+        check_beginnings([prompt])
     if sample_block(experiment) or sample_window(experiment) < sample_length(experiment):
         return _replayed(drawn_samples(experiment, params, programs, [prompt]))
     live = programs.setdefault(

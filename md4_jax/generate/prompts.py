@@ -1,5 +1,6 @@
 """Prompt tokens and masks from the texts, or the image, that the user gives."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,17 @@ def templates(
     tokens[: len(first)], given[: len(first)] = first, True
     tokens[length - len(last) :], given[length - len(last) :] = last, True
     return [Prompt(tokens, given)]
+
+
+def check_beginnings(prompts: Iterable[Prompt]) -> None:
+    """Raises UserError for prompts, each [L], that are not the beginning of a text that grows."""
+    for prompt in prompts:
+        if (np.diff(np.asarray(prompt.mask, np.int8)) > 0).any():
+            raise UserError(
+                "texts of this model grow, so that a prompt is the beginning of a text: leave out "
+                "sample.suffix and all text behind a blank of sample.template, or take a model "
+                "with process.name='masking'"
+            )
 
 
 def _lines(path: str) -> list[tuple[int, str]]:

@@ -104,7 +104,12 @@ def trajectory(
 
 
 def word(tokenizer: Any, symbol: int) -> str:
-    """Text shown for a symbol: a dot for the mask, visible signs for line breaks and tabs."""
+    """Text shown for a symbol: a dot for the mask, visible signs for line breaks and tabs.
+
+    Nothing is shown for the symbol V + 1, where a text that grows has no token yet.
+    """
+    if symbol == tokenizer.vocab_size + 1:
+        return ""
     if symbol == tokenizer.vocab_size:
         return MASK
     if has_pictures(tokenizer):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from md4_jax.networks.blocks import Cache, KVCache, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
+from md4_jax.networks.growing import with_gaps
 from md4_jax.networks.past import Past
 from md4_jax.networks.rows import COUNTED, Bound
 from md4_jax.networks.shift import shifted_blocks, shifted_features, shifted_halves
@@ -45,6 +46,9 @@ class Binding(NamedTuple):
         module, variables = self.module, {"params": params}
         first = () if counts is None else (counts.first,)
 
+        if self.options.gaps:
+            return self._growing(variables, told)
+
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
             inputs = {name: x for name, x in told.items() if name != COUNTED}
             if counts is not None:
@@ -58,8 +62,7 @@ class Binding(NamedTuple):
             return module.apply(variables, h, *first, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            several = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)
-            return self._bound(params, several, counts)
+            return self._bound(params, _repeated(told, count), counts)
 
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")
@@ -69,6 +72,22 @@ class Binding(NamedTuple):
             batch_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
         return Denoiser(features, unembed, shortcuts, blocks, rebind)
+
+    def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
+        """Returns the denoiser of texts that grow: what is present is a property of z."""
+        inputs = {name: x for name, x in told.items() if name != "segments"}
+
+        def gaps(z: Array, t: Array) -> tuple[Array, Array]:
+            return self.module.apply(variables, z, t, **inputs, method=with_gaps)
+
+        def unembed(h: Array) -> Array:
+            return self.module.apply(variables, h, method="unembed")
+
+        def rebind(count: int) -> Denoiser:
+            return self._growing(variables, _repeated(told, count))
+
+        shortcuts = Accelerator(batch_groups(), platform=self.platform)
+        return Denoiser(lambda z, t: gaps(z, t)[0], unembed, shortcuts, rebind=rebind, gaps=gaps)
 
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""
@@ -126,3 +145,8 @@ class Binding(NamedTuple):
             return Blockwise(None, empty_cache, append_block)
         blocks = Blockwise(features, empty_cache, append_block, around)
         return shifted_blocks(blocks, told.get("segments")) if o.shifted else blocks
+
+
+def _repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
+    """Returns what a batch is told with each row `count` times in a row."""
+    return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)

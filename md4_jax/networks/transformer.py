@@ -13,6 +13,7 @@ from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.experts import SCORES, check_experts
 from md4_jax.networks.flops import forward_flops
+from md4_jax.networks.growing import check_growing, symbols_read
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
@@ -38,6 +39,7 @@ CHOICES = {
 }
 # Why `shifted` excludes another option.
 SHIFTED = {
+    "gaps": "the gap before a symbol is read off the features of that symbol",
     "causal": "the autoregressive objective shows the network the token before each position",
     "tables": "their estimate of a position is added to the features of that position",
 }
@@ -106,6 +108,7 @@ class Transformer:
     lora_alpha         what they add is multiplied by lora_alpha / lora_rank
     lora_dropout       share of the entries of their inputs that training drops, drawn for each
                        adapter; the matrices beside them read all
+    gaps               also predicts how many tokens are missing between those of a text that grows
     parameters         type in which parameters that are not trained are stored
     """
 
@@ -173,6 +176,7 @@ class Transformer:
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0
     parameters: str = "float32"
+    gaps: bool = False
 
     def __post_init__(self):
         check_options(self, CHOICES, RATES, size=1, heads=1, **dict.fromkeys(NOT_NEGATIVE, 0))
@@ -183,12 +187,13 @@ class Transformer:
             )
         if self.head_dim % 2:
             raise UserError(f"network.head_dim={self.head_dim} must be even, for rotary positions")
-        for key in ("causal", "tables"):
+        for key in SHIFTED:
             if self.shifted and getattr(self, key):
                 raise UserError(
                     f"network.shifted=True needs network.{key}={type(getattr(self, key))()}: "
                     + SHIFTED[key]
                 )
+        check_growing(self)
         if self.norm_eps <= 0:
             raise UserError(f"network.norm_eps={self.norm_eps} must be above 0")
         check_rotary(self)
@@ -233,7 +238,7 @@ class Transformer:
     @property
     def pads_logits(self) -> bool:
         """Whether logits beyond the vocabulary are few, so that -inf is cheaper than none."""
-        beyond = rounded(self.vocab_size + 1 if self.tied else self.vocab_size) - self.vocab_size
+        beyond = rounded(symbols_read(self) if self.tied else self.vocab_size) - self.vocab_size
         return 0 < beyond < self.vocab_size // 8 and not (self.tables or self.is_ordinal)
 
     def resolved(self, platform: str) -> "Transformer":
@@ -259,8 +264,9 @@ class Transformer:
             return TransformerModule(options).init(key, tokens, jnp.zeros((1,)))["params"]
 
         # A convolution, tables and a causal mask reach across the borders of blocks.
-        blockwise = not (self.causal or self.local_width or self.tables)
-        bind = Binding(options, module, blockwise or (self.causal and not self.tables), platform)
+        blockwise = not (self.causal or self.local_width or self.tables or self.gaps)
+        cached = blockwise or (self.causal and not self.tables)
+        bind = Binding(options, module, cached, platform)
         attended = self.heads * self.attention_size
         active = self.experts_per_token / self.experts if self.experts else 1.0
         counted = functools.partial(
@@ -269,7 +275,8 @@ class Transformer:
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
             self._padding(), options.products, self.counts,
-            mixtures=not self.tables, adapters=self.adapters, parameters=self.parameters,
+            mixtures=not (self.tables or self.gaps), adapters=self.adapters,
+            parameters=self.parameters, gaps=self.gaps,
         )  # fmt: skip
 
     @property
@@ -285,9 +292,9 @@ class Transformer:
     def _padding(self) -> int:
         """Returns the number of entries of embedding and head that stand for no symbol."""
         symbols = self.vocab_size
-        of_embedding = rounded(symbols + 1) - symbols - 1
+        of_embedding = rounded(symbols_read(self)) - symbols_read(self)
         entries = of_embedding * (self.embedding or self.size)
         if self.tied:
-            return entries + (of_embedding + 1) * self.head_bias
+            return entries + (rounded(symbols_read(self)) - symbols) * self.head_bias
         columns = 0 if self.is_ordinal else rounded(symbols) - symbols
         return entries + columns * (self.size + self.head_bias)

@@ -13,6 +13,7 @@ from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import bound, first_blocks, gathered, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.evidence import Evidence
+from md4_jax.networks.growing import symbols_read, with_gaps
 from md4_jax.networks.layers import noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
@@ -45,7 +46,7 @@ class TransformerModule(nn.Module):
         self.compute_dtype = jnp.dtype(o.dtype)
         width, condition = o.embedding or o.size, o.condition or o.size
         if o.has_vectors:
-            rows = (rounded(o.vocab_size + 1), width)
+            rows = (rounded(symbols_read(o)), width)
             self.embedding = self.param("embedding", embedding_init(o.initial, width), rows)
         if o.embedding:
             self.embedding_in = Linear(
@@ -68,8 +69,10 @@ class TransformerModule(nn.Module):
                 products=o.products,
             )  # fmt: skip
         elif o.head_bias:
-            rows = (rounded(o.vocab_size + 1),)
+            rows = (rounded(symbols_read(o)),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
+        if o.gaps:
+            self.missing = Linear(1, jnp.float32, zeros=True, bias=True)
         self.first_blocks = first_blocks(o, self.block)
         self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
@@ -88,6 +91,8 @@ class TransformerModule(nn.Module):
         return self.options.time_conditioning or self.options.classes > 0
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
+        if self.options.gaps:
+            return self.unembed(with_gaps(self, z_BxL, t_B)[0])
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
         nothing = self.options.counts.nothing(z_BxL)

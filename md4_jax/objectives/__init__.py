@@ -9,6 +9,7 @@ from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
+from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
@@ -37,4 +38,5 @@ OBJECTIVES = {
     "ctmc": CTMC,
     "sdtt": SDTT,
     "dcd": DCD,
+    "flexmdm": FlexMDM,
 }

@@ -1,6 +1,7 @@
 """Forward processes q(z_t | x) by their name in a config."""
 
 from md4_jax.processes.hybrid import Hybrid
+from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
@@ -14,4 +15,5 @@ PROCESSES = {
     "hybrid": Hybrid,
     "transition": Transition,
     "rates": Rates,
+    "insertion": Insertion,
 }

@@ -4,7 +4,7 @@ An objective or a sampler names the abilities that it needs (`Needs.processes`);
 these methods will do, whatever its class.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from md4_jax.protocols import Array, Process, Schedule
 
@@ -33,6 +33,43 @@ class RevealsMasks(Process, Protocol):
 
     def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
         """Masks count[b] of the tokens that `among` marks: (z, 1 - alpha [B])."""
+        ...
+
+
+@runtime_checkable
+class InsertsMasks(Process, Protocol):
+    """Texts that grow: a token is inserted as a mask, and later revealed (`Insertion`)."""
+
+    schedule: Schedule
+    insertion: Schedule
+
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def absent_id(self) -> int:
+        """Symbol behind the end of a text."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
+        ...
+
+    def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
+        """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
+        ...
+
+    def log_missing(self, outputs: Array, t: Array) -> Array:
+        """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
+        ...
+
+    def insert_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is present at s | it is absent at t), s < t."""
+        ...
+
+    def unmask_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is clean at s | it is masked at t), s < t."""
         ...
 
 

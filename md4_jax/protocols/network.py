@@ -73,6 +73,7 @@ class Denoiser(NamedTuple):
     unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
+    gaps      (z, t) -> (h, outputs on what is missing, [B, L + 1]: `InsertsMasks`), or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -81,6 +82,7 @@ class Denoiser(NamedTuple):
     blocks: Blockwise | None = None
     rebind: Callable[[int], "Denoiser"] | None = None
     teacher: Any = None
+    gaps: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -103,6 +105,7 @@ class Denoiser(NamedTuple):
             accelerator=shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
             blocks=self.blocks and self.blocks.told(signal),
             rebind=rebind and (lambda count: rebind(count).told(signal)),
+            gaps=_telling(self.gaps, signal),
         )
 
 
@@ -120,6 +123,7 @@ class Network(NamedTuple):
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
     companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
     mixtures   its denoisers read a `Mixture` too
+    gaps       its denoisers have `gaps`, and z may hold V + 1
     adapters   regular expression of the paths of parameters that alone are trained, '' for all
     parameters type in which those that are not trained are stored: float32 or bfloat16
     """
@@ -136,6 +140,7 @@ class Network(NamedTuple):
     mixtures: bool = False
     adapters: str = ""
     parameters: str = "float32"
+    gaps: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

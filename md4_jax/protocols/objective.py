@@ -6,7 +6,7 @@ from md4_jax.protocols.batch import Array, Batch
 from md4_jax.protocols.network import Denoiser
 
 # Names of the terms of a bound that are not part of its integral or sum over noise levels.
-PARTS = ("reconstruction", "prior")
+PARTS = ("reconstruction", "prior", "orders")
 
 
 class Needs(NamedTuple):
@@ -17,6 +17,7 @@ class Needs(NamedTuple):
     causal            True: its network must be causal; False: it must not be
     blockwise         its network must be able to work block by block
     mixtures          its network must read a `Mixture`
+    gaps              its denoiser must have `gaps`
     teacher           its denoiser comes with the `teacher` of the training state
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
@@ -30,6 +31,7 @@ class Needs(NamedTuple):
     teacher: bool = False
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
+    gaps: bool = False
 
 
 class Objective(Protocol):

@@ -3,6 +3,7 @@
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import cosine, log_linear, uniform
+from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
 from md4_jax.samplers.metropolis import Metropolis
@@ -19,6 +20,7 @@ SAMPLERS = {
     "confidence": Confidence,
     "euler": Euler,
     "first_hitting": FirstHitting,
+    "insert": Insert,
     "left_to_right": LeftToRight,
     "metropolis": Metropolis,
     "path_planning": PathPlanning,

@@ -177,8 +177,11 @@ def finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, ke
     """Replaces the noise that is left by draws from the denoiser at the time of the chain.
 
     If the process may still hold noise then, every token is drawn from p(x | z_t). Otherwise only
-    the masks are drawn: steps of finite size may leave some.
+    the masks are drawn: steps of finite size may leave some. A step with a `finish` of its own does
+    it by that.
     """
+    if hasattr(step, "finish"):
+        return step.finish(denoiser, process, chain, keys)
     if process.shows_clean:
         left, now = process.is_noise(chain.z), jnp.float32(0.0)
         return reveal.draw_where(denoiser, step.transform, chain, left, t=now, keys=keys)

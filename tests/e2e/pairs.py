@@ -34,6 +34,7 @@ ALIKE = ("md4_discrete", "t_dce", "lambda_dce", "along_order", "score_entropy", 
 
 def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     text = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
+    text["gaps"] = objective.needs.gaps
     options = options or Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **text)
     network = options.build()
     length = math.prod(getattr(options, "shape", (LENGTH,)))

@@ -35,9 +35,9 @@ SHORT = (
 )
 # Losses that bound no likelihood, or not for the schedule of their family.
 TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo", "gidd")
-# Not in a family of their own: a T-step bound that d3pm is equal to, an evaluation, and what needs
-# a teacher.
-ELSEWHERE = {"md4_discrete", "along_order", "sdtt", "dcd"}
+# Not in a family of their own: a T-step bound that d3pm is equal to, an evaluation, what needs a
+# teacher, and what needs texts of several lengths (configs/flex_owt.py).
+ELSEWHERE = {"md4_discrete", "along_order", "sdtt", "dcd", "flexmdm"}
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 

@@ -54,8 +54,12 @@ def named(names):
 
 
 def bounds() -> list[str]:
-    """The pairs of objective and process in which the objective says that it is a bound."""
-    return [name for name, (of, make) in exact.FITTING.items() if of.is_bound(make(3))]
+    """The pairs of objective and process in which the objective says that it is a bound.
+
+    Without texts that grow, whose sequences are of all lengths (test_flexmdm.py).
+    """
+    pairs = {name: pair for name, pair in exact.FITTING.items() if not pair[0].needs.gaps}
+    return [name for name, (of, make) in pairs.items() if of.is_bound(make(3))]
 
 
 @pytest.mark.parametrize("name", named(bounds()))

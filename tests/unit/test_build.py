@@ -118,7 +118,8 @@ def test_a_config_has_constructors_for_its_data(path: str):
 def test_the_base_config_spells_every_key_of_its_constructors():
     """Those that an objective, tokenizer or schedule takes are in comments beside its name."""
     optional = {
-        "tokenizer", "objective", "process.schedule", "evals.*.objective", "evals.*.features"
+        "tokenizer", "objective", "process.schedule", "process.insertion", "evals.*.objective",
+        "evals.*.features",
     }  # fmt: skip
     paths = {path for path in [*schema.REGISTRIES, *schema.CLASSES] if "base" not in path}
     paths = paths - optional - {"evals.*"} | {f"evals.{name}" for name in BASE["evals"]}
@@ -151,6 +152,10 @@ def test_the_base_config_has_the_defaults_of_the_constructors():
 def test_an_unknown_key_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="linear", bad=1)))
+    elif section.startswith("process.insertion"):
+        own = dict(name="linear", bad=1)
+        nested = own if section == "process.insertion" else dict(name="clipped", base=own)
+        config = changed(process=dict(name="insertion", insertion=nested))
     elif section == "evals.*.features":
         section = "evals.quality.features"
         features = dict(name="random", bad=1)
@@ -166,6 +171,10 @@ def test_an_unknown_key_is_refused_in_every_section(section):
 def test_an_unknown_name_is_refused_in_every_section(section):
     if section == "process.schedule.base":
         config = changed(process__schedule=dict(name="clipped", base=dict(name="nothing")))
+    elif section.startswith("process.insertion"):
+        own = dict(name="nothing")
+        nested = own if section == "process.insertion" else dict(name="clipped", base=own)
+        config = changed(process=dict(name="insertion", insertion=nested))
     elif section == "evals.*.features":
         config = changed(evals__test=dict(name="frechet", features=dict(name="nothing")))
     else:

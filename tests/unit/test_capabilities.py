@@ -35,11 +35,12 @@ ABILITIES = {
     "rates, absorbing": SCORES | {"HasGenerator"},
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
+    "insertion": {"InsertsMasks"},
 }
 # Whether what is not noise is clean: pure masking.
 SHOWS_CLEAN = {
     "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
-    "hybrid, masks alone",
+    "hybrid, masks alone", "insertion",
 }  # fmt: skip
 
 

@@ -68,11 +68,15 @@ def marked() -> list:
     ]
 
 
-def user(seed: int):
-    """(tokens, given): rows of random length of which some, all or nothing is given."""
+def user(seed: int, *, grows: bool = False):
+    """(tokens, given): rows of random length of which some, all or nothing is given.
+
+    grows: what is given is the beginning of a text.
+    """
     rng = np.random.default_rng(seed)
     given = rng.random((ROWS, L)) < rng.random((ROWS, 1))
     given[1], given[5] = True, False
+    given = -np.sort(-given.astype(int), axis=1) > 0 if grows else given
     return rng.integers(0, V, (ROWS, L)).astype(np.int32), given
 
 
@@ -93,10 +97,12 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
         arguments = dict(grid=uniform(STEPS), keys=keys, prompt=Prompt(tokens, given))
         return sample(denoiser, process, step, trace=trace, **arguments)
 
+    grows = step.needs.gaps
     for seed in (0, 1):
-        (tokens, given), keys = user(seed), exact.keys_for(seed, ROWS)
+        (tokens, given), keys = user(seed, grows=grows), exact.keys_for(seed, ROWS)
         chain, frames = jax.tree.map(np.asarray, run(keys, tokens, given))
-        assert chain.z.dtype == np.int32 and (chain.z >= 0).all() and (chain.z < V).all()
+        drawn = chain.z[chain.z != V + 1] if grows else chain.z
+        assert chain.z.dtype == np.int32 and (drawn >= 0).all() and (drawn < V).all()
         np.testing.assert_array_equal(chain.z[given], tokens[given])
         np.testing.assert_array_equal(chain.z[1], tokens[1])
         np.testing.assert_array_equal(chain.prompt_mask, given)
@@ -108,7 +114,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
         # Other places in the batch, and other rows beside them.
         order, half = np.random.default_rng(seed).permutation(ROWS), ROWS // 2
         keep = np.arange(ROWS) < half
-        others = exact.keys_for(seed + 9, ROWS), *user(seed + 9)
+        others = exact.keys_for(seed + 9, ROWS), *user(seed + 9, grows=grows)
         mixed = (
             jnp.where(keep.reshape(-1, *[1] * (new.ndim - 1)), old[order], new)
             for old, new in zip((keys, tokens, given), others, strict=True)

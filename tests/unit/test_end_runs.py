@@ -50,5 +50,7 @@ def test_a_whole_run_draws_from_laws_alone(make, of, monkeypatch):
         ]
 
     for chain in runs(exact.keys_for(0, 32)):
-        assert ((chain.z >= 0) & (chain.z < 3)).all()
+        # A text that grows may end before the array does.
+        ended = make().needs.gaps & (chain.z == 4)
+        assert (((chain.z >= 0) & (chain.z < 3)) | ended).all()
         assert ((chain.confidence >= 0) & (chain.confidence <= 1)).all()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from md4_jax.processes.hybrid import Hybrid
+from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LATEST, SCHEDULES, Linear
@@ -41,7 +42,8 @@ def noise_at(process, t: float) -> float:
     return float(process.schedule.one_minus_alpha(jnp.float32(t)))
 
 
-NOISY = [case for case in ends.cases() if not isinstance(case.values[0], Masking | StateDependent)]
+MASKS = Masking | StateDependent | Insertion
+NOISY = [case for case in ends.cases() if not isinstance(case.values[0], MASKS)]
 
 
 @pytest.mark.parametrize("process", NOISY)

@@ -83,8 +83,30 @@ def shifted(x, loss_mask, **settings) -> Denoiser:
     return exact.of_outputs(outputs)
 
 
+def growing(x, loss_mask, elsewhere=0.0, weight=1.0) -> Denoiser:
+    """The same for texts that grow: nan where z has lost a token of the prompt.
+
+    elsewhere is added to what is said behind the end of z.
+    """
+    text = jnp.cumsum(loss_mask[:, ::-1], axis=1)[:, ::-1] > 0
+    given = jnp.sum(text & ~loss_mask, axis=1)
+
+    def gaps(z, t):
+        absent = z == VOCAB + 1
+        code = 1.0 + 2.1 * jnp.sum(z, axis=1)[:, None] + 3.7 * jnp.arange(LENGTH + 1) + t[:, None]
+        behind = jnp.pad(absent, ((0, 0), (1, 0)))
+        said = weight * jnp.sin(code) + jnp.where(behind, elsewhere, 0.0)
+        wave = weight * jnp.sin(code[:, :-1, None] + 5.3 * jnp.arange(VOCAB))
+        wave = wave + jnp.where(absent, elsewhere, 0.0)[..., None] * jnp.arange(VOCAB)
+        lost = jnp.sum(z < VOCAB, axis=1) < given
+        return jnp.where(lost[:, None, None], jnp.nan, wave), said
+
+    return Denoiser(lambda z, t: gaps(z, t)[0], lambda h: h, gaps=gaps)
+
+
 def call(objective, process, batch, **settings):
     make = shifted if isinstance(objective, Autoregressive) else watched
+    make = growing if objective.needs.gaps else make
     denoiser = make(jnp.asarray(batch.tokens), jnp.asarray(batch.loss_mask), **settings)
     return objective(denoiser, process, batch, U, KEYS)[0]
 

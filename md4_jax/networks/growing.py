@@ -1,0 +1,44 @@
+"""Networks of texts that grow: they also predict how many tokens are missing in each gap.
+
+Names of arrays end in their shapes: B, L, D, and M = L + 1.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, UserError
+
+
+def symbols_read(options: Any) -> int:
+    """Returns the number of symbols of z: the mask too and, with gaps, the one of no token."""
+    return options.vocab_size + 1 + options.gaps
+
+
+def check_growing(options: Any) -> None:
+    """Raises UserError for options that do not go together with `network.gaps`."""
+    for key, fits in (("causal", False), ("tables", 0), ("output", "categorical")):
+        if options.gaps and getattr(options, key) != fits:
+            raise UserError(
+                f"network.gaps=True, for texts that grow, needs network.{key}={fits!r}, not "
+                f"{getattr(options, key)!r}"
+            )
+
+
+def with_gaps(
+    module: Any, z_BxL: Array, t_B: Array, label: Array | None = None, keys: Array | None = None
+) -> tuple[Array, Array]:
+    """Returns (h [B, L, D], outputs [B, L + 1] on how many tokens are missing in each gap).
+
+    z ends in the symbol V + 1 where there is no token. The first of these is seen, as the end of
+    the text, and no other: so one position is added. The output of the gap before a symbol is read
+    off the features of that symbol, and the last one off those of the end.
+
+    module  `TransformerModule` whose parameters are bound
+    """
+    absent = module.options.vocab_size + 1
+    z_BxM = jnp.pad(z_BxL, ((0, 0), (0, 1)), constant_values=absent)
+    count_Bx1 = jnp.sum(z_BxL != absent, axis=1, keepdims=True)
+    segments_BxM = jnp.where(jnp.arange(z_BxM.shape[1]) <= count_Bx1, 0, -1)
+    h_BxMxD = module.features(z_BxM, t_B, segments_BxM, label, keys)
+    return h_BxMxD[:, :-1], module.missing(h_BxMxD)[..., 0]

@@ -1,0 +1,132 @@
+"""Bound of masked diffusion with texts of any length: docs/families/flexible_length.md."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.objectives.head import at_noise
+from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
+from md4_jax.objectives.token_nats import token_nats
+from md4_jax.processes.capabilities import InsertsMasks
+from md4_jax.processes.insertion import Noised
+from md4_jax.protocols import Array, Batch, Denoiser, Needs
+
+
+@dataclasses.dataclass(frozen=True)
+class FlexMDM:
+    """Bound of FlexMDM on -log p of a text and its length, in nats (arXiv:2509.01025).
+
+    L(x) = int_0^1 E_q[ u_t sum_{z_n = m} -log mu_n(z_t, t)[x_n] + v_t sum_g D(c_g, y_g) ] dt
+           - K(x),      D(c, y) = y - c + c log(c / y),
+
+    where c_g tokens are missing in gap g, y_g is the network's expected number, u = -b' / (1 - b)
+    and v = -a' / (1 - a). The paper's loss is L + K. K(x) is the mean of the sum of log c_g over
+    the insertions of a text in random order, which no network can lower: without it the right
+    network reaches -log p(x) on average.
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        (InsertsMasks,),
+        time=True,
+        gaps=True,
+        why="how many tokens are missing depends on t",
+    )
+    time_power: ClassVar[int] = 2
+
+    def is_bound(self, process: InsertsMasks) -> bool:
+        return process.is_complete
+
+    def __call__(
+        self, denoiser: Denoiser, process: InsertsMasks, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        t = jnp.maximum(u, SMALLEST_TIME)
+        x, fixed = texts(process, batch)
+        noised = process.noised(keys, x, t, fixed)
+        unmasking, insertion = self.terms_at(denoiser, process, batch, noised, t)
+        # A row of which nothing counts fills up a batch, and may cost nothing.
+        insertion = jnp.where(jnp.any(batch.loss_mask, axis=1), insertion, 0.0)
+        orders = -order_nats(batch.loss_mask)
+        extra = {
+            "unmasking": unmasking,
+            "insertion": insertion,
+            "orders": orders,
+            "present": jnp.mean(noised.z != process.absent_id, axis=1, dtype=jnp.float32),
+        }
+        return unmasking + insertion + orders, extra
+
+    def terms_at(
+        self, denoiser: Denoiser, process: InsertsMasks, batch: Batch, noised: Noised, t: Array
+    ) -> tuple[Array, Array]:
+        """Returns the integrands of unmasking and of insertion at (z, t), each [B]."""
+        z, source, missing = noised
+        _, fixed = texts(process, batch)
+        h_BxLxD, outputs = denoiser.gaps(z, t)
+        targets = jnp.take_along_axis(batch.tokens, source, axis=1)
+        masks = z == process.mask_id
+        nats = at_noise(denoiser, h_BxLxD, masks, reduce=token_nats, padded=True, rows=(targets,))
+        held = z != process.absent_id
+        opened = open_gaps(held, held & jnp.take_along_axis(fixed, source, axis=1), missing)
+        excess = jnp.where(
+            opened, poisson_divergence(missing, process.log_missing(outputs, t)), 0.0
+        )
+        unmasking = masked_weight(process.schedule, t) * jnp.sum(nats, axis=1)
+        return unmasking, masked_weight(process.insertion, t) * jnp.sum(excess, axis=1)
+
+
+def texts(process: InsertsMasks, batch: Batch) -> tuple[Array, Array]:
+    """Returns (tokens with absent_id behind each text, the tokens that are never noised).
+
+    A text ends with its last token that counts: what follows is padding. Earlier tokens that do not
+    count are its prompt. Both are [B, L].
+    """
+    counts = jnp.asarray(batch.loss_mask)
+    text = jnp.cumsum(counts[:, ::-1], axis=1)[:, ::-1] > 0
+    return jnp.where(text, batch.tokens, process.absent_id), text & ~counts
+
+
+def open_gaps(held: Array, fixed: Array, missing: Array) -> Array:
+    """Marks the gaps in which tokens may be missing, bool [B, L + 1].
+
+    held marks the symbols of z, fixed those of a prompt, both [B, L]. Between tokens of a prompt
+    that are neighbours nothing is ever missing, nor before its first one.
+    """
+    before = jnp.pad(fixed, ((0, 0), (1, 0)), constant_values=True)
+    behind = jnp.pad(fixed, ((0, 0), (0, 1)))
+    there = jnp.pad(held, ((0, 0), (1, 0)), constant_values=True)
+    return there & ~(before & behind & (missing == 0))
+
+
+def poisson_divergence(count: Array, log_expected: Array) -> Array:
+    """Computes y - c + c log(c / y) >= 0 for c = count and log y, float like log y.
+
+    It is the divergence of jump processes with the rates c and y. y near c does not cancel.
+    """
+    count = count.astype(log_expected.dtype)
+    d = log_expected - jnp.log(jnp.maximum(count, 1.0))
+    return jnp.where(count > 0, count * (jnp.expm1(d) - d), jnp.exp(log_expected))
+
+
+def order_nats(counts: Array) -> Array:
+    """Returns K of each text, [B]: the mean of sum log c over insertions in random order.
+
+    counts [B, L] marks the tokens that are inserted. A run of n of them between tokens of a prompt
+    adds K_n = log n + (2 / n) sum_{i < n} K_i: the first to come divides the others in two.
+    """
+    length, place = counts.shape[1], jnp.arange(counts.shape[1])
+    table = jnp.asarray(order_table(length), jnp.float32)
+    counts = jnp.asarray(counts)
+    others = jnp.where(counts, -1, place)
+    run = place - jnp.maximum.accumulate(others, axis=1)
+    ends = counts & ~jnp.pad(counts[:, 1:], ((0, 0), (0, 1)))
+    return jnp.sum(jnp.where(ends, table[run], 0.0), axis=1)
+
+
+def order_table(length: int) -> np.ndarray:
+    """Returns K_n for n = 0..length, float64."""
+    found, total = np.zeros(length + 1), 0.0
+    for n in range(1, length + 1):
+        found[n] = np.log(n) + 2.0 * total / n
+        total += found[n]
+    return found

@@ -1,0 +1,150 @@
+"""Process of texts whose length changes: tokens are masked, then removed: FlexMDM.
+
+docs/families/flexible_length.md
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.schedules import Linear, covers_unit_interval
+from md4_jax.protocols import Array, Schedule
+
+
+class Noised(NamedTuple):
+    """A noisy text and how it lies in the clean one.
+
+    z        int32 [B, L], the tokens that are present, then `absent_id`
+    source   int32 [B, L], which token of x each symbol of z is; of no use behind the last one
+    missing  int32 [B, L + 1], tokens of x that are absent before each symbol of z, and behind the
+             last one; 0 further on
+    """
+
+    z: Array
+    source: Array
+    missing: Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["vocab_size", "schedule", "insertion"],
+)
+@dataclasses.dataclass(frozen=True)
+class Insertion:
+    """Masking of tokens, and removal of the masks (FlexMDM, arXiv:2509.01025).
+
+    A token is present at t with probability a_t, alpha of `insertion`. One that is removed at tau
+    is a mask at t < tau with probability (1 - b_t) / (1 - b_tau), b being alpha of `schedule`. The
+    noisy text is the string of the tokens that are present: z [B, L] holds them from its first
+    position on, and the symbol V + 1 behind them. The mask is V.
+    """
+
+    timesteps: ClassVar[None] = None
+    shows_clean: ClassVar[bool] = True
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+    insertion: Schedule = Linear()
+
+    def init(self) -> "Insertion":
+        """Returns itself: there are no leaves to make."""
+        return self
+
+    def learned(self) -> dict[str, Array]:
+        """Returns nothing: nothing is learned."""
+        return {}
+
+    @property
+    def mask_id(self) -> int:
+        return self.vocab_size
+
+    @property
+    def absent_id(self) -> int:
+        return self.vocab_size + 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
+        with jax.ensure_compile_time_eval():
+            return covers_unit_interval(self.schedule) and covers_unit_interval(self.insertion)
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], which ends in absent_id if it is shorter."""
+        return self.noised(keys, x, t, jnp.zeros(x.shape, bool)).z
+
+    def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Noised:
+        """Draws z_t with its alignment; the tokens that `fixed` marks, bool [B, L], stay clean."""
+        first, second = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        removal, masking = uniforms(first, x.shape[1]), uniforms(second, x.shape[1])
+        present, clean = self.states(removal, masking, t)
+        text = x != self.absent_id
+        present, clean = text & (present | fixed), clean | fixed
+        return aligned(jnp.where(clean, x, self.mask_id), present, text, self.absent_id)
+
+    def states(self, removal: Array, masking: Array, t: Array) -> tuple[Array, Array]:
+        """Returns (token is present, and if it is, whether it is clean) from two uniforms [B, L].
+
+        `removal` is 1 - a at the time of the token's removal.
+        """
+        noise = self.schedule.one_minus_alpha
+        at_t, removed = noise(t)[:, None], noise(self.insertion.inverse(removal))
+        present = removal >= self.insertion.one_minus_alpha(t)[:, None]
+        return present, masking * removed >= at_t
+
+    def log_missing(self, outputs: Array, t: Array) -> Array:
+        """Returns log y_g = outputs + log(1 - a_t), [B, L + 1]: outputs [B, L + 1], t [B].
+
+        Few tokens are missing near t = 0, where a network could not learn so small a number.
+        """
+        return outputs + jnp.log(self.insertion.one_minus_alpha(t))[:, None]
+
+    def insert_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is present at s | it is absent at t) = (a_s - a_t) / (1 - a_t)."""
+        return _share(self.insertion, s, t)
+
+    def unmask_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is clean at s | it is masked at t) = (b_s - b_t) / (1 - b_t)."""
+        return _share(self.schedule, s, t)
+
+    def is_noise(self, z: Array) -> Array:
+        """Marks masks and what is absent: bool like z."""
+        return z >= self.mask_id
+
+    def noise_left(self, t: Array) -> Array:
+        """Returns whether z_t may lack tokens or hold masks: bool []."""
+        return t > 0.0
+
+    def signal(self, t: Array) -> Array:
+        """Returns t, on which both rates depend."""
+        return t
+
+    def prior(self, keys: Array, length: int) -> Array:
+        """Returns empty texts, int32 [B, length]: exact if a_1 = 0."""
+        return jnp.full((keys.shape[0], length), self.absent_id, jnp.int32)
+
+
+def _share(schedule: Schedule, s: Array, t: Array) -> Array:
+    """Returns (alpha_s - alpha_t) / (1 - alpha_t), and 1 where 1 - alpha_t underflows to 0."""
+    at_s, at_t = schedule.one_minus_alpha(s), schedule.one_minus_alpha(t)
+    return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
+
+
+def aligned(symbols: Array, present: Array, text: Array, absent_id: int) -> Noised:
+    """Moves the symbols that are present to the front, and counts those that are missing.
+
+    All are [B, L]; text marks the positions of the clean text, which are the first ones.
+    """
+    place, count = jnp.arange(symbols.shape[1]), jnp.sum(present, axis=1, keepdims=True)
+    source = jnp.argsort(jnp.logical_not(present), axis=1, stable=True).astype(jnp.int32)
+    held = place < count
+    z = jnp.where(held, jnp.take_along_axis(symbols, source, axis=1), absent_id)
+    # A gap lies between its symbols in the clean text; the last one ends with the text.
+    length = jnp.sum(text, axis=1, keepdims=True)
+    ends = jnp.concatenate([jnp.where(held, source, length), length], axis=1)
+    begins = jnp.concatenate([jnp.full_like(length, -1), ends[:, :-1]], axis=1)
+    return Noised(z, source, jnp.maximum(ends - begins - 1, 0).astype(jnp.int32))

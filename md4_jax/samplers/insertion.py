@@ -1,0 +1,109 @@
+"""Sampling of texts that begin empty: masks are inserted, then revealed: docs/samplers.md."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.capabilities import InsertsMasks
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.transforms import Transform
+
+ORDERS = ("random", "confidence")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=["order"]
+)
+@dataclasses.dataclass(frozen=True)
+class Insert:
+    """Reveals masks and inserts new ones, by tau-leaping (FlexMDM, arXiv:2509.01025).
+
+    In a step from t to s each mask is revealed with probability (b_s - b_t) / (1 - b_t), and each
+    gap gets Poisson(y_g (a_s - a_t) / (1 - a_t)) masks, with y_g the network's expected number of
+    missing tokens. What is beyond the length of a sample is left out, from the end on. A prompt is
+    the beginning of the text, and nothing is inserted before its end.
+
+    order  random, or confidence: as many masks are revealed, and these are the ones of whose
+           likeliest token the network is most sure
+    """
+
+    needs: ClassVar[Needs] = Needs((InsertsMasks,), gaps=True)
+    level: ClassVar[None] = None
+
+    order: str = "random"
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.order not in ORDERS:
+            known = " or ".join(map(repr, ORDERS))
+            raise UserError(f"sample.order must be {known} with insert, not {self.order!r}")
+
+    def __call__(
+        self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, s: Array, t: Array, keys
+    ) -> Chain:
+        of_reveal, of_token, of_gap = jnp.moveaxis(
+            jax.vmap(lambda key: jax.random.split(key, 3))(keys), 1, 0
+        )
+        times = jnp.full(chain.z.shape[:1], t)
+        h, outputs = denoiser.gaps(chain.z, times)
+        revealed = uniforms(of_reveal, chain.z.shape[1]) < process.unmask_probability(s, t)
+        chain = self._revealed(denoiser, process, chain, h, revealed, of_token)
+        mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
+        new = jax.vmap(jax.random.poisson)(of_gap, mean)
+        return inserted(process, chain, jnp.where(allowed(process, chain), new, 0))
+
+    def finish(self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, keys: Array) -> Chain:
+        """Reveals the masks that are left at t = 0."""
+        h, _ = denoiser.gaps(chain.z, jnp.zeros(chain.z.shape[:1]))
+        return self._revealed(denoiser, process, chain, h, jnp.ones(chain.z.shape, bool), keys)
+
+    def _revealed(self, denoiser, process, chain: Chain, h, revealed: Array, keys) -> Chain:
+        """Draws the tokens of the masks that `revealed` marks, bool [B, L]."""
+        logits = denoiser.unembed(h)
+        tokens = draw_token(keys, self.transform(logits))
+        masks = chain.z == process.mask_id
+        chosen = revealed & masks
+        if self.order == "confidence":
+            # Of the likeliest token: masks chosen by the drawn one would favour likely tokens.
+            sure = probability(logits, jnp.argmax(logits, axis=-1))
+            chosen = largest(jnp.where(masks, sure, -1.0), jnp.sum(chosen, axis=1))
+        confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)
+        return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
+
+
+def largest(values: Array, count: Array) -> Array:
+    """Marks the count[b] largest values of each row, bool [B, L]."""
+    order = jnp.argsort(-values, axis=1, stable=True)
+    return jnp.argsort(order, axis=1) < count[:, None]
+
+
+def allowed(process: InsertsMasks, chain: Chain) -> Array:
+    """Marks the gaps behind the prompt and up to the end of the text, bool [B, L + 1]."""
+    gap = jnp.arange(chain.z.shape[1] + 1)
+    count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
+    given = jnp.sum(chain.prompt_mask, axis=1, keepdims=True)
+    return (gap >= given) & (gap <= count)
+
+
+def inserted(process: InsertsMasks, chain: Chain, new: Array) -> Chain:
+    """Returns the chain with new[b, g] masks before symbol g of z, as far as there is room."""
+    length = chain.z.shape[1]
+    place = jnp.arange(length)
+    count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
+    before = jnp.minimum(jnp.cumsum(new, axis=1), length - count)
+    # Where each old symbol comes to lie; what is absent goes beyond the end, and is dropped.
+    target = jnp.where(place < count, place + before[:, :-1], length)
+    row = jnp.arange(len(new))[:, None]
+    present = place < count + before[:, -1:]
+    masks = jnp.where(present, process.mask_id, process.absent_id).astype(chain.z.dtype)
+    z = masks.at[row, target].set(chain.z, mode="drop")
+    nothing = jnp.zeros_like(chain.confidence)
+    confidence = nothing.at[row, target].set(chain.confidence, mode="drop")
+    return chain._replace(z=z, confidence=confidence)
