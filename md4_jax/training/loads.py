@@ -1,12 +1,12 @@
-"""How a training step sees which experts tokens are given to (docs/networks.md)."""
+"""Balance of experts, as a training step sees it (docs/networks.md)."""
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.experts import LOAD
 from md4_jax.protocols import Array, Params
 
-ROUTER = "router"
+# The names of networks/experts.py.
+ROUTER, LOAD = "router", "load"
 
 
 def meters(params: Params) -> Params:

@@ -95,8 +95,7 @@ def make_train_step(
 
     pace: factor of the optimizer's update, of the step and the share of seconds that is spent. The
     update then takes that share as its third argument.
-    bounded: whether the optimizer makes a finite update of every finite gradient. Of others the
-    update is computed twice, the first time to see whether it is finite.
+    bounded: whether finite gradients have finite updates; else these are computed twice, to see.
 
     The gradient is that of the mean nats per counted token. If the loss, the gradient or the update
     is not finite, parameters, optimizer and moving average stay as they are, and the step counts as
@@ -104,7 +103,8 @@ def make_train_step(
     skipped_in_a_row, the objective's own as means over sequences, and `loads.figures` of experts.
     """
 
-    def loss(objective: Objective, net: Network, params: Params, batch: Batch, u, keys: Array):
+    def loss(objective: Objective, net: Network, fixed: Params, given, batch: Batch, u, keys):
+        params = joined(joined(*given), fixed)
         denoiser = net.denoiser(params, batch.context, keys)
         power = options.time_power
         u, weight = early_times(u, power) if power > 1 else (u, None)
@@ -124,10 +124,7 @@ def make_train_step(
         net = teaching.with_teacher(network, teacher and joined(teacher, fixed), round)
         given = state.params, loads.meters(joined(state.params, fixed))
         (grads, loaded), metrics = _of_phase(objective, state.step, lambda objective: accumulate(
-            jax.grad(
-                lambda p, *rows: loss(objective, net, joined(joined(*p), fixed), *rows),
-                has_aux=True,
-            ),
+            jax.grad(functools.partial(loss, objective, net, fixed), has_aux=True),
             options.microbatches, given, (batch, u, keys),
         ))  # fmt: skip
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))  # 1 if all count
@@ -140,8 +137,7 @@ def make_train_step(
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm) & jnp.isfinite(factor)
         if not bounded:
             good &= is_finite(update(state, grads))
-        state = _if(good, update, state, grads)
-        state = _counted(state, jnp.logical_not(good).astype(jnp.int32))
+        state = _counted(_if(good, update, state, grads), jnp.logical_not(good).astype(jnp.int32))
         counts = loads.figures(loaded) | {k: getattr(state, k) for k in SKIPPED}
         return state._replace(**kept), metrics | counts | {"grad_norm": norm}
 
