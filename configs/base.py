@@ -113,6 +113,7 @@ def get_config() -> ConfigDict:
                 router_groups=1,  # groups of experts
                 router_groups_taken=1,  # in so many of which a token's experts lie
                 balance=0.0,  # weight of the balance of experts in the gradient, such as 0.01
+                router_z=0.0,  # the same of squared sums of their scores, such as 0.001
                 lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
                 lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
                 lora_dropout=0.0,  # share of the entries of their inputs that training drops

@@ -44,12 +44,14 @@ TOLD = {
     "fast_dllm_v2": dict(mask_token_id=123),
     "lladamoe": {},
     "llada2": {},
+    "qwen3moe": {},
+    "sdarmoe": {},
     "md4_text": dict(data_shape=[16]),
     "md4_text_outside_embed": dict(data_shape=[16]),
     "md4_text_time_free": dict(data_shape=[16]),
 }  # fmt: skip
 # Those in the layout of transformers' Llama and Qwen.
-DECODERS = ("dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2")
+DECODERS = ("dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe")
 # Letters and special entries of the vocabulary.
 ENTRIES = {"llada": (125, 3), **dict.fromkeys((*DECODERS, "lladamoe", "llada2"), (120, 4))}
 # Printable characters that stand for themselves in a byte-level vocabulary.

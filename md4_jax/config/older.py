@@ -45,6 +45,7 @@ ADDED = {
     "network.router_groups_taken": 1,
     "network.router_normalised": False,
     "network.router_scale": 1.0,
+    "network.router_z": 0.0,
     "network.shared_hidden": 0,
     "network.shifted": False,
     "network.tables": 0,

@@ -6,7 +6,8 @@ them from the token's own position.
 
 SDAR (arXiv:2510.06303) and Fast-dLLM v2 (arXiv:2509.26328) are block diffusion: a block sees itself
 and what comes before it. SDAR was made of Qwen3 and takes logits from the token's own position,
-Fast-dLLM v2 of Qwen2.5 and from the position before it.
+Fast-dLLM v2 of Qwen2.5 and from the position before it. Qwen3 and SDAR also come with layers of
+experts.
 """
 
 from collections.abc import Mapping
@@ -14,36 +15,42 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.model.peer import Peer, agree, first, in_blocks, lacks, needed, of_masks
-from md4_jax.networks import published
+from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
-CAUSAL = ("qwen2", "qwen3", "llama", "mistral")
-BLOCKWISE = ("sdar", "fast_dllm_qwen")
-MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-llama", *BLOCKWISE)
+CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral")
+BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen")
+MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "fast_dllm_qwen")
 # What the code of these models takes where their config.json does not say it.
 IMPLIED = {
     "sdar": {"block_size": 4, "mask_token_id": 151_669},
+    "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
 }
 # What the layouts of the arrays are those of, if it is another name.
-BASES = {"dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "mistral": "llama"}
+BASES = {
+    "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
+    "mistral": "llama",
+}  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
     ("qwen2", True, False): "Dream",
     ("qwen2", True, True): "Fast_dLLM_Qwen",
     ("qwen3", False, True): "sdar",
+    ("qwen3_moe", False, True): "sdar_moe",
 }
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FIRST = "model.layers.0."
+EXPERTS = r"model\.layers\.(?:\d+)\.mlp\.experts\.(\d+)\."
 # The longest sequences by default: models are trained on as many as 32,768 tokens and more.
 LENGTH = 2048
 # Keys of config.json -> what they must say, if they are there.
 BUILT = {
     "hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
+    "partial_rotary_factor": 1.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 
 
@@ -53,7 +60,9 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     kind = str(told["model_type"]).lower()
     told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
     network = _network(told, tensors)
-    found = of_masks(told, tensors, network, published.from_llama, (TABLE, HEAD), LENGTH)
+    # What Qwen3's layers of experts and LLaDA-MoE's are called is the same.
+    convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
+    found = of_masks(told, tensors, network, convert, (TABLE, HEAD), LENGTH)
     if kind in CAUSAL:
         network["causal"] = True
         found.sections["objective"] = {"name": "autoregressive"}
@@ -104,7 +113,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         **files.shipped("networks").LLADA,
         "size": size,
         "depth": tensors.count(r"model\.layers\.(\d+)\."),
-        "hidden": tensors.shape(f"{FIRST}mlp.gate_proj.weight")[0],
+        **_feed_forward(told, tensors),
         "heads": heads,
         "kv_heads": told.get("num_key_value_heads") or 0,
         "head_dim": 0 if queries == size else queries // heads,
@@ -115,9 +124,26 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         "rotary_scaling": _scaling(rotary),
         "norm_eps": float(told.get("rms_norm_eps", 1e-6)),
     }
-    depth, hidden = network["depth"], network["hidden"]
-    agree(told, tensors, hidden_size=size, num_hidden_layers=depth, intermediate_size=hidden)
+    agree(told, tensors, hidden_size=size, num_hidden_layers=network["depth"])
     return network
+
+
+def _feed_forward(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Returns the keys of the network's feed-forward layers, plain or of experts."""
+    count = tensors.count(EXPERTS)
+    if not count:
+        hidden = tensors.shape(f"{FIRST}mlp.gate_proj.weight")[0]
+        agree(told, tensors, intermediate_size=hidden)
+        return {"hidden": hidden, "experts": 0}
+    hidden = tensors.shape(f"{FIRST}mlp.experts.0.gate_proj.weight")[0]
+    agree(told, tensors, num_experts=count, moe_intermediate_size=hidden)
+    return {
+        "hidden": hidden,
+        "experts": count,
+        "experts_per_token": needed(told, tensors, "num_experts_per_tok"),
+        "expert_hidden": hidden,
+        "router_normalised": bool(needed(told, tensors, "norm_topk_prob")),
+    }
 
 
 def _check(told: Mapping[str, Any], tensors: Tensors) -> None:

@@ -95,7 +95,7 @@ class Binding(NamedTuple):
         takes = (*o.takes, COUNTED) if o.tables else o.takes
         told = checked_context(o, context, keys, takes)
         rates = (o.dropout, o.attention_dropout, o.embedding_dropout, o.lora_dropout)
-        if keys is not None and (any(rates) or o.balance):
+        if keys is not None and (any(rates) or o.balance or o.router_z):
             told["keys"] = keys
         return told
 

@@ -26,7 +26,8 @@ def first_blocks(o: Any, block_size: int = 0) -> list[nn.Module]:
     """
     if not o.dense_layers:
         return []
-    plain = dataclasses.replace(o, experts=0, dense_layers=0, shared_hidden=0, balance=0.0)
+    none = dict.fromkeys(("experts", "dense_layers", "shared_hidden", "balance", "router_z"), 0)
+    plain = dataclasses.replace(o, **none)
     block = _recomputed(o, prevent_cse=True)
     return [block(plain, block_size) for _ in range(o.dense_layers)]
 

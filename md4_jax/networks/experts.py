@@ -22,6 +22,7 @@ from md4_jax.runtime.sharding import BATCH_AXES, batch_groups, on_one_device
 
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 SMALLEST = 1e-20  # sum of scores
+LOAD = "load"  # name of the array whose gradient counts choices
 # How the experts' matrices are split, behind their own axis, which stays whole.
 SPLIT = {
     "gate": P(None, "fsdp", "tensor"), "up": P(None, "fsdp", "tensor"),
@@ -34,8 +35,8 @@ class Experts(nn.Module):
 
     Experts f are gated layers without biases. No token is dropped, whatever the balance. With
     `shared_hidden` a layer that all tokens take is added. keys, which only training has: the
-    gradient is also that of `balance` times the mean `imbalance` of layers. length, needed: as in
-    `FeedForward`.
+    gradient is also that of `balance` times the mean `imbalance` of layers, and of `router_z` times
+    the mean `size_of_logits`. length, needed: as in `FeedForward`.
     """
 
     options: Any
@@ -46,7 +47,7 @@ class Experts(nn.Module):
         self, x_BxLxD: Array, keys: Array | None, length: int, needed: Callable[[Array], Array]
     ) -> Array:
         o, dtype, size = self.options, jnp.dtype(self.options.dtype), x_BxLxD.shape[-1]
-        scores_BxLxE, weights_BxLxK, index_BxLxK = Router(o, name="router")(x_BxLxD)
+        scores_BxLxE, weights_BxLxK, index_BxLxK = Router(o, name="router")(x_BxLxD, keys)
         if keys is not None and o.balance:
             share = o.balance / (o.depth - o.dense_layers)
             weights_BxLxK = attached(weights_BxLxK, share * imbalance(scores_BxLxE, index_BxLxK))
@@ -77,17 +78,20 @@ class Router(nn.Module):
     With `router_bias` a bias of each expert is added for the choice alone; no gradient reaches it
     (arXiv:2412.19437). Of `router_groups` groups of experts, those `router_groups_taken` are open
     whose two best experts have the largest sum.
+
+    A parameter `load` [E], which only a training step adds (`training/loads.py`), is in no result;
+    its gradient is the number of choices that fall on each expert.
     """
 
     options: Any
 
     @nn.compact
-    def __call__(self, x_BxLxD: Array) -> tuple[Array, Array, Array]:
+    def __call__(self, x_BxLxD: Array, keys: Array | None = None) -> tuple[Array, Array, Array]:
         o, size = self.options, x_BxLxD.shape[-1]
         kernel = self.param("kernel", kernel_init(o.initial), (size, o.experts))
         wide, kernel = (x.astype(jnp.float32) for x in (x_BxLxD, kernel))
-        scores = SCORES[o.router](jnp.matmul(wide, kernel, precision="highest"))
-        ranked = scores
+        logits = jnp.matmul(wide, kernel, precision="highest")
+        ranked = scores = SCORES[o.router](logits)
         if o.router_bias:
             bias = self.param("bias", nn.initializers.zeros, (o.experts,))
             ranked = scores + bias.astype(jnp.float32)
@@ -97,6 +101,12 @@ class Router(nn.Module):
         weights = jnp.take_along_axis(scores, index, axis=-1)
         if o.router_normalised:
             weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + SMALLEST)
+        if keys is not None and o.router_z:
+            share = o.router_z / (o.depth - o.dense_layers)
+            weights = attached(weights, share * size_of_logits(logits))
+        if self.has_variable("params", LOAD):
+            tally = self.get_variable("params", LOAD)
+            weights = counted(weights, tally, choices(index, o.experts))
         return scores, o.router_scale * weights, index
 
 
@@ -136,9 +146,19 @@ def imbalance(scores_BxLxE: Array, index_BxLxK: Array) -> Array:
     """
     experts = scores_BxLxE.shape[-1]
     scores = scores_BxLxE / jnp.sum(scores_BxLxE, axis=-1, keepdims=True)
-    chosen = jnp.any(index_BxLxK[..., None] == jnp.arange(experts), axis=-2)
-    part = jnp.mean(chosen.astype(jnp.float32), axis=(0, 1)) / index_BxLxK.shape[-1]
+    part = choices(index_BxLxK, experts) / index_BxLxK.size
     return experts * jnp.sum(part * jnp.mean(scores, axis=(0, 1)))
+
+
+def size_of_logits(logits_BxLxE: Array) -> Array:
+    """Computes the mean of (log sum_e exp logit_e)^2 over tokens (arXiv:2202.08906, eq. 5): []."""
+    return jnp.mean(jax.nn.logsumexp(logits_BxLxE, axis=-1) ** 2)
+
+
+def choices(index_BxLxK: Array, experts: int) -> Array:
+    """Counts how often each expert is chosen, by all tokens of all devices: float32 [E]."""
+    chosen = jnp.any(index_BxLxK[..., None] == jnp.arange(experts), axis=-2)
+    return jnp.sum(chosen.astype(jnp.float32), axis=(0, 1))
 
 
 @jax.custom_vjp
@@ -152,6 +172,20 @@ def attached(x: Array, term: Array) -> Array:
 
 
 attached.defvjp(lambda x, term: (x, None), lambda _, slope: (slope, jnp.ones(())))
+
+
+@jax.custom_vjp
+def counted(x: Array, load: Array, counts: Array) -> Array:
+    """Returns x; the gradient of load [E] is counts, whatever the loss.
+
+    So counts leave a network inside any objective, loop over layers or recomputed block, and those
+    of several passes, of microbatches and of all devices are added as gradients are.
+    """
+    del load, counts
+    return x
+
+
+counted.defvjp(lambda x, load, counts: (x, counts), lambda counts, slope: (slope, counts, None))
 
 
 def mixed(o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array]) -> Array:
@@ -227,7 +261,7 @@ moved.defvjp(lambda x, order, places: (x[order], places), lambda p, slope: (slop
 def check_experts(o: Any) -> None:
     """Raises UserError for keys of experts that do not fit together."""
     if not o.experts:
-        for key in ("dense_layers", "shared_hidden", "balance"):
+        for key in ("dense_layers", "shared_hidden", "balance", "router_z"):
             if getattr(o, key):
                 raise UserError(
                     f"network.{key}={getattr(o, key)} is for layers of experts: set "

@@ -47,6 +47,7 @@ RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout", "
 NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
 NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden", "lora_rank")
 NOT_NEGATIVE += ("experts", "expert_hidden", "shared_hidden", "dense_layers", "balance")
+NOT_NEGATIVE += ("router_z",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,8 @@ class Transformer:
     dense_layers       first blocks, whose feed-forward layer is a plain one of width `hidden`
     router, router_normalised, router_scale, router_bias, router_groups, router_groups_taken  how
                        experts are chosen and weighed (`experts.Router`)
-    balance            weight of `experts.imbalance` in the gradient of nats per token
+    balance, router_z  weights of `experts.imbalance` and of `experts.size_of_logits` in the
+                       gradient of nats per token
     lora_rank          rank of an adapter beside each linear layer of the blocks' attention and
                        feed-forward (arXiv:2106.09685), experts and their router apart; 0: none.
                        Adapters alone are trained
@@ -172,6 +174,7 @@ class Transformer:
     router_groups: int = 1
     router_groups_taken: int = 1
     balance: float = 0.0
+    router_z: float = 0.0
     lora_rank: int = 0
     lora_alpha: float = 16.0
     lora_dropout: float = 0.0

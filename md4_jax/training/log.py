@@ -120,7 +120,8 @@ class TrainLog:
         unit = self._settings.unit
         text = (
             f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}, "
-            f"{rate * size * length:,.0f} {unit}s/s" + (f", {skipped} skipped" if skipped else "")
+            f"{rate * size * length:,.0f} {unit}s/s{_loads(means)}"
+            + (f", {skipped} skipped" if skipped else "")
         )
         self._progress.show(step, text, rate)
 
@@ -166,6 +167,13 @@ class TrainLog:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
             self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"
         self._clock = (time.monotonic(), step)
+
+
+def _loads(means: Mapping[str, float]) -> str:
+    """Formats what `loads.figures` found of experts, or nothing without them."""
+    if "expert_load" not in means:
+        return ""
+    return f", fullest expert {means['expert_load']:.2f}x, {means['experts_idle']:.0%} idle"
 
 
 def _plus_minus(error: float) -> str:

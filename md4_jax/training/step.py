@@ -17,13 +17,14 @@ from md4_jax.protocols import (
     Objective,
     Params,
 )
-from md4_jax.training import teaching
+from md4_jax.training import loads, teaching
 from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import scaled
 from md4_jax.training.trainable import divided, joined
 
 # Scope of a conditional whose costliest branch is the one that is nearly always taken.
 LIKELY = "likely"
+SKIPPED = ("skipped", "skipped_in_a_row")
 
 
 class TrainState(NamedTuple):
@@ -94,16 +95,16 @@ def make_train_step(
 
     pace: factor of the optimizer's update, of the step and the share of seconds that is spent. The
     update then takes that share as its third argument.
-    bounded: whether the optimizer makes a finite update of every finite gradient. Of others the
-    update is computed twice, the first time to see whether it is finite.
+    bounded: whether finite gradients have finite updates; else these are computed twice, to see.
 
     The gradient is that of the mean nats per counted token. If the loss, the gradient or the update
     is not finite, parameters, optimizer and moving average stay as they are, and the step counts as
     skipped. Metrics: nats (mean nats per counted token, times L), grad_norm, skipped,
-    skipped_in_a_row, and the objective's own as means over sequences.
+    skipped_in_a_row, the objective's own as means over sequences, and `loads.figures` of experts.
     """
 
-    def loss(objective: Objective, net: Network, params: Params, batch: Batch, u, keys: Array):
+    def loss(objective: Objective, net: Network, fixed: Params, given, batch: Batch, u, keys):
+        params = joined(joined(*given), fixed)
         denoiser = net.denoiser(params, batch.context, keys)
         power = options.time_power
         u, weight = early_times(u, power) if power > 1 else (u, None)
@@ -121,9 +122,10 @@ def make_train_step(
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         net = teaching.with_teacher(network, teacher and joined(teacher, fixed), round)
-        grads, metrics = _of_phase(objective, state.step, lambda objective: accumulate(
-            jax.grad(lambda p, *rows: loss(objective, net, joined(p, fixed), *rows), has_aux=True),
-            options.microbatches, state.params, (batch, u, keys),
+        given = state.params, loads.meters(joined(state.params, fixed))
+        (grads, loaded), metrics = _of_phase(objective, state.step, lambda objective: accumulate(
+            jax.grad(functools.partial(loss, objective, net, fixed), has_aux=True),
+            options.microbatches, given, (batch, u, keys),
         ))  # fmt: skip
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))  # 1 if all count
         metrics["nats"] *= scale
@@ -135,9 +137,8 @@ def make_train_step(
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm) & jnp.isfinite(factor)
         if not bounded:
             good &= is_finite(update(state, grads))
-        state = _if(good, update, state, grads)
-        state = _counted(state, jnp.logical_not(good).astype(jnp.int32))
-        counts = {k: getattr(state, k) for k in ("skipped", "skipped_in_a_row")}
+        state = _counted(_if(good, update, state, grads), jnp.logical_not(good).astype(jnp.int32))
+        counts = loads.figures(loaded) | {k: getattr(state, k) for k in SKIPPED}
         return state._replace(**kept), metrics | counts | {"grad_norm": norm}
 
     return train_step

@@ -12,7 +12,7 @@ from md4_jax.evals.samples import drawn_samples
 from md4_jax.protocols import Prompt, UserError, batch_of
 
 CLOSE, SYMBOLS, BLOCK = 1e-5, 123, 4
-NAMES = ("sdar", "fast_dllm_v2")
+NAMES = ("sdar", "fast_dllm_v2", "sdarmoe")
 ADAPTED = {"objective.name": "block", "network.causal": False, "sample.name": "ancestral"}
 
 
@@ -93,7 +93,10 @@ def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
     assert found == told["left_to_right"][:16]
 
 
-@pytest.mark.parametrize("name, block, mask", [("sdar", 4, 151_669), ("fast_dllm_v2", 32, 151_665)])
+@pytest.mark.parametrize(
+    "name, block, mask",
+    [("sdar", 4, 151_669), ("sdarmoe", 4, 151_669), ("fast_dllm_v2", 32, 151_665)],
+)
 def test_what_config_json_does_not_say_is_what_their_code_takes(name, block, mask, tmp_path):
     """The size of blocks, and the entry of the mask, which these tiny tables do not have."""
     absent = {"block_size": None, "bd_size": None}
@@ -114,6 +117,7 @@ def test_a_text_has_whole_blocks(tmp_path):
     "name, shifted, kind, key",
     [
         ("qwen3", False, "sdar", "block_size"),
+        ("qwen3moe", False, "sdar_moe", "block_size"),
         ("qwen2", True, "Fast_dLLM_Qwen", "bd_size"),
         ("qwen2", False, "a2d-qwen2", "block_size"),
         ("llama", True, "a2d-llama", "block_size"),

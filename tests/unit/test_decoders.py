@@ -1,5 +1,7 @@
 """Models in the layout of transformers' Llama and Qwen, and diffusion models made of them."""
 
+import json
+
 import numpy as np
 import pytest
 from peer_folders import DECODERS, answers, peer_folder, trained_on
@@ -39,7 +41,7 @@ def test_dream_is_a_diffusion_model(folders):
     assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "qwen3moe"])
 def test_causal_models_are_autoregressive_baselines(name, folders):
     """The start of a text is the mask, whose vector is that of the entry that begins texts."""
     model, told = md4_jax.load(folders[name]), answers(name)
@@ -102,6 +104,10 @@ def test_the_mask_may_be_an_unused_entry(folders):
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is known"),
         ("llama", {"sliding_window": 8, "use_sliding_window": None}, "sliding_window=8"),
         ("llama", {"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
+        ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2; only 1 is known"),
+        ("qwen3moe", {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]; only \[\] is known"),
+        ("qwen3moe", {"moe_intermediate_size": 8}, "says moe_intermediate_size=8, and its arrays"),
+        ("qwen3moe", {"num_experts": 4}, "says num_experts=4, and its arrays have 8"),
         ("llama", {"hidden_size": 64}, "says hidden_size=64, and its arrays have 32"),
         ("llama", {"bos_token_id": None, "eos_token_id": None}, "config.json lacks bos_token_id"),
         ("llama", {"bos_token_id": 125}, "the entry 125 begins a text, and the tokenizer has 124"),
@@ -165,9 +171,17 @@ def test_ids_of_several_ends(tmp_path):
     "name, keys",
     [
         ("dream", {}), ("qwen3", ADAPTED), ("sdar", {}), ("qwen2", BLOCKS),
+        ("qwen3moe", BLOCKS | {"network.shifted": False, "network.balance": 0.01}),
         *(pytest.param(*c, marks=pytest.mark.campaign) for c in (("qwen2", {}), ("llama", BLOCKS))),
     ],
 )  # fmt: skip
 def test_training_goes_on(name, keys, folders, tmp_path):
     run = trained_on(folders[name], tmp_path, {"network.scan_blocks": False, **keys})
-    assert md4_jax.load(run).step == 2
+    model = md4_jax.load(run)
+    assert model.step == 2
+    if name == "qwen3moe":
+        rows = (run / "metrics.jsonl").read_text().splitlines()
+        assert all(1.0 <= json.loads(x)["expert_load"] <= 4.0 for x in rows if "expert_" in x)
+        assert any("expert_load_max" in x for x in rows)
+        told = json.loads((model.export(tmp_path / "exported") / "config.json").read_text())
+        assert told["model_type"] == "sdar_moe" and told["block_size"] == 4

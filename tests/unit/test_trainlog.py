@@ -77,6 +77,19 @@ def test_a_row_is_the_mean_of_its_window():
     assert "bound 6.500 +- 0.645 bits/token" in paper.lines[-1]
 
 
+def test_the_line_and_the_row_say_how_evenly_tokens_are_given_to_experts():
+    paper = Paper()
+    log = new_log(paper, every=2)
+    for step, (load, idle) in enumerate([(1.5, 0.0), (2.5, 0.25)], start=1):
+        loads = {"expert_load": np.float32(load), "experts_idle": np.float32(idle)}
+        log.add(step, metrics(step) | loads)
+    log.flush()
+    assert ", fullest expert 2.00x, 12% idle" in paper.lines[-1]
+    assert paper.rows[-1]["expert_load"] == 2.0 and paper.rows[-1]["experts_idle"] == 0.125
+    run(new_log(paper), range(1, 5))
+    assert "expert" not in paper.lines[-1] and "expert_load" not in paper.rows[-1]
+
+
 def test_a_window_of_one_step_has_no_error():
     paper = Paper()
     run(new_log(paper, every=1), [1, 2])
