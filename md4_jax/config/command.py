@@ -87,7 +87,7 @@ def _check_source(flags: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(usage=USAGE, epilog=KEYS, allow_abbrev=False)
+    parser = argparse.ArgumentParser("md4_jax", usage=USAGE, epilog=KEYS, allow_abbrev=False)
     parser.add_argument(
         "--config",
         help="a config: configs/owt.py, its name owt, or families.py:md4; default: that of the run "

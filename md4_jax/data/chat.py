@@ -123,6 +123,10 @@ class Chat:
         if messages[-1]["role"] != "assistant":
             return self.render(messages)
         begun = str(messages[-1]["content"]).strip()
+        if not begun and len(messages) == 1:
+            raise UserError(
+                "the only message is an empty one of the assistant: begin with one of the user"
+            )
         if not begun:
             return self.render(messages[:-1])
         last = {**messages[-1], "content": begun + ANSWER}
@@ -152,6 +156,8 @@ def _check(messages: Messages) -> None:
             raise UserError(
                 f"a message is a dict with the keys 'role' and 'content', not {message!r}"
             )
+        if message["content"] is None:
+            raise UserError(f"a message has no content: {message!r}")
 
 
 def _environment(day: str) -> Any:

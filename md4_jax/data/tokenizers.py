@@ -107,11 +107,16 @@ class Characters(Tokenizer):
             offset = int(wrong[0])
             raise UserError(
                 f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{self.vocab_size} characters, which is tokenizer.alphabet or, without it, all "
-                "characters of the training split. Set tokenizer.alphabet to all characters of the "
-                "data, or tokenizer.name to 'bytes'."
+                f"{self.vocab_size} characters, {self._shown()}. A trained model knows no other: "
+                "leave the character out. A new run takes tokenizer.alphabet, or else the "
+                "characters of its training split; tokenizer.name='bytes' takes all text"
             )
         return order[place]
+
+    def _shown(self) -> str:
+        """Returns the alphabet as an error shows it, a long one cut off."""
+        known = self._fitted()
+        return repr(known if len(known) <= 100 else f"{known[:100]}...")
 
     def join(self, ids: np.ndarray) -> str:
         return _code_points(self._fitted())[ids].tobytes().decode("utf-32-le", "surrogatepass")

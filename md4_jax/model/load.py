@@ -68,6 +68,8 @@ def found(source: str) -> Place:
     folder = place(source, "the model")
     if folder.is_dir():
         return folder
+    if folder.exists():
+        raise UserError(f"{source} is a file, and not the folder of a run or a model")
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", source):
         try:
             return hub.snapshot(source)

@@ -21,7 +21,7 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import answers, bounds, folder, hub, peft_writing
+from md4_jax.model import answers, bounds, folder, hub, inputs, peft_writing
 from md4_jax.model.adapters import merged as without_adapters
 from md4_jax.model.layout import Layout
 from md4_jax.options import PromptOptions
@@ -150,6 +150,8 @@ class Model:
         The samples end with the text. What the model draws after it is left out.
         """
         self.check_text("infill")
+        if not blank or blank not in text:
+            raise UserError(f"the text has no blank {blank!r} to fill: {text!r}")
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
@@ -237,19 +239,17 @@ class Model:
         t        time in [0, 1], one or [B]
         context  other inputs of the network, by name, each [B, ...]
         """
-        rows = np.atleast_2d(np.asarray(tokens, np.int32))
+        rows, times = inputs.checked(self.experiment, tokens, t)
         mesh, network = self.experiment.mesh, self.experiment.network
-        times = np.broadcast_to(np.asarray(t, np.float32), len(rows))
         told = {name: np.asarray(values) for name, values in (context or {}).items()}
-        own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh))
-        own = np.minimum(own, len(rows) - 1)
-        inputs = jax.tree.map(lambda x: x[own], (rows, times, told))
+        own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh)).clip(max=len(rows) - 1)
+        given = jax.tree.map(lambda x: x[own], (rows, times, told))
         if "logits" not in self.programs:
             self.programs["logits"] = jit(
                 lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh, network
             )
         with jax.set_mesh(mesh):
-            found = self.programs["logits"](self.params, *to_global(inputs, mesh))
+            found = self.programs["logits"](self.params, *to_global(given, mesh))
         found = to_host(found.astype(jnp.float32))[: len(rows)]
         return found if np.ndim(tokens) == 2 else found[0]
 

@@ -1,8 +1,10 @@
 """Low-rank adapters (arXiv:2106.09685) folded into the matrices beside them."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
-from md4_jax.protocols import Params
+from md4_jax.protocols import Params, UserError
 
 
 def merged(params: Params, scale: float) -> Params:
@@ -20,3 +22,19 @@ def merged(params: Params, scale: float) -> Params:
         change = scale * jnp.matmul(left, right, precision="highest")
         found["kernel"] = (kernel.astype(jnp.float32) + change).astype(kernel.dtype)
     return found
+
+
+def check_adapters(o: Any) -> None:
+    """Raises UserError for keys of adapters that do not fit together."""
+    if o.lora_alpha <= 0:
+        raise UserError(f"network.lora_alpha must be above 0, not {o.lora_alpha}")
+    if o.lora_dropout and not o.lora_rank:
+        raise UserError(
+            f"network.lora_dropout={o.lora_dropout} is for the inputs of adapters, and "
+            "network.lora_rank=0 makes none: set network.lora_rank, or network.dropout"
+        )
+    if o.lora_rank > o.size:
+        raise UserError(
+            f"network.lora_rank={o.lora_rank} must be at most network.size={o.size}: an "
+            "adapter of a higher rank is larger than the matrix beside it"
+        )

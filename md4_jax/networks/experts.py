@@ -34,9 +34,9 @@ class Experts(nn.Module):
     """Computes sum_k w_k f_k(x) over the experts that the router chooses for a token.
 
     Experts f are gated layers without biases. No token is dropped, whatever the balance. With
-    `shared_hidden` a layer that all tokens take is added. keys, which only training has: the
-    gradient is also that of `balance` times the mean `imbalance` of layers, and of `router_z` times
-    the mean `size_of_logits`. length, needed: as in `FeedForward`.
+    `shared_hidden` a layer that all tokens take is added. With keys, which only training has, the
+    gradients of `balance` times the mean `imbalance` of the layers and of `router_z` times the mean
+    `size_of_logits` are added. length, needed: as in `FeedForward`.
     """
 
     options: Any

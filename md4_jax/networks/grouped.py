@@ -23,9 +23,9 @@ def grouped(x: Array, w: Array, sizes: Array, products: str) -> Array:
     products: float32 or bfloat16, to which operands are then rounded; sums are float32.
 
     TPUs have an operation for it, but not for the gradient of the matrices, which XLA would compute
-    from all rows for each of them, as it does all products on CPUs. There a loop goes over tiles of
-    rows. On GPUs, which would wait for the host in each iteration, all tiles are multiplied at
-    once, each with a copy of its matrix.
+    from all rows for each of them. On CPUs it would compute all products so. A loop over tiles of
+    rows takes the place of both. On GPUs, which would wait for the host in each iteration, all
+    tiles are multiplied at once, each with a copy of its matrix.
     """
     return _forward(x, w, sizes, products)[0]
 

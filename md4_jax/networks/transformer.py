@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.networks.adapters import check_adapters
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.condition import TIME_EMBEDDINGS
@@ -205,18 +206,7 @@ class Transformer:
             raise UserError(
                 f"network.kv_heads={self.kv_heads} must divide network.heads={self.heads}"
             )
-        if self.lora_alpha <= 0:
-            raise UserError(f"network.lora_alpha must be above 0, not {self.lora_alpha}")
-        if self.lora_dropout and not self.lora_rank:
-            raise UserError(
-                f"network.lora_dropout={self.lora_dropout} is for the inputs of adapters, and "
-                "network.lora_rank=0 makes none: set network.lora_rank, or network.dropout"
-            )
-        if self.lora_rank > self.size:
-            raise UserError(
-                f"network.lora_rank={self.lora_rank} must be at most network.size={self.size}: an "
-                "adapter of a higher rank is larger than the matrix beside it"
-            )
+        check_adapters(self)
         if self.tied and (self.embedding or self.is_ordinal):
             raise UserError(
                 "network.tied=True needs network.output=categorical and network.embedding=0, so "

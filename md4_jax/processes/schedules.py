@@ -214,8 +214,8 @@ class LogLinear:
 class Clipped:
     """Schedule alpha = (1 - 2 eps) base.alpha + eps, in [eps, 1 - eps] as in MD4's code.
 
-    The loss over t in [0, 1] is the part of the bound with 1 - alpha in this range (identity M17),
-    so that it is for training only.
+    The loss over t in [0, 1] is the part of the bound with 1 - alpha in [eps, 1 - eps] (identity
+    M17), so that it is for training only.
     """
 
     base: Schedule = Linear()

@@ -16,6 +16,7 @@ from md4_jax.protocols import Array, UserError
 class Transform:
     """Divides logits by the temperature, keeps the top_k best symbols, then the top_p nucleus.
 
+    Symbols that are as likely as the last one that is kept are kept too.
     temperature 0 gives the most likely symbol; top_k 0 and top_p 1 keep all symbols.
     """
 

@@ -103,13 +103,13 @@ def make_train_step(
     skipped_in_a_row, the objective's own as means over sequences, and `loads.figures` of experts.
     """
 
-    def loss(objective: Objective, net: Network, fixed: Params, given, batch: Batch, u, keys):
+    def loss(objective: Objective, net: Network, known, given, batch: Batch, u, keys):
+        fixed, scale = known
         params = joined(joined(*given), fixed)
         denoiser = net.denoiser(params, batch.context, keys)
-        power = options.time_power
-        u, weight = early_times(u, power) if power > 1 else (u, None)
+        u, weight = early_times(u, p) if (p := options.time_power) > 1 else (u, None)
         nats_B, extra = weighed(*objective(denoiser, params["process"], batch, u, keys), weight)
-        metrics = {"nats": jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
+        metrics = {"nats": scale * jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
         return metrics["nats"] / batch.tokens.shape[1], metrics
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
@@ -122,17 +122,17 @@ def make_train_step(
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         net = teaching.with_teacher(network, teacher and joined(teacher, fixed), round)
+        # Not of the gradient, which also has the terms of experts.
+        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         given = state.params, loads.meters(joined(state.params, fixed))
         (grads, loaded), metrics = _of_phase(objective, state.step, lambda objective: accumulate(
-            jax.grad(functools.partial(loss, objective, net, fixed), has_aux=True),
+            jax.grad(functools.partial(loss, objective, net, (fixed, scale)), has_aux=True),
             options.microbatches, given, (batch, u, keys),
         ))  # fmt: skip
-        scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))  # 1 if all count
-        metrics["nats"] *= scale
-        norm = scale * optax.tree.norm(grads)
+        norm = optax.tree.norm(grads)
         factor = jnp.float32(1.0) if pace is None else pace(state.step, spent)
         update = functools.partial(
-            _updated, optimizer=optimizer, decay=options.ema, scale=scale, norm=norm, factor=factor
+            _updated, optimizer=optimizer, decay=options.ema, norm=norm, factor=factor
         )
         good = jnp.isfinite(metrics["nats"]) & jnp.isfinite(norm) & jnp.isfinite(factor)
         if not bounded:
@@ -160,16 +160,15 @@ def _updated(
     *,
     optimizer: optax.GradientTransformation,
     decay: float,
-    scale: Array,
     norm: Array,
     factor: Array,
 ) -> TrainState:
-    """Returns the state after the update of the gradient times scale, which factor multiplies.
+    """Returns the state after the update of the gradient, which factor multiplies.
 
-    norm: of that gradient. A clip that computed it again would need all of it in memory before any
+    norm: of the gradient. A clip that computed it again would need all of it in memory before any
     parameter is updated.
     """
-    grads, optimizer = scaled(grads, scale), optax.with_extra_args_support(optimizer)
+    optimizer = optax.with_extra_args_support(optimizer)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm)
     params = optax.apply_updates(state.params, scaled(updates, factor))
     averaged = {part: state.ema[part] for part in params}

@@ -298,6 +298,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     "messages, said",
     [
         ([], "a chat needs at least one message"),
+        ([{"role": "user", "content": None}], "a message has no content"),
         ([{"role": "user"}], "a message is a dict with the keys 'role' and 'content'"),
         (["hi"], "a message is a dict with the keys"),
     ],

@@ -19,7 +19,7 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.md4 import MD4
 from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import UserError, batch_of
+from md4_jax.protocols import Needs, UserError, batch_of
 from md4_jax.runtime.sharding import make_mesh, shardings_of
 from md4_jax.training import loads
 from md4_jax.training.step import init_state, make_train_step
@@ -121,6 +121,34 @@ def test_frozen_routers_are_counted_too():
 def test_the_size_of_logits_by_hand():
     logits = np.log(np.array([[[1.0, 2, 3], [0.5, 0.25, 0.25]]]))
     assert float(experts.size_of_logits(logits)) == pytest.approx(np.log(6.0) ** 2 / 2, rel=1e-6)
+
+
+class OfTokens:
+    """A loss of what the network says of the tokens, whichever of them count."""
+
+    needs = Needs((Masking,))
+
+    def __call__(self, denoiser, process, batch, u, keys):
+        del process, keys
+        return jnp.sum(jnp.sin(denoiser.features(batch.tokens, u)), axis=(1, 2)), {}
+
+
+def test_the_balance_is_as_strong_where_few_tokens_count():
+    """What it adds to the gradient of a router is the same if 1 of 6 tokens counts."""
+    options = TrainOptions(batch_size=len(TOKENS))
+    few = np.zeros(TOKENS.shape, bool)
+    few[:, 2] = True
+
+    def router(balance, loss_mask):
+        network, state = begun(dataclasses.replace(SMALL, balance=balance))
+        step = jax.jit(make_train_step(network, OfTokens(), optax.sgd(1.0), options))
+        after, _ = step(state, batch_of(TOKENS, loss_mask=loss_mask))
+        change = jax.tree.map(jnp.subtract, state.params, after.params)
+        return change["network"]["blocks"]["feed_forward"]["router"]["kernel"]
+
+    whole, part = (router(0.3, mask) - router(0.0, mask) for mask in (few | True, few))
+    assert np.abs(whole).max() > 1e-3
+    np.testing.assert_allclose(part, whole, atol=2e-5)
 
 
 def test_router_z_is_in_the_gradient_of_training_and_in_no_loss():

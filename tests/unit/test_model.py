@@ -276,6 +276,28 @@ def test_infilling_ends_with_the_text(mdlm):
     assert found.tokens.shape == (3, 7)
 
 
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda m: m.infill("no gap"), "the text has no blank '_' to fill: 'no gap'"),
+        (lambda m: m.infill("a_c", blank=""), "the text has no blank '' to fill"),
+        (lambda m: m.logits([0, -1]), "the token -1 must lie between 0 and"),
+        (lambda m: m.logits([[0, 9999]]), "the token 9999 must lie .*, where .* is the mask"),
+        (lambda m: m.logits([0.7, 1.2]), "tokens are whole numbers, not float64"),
+        (lambda m: m.logits([0, 1], t=7.0), "t=7.0 must lie between 0 and 1"),
+    ],
+)
+def test_what_is_no_text_or_token_is_refused(call, said, mdlm):
+    with pytest.raises(UserError, match=said):
+        call(mdlm)
+
+
+def test_a_file_is_no_model(tmp_path):
+    (tmp_path / "book.txt").write_text("words")
+    with pytest.raises(UserError, match=r"book\.txt is a file, and not the folder of a run"):
+        md4_jax.load(tmp_path / "book.txt")
+
+
 def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
     mdlm.sample(num=2, steps=4)
     before = len(mdlm.programs)

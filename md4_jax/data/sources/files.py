@@ -189,7 +189,13 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
     patterns = (path,) if isinstance(path, str) else tuple(path)
     found = sorted({file for pattern in patterns for file in _match(pattern)})
     if not found:
-        raise UserError(f"data.path: no file matches {' or '.join(map(repr, patterns))}")
+        said = f"data.path: no file matches {' or '.join(map(repr, patterns))}"
+        if all(x and not is_remote(x) and not os.path.isabs(x) for x in patterns):
+            said += (
+                f" in {os.getcwd()}, where this command was started: start it where the file is, "
+                "or give the whole path"
+            )
+        raise UserError(said)
     return found
 
 

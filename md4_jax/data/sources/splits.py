@@ -30,6 +30,8 @@ def bounds(total: int, split: str, *, validation: float, test: float, unit: str)
         return 0, total
     held_out = [_amount(total, validation, "validation"), _amount(total, test, "test")]
     train = total - sum(held_out)
+    if not total:
+        raise UserError(f"the data hold no {unit} at all: look at what data.path names")
     if train < 1:
         raise UserError(
             f"validation takes {held_out[0]} and test {held_out[1]} of {total} {unit}: "

@@ -107,6 +107,8 @@ def test_nothing_matches(tmp_path):
         with pytest.raises(UserError, match=r"data\.path: no file matches") as caught:
             TextFiles(pattern).documents("train")
         assert pattern in str(caught.value)
+    with pytest.raises(UserError, match="'none' in /.*, where this command was started: start it"):
+        TextFiles("none").documents("train")
 
 
 def test_malformed_lines_are_named(tmp_path):
@@ -237,7 +239,9 @@ def test_nothing_left_to_train_on(tmp_path):
     with pytest.raises(UserError, match=r"data\.test is -1"):
         TextFiles(path, test=-1).documents("train")
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(UserError, match="of 0 characters"):
+    with pytest.raises(
+        UserError, match="the data hold no characters at all: look at what data.path names"
+    ):
         TextFiles(str(tmp_path / "empty.txt")).documents("train")
 
 

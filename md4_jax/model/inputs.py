@@ -1,0 +1,28 @@
+"""Inputs that `Model.logits` is given, checked."""
+
+from typing import Any
+
+import numpy as np
+
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import UserError
+
+
+def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (tokens int32 [B, L], times float32 [B]); UserError for what the network cannot read.
+
+    tokens  symbols of the vocabulary, 0..V-1. V is the mask of a process that has one, and V + 1 an
+            absent token of texts that grow
+    """
+    rows, times = np.atleast_2d(np.asarray(tokens)), np.asarray(t, np.float32)
+    if not np.issubdtype(rows.dtype, np.integer):
+        raise UserError(f"tokens are whole numbers, not {rows.dtype.name}")
+    process = experiment.process
+    most = process.vocab_size + hasattr(process, "mask_id") + experiment.network.gaps - 1
+    wrong = rows[(rows < 0) | (rows > most)]
+    if wrong.size:
+        said = f", where {process.vocab_size} is the mask" if most >= process.vocab_size else ""
+        raise UserError(f"the token {wrong[0]} must lie between 0 and {most}{said}")
+    if not np.all((times >= 0) & (times <= 1)):
+        raise UserError(f"t={t} must lie between 0 and 1")
+    return rows.astype(np.int32), np.broadcast_to(times, len(rows))
