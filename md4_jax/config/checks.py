@@ -165,13 +165,14 @@ def _reporting(experiment: Experiment) -> list[tuple[str, Any]]:
 
 
 def _components(experiment: Experiment) -> list[Component]:
-    """Returns the objective, the objectives of the evaluators, and the sampler."""
+    """Returns the objective, other objectives of the evaluators, and the sampler."""
     config = experiment.config
     return [
         Component("objective", config["objective"]["name"], experiment.objective),
         *(
             Component(f"evals.{name}.objective", objective_name(e.objective), e.objective)
             for name, e in _reporting(experiment)
+            if e.objective != experiment.objective
         ),
         Component("sample", config["sample"]["name"], experiment.sampler_step),
     ]

@@ -1,10 +1,20 @@
 """Checks that an objective or a sampler fits a process and a network, by what it `needs`."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import UserError
+
+# Keys of a network that works block by block, and why other values do not.
+BLOCKWISE = {"local_width": 0, "tables": 0, "causal": False, "gaps": False}
+REASONS = {
+    "local_width": "a convolution would cross the borders of blocks",
+    "tables": "tables would cross the borders of blocks",
+    "causal": "a causal mask would cut blocks",
+    "gaps": "texts that grow have no blocks",
+}
 
 
 class Component(NamedTuple):
@@ -38,11 +48,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             )
         )
     if needs.blockwise and not network.blockwise:
-        raise UserError(
-            f"{said} needs network.local_width=0, network.tables=0 and network.causal=False: a "
-            "convolution and tables would cross the borders of blocks, and a causal mask would cut "
-            "blocks"
-        )
+        raise UserError(f"{said} needs {_whole_blocks(experiment.config['network'])}")
     if needs.mixtures and not network.mixtures:
         raise UserError(
             f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
@@ -58,6 +64,15 @@ def check_fit(experiment: Experiment, part: Component) -> None:
                 else ": its texts do not grow, and nothing is missing"
             )
         )
+
+
+def _whole_blocks(network: Mapping[str, Any]) -> str:
+    """Returns what a config must change for a network that works block by block, and why."""
+    wrong = [key for key, fits in BLOCKWISE.items() if network.get(key, fits) != fits]
+    if not wrong:
+        return "a network that works block by block, such as network.name='transformer'"
+    asked = [f"network.{key}={BLOCKWISE[key]}, not {network[key]}" for key in wrong]
+    return f"{' and '.join(asked)}: {', and '.join(REASONS[key] for key in wrong)}"
 
 
 def check_process(process: Any, name: str, part: Component) -> None:
