@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
                 # insertion(schedule, insertion), with network.gaps
                 name="masking",
-                # linear | polynomial(power) | cosine | shifted_cosine(shift) |
+                # linear | polynomial(power) | power(exponent) | cosine | shifted_cosine(shift) |
                 # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
                 # clipped(eps)
                 schedule=dict(name="linear"),

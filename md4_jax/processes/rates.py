@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes import kernels
+from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import draw_rows
 from md4_jax.processes.scheduled import Scheduled
-from md4_jax.processes.schedules import LATEST, Linear, check_conditioning, reaches_one, time_rate
+from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
 from md4_jax.protocols import Array, Schedule, UserError
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}

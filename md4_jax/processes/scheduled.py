@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from md4_jax.processes.schedules import signal
+from md4_jax.processes.conditioning import signal
 from md4_jax.protocols import Array, Schedule
 
 

@@ -58,6 +58,32 @@ class Polynomial:
 
 
 @dataclasses.dataclass(frozen=True)
+class Power:
+    """Schedule alpha_t = (1 - t)^exponent.
+
+    Discrete flow matching's kappa = t^exponent, whose time runs the other way (arXiv:2407.15595).
+    """
+
+    exponent: float = 2.0
+
+    def __post_init__(self):
+        if not self.exponent > 0:
+            raise UserError(f"process.schedule.exponent must be positive, not {self.exponent}")
+
+    def alpha(self, t: Array) -> Array:
+        return (1.0 - t) ** self.exponent
+
+    def one_minus_alpha(self, t: Array) -> Array:
+        return -jnp.expm1(self.exponent * jnp.log1p(-t))
+
+    def dalpha(self, t: Array) -> Array:
+        return -self.exponent * (1.0 - t) ** (self.exponent - 1.0)
+
+    def inverse(self, one_minus_alpha: Array) -> Array:
+        return -jnp.expm1(jnp.log1p(-jnp.clip(one_minus_alpha, 0.0, 1.0)) / self.exponent)
+
+
+@dataclasses.dataclass(frozen=True)
 class Cosine:
     """Schedule alpha_t = 1 - cos(pi/2 (1 - t)), so that 1 - alpha_t = sin(pi t / 2)."""
 
@@ -241,6 +267,7 @@ class Clipped:
 SCHEDULES = {
     "linear": Linear,
     "polynomial": Polynomial,
+    "power": Power,
     "cosine": Cosine,
     "shifted_cosine": ShiftedCosine,
     "geometric": Geometric,
@@ -255,35 +282,6 @@ def time_rate(schedule: Schedule, t: Array) -> Array:
     t = jnp.minimum(t, LATEST)
     alpha = schedule.alpha(t)
     return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
-
-
-CONDITIONINGS = ("time", "alpha", "sigma", "zero")
-
-
-def check_conditioning(conditioning: str) -> None:
-    """Raises UserError for an unknown conditioning."""
-    if conditioning not in CONDITIONINGS:
-        raise UserError(
-            f"process.conditioning must be one of {', '.join(CONDITIONINGS)}, not {conditioning!r}"
-        )
-
-
-def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
-    """Returns the time input of the network, t, alpha_t, sigma_t = -log alpha_t or 0, like t.
-
-    MD4 uses t, SEDD and Duo sigma, MDLM 0. sigma stays finite where alpha is 0.
-    """
-    if conditioning == "time":
-        return t
-    if conditioning == "zero":
-        return jnp.zeros_like(t)
-    alpha = schedule.alpha(t)
-    if conditioning == "alpha":
-        return alpha
-    noise = schedule.one_minus_alpha(t)
-    early = -jnp.log1p(-jnp.minimum(noise, 0.5))
-    late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
-    return jnp.where(noise < 0.5, early, late)
 
 
 def reaches_one(schedule: Schedule) -> bool:

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import draw_rows
 from md4_jax.processes.scheduled import Scheduled
-from md4_jax.processes.schedules import Linear, check_conditioning
+from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError
 
 PARAMETRISATIONS = ("joint", "mixture")

@@ -7,11 +7,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.scheduled import Scheduled, uniforms
 from md4_jax.processes.schedules import (
     LATEST,
     Linear,
-    check_conditioning,
     reaches_one,
     time_rate,
 )

@@ -14,6 +14,7 @@ from md4_jax.processes.schedules import (
     Geometric,
     Linear,
     Polynomial,
+    Power,
     ShiftedCosine,
 )
 from md4_jax.processes.schedules import covers_unit_interval as covers
@@ -22,6 +23,7 @@ from md4_jax.protocols import Schedule, UserError
 CASES = {name: make() for name, make in SCHEDULES.items()} | {
     "polynomial, 1/2": Polynomial(0.5),
     "polynomial, 3": Polynomial(3.0),
+    "power, 1/2": Power(0.5),
     "shifted_cosine, 0": ShiftedCosine(0.0),
     "geometric, short": Geometric(0.01, 20.0),
     "exponential, slow": Exponential(0.3, 10.0),
@@ -84,7 +86,7 @@ def test_whether_the_interval_is_covered_is_told_by_the_ends(schedule):
 
 def test_which_schedules_cover_the_interval():
     complete = {"linear", "polynomial", "cosine", "polynomial, 1/2", "polynomial, 3"}
-    complete |= {"shifted_cosine", "shifted_cosine, 0"}
+    complete |= {"power", "power, 1/2", "shifted_cosine", "shifted_cosine, 0"}
     assert {name for name, schedule in CASES.items() if covers(schedule)} == complete
 
 
@@ -94,6 +96,7 @@ def test_which_schedules_cover_the_interval():
         (Linear(), 0.7, -3.3333333333),
         (Polynomial(2.0), 0.91, -6.6666666667),
         (Polynomial(0.5), 0.45227744249, -1.6666666667),
+        (Power(2.0), 0.49, -2.7450980392),
         (Cosine(), 0.54600950026, -3.082861373),
         (Geometric(0.01, 20.0), 0.90683634844, -7.2353005333),
     ],
@@ -126,6 +129,7 @@ def test_m04_the_weight_is_alpha_times_the_slope_of_the_log_snr(x64):
     "make, words",
     [
         (lambda: Polynomial(0.0), "power must be positive"),
+        (lambda: Power(0.0), "exponent must be positive, not 0.0"),
         (lambda: ShiftedCosine(-0.1), "shift must not be negative, not -0.1"),
         (lambda: Geometric(1.0, 0.5), "minimum=1.0 and maximum=0.5"),
         (lambda: Clipped(Linear(), 0.5), r"eps must lie in \[0, 0.5\), not 0.5"),

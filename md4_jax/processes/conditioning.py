@@ -1,0 +1,33 @@
+"""What a process tells the network of the time: docs/processes.md."""
+
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Schedule, UserError
+
+CONDITIONINGS = ("time", "alpha", "sigma", "zero")
+
+
+def check_conditioning(conditioning: str) -> None:
+    """Raises UserError for an unknown conditioning."""
+    if conditioning not in CONDITIONINGS:
+        raise UserError(
+            f"process.conditioning must be one of {', '.join(CONDITIONINGS)}, not {conditioning!r}"
+        )
+
+
+def signal(conditioning: str, schedule: Schedule, t: Array) -> Array:
+    """Returns the time input of the network, t, alpha_t, sigma_t = -log alpha_t or 0, like t.
+
+    MD4 uses t, SEDD and Duo sigma, MDLM 0. sigma stays finite where alpha is 0.
+    """
+    if conditioning == "time":
+        return t
+    if conditioning == "zero":
+        return jnp.zeros_like(t)
+    alpha = schedule.alpha(t)
+    if conditioning == "alpha":
+        return alpha
+    noise = schedule.one_minus_alpha(t)
+    early = -jnp.log1p(-jnp.minimum(noise, 0.5))
+    late = -jnp.log(jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny))
+    return jnp.where(noise < 0.5, early, late)
