@@ -1,4 +1,4 @@
-"""What a process tells the network of the time: docs/processes.md."""
+"""Time inputs of the network, which a process chooses: docs/processes.md."""
 
 import jax.numpy as jnp
 
