@@ -26,8 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Linear, Power
@@ -212,6 +214,20 @@ def test_with_the_right_outputs_ours_is_the_entropy_and_theirs_more(schedule):
 def test_cross_entropy_is_their_mean_times_the_length():
     found = loss_at(CrossEntropy(), Uniform(3, Linear(), "mixture"), Z, 0.5)
     assert found == pytest.approx(3.0 * CROSS_ENTROPY, rel=1e-9)
+
+
+def test_any_order_without_weights_is_twice_the_sum_over_masks():
+    """Their cross-entropy at masks, kappa = t: integrated over t and every pattern of masks."""
+    process, denoiser = Masking(3), exact.denoiser_of(exact.table_logits(3, 2))
+    found = exact.any_order(denoiser, process, exact.sequences(3, 2), AnyOrder(weight_power=0.0))
+
+    def unweighted(batch, z, t):
+        return masked_nats(denoiser, process, batch, z, t)
+
+    times, parts = exact.quadrature(nodes=8)
+    x = exact.sequences(3, 2)
+    theirs = exact.expected(unweighted, 3, x, times, times) @ parts
+    np.testing.assert_allclose(found, 2.0 * theirs, rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 2])
