@@ -2,6 +2,10 @@
 
 Its folder, torch and torchdiffeq on the path, this printed the losses and velocities below:
 
+    import itertools, torch
+    from flow_matching.loss import MixturePathGeneralizedKL
+    from flow_matching.path import MixtureDiscreteProbPath
+    from flow_matching.path.scheduler import PolynomialConvexScheduler
     torch.set_default_dtype(torch.float64)
     logits = torch.tensor(LOGITS); x_1 = torch.tensor([[2, 0, 1]])
     masks = logits.clone(); masks[:, 3] = -torch.inf
@@ -14,11 +18,13 @@ Its folder, torch and torchdiffeq on the path, this printed the losses and veloc
         print(path.posterior_to_velocity(logits[None, :, :3], torch.tensor([[2, 1, 0]]), time))
     print(torch.nn.CrossEntropyLoss()(logits[:, :3], x_1[0]))
 
-and this the frequencies of its step, of 4 million draws, for a model that says softmax(out) always:
+and this the frequencies of its step, of 4 million draws, for a model that says softmax(out)
+always, from z, with c = 0, or c = 1 and all of the source's weight on the mask:
 
+    from flow_matching.solver import MixtureDiscreteEulerSolver
     solver = MixtureDiscreteEulerSolver(model, path, len(out), source)
     solver.sample(torch.full((4_000_000, 1), z), None, time_grid=torch.tensor([0.5, 0.75, 1.0]),
-                  return_intermediates=True)[1]
+                  return_intermediates=True, div_free=c)[1]
 """
 
 import exact
@@ -34,7 +40,9 @@ from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Linear, Power
 from md4_jax.processes.uniform import Uniform
+from md4_jax.samplers import reveal
 from md4_jax.samplers.jumps import Euler, TauLeaping
+from md4_jax.samplers.predictor_corrector import PredictorCorrector
 
 LOGITS = np.array([[0.3, -0.7, 1.1, 0.2], [-0.4, 0.9, 0.5, -1.2], [0.8, 0.1, -0.6, 0.4]])
 X, Z = np.array([[2, 0, 1]]), np.array([[2, 1, 0]])
@@ -118,6 +126,8 @@ FROM_TOKEN = {
     1: [0.716459751, 0.040236749, 0.243303493],
     2: [0.795571029, 0.028994, 0.175435007],
 }
+# The share that did not move with c = 1: from the mask, and from a symbol of which the model is sure.
+STAYED = {1: (0.3682625, 0.6067330), 2: (0.5134500, 0.3678373)}
 DRAWS = 4_000_000
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -255,3 +265,18 @@ def test_their_step_on_uniform_noise_moves_less_than_tau_leaping(n):
     rates = process.reverse_rates(outputs, jnp.zeros((1, 1), int), jnp.asarray([0.5]))
     ours = float(TauLeaping().jump_probability(h * jnp.sum(rates)))
     assert ours > 1.0 - law[0] + 0.01
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_corrector_on_masks_has_the_rates_of_their_divergence_free_term(monkeypatch, n):
+    """Of the mask theirs are twice the predictor's weight, of a token sigma alone."""
+    chances = []
+    monkeypatch.setattr(reveal, "exchange", lambda *a, **k: chances.extend(map(float, a[4])))
+    small = 1e-7
+    step, process = PredictorCorrector(size=1.0), Masking(3, SCHEDULES[n])
+    step.correct(None, process, exact.chain_of([[3]]), jnp.asarray(0.5), small, None)
+    remasks, reveals = np.array(chances) / small
+    stayed = np.array(STAYED[n])
+    theirs = -np.log(stayed) / 0.25
+    error = np.sqrt((1.0 - stayed) / (stayed * DRAWS)) / 0.25
+    assert np.all(np.abs([reveals + weight_of(n, 0.5), remasks] - theirs) < 4.0 * error)
