@@ -126,7 +126,7 @@ FROM_TOKEN = {
     1: [0.716459751, 0.040236749, 0.243303493],
     2: [0.795571029, 0.028994, 0.175435007],
 }
-# The share that did not move with c = 1: from the mask, and from a symbol of which the model is sure.
+# The share that stays with c = 1: at the mask, and at a symbol of which the model is sure.
 STAYED = {1: (0.3682625, 0.6067330), 2: (0.5134500, 0.3678373)}
 DRAWS = 4_000_000
 
