@@ -27,6 +27,10 @@ CONFIG = [
     (["data.name=shakespear"], ["data.name 'shakespear'", "mean 'shakespeare'?"]),
     (["tokenizer.name=byte"], ["tokenizer.name 'byte'", "mean 'bytes'?"]),
     (["process.name=masked"], ["process.name 'masked'", "mean 'masking'?"]),
+    (
+        ["process.insertion.name=cosin", "process.name=insertion"],
+        ["process.insertion.name 'cosin'", "mean 'cosine'?"],
+    ),
     (["process.schedule.name=cosin"], ["process.schedule.name 'cosin'", "mean 'cosine'?"]),
     (["objective.name=md5"], ["objective.name 'md5'", "mean 'md4'?"]),
     (["evals.test.objective.name=anyorder"], ["evals.test.objective.name", "mean 'any_order'?"]),
@@ -337,7 +341,8 @@ def test_ids_outside_of_the_vocabulary(tiny, tmp_path, refused, monkeypatch):
 
 def test_every_registry_has_a_row():
     named = {assignment[0].split("=")[0] for assignment, _ in CONFIG}
-    registries = set(schema.REGISTRIES) - {"process.schedule.base"}  # inside another schedule
+    inside = {"process.schedule.base", "process.insertion.base"}  # of another schedule
+    registries = set(schema.REGISTRIES) - inside
     assert {f"{registry}.name".replace("*", "test") for registry in registries} <= named
 
 
