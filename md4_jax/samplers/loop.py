@@ -51,7 +51,7 @@ def sample(
     chain = start(process, prompt, fold(keys, len(grid)))
     if reveal.has_schedule(step, process):
         run = _by_schedule
-    elif isinstance(step, LeftToRight) and denoiser.blocks is not None:
+    elif isinstance(step, LeftToRight) and denoiser.blocks and not denoiser.blocks.features:
         run = _one_by_one
     else:
         run = _step_by_step

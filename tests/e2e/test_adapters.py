@@ -21,7 +21,7 @@ KEYS = {
     "evals.samples.final": False, "checkpoint.every": 2, "network.lora_rank": 2,
     "network.parameters": "bfloat16", "train.ema": 0.5, "network.lora_dropout": 0.2,
 }  # fmt: skip
-Z = np.array([[3, 1, 126, 7, 126, 0]])
+Z = np.array([[3, 1, 125, 7, 125, 0]])
 
 
 def flags(keys) -> list[str]:

@@ -25,7 +25,7 @@ from md4_jax.training import base
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.loop import abstract_state, fresh_state
 
-Z = np.array([[3, 1, 126, 7, 126, 0], [5, 126, 2, 2, 9, 126]])
+Z = np.array([[3, 1, 125, 7, 125, 0], [5, 125, 2, 2, 9, 125]])
 FACTS = {"commit": "unknown", "results": {}}
 LORA = {"network.lora_rank": 4, "network.lora_alpha": 6.0}
 
