@@ -28,8 +28,11 @@ from md4_jax.training.step import init_state, make_train_step
 
 VOCAB, LENGTH, BATCH = 6, 8, 16
 MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=2, fsdp=2, tensor=2)}
-# Sums over tokens as in another objective's loss, with other weights.
-ALIKE = ("md4_discrete", "t_dce", "lambda_dce", "along_order", "score_entropy", "dcd")
+# Sums over tokens as in another objective's loss, with other weights or scores.
+ALIKE = (
+    "md4_discrete", "t_dce", "lambda_dce", "along_order", "autoregressive", "concrete_score",
+    "score_entropy", "gidd", "d3pm", "dcd",
+)  # fmt: skip
 
 
 def one_step(objective, process, mesh, options=None) -> dict[str, float]:

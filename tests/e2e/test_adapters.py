@@ -168,6 +168,7 @@ MESHES = {
 }
 
 
+@pytest.mark.campaign
 def test_losses_on_a_mesh(start, tiny, tmp_path):
     """A run begins with another one and adapters, on one device and on eight."""
     keys = {

@@ -20,7 +20,7 @@ def metrics(request, start, tiny):
 def test_one_step_is_the_same_on_eight_devices(metrics):
     """Losses, diagnostics and the gradient's norm to 2e-4, float32 sums being in another order."""
     one, eight = metrics["one"], metrics["eight"]
-    assert one.keys() == eight.keys() and len(one) > 10
+    assert one.keys() == eight.keys() and len(one) > 7
     for pair, numbers in one.items():
         assert numbers["skipped"] == 0 and numbers["grad_norm"] > 0
         assert numbers == pytest.approx(eight[pair], rel=2e-4, abs=1e-6), pair

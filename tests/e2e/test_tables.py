@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,6 +46,7 @@ def test_each_token_of_the_training_text_is_counted(words, run, tmp_path):
     assert again.code == 0 and "counting" not in again.out, again
 
 
+@pytest.mark.campaign
 def test_no_more_tokens_than_asked_for_are_counted(words, run, tmp_path):
     ended = run(*words, "--config.network.tables_tokens=1001")
     assert ended.code == 0, ended
@@ -76,11 +79,19 @@ def characters(tiny, tmp_path):
     return ("--config", tiny, *(f"--config.{word}" for word in words))
 
 
+def text_of(model) -> str:
+    """Some of the characters that a model knows."""
+    return model.domain.decode(np.arange(6, dtype=np.int32))
+
+
 def test_tables_of_a_large_vocabulary_list_the_most_frequent(characters, run, tmp_path):
     ended = run(*characters, "--workdir", tmp_path / "run", "--config.network.tables_tokens=19990")
     assert ended.code == 0 and "counting 20,000 tokens" in ended.out, ended
     model = md4_jax.load(tmp_path / "run")
-    lists = model.params["companion"]
+    model.save(tmp_path / "saved")
+    lists, known = model.params["companion"], text_of(model)
+    told = model.score([known]).bits_per_token
+    assert md4_jax.load(tmp_path / "saved").score([known]).bits_per_token == told
     assert int(lists["sequences"]) == 20_000 // 16
     # Each half counts half of the tokens in the table of no neighbours, which has one row.
     counts, others = (codes.decoded(lists[name][:, 0]) for name in ("counts", "others"))
@@ -90,6 +101,8 @@ def test_tables_of_a_large_vocabulary_list_the_most_frequent(characters, run, tm
     first = model.domain.decode(np.asarray(lists["symbols"][:1, 0, 0], np.int32))
     assert first == frequent
     assert len(model.sample(num=1).texts[0]) == 16
+    model.params = model.params | {"companion": jax.tree.map(jnp.zeros_like, lists)}
+    assert model.score([known]).bits_per_token != told
 
 
 def test_lists_are_the_same_on_every_mesh(characters, start, tiny, tmp_path, rows):

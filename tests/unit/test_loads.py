@@ -225,6 +225,7 @@ def on_meshes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_meshes_count_the_same():
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.getcwd()]
     flag = "--xla_force_host_platform_device_count=8"
