@@ -89,6 +89,15 @@ class RevealsInOrder(SamplerStep, Protocol):
 
 
 @runtime_checkable
+class Finishes(SamplerStep, Protocol):
+    """A step that removes the noise that is left at the end by itself."""
+
+    def finish(self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array) -> Chain:
+        """Returns the chain without noise, given one random key a sequence."""
+        ...
+
+
+@runtime_checkable
 class RevealsByLogits(SamplerStep, Protocol):
     """A step that chooses the positions to reveal with the network."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from md4_jax.processes.capabilities import HasReverse
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import NEVER, Chain, RevealsIndependently, SamplerStep
+from md4_jax.samplers.chain import NEVER, Chain, Finishes, RevealsIndependently, SamplerStep
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
 
@@ -177,10 +177,10 @@ def finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, ke
     """Replaces the noise that is left by draws from the denoiser at the time of the chain.
 
     If the process may still hold noise then, every token is drawn from p(x | z_t). Otherwise only
-    the masks are drawn: steps of finite size may leave some. A step with a `finish` of its own does
-    it by that.
+    the masks are drawn: steps of finite size may leave some. A step that `Finishes` does
+    it by itself.
     """
-    if hasattr(step, "finish"):
+    if isinstance(step, Finishes):
         return step.finish(denoiser, process, chain, keys)
     if process.shows_clean:
         left, now = process.is_noise(chain.z), jnp.float32(0.0)
