@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
                 kv_heads=0,  # heads of keys and values; 0: as many as of queries
                 head_dim=0,  # features of a head; 0: size / heads
                 qkv_bias=False,  # biases of queries, keys and values
+                out_bias=False,  # bias of the output of attention
                 shifted=False,  # logits of a position from the features of the one before it
                 embedding=0,  # width of the token vectors, before a linear layer; 0: size
                 time_conditioning=True,  # feed t by adaLN-zero; False: time-free
@@ -75,6 +76,7 @@ def get_config() -> ConfigDict:
                 norm="rms",  # rms | layer
                 norm_parameters="auto",  # auto | scale | affine
                 norm_eps=1e-6,
+                positions=0,  # positions with learned vectors, as GPT-2's; 0: rotary ones
                 rotary_base=10_000.0,
                 rotary_scaling=(),  # (factor, low, high, length), as in Llama 3.1; (): none
                 rotary_part=1.0,  # share of a head's features that positions turn

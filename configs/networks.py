@@ -28,6 +28,11 @@ LLADA = dict(
     time_conditioning=False,
     initial="torch",
 )
+# GPT-2, and DiffuGPT (arXiv:2410.17891), a GPT-2 that is not causal: with network.positions.
+GPT2 = dict(
+    feed_forward="gelu", qkv_bias=True, out_bias=True, norm="layer", norm_eps=1e-5,
+    norm_parameters="affine", head_bias=False, tied=True, time_conditioning=False,
+)  # fmt: skip
 # The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
 DDPM = dict(
     channels=128, blocks=2, multipliers=(1, 2, 2, 2), attention_at=(16,), input="intensity",

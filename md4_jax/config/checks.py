@@ -28,7 +28,7 @@ def validate(experiment: Experiment) -> None:
     components = _components(experiment)
     of_experiment = [
         _check_batches, _check_tables, _check_classes, _check_log, _check_clock, _check_documents,
-        _check_rounds,
+        _check_rounds, _check_positions,
     ]  # fmt: skip
     all_of(
         *(partial(check, experiment) for check in of_experiment),
@@ -134,6 +134,21 @@ def _check_size(name: str, sequences: int, key: str, length: int) -> None:
             f"{name}.batch_size={sequences} times {key}={length} must be below {2**31}: no device "
             "holds more tokens at once"
         )
+
+
+def _check_positions(experiment: Experiment) -> None:
+    """Raises UserError for texts that are longer than the network has learned positions."""
+    network, sample = experiment.config["network"], experiment.sample
+    most = network.get("positions", 0) - experiment.network.gaps
+    asked = {"data.length": experiment.data.length}
+    if not sample.stride:
+        asked["sample.length"] = sample.length
+    for key, length in asked.items():
+        if network.get("positions", 0) and length > most:
+            raise UserError(
+                f"{key}={length} must be at most {most}: with network.positions="
+                f"{network['positions']} only so many positions of a text have a vector"
+            )
 
 
 def _check_classes(experiment: Experiment) -> None:

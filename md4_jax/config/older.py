@@ -33,6 +33,8 @@ ADDED = {
     "network.parameters": "float32",
     "network.products": "float32",
     "network.qkv_bias": False,
+    "network.out_bias": False,
+    "network.positions": 0,
     "network.norm": "rms",
     "network.norm_eps": 1e-6,
     "network.norm_parameters": "auto",

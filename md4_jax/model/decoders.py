@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import Peer, agree, first, in_blocks, lacks, needed, of_masks
+from md4_jax.model.peer import Peer, agree, from_the_left, in_blocks, needed, of_masks
 from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -63,15 +63,9 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     # What Qwen3's layers of experts and LLaDA-MoE's are called is the same.
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
     found = of_masks(told, tensors, network, convert, (TABLE, HEAD), LENGTH)
+    found = found._replace(told_of=told_of)
     if kind in CAUSAL:
-        network["causal"] = True
-        found.sections["objective"] = {"name": "autoregressive"}
-        found.sections["sample"] = {"name": "left_to_right"}
-        begins = first(told.get("bos_token_id"))
-        if begins is None and found.ends is None:
-            raise lacks(tensors, "bos_token_id")
-        begins = found.ends if begins is None else begins
-        return found._replace(symbols=found.symbols + 1, mask=None, begins=begins)
+        return from_the_left(found, told, tensors)
     network["shifted"] = kind in SHIFTED or bool(told.get("right_shift_logits", False))
     block = told.get(block_key(kind))
     return found if block is None else in_blocks(found, block)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.model import decoders, peers
+from md4_jax.model import peers
 from md4_jax.model.peer import Peer
 from md4_jax.networks.published import Arrays, MaskLast, Read, View
 from md4_jax.protocols import Params, UserError
@@ -137,8 +137,10 @@ def exported(
     Entries that no parameter stands for, such as the head's column of the mask, are zeros.
     """
     peer = peers.peer(layout.config, Numbered(layout, folder))
+    layout = _of_parameters(layout, peer)
     if peer.begins is not None and not options.causal:
         layout = _with_mask(layout, peer, options, block)
+        peer = peer._replace(tables=tuple(map(peer.renamed, peer.tables)))
     numbers = Numbered(layout, folder)
     out = {
         name: np.zeros(shape, jnp.dtype(TYPES[kind]))
@@ -168,8 +170,8 @@ def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int)
     """Returns config.json with the size of blocks that the model has now, for kinds that say it."""
     if peer.begins is not None or peer.sections["objective"].get("block", 0) == block:
         return dict(config)
-    if peer.kind in decoders.MASKED:
-        return decoders.told_of(config, peer.kind, shifted=options.shifted, block=block)
+    if peer.told_of is not None:
+        return peer.told_of(config, peer.kind, shifted=options.shifted, block=block)
     return {**config, "block_size": block} if peer.kind == "bd3lm" and block else dict(config)
 
 
@@ -215,6 +217,12 @@ def _fill(
             )
 
 
+def _of_parameters(layout: Layout, peer: Peer) -> Layout:
+    """Leaves out the buffers, which the code of the project makes itself."""
+    arrays = {n: x for n, x in layout.arrays.items() if not re.fullmatch(peer.buffers, n)}
+    return dataclasses.replace(layout, arrays=arrays)
+
+
 def _with_mask(layout: Layout, peer: Peer, options: Any, block: int) -> Layout:
     """Makes the layout of a diffusion model of that of a causal one.
 
@@ -226,6 +234,7 @@ def _with_mask(layout: Layout, peer: Peer, options: Any, block: int) -> Layout:
         kind, (rows, *rest) = arrays[name]
         arrays[name] = kind, (max(rows, mask + 1), *rest)
     rows = arrays[peer.tables[0]][1][0]
-    config = decoders.told_of(layout.config, peer.kind, shifted=options.shifted, block=block)
+    arrays = {peer.renamed(name): stored for name, stored in arrays.items()}
+    config = peer.told_of(layout.config, peer.kind, shifted=options.shifted, block=block)
     config |= {"mask_token_id": mask, "vocab_size": rows}
     return dataclasses.replace(layout, config=config, arrays=arrays, mask=mask)

@@ -24,6 +24,9 @@ class Peer(NamedTuple):
     begins     row that begins a text, for a model without a mask: the vector of the mask, which is
                added behind the symbols, starts as that of this row
     ends       row that ends a text, if config.json tells it
+    told_of    (config.json, kind, shifted=, block=) -> config.json of a diffusion model made of it
+    renamed    name of an array -> its name in such a model
+    buffers    regular expression of the names of arrays that are no parameters, and are not written
     """
 
     kind: str
@@ -36,6 +39,9 @@ class Peer(NamedTuple):
     mask: int | None = None
     begins: int | None = None
     ends: int | None = None
+    told_of: Callable | None = None
+    renamed: Callable[[str], str] = str
+    buffers: str = ""
 
 
 def of_masks(
@@ -64,6 +70,18 @@ def of_masks(
         tables=tuple(name for name in tables if name in tensors),
         mask=told.get("mask_token_id", UNKNOWN), ends=first(told.get("eos_token_id")),
     )  # fmt: skip
+
+
+def from_the_left(found: Peer, told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Returns a model of masks as a causal one, which has none: each token sees those before it."""
+    found.sections["network"]["causal"] = True
+    found.sections["objective"] = {"name": "autoregressive"}
+    found.sections["sample"] = {"name": "left_to_right"}
+    begins = first(told.get("bos_token_id"))
+    if begins is None and found.ends is None:
+        raise lacks(tensors, "bos_token_id")
+    begins = found.ends if begins is None else begins
+    return found._replace(symbols=found.symbols + 1, mask=None, begins=begins)
 
 
 def first(found: Any) -> Any:

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model import decoders, experts
+from md4_jax.model import decoders, experts, gpt2
 from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
 from md4_jax.networks import published
+from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
-NAMED = ("bd3lm", "mdlm", "duo", "llada", *experts.KINDS, *decoders.KINDS)
+NAMED = ("bd3lm", "mdlm", "duo", "llada", "gpt2", *experts.KINDS, *decoders.KINDS)
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -24,6 +25,8 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
     """Returns the project that a folder comes from."""
+    if prefix_of(tensors) == DIFFUSION:  # whatever its config.json says, which is a GPT-2's
+        return "diffugpt"
     named = [str(told.get("model_type", "")), *map(str, told.get("architectures") or [])]
     for name in named:
         for kind in NAMED:
@@ -220,6 +223,8 @@ KINDS = {
     "radd": _radd,
     "llada": _llada,
     "md4": _md4,
+    "gpt2": gpt2.peer,
+    "diffugpt": gpt2.peer,
     **experts.KINDS,
     **dict.fromkeys(decoders.KINDS, decoders.peer),
 }

@@ -12,6 +12,7 @@ from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.growing import with_gaps
 from md4_jax.networks.past import Past
+from md4_jax.networks.positions import check_length
 from md4_jax.networks.rows import COUNTED, Bound
 from md4_jax.networks.shift import shifted_blocks, shifted_features, shifted_halves
 from md4_jax.networks.trunk import TransformerModule
@@ -50,6 +51,7 @@ class Binding(NamedTuple):
             return self._growing(variables, told)
 
         def features(z: Array, t: Array, index: Array | None = None) -> Array:
+            check_length(self.options, z)
             inputs = {name: x for name, x in told.items() if name != COUNTED}
             if counts is not None:
                 inputs["evidence"] = counts.evidence(z, told.get("segments"), told.get(COUNTED))
@@ -78,6 +80,7 @@ class Binding(NamedTuple):
         inputs = {name: x for name, x in told.items() if name != "segments"}
 
         def gaps(z: Array, t: Array) -> tuple[Array, Array]:
+            check_length(self.options, z, 1)
             return self.module.apply(variables, z, t, **inputs, method=with_gaps)
 
         def unembed(h: Array) -> Array:
@@ -107,6 +110,7 @@ class Binding(NamedTuple):
                 raise UserError(
                     f"network.attention_dropout={o.attention_dropout} must be 0 in block diffusion"
                 )
+            check_length(o, z)
             length, more = z.shape[1], -z.shape[1] % block
             segments = told.get("segments")
             if more:
@@ -124,6 +128,7 @@ class Binding(NamedTuple):
         def empty_cache(rows: int, window: int) -> KVCache | Past:
             shape = (o.depth, rows, window, o.kv_heads, o.attention_size)
             empty, none = jnp.zeros(shape, o.dtype), jnp.int32(0)
+            check_length(o, jax.ShapeDtypeStruct((rows, window), jnp.int32))
             if not o.causal:
                 return KVCache(empty, empty, none)
             near = (o.depth, rows, o.local_width - 1, o.size)

@@ -29,6 +29,11 @@ class KVCache(NamedTuple):
     values: Array
     count: Array
 
+    @property
+    def first(self) -> Array:
+        """Position of the first token that comes next."""
+        return self.count
+
     def attend(
         self,
         query: Array,
@@ -71,6 +76,11 @@ class Surroundings(NamedTuple):
     keys: Array
     values: Array
     begin: Array
+
+    @property
+    def first(self) -> Array:
+        """Position of the window's first token."""
+        return self.begin
 
     def attend(
         self,

@@ -25,7 +25,7 @@ WEIGHTS, FIRST, SECOND = 0, 1, 2
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary positions and optional query-key normalisation.
+    """Self-attention, with rotary positions or none, and optional query-key normalisation.
 
     block > 0: x is a noisy sequence followed by its clean copy, and attention is
     `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
@@ -72,7 +72,8 @@ class Attention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), o.rotary_part)
+        part = o.rotary_part if o.rotary and not o.positions else 0.0
+        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), part)
         own = None
         if cache is not None:
             mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
@@ -81,12 +82,10 @@ class Attention(nn.Module):
                 query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns
             )
         else:
-            turned = query, key
-            if o.rotary:
-                turned = (
-                    rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
-                    rotate(key, turns=turns, grid=o.grid),
-                )
+            turned = (
+                rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
+                rotate(key, turns=turns, grid=o.grid),
+            )
             where = dict(segments=segments, causal=o.causal, index=index)
             if keys is not None and o.attention_dropout:
                 dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
@@ -95,7 +94,7 @@ class Attention(nn.Module):
                 mixed = attend(*turned, value, kernel=kernel, **where)
         mixed_BxLxF = mixed.reshape(*asking.shape[:2], o.heads * each)
         out = Linear(
-            size, dtype, self.zero_output, initial=o.initial, products=o.products,
+            size, dtype, self.zero_output, o.out_bias, o.initial, products=o.products,
             rank=o.lora_rank, alpha=o.lora_alpha, name="out",
         )  # fmt: skip
         adapted = for_adapter(o, "out", mixed_BxLxF, keys, length, asked)

@@ -24,6 +24,11 @@ class Past(NamedTuple):
     near: Array | None = None
 
     @property
+    def first(self) -> Array:
+        """Position of the first token that comes next."""
+        return self.count
+
+    @property
     def layers(self) -> dict[str, Array]:
         """The arrays that each layer has its own of."""
         found = {"keys": self.keys, "values": self.values}

@@ -20,7 +20,7 @@ class Turns(NamedTuple):
     scaling  () or (factor, low, high, length): pairs that turn fewer than `low` times in `length`
              positions become `factor` times slower, those that turn more than `high` times stay,
              and those between are interpolated (Llama 3.1, arXiv:2407.21783)
-    part     share of a head's features, the first ones, that are turned; the others stay
+    part     share of a head's features, the first ones, that are turned; the others stay. 0: none
     """
 
     base: float = BASE
@@ -68,6 +68,8 @@ def rotate(
     index  int32 [B, P], the positions, all below `length`, if they are not 0, 1, ...
     grid   (rows, columns) of positions that are numbered row by row; (): a line
     """
+    if not turns.part:
+        return x_BxLxHxDh
     sides = grid or (length or x_BxLxHxDh.shape[1],)
     size = int(turns.part * x_BxLxHxDh.shape[-1])
     angles = _angles(sides, size, turns)

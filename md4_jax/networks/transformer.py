@@ -48,7 +48,7 @@ RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout", "
 NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
 NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden", "lora_rank")
 NOT_NEGATIVE += ("experts", "expert_hidden", "shared_hidden", "dense_layers", "balance")
-NOT_NEGATIVE += ("router_z",)
+NOT_NEGATIVE += ("router_z", "positions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,9 @@ class Transformer:
                        of the condition too; gelu, two layers with biases
     kv_heads           heads of keys and values, each for several heads of queries; 0: as many
     head_dim           features of a head; 0: size / heads
-    qkv_bias           gives queries, keys and values a bias
+    qkv_bias, out_bias  give queries, keys and values a bias, and the output of attention
+    positions          positions with a vector of their own, which is learned and added to that of
+                       the token, in place of rotary ones: no text may be longer; 0: rotary
     rotary_scaling     (factor, low, high, length) of `rotary.Turns`, as in Llama 3.1; (): none
     rotary_part        share of a head's features that positions turn
     shifted            takes the logits of a position from the features of the position before it,
@@ -131,6 +133,8 @@ class Transformer:
     kv_heads: int = 0
     head_dim: int = 0
     qkv_bias: bool = False
+    out_bias: bool = False
+    positions: int = 0
     shifted: bool = False
     embedding: int = 0
     condition: int = 0

@@ -1,6 +1,7 @@
 """Linen module of the transformer. Array names end in their shapes: B, L, D, G groups."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ from md4_jax.networks.layers import noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
+from md4_jax.networks.positions import places, places_from, places_of_halves
 from md4_jax.networks.products import product
 from md4_jax.networks.unembedding import of_symbols, tied_head
 from md4_jax.networks.vectors import vectors_of
@@ -48,6 +50,9 @@ class TransformerModule(nn.Module):
         if o.has_vectors:
             rows = (rounded(symbols_read(o)), width)
             self.embedding = self.param("embedding", embedding_init(o.initial, width), rows)
+        if o.positions:
+            rows = (o.positions, o.size)
+            self.positions = self.param("positions", embedding_init(o.initial, o.size), rows)
         if o.embedding:
             self.embedding_in = Linear(
                 o.size, self.compute_dtype, bias=True, initial=o.initial, products=o.products
@@ -112,7 +117,8 @@ class TransformerModule(nn.Module):
 
         With tables the last features hold what these add to the logits.
         """
-        condition, x_BxLxD = self._condition(t_B[:, None], label), self._embedded(z_BxL, keys)
+        condition = self._condition(t_B[:, None], label)
+        x_BxLxD = self._embedded(z_BxL, partial(places, segments=segments), keys)
         if evidence is None:
             return self._trunk(x_BxLxD, condition, segments, keys, index)
         known_BxLxH = self.mixture.known(evidence)
@@ -162,7 +168,7 @@ class TransformerModule(nn.Module):
         """
         both_Bx2L = jnp.concatenate([z_BxL, clean_BxL], axis=1)
         times = jnp.concatenate([t_BxG, jnp.full_like(t_BxG, clean_t)], axis=1)
-        x_Bx2LxD = self._embedded(both_Bx2L, keys)
+        x_Bx2LxD = self._embedded(both_Bx2L, partial(places_of_halves, segments=segments), keys)
         return self._trunk(x_Bx2LxD, self._condition(times, label), segments, keys, None)
 
     def _condition(self, t_BxG: Array, label_B: Array | None) -> Array | None:
@@ -210,11 +216,13 @@ class TransformerModule(nn.Module):
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
 
-    def _embedded(self, z_BxL: Array, keys: Array | None = None) -> Array:
+    def _embedded(self, z_BxL: Array, where: Callable, keys: Array | None = None) -> Array:
         o = self.options
         x_BxLxD = constrain(self._vectors(z_BxL), BATCH_AXES, None, None)
         if o.embedding:
             x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, None, None)
+        if o.positions:
+            x_BxLxD = x_BxLxD + self.positions[where(x_BxLxD.shape[1])].astype(x_BxLxD.dtype)
         if keys is not None and o.embedding_dropout:
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxLxD.shape[1:])
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)
@@ -238,7 +246,8 @@ class TransformerModule(nn.Module):
         self, z_BxP: Array, t_B: Array, cache: Cache, label: Array | None, segments: Array | None
     ) -> tuple[Array, Cache]:
         """Returns (h [B, P, D], cache with z) of a block z after, or among, the cached tokens."""
-        x_BxPxD, condition = self._embedded(z_BxP), self._condition(t_B[:, None], label)
+        where = partial(places_from, first=cache.first, segments=segments)
+        x_BxPxD, condition = self._embedded(z_BxP, where), self._condition(t_B[:, None], label)
         found = []
 
         def one(block: Callable, number: int, x: Array) -> Array:

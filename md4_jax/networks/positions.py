@@ -1,0 +1,46 @@
+"""Learned positions: a vector for each place in a text, added to that of the token (GPT-2)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, Mixture, UserError
+
+
+def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
+    """Raises UserError for a text with more tokens than there are positions.
+
+    z: [B, L] or a mixture; the network reads `more` tokens besides
+    """
+    length = (z.symbols if isinstance(z, Mixture) else z).shape[1] + more
+    if o.positions and length > o.positions:
+        raise UserError(
+            f"the network reads {length} tokens at once, and network.positions={o.positions} has "
+            "no vectors for more than that: take shorter texts (data.length, sample.length)"
+        )
+
+
+def places(length: int, segments: Array | None = None) -> Array:
+    """Returns the place of each token in its document: int32 [L], or [B, L] with segments.
+
+    segments  int32 [B, L]: each run of equal numbers is a document, and begins at place 0
+    """
+    all_L = jnp.arange(length)
+    if segments is None:
+        return all_L
+    begins = (segments != jnp.roll(segments, 1, axis=1)) | (all_L == 0)
+    return all_L - jax.lax.cummax(jnp.where(begins, all_L, 0), axis=1)
+
+
+def places_of_halves(length: int, segments: Array | None) -> Array:
+    """Returns the places of a text and of its copy, one behind the other in `length` tokens."""
+    return jnp.concatenate(2 * [places(length // 2, segments)], axis=-1)
+
+
+def places_from(length: int, first: Array, segments: Array | None) -> Array:
+    """Returns the places of the tokens from `first` on in a text that has these segments."""
+    index = first + jnp.arange(length)
+    if segments is None:
+        return index
+    return jnp.take(places(segments.shape[1], segments), index, axis=1)
