@@ -10,7 +10,7 @@ from typing import Any
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema, sweep
 from md4_jax.config.load import PLACES, flatten
-from md4_jax.model import importing, listing
+from md4_jax.model import importing, judging, listing
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
 from md4_jax.runtime import distributed, heap, streams
@@ -48,7 +48,8 @@ def run(arguments: list[str]) -> int:
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))
-    return modes.run(flags.mode, modes.Call(config, workdir, again, flags.evals, run, flags.back))
+    call = modes.Call(config, workdir, again, flags.evals, run, flags.back, judging.read)
+    return modes.run(flags.mode, call)
 
 
 def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> int:
@@ -61,7 +62,7 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
         config = schema.load_config(flags.config, said | varied, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
         calls[name] = functools.partial(
-            modes.run, "train", modes.Call(config, folder / name, again)
+            modes.run, "train", modes.Call(config, folder / name, again, others=judging.read)
         )
         facts[name] = _facts(flags, config)
     distributed.check_alike(facts)

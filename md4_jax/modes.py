@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from md4_jax.config import audits, build, foreign, inputs, runs
+from md4_jax.config import audits, build, foreign, inputs, judging, runs
 from md4_jax.config import load as config
 from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
@@ -46,6 +46,7 @@ class Call(NamedTuple):
     evals    names of evaluators; empty: the default of the mode
     run      directory of the run whose stored config this is; None if a config file was given
     back     checkpoint to return to, a step or "best"; "": the newest
+    others   reads models that are no runs, for evaluators; None: there are none
     """
 
     config: dict[str, Any]
@@ -54,6 +55,7 @@ class Call(NamedTuple):
     evals: tuple[str, ...] = ()
     run: Place | None = None
     back: str = ""
+    others: judging.Foreign | None = None
 
 
 def train_mode(call: Call) -> int:
@@ -69,7 +71,7 @@ def train_mode(call: Call) -> int:
     trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)
-    suite = _suite(experiment, workdir, corpus)
+    suite = _suite(experiment, call, corpus)
     sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     begin = runs.beginning(experiment, workdir, _say)
     with _open_workdir(experiment, call, workdir):
@@ -95,7 +97,7 @@ def eval_mode(call: Call) -> int:
     experiment, corpus = _experiment(asked, call.workdir)
     if config.moved(config.stored(call.workdir), call.config):
         runs.check_text(experiment, corpus, call.workdir)
-    suite = _suite(experiment, call.workdir, corpus)
+    suite = _suite(experiment, call, corpus)
     names = call.evals or tuple(
         name for name in suite.final() if not isinstance(experiment.evals[name], DrawnSamples)
     )
@@ -116,14 +118,11 @@ def eval_mode(call: Call) -> int:
 def sample_mode(call: Call) -> int:
     """Writes and prints samples of a checkpoint, then their statistics as JSON."""
     asked = _config_of_run(call)
-    experiment = build.experiment(
-        asked,
-        stored_domain(call.workdir, asked["data"]["length"], foreign.load),
-        workdir=call.workdir,
-    )
+    domain = stored_domain(call.workdir, asked["data"]["length"], foreign.load)
+    experiment = build.experiment(asked, domain, workdir=call.workdir)
     experiment = experiment._replace(evals={**experiment.evals, "samples": DrawnSamples()})
     step, params = runs.averaged(experiment, call.workdir)
-    suite = _suite(experiment, call.workdir)
+    suite = _suite(experiment, call)
     (result,) = (result for _, result in suite.run(["samples"], params, step, _say))
     _say(report.as_json({"step": step, **result}))
     return 0
@@ -248,11 +247,11 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
     return experiment, corpus_of(source, domain, experiment.data)
 
 
-def _suite(experiment: Experiment, workdir: Place, corpus: Corpus | None = None) -> Suite:
+def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> Suite:
     """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
-    judge, run_of = runs.judge_of(experiment), runs.run_of(experiment)
-    return Suite(experiment, workdir, corpora, judge, run_of)
+    judge, run_of = judging.judge_of(experiment), judging.run_of(experiment, call.others)
+    return Suite(experiment, call.workdir, corpora, judge, run_of)
 
 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:

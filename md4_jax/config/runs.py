@@ -10,8 +10,7 @@ from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
-from md4_jax.evals.likelihood import main_bound, reported
-from md4_jax.evals.suite import Judge, RunOf
+from md4_jax.evals.likelihood import main_bound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import is_first
@@ -137,36 +136,6 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
         ) from error
 
 
-def judge_of(experiment: Experiment) -> Judge | None:
-    """Returns params -> (experiment, params) of the judge of samples; None without a judge.
-
-    Another run keeps its network, process and bound; mesh, draws and batch size are this run's.
-    UserError if there is no such run, or if it has another tokenizer.
-    """
-    asked = experiment.sample.judge
-    if not asked:
-        return None
-    reported(experiment)
-    if asked == "self":
-        return lambda params: (experiment, params)
-    hint = "; 'self' is the run that samples"
-    judge, directory = _other(experiment, "sample.judge", asked, hint)
-    return lambda params: (judge, averaged(judge, directory)[1])
-
-
-def run_of(experiment: Experiment) -> RunOf:
-    """Returns (key, directory) -> (experiment, params) of another run, with any tokenizer.
-
-    Mesh, draws and batch size are this run's. UserError, which names the key, if there is no run.
-    """
-
-    def read(key: str, asked: str) -> tuple[Experiment, Params]:
-        other, directory = _other(experiment, key, asked, same_tokenizer=False)
-        return other, averaged(other, directory)[1]
-
-    return read
-
-
 def beginning(
     experiment: Experiment, workdir: Place, say: Callable[[str], None]
 ) -> Callable[[Params], Params] | None:
@@ -192,7 +161,7 @@ def beginning(
             "network.lora_rank adapts a model that is trained already: name its run by "
             "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
         )
-    other, directory = _other(experiment, "train.initial", asked)
+    other, directory = other_run(experiment, "train.initial", asked)
     if taught:
         _check_teacher(experiment, other)
     _read(other, directory, lambda kept: _asked_step(other, directory, kept.steps()))
@@ -240,7 +209,7 @@ def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], A
     return answer
 
 
-def _other(
+def other_run(
     experiment: Experiment, key: str, asked: str, hint: str = "", *, same_tokenizer: bool = True
 ) -> tuple[Experiment, Place]:
     """Returns another run: (experiment with the mesh and batch size of this one, directory)."""

@@ -22,8 +22,8 @@ class Context(NamedTuple):
     workdir   directory of the run
     corpus    (changes of the `data` section) -> the corpus, tokenised when it is first read
     judge     params -> (experiment, params) of the judge of samples; None: no judge
-    run_of    (key, directory) -> (experiment, params) of another run, with any tokenizer; the key
-              is for errors
+    run_of    (key, source) -> (experiment, params, is_own) of another model, with any tokenizer.
+              The key is for errors. is_own: whether this package trained it
     programs  cache of compiled functions, which evaluators share and which lasts for the run
     earlier   {name: result} of the evaluators that already ran on the same parameters
     say       prints text, in the first process only
@@ -34,7 +34,7 @@ class Context(NamedTuple):
     workdir: Place
     corpus: Callable[[Mapping[str, Any]], Corpus]
     judge: Callable[[Params], tuple[Experiment, Params]] | None
-    run_of: Callable[[str, str], tuple[Experiment, Params]] | None
+    run_of: Callable[[str, str], tuple[Experiment, Params, bool]] | None
     programs: dict[Any, Any]
     earlier: Mapping[str, Mapping[str, Any]]
     say: Callable[[str], None]

@@ -8,7 +8,7 @@ import numpy as np
 
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, check_data
-from md4_jax.evals.judges import MARK, RunJudge, TransformersJudge, cut, mauve
+from md4_jax.evals.judges import MARK, PublishedJudge, RunJudge, TransformersJudge, cut, mauve
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.evals.samples import decoded, drawn_samples
 from md4_jax.experiment import Experiment
@@ -24,7 +24,8 @@ class GenerativePerplexity:
     """Draws samples and evaluates their text under a causal judge: docs/quality.md.
 
     every, final, split, data  as in `likelihood`; the split is read for MAUVE alone
-    judge        directory of a causal run, or transformers:NAME, of its hub or a folder
+    judge        directory of a causal run; folder, or hf:NAME on the hub, of a causal model that
+                 `md4_jax.load` reads; or transformers:NAME, which its library computes
     num          samples; 0: sample.num
     length       most tokens of a text, in the judge's; 0: as many as it takes
     end_of_text  first: a text ends with its first end of text; all: all tokens count
@@ -61,7 +62,10 @@ class GenerativePerplexity:
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError without a judge, and for a model that is not of text."""
         if not self.judge:
-            raise UserError(f"{key}.judge must be the directory of a causal run, or {MARK}NAME")
+            raise UserError(
+                f"{key}.judge must be the directory of a causal run, the folder of a causal model, "
+                f"hf:NAME of one on the hub, such as hf:gpt2, or {MARK}NAME"
+            )
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
 
@@ -95,15 +99,15 @@ class GenerativePerplexity:
         return result
 
     def _judge(self, context: Context) -> RunJudge | TransformersJudge:
+        key, kept = f"evals.{context.name}.judge", ("judge", self.judge)
         if self.judge.startswith(MARK):
-            return context.programs.setdefault(
-                ("judge", self.judge), TransformersJudge(self.judge.removeprefix(MARK))
-            )
-        key = f"evals.{context.name}.judge"
-        other, params = context.run_of(key, self.judge)
+            if kept not in context.programs:
+                context.programs[kept] = TransformersJudge(self.judge.removeprefix(MARK))
+            return context.programs[kept]
+        other, params, is_own = context.run_of(key, self.judge)
         if not other.network.causal:
             raise UserError(f"{key}={self.judge} is not causal: name a run with network.causal")
-        return RunJudge(other, params, context.programs)
+        return (RunJudge if is_own else PublishedJudge)(other, params, context.programs)
 
     def _cut(self, judge: Any, texts: list[str]) -> tuple[list[str], list[np.ndarray]]:
         """Returns the texts that have tokens to count, and these tokens; UserError if none has."""

@@ -1,7 +1,7 @@
-"""Causal models that judge texts: runs of this package, and models of transformers."""
+"""Causal models that judge texts: of this package, published ones, and those of transformers."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import Row, score_rows
 from md4_jax.experiment import Experiment
 from md4_jax.objectives.autoregressive import Autoregressive
-from md4_jax.protocols import Array, Params, UserError
+from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
@@ -85,26 +85,76 @@ class RunJudge:
 
     def features(self, ids: list[np.ndarray], batch_size: int) -> np.ndarray:
         """Returns the features that predict the last token of each text: float32 [N, D]."""
-        network, mesh = self.experiment.network, self.experiment.mesh
-        size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
+        network = self.experiment.network
 
         def last(params: Params, z: Array, at: Array) -> Array:
             h_BxLxD = network.denoiser(params).features(z, jnp.zeros(len(z)))
             found = jnp.take_along_axis(h_BxLxD, at[:, None, None], axis=1)[:, 0]
             return found.astype(jnp.float32)
 
-        # The network reads the mask, which stands for the start, and then the text.
-        z = np.full((len(ids), max(map(len, ids))), self.experiment.process.mask_id, np.int32)
-        for row, own in zip(z, ids, strict=True):
-            row[1 : len(own)] = own[:-1]
-        program, found = jit(last, mesh, network), []
-        for first in range(0, len(z), size):
-            rows = np.minimum(np.arange(first, first + size), len(z) - 1)
+        at = np.array([len(row) - 1 for row in ids], np.int32)
+        return self._computed(last, (self._read(ids), at), batch_size)
+
+    def _read(self, ids: list[np.ndarray]) -> np.ndarray:
+        """Returns what the network reads: the mask, which stands for the start, then the text."""
+        return padded([row[:-1] for row in ids], self.experiment.process.mask_id, begin=1)
+
+    def _computed(
+        self, compute: Callable, arrays: tuple[np.ndarray, ...], batch_size: int
+    ) -> np.ndarray:
+        """Returns what a function of parameters and of these arrays computes, in batches."""
+        mesh, count = self.experiment.mesh, len(arrays[0])
+        size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
+        program, found = jit(compute, mesh, self.experiment.network), []
+        for first in range(0, count, size):
+            rows = np.minimum(np.arange(first, first + size), count - 1)
             own = rows[local_rows(mesh, size)]
-            at = np.array([len(ids[row]) - 1 for row in own], np.int32)
+            batch = to_global(tuple(array[own] for array in arrays), mesh)
             with jax.set_mesh(mesh):
-                found.append(to_host(program(self.params, *to_global((z[own], at), mesh))))
-        return np.concatenate(found)[: len(z)]
+                found.append(to_host(program(self.params, *batch)))
+        return np.concatenate(found)[:count]
+
+
+class PublishedJudge(RunJudge):
+    """Causal model of another project, which this package computes.
+
+    As is usual with such judges the first token of a text has no probability: the network reads the
+    text alone, and nothing stands before it.
+    """
+
+    counts_first: ClassVar[bool] = False
+
+    def counted(self, text: str, ids: np.ndarray) -> str:
+        """Returns the part of a text that its first tokens, these, cover but for the first one."""
+        return self.experiment.domain.decode(ids[1:])
+
+    def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
+        """Returns the costs of texts of these tokens, of all but the first."""
+        network, process = self.experiment.network, self.experiment.process
+
+        def costs(params: Params, z: Array, after: Array, counts: Array) -> Array:
+            denoiser, t = network.denoiser(params), jnp.zeros(len(z))
+            return Autoregressive().loss_at(
+                denoiser, process, batch_of(after, loss_mask=counts), z, t
+            )
+
+        sizes = np.array([len(row) - 1 for row in ids])
+        z, after = self._read(ids), padded([row[1:] for row in ids], 0, end=1)
+        counts = np.arange(z.shape[1]) < sizes[:, None]
+        nats = self._computed(costs, (z, after, counts), batch_size)
+        return Judged(nats.astype(np.float64), sizes, ids)
+
+    def _read(self, ids: list[np.ndarray]) -> np.ndarray:
+        """Returns what the network reads: the text."""
+        return padded(ids, 0)
+
+
+def padded(ids: Sequence[np.ndarray], fill: int, begin: int = 0, end: int = 0) -> np.ndarray:
+    """Returns rows as one array int32 [N, L], with `begin` and `end` more entries `fill` each."""
+    found = np.full((len(ids), max(map(len, ids)) + begin + end), fill, np.int32)
+    for row, own in zip(found, ids, strict=True):
+        row[begin : begin + len(own)] = own
+    return found
 
 
 class TransformersJudge:

@@ -11,7 +11,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
 
 Judge = Callable[[Params], tuple[Experiment, Params]]
-RunOf = Callable[[str, str], tuple[Experiment, Params]]
+RunOf = Callable[[str, str], tuple[Experiment, Params, bool]]
 
 
 class Suite:
@@ -19,7 +19,7 @@ class Suite:
 
     corpus  (changes of the `data` section) -> the corpus
     judge   params -> (experiment, params) of the judge of samples; None: no judge
-    run_of  (key, directory) -> (experiment, params) of another run
+    run_of  (key, source) -> (experiment, params, is_own) of another model
     """
 
     def __init__(

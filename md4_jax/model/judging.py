@@ -1,0 +1,27 @@
+"""Models that are no runs, as judges of a run's samples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.experiment import Experiment
+from md4_jax.model import hub
+from md4_jax.model.load import load
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.paths import place
+from md4_jax.runtime.tensors import is_folder
+
+
+def read(key: str, asked: str, mesh: Mapping[str, Any]) -> tuple[Experiment, Params, bool] | None:
+    """Reads hf:NAME, or a folder of safetensors, as `load` does; None for any other source.
+
+    Returns (experiment, params, whether this package trained it). UserError, which names the key.
+
+    mesh: the devices that it is placed on
+    """
+    if not asked.startswith(hub.MARK) and not is_folder(place(asked, key)):
+        return None
+    try:
+        model = load(asked, {f"mesh.{axis}": size for axis, size in mesh.items()})
+    except UserError as error:
+        raise UserError(f"{key}={asked}: {error}") from error
+    return model.experiment, model.params, model.layout is None or model.step > 0

@@ -1,0 +1,257 @@
+"""GPT-2, and the diffusion models that are made of it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from peer_folders import answers, peer_folder, trained_on
+from safetensors.numpy import load_file, save_file
+
+import md4_jax
+from md4_jax.evals.judges import PublishedJudge
+from md4_jax.model import judging
+from md4_jax.protocols import UserError, batch_of
+
+CLOSE = 1e-5
+ENTRIES = 124
+MASK = 119  # of the DiffuGPT
+ADAPTED = {
+    "objective.name": "md4", "network.causal": False, "network.shifted": True,
+    "sample.name": "ancestral", "evals.test.draws": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("gpt2")
+    return {name: peer_folder(directory, name) for name in ("gpt2", "diffugpt")}
+
+
+def arrays(folder) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def clean() -> np.ndarray:
+    return np.asarray(answers("gpt2")["clean"])
+
+
+def begun() -> np.ndarray:
+    """The texts after the mask, as the autoregressive objective shows them to the network."""
+    return np.concatenate([np.full((len(clean()), 1), ENTRIES), clean()], axis=1)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_gpt2_answers_what_transformers_answers(scan, folders):
+    model = md4_jax.load(folders["gpt2"], {"network.scan_blocks": scan})
+    assert model.domain.vocab_size == ENTRIES and model.config["data"]["length"] == 64
+    expected = np.asarray(answers("gpt2")["outputs"])
+    np.testing.assert_allclose(model.logits(begun()[:, :-1]), expected, atol=CLOSE)
+    logs = log_softmax(expected.astype(np.float64))
+    nats = -np.sum(np.take_along_axis(logs, clean()[..., None], axis=2)[..., 0], axis=1)
+    own = model.experiment
+    denoiser = own.network.denoiser(model.params)
+    found, _ = own.objective(denoiser, own.process, batch_of(clean()), None, None)
+    np.testing.assert_allclose(found, nats, rtol=1e-5)
+
+
+def test_the_score_of_a_text_is_the_sum_of_its_log_probabilities(folders):
+    model = md4_jax.load(folders["gpt2"])
+    logs = log_softmax(np.asarray(answers("gpt2")["outputs"], np.float64))
+    texts = [model.domain.decode(row) for row in clean()]
+    assert [model.domain.encode(text).tolist() for text in texts] == clean().tolist()
+    found = model.score(texts)
+    nats = -np.sum(np.take_along_axis(logs, clean()[..., None], axis=2)[..., 0], axis=1)
+    assert found.exact and found.tokens.tolist() == [16, 16]
+    np.testing.assert_allclose(found.nats, nats, rtol=1e-5)
+
+
+def test_kept_keys_and_values_give_the_same_samples(folders):
+    model = md4_jax.load(folders["gpt2"])
+    own = model.experiment
+    denoiser = own.network.denoiser(model.params)
+    z, t = begun(), np.zeros(2)
+    whole = denoiser.features(z, t)
+    cache, parts = denoiser.blocks.empty_cache(2, z.shape[1]), []
+    append = jax.jit(denoiser.blocks.append_block)
+    for begin, end in ((0, 1), (1, 2), (2, 7), (7, z.shape[1])):
+        h, cache = append(z[:, begin:end], t, cache)
+        parts.append(h)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=2e-5)
+    kept = model.sample(num=2, length=12, seed=3).tokens
+    slow = own.network._replace(bind=lambda *a: own.network.bind(*a)._replace(blocks=None))
+    model.experiment = own._replace(network=slow)
+    again = model.sample(num=2, length=12, seed=3).tokens
+    np.testing.assert_array_equal(kept, again)
+    assert len(np.unique(kept)) > 4
+
+
+def test_diffugpt_answers_what_its_code_answers(folders):
+    """Without the entry of its mask, which is no symbol."""
+    told = answers("diffugpt")
+    model = md4_jax.load(folders["diffugpt"])
+    assert model.config["network"]["shifted"] and not model.config["network"]["causal"]
+    assert model.domain.vocab_size == 123 == model.experiment.process.mask_id
+    z = np.asarray(told["z"])
+    z = np.where(z == MASK, 123, z - (z > MASK))
+    expected = np.delete(np.asarray(told["outputs"]), MASK, axis=-1)
+    np.testing.assert_allclose(model.logits(z), expected, atol=CLOSE)
+    assert model.config["objective"]["name"] == "md4"
+    assert np.isfinite(model.score("abab", draws=2).nats).all()
+    assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
+
+
+def test_the_table_of_diffugpt_may_have_the_name_of_the_head(folders, tmp_path):
+    """Of matrices that are tied one is stored; the mask is then told by the user."""
+    folder = peer_folder(tmp_path, "diffugpt", mask_token_id=None)
+    held = arrays(folder)
+    held["lm_head.weight"] = held.pop("embed_tokens.weight")
+    save_file(held, folder / "model.safetensors")
+    with pytest.raises(UserError, match="config.json lacks mask_token_id"):
+        md4_jax.load(folder)
+    model, z = md4_jax.load(folder, {"tokenizer.mask": MASK}), [[0, 123, 5]]
+    assert np.array_equal(model.logits(z), md4_jax.load(folders["diffugpt"]).logits(z))
+    found = arrays(model.export(tmp_path / "exported"))
+    assert found.keys() == held.keys()
+    assert all(np.array_equal(found[name], held[name]) for name in held)
+
+
+def test_gpt2_becomes_a_diffugpt(folders, tmp_path):
+    """It sees both sides; exported it has the names of DiffuGPT and is the same model."""
+    model = md4_jax.load(folders["gpt2"], ADAPTED)
+    expected = np.asarray(answers("gpt2")["bidirectional"])
+    moved = np.concatenate([expected[:, :1], expected[:, :-1]], axis=1)
+    np.testing.assert_allclose(model.logits(begun()[:1]), moved, atol=CLOSE)
+    folder = model.export(tmp_path / "exported")
+    told = json.loads((folder / "config.json").read_text())
+    assert (told["model_type"], told["mask_token_id"], told["vocab_size"]) == ("gpt2", 124, 125)
+    assert arrays(folder).keys() == arrays(folders["diffugpt"]).keys()
+    again, z = md4_jax.load(folder), np.array([[0, 124, 5, 124, 123]])
+    assert again.domain.vocab_size == ENTRIES
+    np.testing.assert_array_equal(again.logits(z), model.logits(z))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"network.shifted": False}, {"objective.name": "block", "objective.block": 4}],
+)
+def test_what_diffugpt_does_not_know_is_kept_in_its_config(keys, folders, tmp_path):
+    model = md4_jax.load(folders["gpt2"], ADAPTED | keys)
+    again = md4_jax.load(model.export(tmp_path / "exported"))
+    for section in ("network", "objective"):
+        assert again.config[section] == model.config[section]
+    z = np.array([[0, 124, 5, 124, 123]])
+    np.testing.assert_array_equal(again.logits(z), model.logits(z))
+    assert again.sample(num=1, steps=2, length=8).tokens.shape == (1, 8)
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_gpt2_goes_back_as_it_came(prefix, tmp_path):
+    """Bit for bit; the causal mask that is stored with it is no parameter and is left out."""
+    folder = peer_folder(tmp_path, "gpt2")
+    held = {prefix + name: x for name, x in arrays(folder).items()}
+    buffers = {}
+    for layer in range(2):
+        name = f"{prefix}h.{layer}.attn"
+        buffers[f"{name}.bias"] = np.tril(np.ones((1, 1, 80, 80), np.float32))
+        buffers[f"{name}.masked_bias"] = np.array(-1e4, np.float32)
+    save_file(held | buffers, folder / "model.safetensors")
+    model = md4_jax.load(folder)
+    expected = np.asarray(answers("gpt2")["outputs"])
+    np.testing.assert_allclose(model.logits(begun()[:, :-1]), expected, atol=CLOSE)
+    exported = model.export(tmp_path / "exported")
+    found = arrays(exported)
+    assert found.keys() == held.keys()
+    assert all(np.array_equal(found[name], held[name]) for name in held)
+    told = [json.loads((f / "config.json").read_text()) for f in (folder, exported)]
+    assert told[0] == told[1]
+
+
+def test_texts_are_not_longer_than_the_positions(folders):
+    model = md4_jax.load(folders["gpt2"])
+    assert model.config["network"]["positions"] == 64
+    with pytest.raises(UserError, match="reads 65 tokens at once, and network.positions=64"):
+        model.logits(np.zeros((1, 65), np.int32))
+    with pytest.raises(UserError, match="data.length=65 must be at most 64"):
+        md4_jax.load(folders["gpt2"], {"data.length": 65})
+    with pytest.raises(UserError, match="sample.length=65 must be at most 64"):
+        model.sample(num=1, length=65)
+    with pytest.raises(UserError, match="positions has the shape .64, 32., and the model needs"):
+        md4_jax.load(folders["gpt2"], {"network.positions": 128})
+    assert np.isfinite(model.score("ab" * 50).nats).all()  # in windows
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"activation_function": "gelu"}, "activation_function='gelu'; only 'gelu_new' and"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True; only False is known"),
+        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn=True; only False is known"),
+        ({"scale_attn_weights": False}, "scale_attn_weights=False; only True is known"),
+        ({"add_cross_attention": True}, "add_cross_attention=True; only False is known"),
+        ({"n_inner": 64}, "says n_inner=64, and its arrays have 128"),
+        ({"n_positions": 128}, "says n_positions=128, and its arrays have 64"),
+        ({"vocab_size": 200}, "says vocab_size=200, and its arrays have 124"),
+        ({"n_layer": 3}, "says n_layer=3, and its arrays have 2"),
+        ({"n_head": None, "num_heads": 4}, "config.json lacks n_head"),
+        ({"n_head": 5}, "network.size=32 must be a multiple of twice network.heads=5"),
+        ({"bos_token_id": None, "eos_token_id": None}, "config.json lacks bos_token_id"),
+    ],
+)
+def test_what_is_not_known_is_refused(changes, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(peer_folder(tmp_path, "gpt2", **changes))
+
+
+def test_arrays_without_blocks_are_refused(tmp_path):
+    folder = peer_folder(tmp_path, "gpt2")
+    save_file({"wte.weight": arrays(folder)["wte.weight"]}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="has no array 'h.0.attn.c_attn.weight'"):
+        md4_jax.load(folder)
+
+
+def test_a_published_judge_gives_the_first_token_no_probability(folders):
+    """What transformers gives for the texts without anything before them."""
+    found = judging.read("evals.judged.judge", str(folders["gpt2"]), {"data": 0})
+    assert found is not None and found[2] is False
+    judge = PublishedJudge(*found[:2], {})
+    ids = [*clean().astype(np.int32), clean()[0, :5].astype(np.int32)]
+    judged = judge.judge(ids, 2)
+    assert judged.size.tolist() == [15, 15, 4] and judge.counts_first is False
+    np.testing.assert_allclose(judged.nats[:2], answers("gpt2")["later_nats"], rtol=1e-5)
+    alone = judge.judge(ids[2:], 2).nats
+    np.testing.assert_allclose(judged.nats[2:], alone, rtol=1e-5)
+    text = judge.experiment.domain.decode(ids[0])
+    assert judge.counted(text, ids[0]) == text[1:] and judge.length == 64
+    features = judge.features(ids, 2)
+    network = judge.experiment.network.denoiser(judge.params)
+    expected = network.features(ids[2][None], np.zeros(1))[0, -1]
+    np.testing.assert_allclose(features[2], expected, atol=CLOSE)
+
+
+def test_what_is_read_as_a_judge(folders, tmp_path):
+    """A folder that was saved is this package's own once it was trained; runs are none."""
+    model = md4_jax.load(folders["gpt2"])
+    for step in (0, 3):
+        model.step = step
+        saved = model.save(tmp_path / f"saved_{step}")
+        assert judging.read("evals.judged.judge", str(saved), {})[2] is bool(step)
+    assert judging.read("evals.judged.judge", str(tmp_path), {}) is None
+    with pytest.raises(UserError, match="evals.judged.judge=.*only 'gelu_new'"):
+        wrong = peer_folder(tmp_path, "gpt2", activation_function="relu")
+        judging.read("evals.judged.judge", str(wrong), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, keys", [("gpt2", ADAPTED), ("gpt2", {}), ("diffugpt", {})])
+def test_training_goes_on(name, keys, folders, tmp_path):
+    model = md4_jax.load(trained_on(folders[name], tmp_path, keys))
+    begun_with = md4_jax.load(folders[name], keys).params["network"]["positions"]
+    assert model.step == 2 and np.any(model.params["network"]["positions"] != begun_with)
+    again = md4_jax.load(model.export(tmp_path / "exported"))
+    z = np.array([[0, 5, 7, 1]])
+    np.testing.assert_allclose(again.logits(z), model.logits(z), atol=1e-6)
