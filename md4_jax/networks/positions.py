@@ -1,5 +1,6 @@
 """Learned positions: a vector for each place in a text, added to that of the token (GPT-2)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,3 +45,11 @@ def places_from(length: int, first: Array, segments: Array | None) -> Array:
     if segments is None:
         return index
     return jnp.take(places(segments.shape[1], segments), index, axis=1)
+
+
+def with_places(x_BxLxD: Array, table: Array, where: Callable[[int], Array]) -> Array:
+    """Adds to each token the vector of its place; where: length -> places [L] or [B, L].
+
+    The gradient of the table is summed in float32. A place that it does not have gives nan.
+    """
+    return x_BxLxD + jnp.take(table, where(x_BxLxD.shape[1]), axis=0).astype(x_BxLxD.dtype)

@@ -19,7 +19,7 @@ from md4_jax.networks.layers import noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
 from md4_jax.networks.ordinal import LocationScale, log_probabilities
-from md4_jax.networks.positions import places, places_from, places_of_halves
+from md4_jax.networks.positions import places, places_from, places_of_halves, with_places
 from md4_jax.networks.products import product
 from md4_jax.networks.unembedding import of_symbols, tied_head
 from md4_jax.networks.vectors import vectors_of
@@ -222,7 +222,7 @@ class TransformerModule(nn.Module):
         if o.embedding:
             x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, None, None)
         if o.positions:
-            x_BxLxD = x_BxLxD + self.positions[where(x_BxLxD.shape[1])].astype(x_BxLxD.dtype)
+            x_BxLxD = with_places(x_BxLxD, self.positions, where)
         if keys is not None and o.embedding_dropout:
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxLxD.shape[1:])
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)

@@ -21,6 +21,7 @@ KINDS = {
     "plain": dict(scan_blocks=False),
     "scanned": dict(scan_blocks=True, qk_norm=True),
     "few keys": dict(scan_blocks=False, kv_heads=2, qkv_bias=True),
+    "learned positions": dict(scan_blocks=True, positions=L + 2, out_bias=True),
     "convolution": dict(scan_blocks=False, local_width=3),
     "scanned convolution": dict(scan_blocks=True, local_width=4),
     "time": dict(scan_blocks=False, time_conditioning=True),
@@ -68,7 +69,13 @@ def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
 
 
 @pytest.mark.parametrize(
-    "kind, grid", [("plain", uniform(1)), ("convolution", cosine(3)), ("scanned", uniform(30))]
+    "kind, grid",
+    [
+        ("plain", uniform(1)),
+        ("convolution", cosine(3)),
+        ("scanned", uniform(30)),
+        ("learned positions", uniform(2)),
+    ],
 )
 def test_samples_and_their_paths_are_those_of_whole_evaluations(kind, grid):
     network, params = made(**KINDS[kind])
