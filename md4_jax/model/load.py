@@ -135,6 +135,8 @@ def _of_others(
     config_lib.override(asked, changes, schema.accepts)
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
+    if adapters:
+        places.check_modules(peer, folder)
     lora = peft_reading.read(found(str(adapters)), tensors) if adapters else None
     begin = None
     if lora is not None and asked["network"]["lora_rank"]:

@@ -47,13 +47,14 @@ def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, 
     folder        where it is, for messages
 
     A path as `blocks/attention/query` has an origin for each layer. UserError for a checkpoint that
-    is not PyTorch's.
+    is not PyTorch's, or has no such modules.
     """
     if not any(name.endswith(WEIGHT) for name in shapes):
         raise UserError(
             f"{folder} is no checkpoint of PyTorch ({peer.kind}): adapters in PEFT's layout are "
             "for modules of PyTorch"
         )
+    check_modules(peer, folder)
     numbers, found = _RowNumbers(shapes), {}
 
     def put(path: str, layers: Sequence[Read]) -> None:
@@ -63,6 +64,15 @@ def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, 
 
     peer.convert(numbers, options, put)
     return found
+
+
+def check_modules(peer: Peer, folder: Any) -> None:
+    """Raises UserError for a model whose modules store their matrices the other way round."""
+    if peer.transposed:
+        raise UserError(
+            f"{folder} ({peer.kind}) stores matrices as [in, out], and adapters in PEFT's layout "
+            "are read and written for modules that store them as [out, in]"
+        )
 
 
 def _origin(kernel: np.ndarray, name: str, layer: str, folder: str) -> Origin:

@@ -27,6 +27,7 @@ class Peer(NamedTuple):
     told_of    (config.json, kind, shifted=, block=) -> config.json of a diffusion model made of it
     renamed    name of an array -> its name in such a model
     buffers    regular expression of the names of arrays that are no parameters, and are not written
+    transposed  whether linear layers are stored as [in, out], and not as PyTorch's are
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Peer(NamedTuple):
     told_of: Callable | None = None
     renamed: Callable[[str], str] = str
     buffers: str = ""
+    transposed: bool = False
 
 
 def of_masks(

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from peer_folders import peer_folder
 
 import md4_jax
 from md4_jax.evals import judges
 from md4_jax.evals.generative import GenerativePerplexity
+from md4_jax.model import judging
 from md4_jax.protocols import UserError
 
 CAUSAL = ("network.causal=True", "objective.name=autoregressive", "sample.name=left_to_right")
@@ -75,6 +77,50 @@ def test_impossible_judges(refused, trained):
     ):
         with pytest.raises(UserError, match=words):
             GenerativePerplexity("runs/ar", **options)
+
+
+@pytest.mark.slow
+def test_samples_are_judged_by_a_published_model(run, refused, trained, tmp_path):
+    """A GPT-2 that is computed here: it reads the text alone, whose first token is free."""
+    folder = peer_folder(tmp_path, "gpt2")
+    found = judged(run, trained, f"evals.judged.judge={folder}", "sample.num=4", "sample.seed=3")
+    model = md4_jax.load(folder)
+    texts = [model.domain.encode(x) for x in md4_jax.load(str(trained)).sample(4, seed=3).texts]
+    texts = [text for text in texts if len(text) > 1]
+    assert found["first_token_counts"] is False and found["judge_length"] == 64
+    assert found["judge_tokens"] == sum(len(text) - 1 for text in texts)
+    nats = 0.0
+    for text in texts:
+        logits = np.asarray(model.logits([text]), np.float64)[0]
+        logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        nats -= sum(logs[place, token] for place, token in enumerate(text[1:]))
+    expected = np.exp(nats / found["judge_tokens"])
+    assert found["generative_perplexity"] == pytest.approx(expected, rel=1e-5)
+    name = ("--mode", "eval", "--workdir", trained, "--evals", "judged")
+    kind = keys("evals.judged.name=generative_perplexity", f"evals.judged.judge={folder}")
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_head": 4, "n_inner": 3}')
+    assert f"evals.judged.judge={folder}: {folder}: config.json says" in refused(*name, *kind)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_judge_computed_here_is_that_of_transformers(tmp_path):
+    """The same GPT-2 in both: costs, features and what they leave out."""
+    pytest.importorskip("torch", reason="needs torch: pip install 'md4_jax[judge]'")
+    pytest.importorskip("transformers", reason="needs transformers")
+    folder = peer_folder(tmp_path, "gpt2")
+    theirs = judges.TransformersJudge(str(folder))
+    ours = judges.PublishedJudge(*judging.read("judge", str(folder), {})[:2], {})
+    texts = ["tobeornottobe", "ab", "A-Z"]
+    ids = [judge.tokens(texts) for judge in (theirs, ours)]
+    assert [row.tolist() for row in ids[0]] == [row.tolist() for row in ids[1]]
+    assert theirs.length == ours.length and theirs.counts_first == ours.counts_first
+    found, expected = (judge.judge(ids[0], 2) for judge in (ours, theirs))
+    np.testing.assert_allclose(found.nats, expected.nats, rtol=1e-5)
+    assert found.size.tolist() == expected.size.tolist() == [12, 1, 2]
+    features = [judge.features(ids[0], 2) for judge in (ours, theirs)]
+    np.testing.assert_allclose(*features, atol=1e-5)
+    for text, row in zip(texts, ids[0], strict=True):
+        assert ours.counted(text, row) == theirs.counted(text, row) == text[1:]
 
 
 @pytest.fixture(scope="module")
