@@ -141,6 +141,8 @@ def _check_positions(experiment: Experiment) -> None:
     network, sample = experiment.config["network"], experiment.sample
     most = network.get("positions", 0) - experiment.network.gaps
     asked = {"data.length": experiment.data.length}
+    for name, bound in _bounds(experiment).items():
+        asked[f"evals.{name}.data.length"] = bound.data.get("length", 0)
     if not sample.stride:
         asked["sample.length"] = sample.length
     for key, length in asked.items():

@@ -178,6 +178,8 @@ def test_texts_are_not_longer_than_the_positions(folders):
         model.logits(np.zeros((1, 65), np.int32))
     with pytest.raises(UserError, match="data.length=65 must be at most 64"):
         md4_jax.load(folders["gpt2"], {"data.length": 65})
+    with pytest.raises(UserError, match="evals.test.data.length=65 must be at most 64"):
+        md4_jax.load(folders["gpt2"], {"evals.test.data.length": 65})
     with pytest.raises(UserError, match="sample.length=65 must be at most 64"):
         model.sample(num=1, length=65)
     with pytest.raises(UserError, match="positions has the shape .64, 32., and the model needs"):
@@ -233,7 +235,7 @@ def test_a_published_judge_gives_the_first_token_no_probability(folders):
     np.testing.assert_allclose(features[2], expected, atol=CLOSE)
 
 
-def test_what_is_read_as_a_judge(folders, tmp_path):
+def test_what_is_read_as_a_judge(folders, tmp_path, monkeypatch):
     """A folder that was saved is this package's own once it was trained; runs are none."""
     model = md4_jax.load(folders["gpt2"])
     for step in (0, 3):
@@ -241,6 +243,9 @@ def test_what_is_read_as_a_judge(folders, tmp_path):
         saved = model.save(tmp_path / f"saved_{step}")
         assert judging.read("evals.judged.judge", str(saved), {})[2] is bool(step)
     assert judging.read("evals.judged.judge", str(tmp_path), {}) is None
+    monkeypatch.setattr("md4_jax.model.load.hub.snapshot", {"hf:gpt2": folders["gpt2"]}.get)
+    named = judging.read("evals.judged.judge", "hf:gpt2", {"fsdp": 1})
+    assert named[0].domain.vocab_size == ENTRIES and named[2] is False
     with pytest.raises(UserError, match="evals.judged.judge=.*only 'gelu_new'"):
         wrong = peer_folder(tmp_path, "gpt2", activation_function="relu")
         judging.read("evals.judged.judge", str(wrong), {})
