@@ -12,6 +12,7 @@ import md4_jax
 from md4_jax.evals.judges import PublishedJudge
 from md4_jax.model import judging
 from md4_jax.protocols import UserError, batch_of
+from md4_jax.runtime.paths import Place
 
 CLOSE = 1e-5
 ENTRIES = 124
@@ -243,7 +244,8 @@ def test_what_is_read_as_a_judge(folders, tmp_path, monkeypatch):
         saved = model.save(tmp_path / f"saved_{step}")
         assert judging.read("evals.judged.judge", str(saved), {})[2] is bool(step)
     assert judging.read("evals.judged.judge", str(tmp_path), {}) is None
-    monkeypatch.setattr("md4_jax.model.load.hub.snapshot", {"hf:gpt2": folders["gpt2"]}.get)
+    fetched = {"hf:gpt2": Place(folders["gpt2"])}
+    monkeypatch.setattr("md4_jax.model.load.hub.snapshot", fetched.get)
     named = judging.read("evals.judged.judge", "hf:gpt2", {"fsdp": 1})
     assert named[0].domain.vocab_size == ENTRIES and named[2] is False
     with pytest.raises(UserError, match="evals.judged.judge=.*only 'gelu_new'"):
