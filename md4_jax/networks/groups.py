@@ -24,7 +24,7 @@ NO_CONDITION = (None,) * 3
 
 
 class Slots(NamedTuple):
-    """What the encoder reads, of which slot 0 is the start.
+    """Input of the encoder, of which slot 0 is the start.
 
     symbols  int32 [B, M]; the mask's vector, which no token needs, is that of the start
     places   int32 [B, M], 0 for the start and n + 1 for the token n
@@ -55,8 +55,9 @@ class GroupAttention(nn.Module):
 
         def heads(name: str, x: Array, count: int, bias: bool) -> Array:
             layer = Linear(
-                count * each, dtype, bias=bias, initial=o.initial, products=o.products, name=name
-            )
+                count * each, dtype, bias=bias, initial=o.initial, products=o.products,
+                rank=o.lora_rank, alpha=o.lora_alpha, name=name,
+            )  # fmt: skip
             return layer(x).reshape(*x.shape[:2], count, each)
 
         query = heads("query", x_BxPxD, o.heads, o.qkv_bias or self.asks)
@@ -74,8 +75,9 @@ class GroupAttention(nn.Module):
         form = Form(rounded=rounding(o.attention, o.products) == "rounded")
         mixed = attend_where(query, key, value, seen[:, None], form)
         out = Linear(
-            o.size, dtype, self.zero_output, initial=o.initial, products=o.products, name="out"
-        )
+            o.size, dtype, self.zero_output, initial=o.initial, products=o.products,
+            rank=o.lora_rank, alpha=o.lora_alpha, name="out",
+        )  # fmt: skip
         return out(mixed.reshape(*x_BxPxD.shape[:2], -1))
 
 
@@ -173,7 +175,7 @@ class PartitionModule(TransformerModule):
         x_BxMxD = encoder(x_BxMxD, one, slots.places, None, slots.places, slots.own)
         memory_BxMxD = normalized(o, x_BxMxD, NO_CONDITION, "memory_norm")
         asking_BxPxD = sinusoids(places_BxP, o.size).astype(self.compute_dtype)
-        swap = GroupAttention(o, length, asks=True, name="swap")
+        swap = GroupAttention(o, length, asks=True, name="swap_attention")
         # Without what asks, all positions of a text of masks, which read the start, would be equal.
         h_BxPxD = asking_BxPxD + swap(asking_BxPxD, places_BxP, memory_BxMxD, slots.places, read)
         decoder = stacked(o, second, length, "decoder")

@@ -24,7 +24,7 @@ from md4_jax.runtime.sharding import batch_groups
 # Keys of the transformer that this network does not have, and what they are then.
 WITHOUT = {
     "time_conditioning": False, "causal": False, "shifted": False, "local_width": 0, "tables": 0,
-    "gaps": False, "experts": 0, "dense_layers": 0, "lora_rank": 0, "classes": 0,
+    "gaps": False, "experts": 0, "dense_layers": 0, "lora_dropout": 0.0, "classes": 0,
     "attention_dropout": 0.0, "output": "categorical",
 }  # fmt: skip
 # Sizes of the encoder's input that are tried, smallest first, as parts of the length. Shorter texts
@@ -93,8 +93,8 @@ class Partition(Transformer):
         counted = functools.partial(forward_flops, attended=attended, depth=options.depth + 1)
         return Network(
             init, Binding(options, module, platform), time_free=True, flops=counted,
-            padding=self._padding(), products=options.products, parameters=options.parameters,
-            swapped=True,
+            padding=self._padding(), products=options.products, adapters=self.adapters,
+            parameters=options.parameters, swapped=True,
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ BATCH_AXES = ("data", "fsdp")
 # layer axis of scanned blocks) stay whole.
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
-    (r"((attention|swap)/out|down)/kernel$", P("tensor", "fsdp")),
+    (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
     # Of an adapter the axis of the rank stays whole.
     (r"(query|key|value|gate|up)/lora_a/kernel$", P("fsdp", None)),
     (r"(query|key|value|gate|up)/lora_b/kernel$", P(None, "tensor")),

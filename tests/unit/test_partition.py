@@ -235,6 +235,12 @@ def test_what_the_network_does_not_have_is_refused(changes, words):
         Partition(**(dict(vocab_size=V, size=16, depth=4, heads=2) | changes))
 
 
+def test_the_time_is_not_told():
+    assert built(Partition, depth=2)[0].time_free
+    z = np.where(GROUP, MASK, X)
+    np.testing.assert_array_equal(call("features", z, T), call("features", z, T + 0.7))
+
+
 def test_labels_are_refused():
     network, params = built(Partition, depth=2)
     with pytest.raises(UserError, match="takes segments, not 'label'"):
