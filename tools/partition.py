@@ -2,7 +2,7 @@
 
     python tools/partition.py
 
-It draws 16 x 256 tokens in 64 steps, in turns with the encoder reading visible tokens alone, with
+It draws 4 x 256 tokens in 64 steps, in turns with the encoder reading visible tokens alone, with
 the encoder reading the whole text, and by a transformer of nearly as many parameters. It prints the
 medians of samples per second. Then it prints the variance of MD4's bound and of that of two groups
 over draws of time and masks, for the same network and tokens.
@@ -26,7 +26,8 @@ from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import no_prompt, sample
 
-ROWS, LENGTH, STEPS, SYMBOLS = 16, 256, 64, 27
+ROWS, LENGTH, STEPS, SYMBOLS = 4, 256, 64, 27
+AT_ONCE = 32  # draws of a bound
 SIZES = dict(vocab_size=SYMBOLS, size=256, depth=4, heads=4, time_conditioning=False)
 
 
@@ -87,7 +88,7 @@ def measure_noise(draws: int) -> None:
     network, process = Partition(**SIZES, scan_blocks=False).build(), Masking(SYMBOLS)
     params = shaken(network, 0.02)
     tokens = jax.random.randint(jax.random.key(5), (1, LENGTH), 0, SYMBOLS)
-    batch = batch_of(jnp.tile(tokens, (ROWS, 1)))
+    batch = batch_of(jnp.tile(tokens, (AT_ONCE, 1)))
     bounds = {"md4": MD4(), "partition": PartitionBound()}
     values = {name: [] for name in bounds}
     for name, bound in bounds.items():
@@ -96,10 +97,10 @@ def measure_noise(draws: int) -> None:
         def nats(params: Params, u: jax.Array, keys: jax.Array, bound=bound) -> jax.Array:
             return bound(network.bind(params), process, batch, u, keys)[0]
 
-        for draw in range(draws // ROWS):
+        for draw in range(draws // AT_ONCE):
             one, two = jax.random.split(jax.random.key(draw))
-            keys = jax.random.split(two, ROWS)
-            values[name].extend(map(float, nats(params, jax.random.uniform(one, (ROWS,)), keys)))
+            keys = jax.random.split(two, AT_ONCE)
+            values[name].extend(map(float, nats(params, jax.random.uniform(one, (AT_ONCE,)), keys)))
     for name, found in values.items():
         deviation = statistics.stdev(found)
         print(f"{name}: mean {statistics.mean(found):.1f} +- {deviation / len(found) ** 0.5:.1f} "
@@ -109,7 +110,7 @@ def measure_noise(draws: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each sampler")
-    parser.add_argument("--draws", type=int, default=2048, help="draws of each bound")
+    parser.add_argument("--draws", type=int, default=1024, help="draws of each bound")
     asked = parser.parse_args()
     time_samples(asked.runs)
     measure_noise(asked.draws)

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import types
 
 import exact
 import jax
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 from tiny_networks import built
 
+from md4_jax.config import build, schema
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.partition import Partition as Bound
 from md4_jax.objectives.partition import has_prompt
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Cosine, Linear, Polynomial, Power
 from md4_jax.protocols import UserError, batch_of
+from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
@@ -253,3 +257,22 @@ def test_parameters_are_counted_without_rows_that_stand_for_nothing():
     one, other = Partition(**sizes).build(), Transformer(**sizes).build()
     more, fewer = (n.size(jax.eval_shape(n.init, jax.random.key(0))) for n in (one, other))
     assert more - fewer == 4 * 16 * 16 + 16 + 16
+
+
+def experiment(name, **words):
+    """The experiment of a small network of a config, on one device."""
+    words = {"network.size": "16", "network.depth": "2", "network.heads": "2"} | words
+    config = schema.load_config(str(PACKAGE_ROOT / "configs" / name), words | {"mesh.data": "1"})
+    own = dict(vocab_size=27, eot_id=0, unit="token", shape=(1024,), encode=lambda text: [0])
+    return build.experiment(config, types.SimpleNamespace(**own))
+
+
+def test_the_config_is_evaluated_by_the_bound_of_any_order():
+    found = experiment("partition_owt.py", **{"network.decoder_depth": "1"})
+    assert isinstance(found.objective, Bound)
+    assert isinstance(found.evals["test"].objective, AnyOrder)
+
+
+def test_the_bound_needs_the_network():
+    with pytest.raises(UserError, match=r"name='partition' needs network.name='partition': it"):
+        experiment("mdlm_owt.py", **{"objective.name": "partition"})
