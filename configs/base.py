@@ -55,10 +55,11 @@ def get_config() -> ConfigDict:
                 # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
                 # model that train.initial names
                 # flexmdm, with process insertion: texts of their own lengths
+                # partition, with network.name="partition"
                 name="md4",
             ),
             network=dict(
-                name="transformer",  # of images: unet, uvit, dit (docs/networks.md)
+                name="transformer",  # or partition; of images: unet, uvit, dit (docs/networks.md)
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
                 heads=12,

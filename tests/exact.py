@@ -147,14 +147,23 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
 
     Of a mixture it sees the symbol with most weight. Its teacher sees the same and says another
     thing. Without `given` it looks at no clean block, and is told the times as they come. It has
-    gaps, of texts that grow, and expects the prior number of tokens in each.
+    gaps, of texts that grow, and expects the prior number of tokens in each. Of a text in two
+    groups it says of each what it says where that group is masked.
     """
+
+    def swapped(x, group):
+        t = jnp.zeros(len(x))
+        mask_id = jax.eval_shape(outputs, x, t).shape[-1]
+        first, second = (outputs(jnp.where(part, mask_id, x), t) for part in (group, ~group))
+        return jnp.where(group[..., None], first, second)
+
     blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
     denoiser = Denoiser(
         lambda z, t: outputs(strongest(z), t),
         lambda h: h,
         blocks=blocks,
         gaps=lambda z, t: (outputs(z, t), jnp.zeros((len(z), z.shape[1] + 1))),
+        swapped=swapped,
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 

@@ -54,6 +54,11 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
             "mixtures of symbols"
         )
+    if needs.swapped and not network.swapped:
+        raise UserError(
+            f"{said} needs network.name='partition': it predicts two groups of tokens, each from "
+            "the other, in one pass"
+        )
     if needs.gaps != network.gaps:
         raise UserError(
             f"{said} needs network.gaps={needs.gaps}"

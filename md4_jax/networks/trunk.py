@@ -216,7 +216,7 @@ class TransformerModule(nn.Module):
             condition_BxGxD = noisy_half(condition_BxGxD)
         return self._headed(x_BxLxD, condition_BxGxD)
 
-    def _embedded(self, z_BxL: Array, where: Callable, keys: Array | None = None) -> Array:
+    def _embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
         o = self.options
         x_BxLxD = constrain(self._vectors(z_BxL), BATCH_AXES, None, None)
         if o.embedding:

@@ -13,6 +13,7 @@ from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
+from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.sdtt import SDTT
@@ -39,4 +40,5 @@ OBJECTIVES = {
     "sdtt": SDTT,
     "dcd": DCD,
     "flexmdm": FlexMDM,
+    "partition": Partition,
 }

@@ -74,6 +74,7 @@ class Denoiser(NamedTuple):
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     gaps      (z, t) -> (h, outputs on what is missing, [B, L + 1]: `InsertsMasks`), or None
+    swapped   (x, group: bool [B, L]) -> h [B, L, D], each token from the other group, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -83,6 +84,7 @@ class Denoiser(NamedTuple):
     rebind: Callable[[int], "Denoiser"] | None = None
     teacher: Any = None
     gaps: Callable[[Array, Array], tuple[Array, Array]] | None = None
+    swapped: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -126,6 +128,7 @@ class Network(NamedTuple):
     gaps       its denoisers have `gaps`, and z may hold V + 1
     adapters   regular expression of the paths of parameters that alone are trained, '' for all
     parameters type in which those that are not trained are stored: float32 or bfloat16
+    swapped    its denoisers have `swapped`
     """
 
     init: Callable[[Array], Params]
@@ -141,6 +144,7 @@ class Network(NamedTuple):
     adapters: str = ""
     parameters: str = "float32"
     gaps: bool = False
+    swapped: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

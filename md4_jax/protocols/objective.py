@@ -18,6 +18,7 @@ class Needs(NamedTuple):
     blockwise         its network must be able to work block by block
     mixtures          its network must read a `Mixture`
     gaps              its denoiser must have `gaps`
+    swapped           its denoiser must have `swapped`
     teacher           its denoiser comes with the `teacher` of the training state
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
@@ -32,6 +33,7 @@ class Needs(NamedTuple):
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
     gaps: bool = False
+    swapped: bool = False
 
 
 class Objective(Protocol):

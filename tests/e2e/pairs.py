@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from tiny_networks import SIZES_OF
 
+from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.md4 import MD4
@@ -36,9 +37,12 @@ ALIKE = (
 
 
 def one_step(objective, process, mesh, options=None) -> dict[str, float]:
-    text = dict(time_conditioning=True, scan_blocks=False, causal=objective.needs.causal)
-    text["gaps"] = objective.needs.gaps
-    options = options or Transformer(VOCAB, size=16, depth=1, heads=2, hidden=64, **text)
+    text = dict(vocab_size=VOCAB, size=16, heads=2, hidden=64, scan_blocks=False)
+    if options is None and objective.needs.swapped:
+        options = Partition(**text, depth=2)
+    elif options is None:
+        text |= dict(depth=1, causal=objective.needs.causal, gaps=objective.needs.gaps)
+        options = Transformer(**text, time_conditioning=True)
     network = options.build()
     length = math.prod(getattr(options, "shape", (LENGTH,)))
     optimizer = optax.sgd(0.1)
@@ -72,7 +76,7 @@ def numbers(mesh, is_brief: bool) -> dict[str, dict[str, float]]:
             fitting = [] if name in ALIKE else fitting[:1]
         for kind in fitting:
             found[f"{name}, {kind}"] = one_step(make(), PROCESSES[kind](VOCAB), mesh)
-    images = [make for make in SIZES_OF if make is not Transformer]
+    images = [make for make in SIZES_OF if make not in (Transformer, Partition)]
     for make in images[: 1 if is_brief else None]:
         sizes = SIZES_OF[make] | dict(vocab_size=VOCAB, shape=(4, 4, 2), dropout=0.1)
         found[make.__name__] = one_step(MD4(), Masking(VOCAB), mesh, make(**sizes))

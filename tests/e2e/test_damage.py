@@ -116,14 +116,14 @@ def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
 
 
 def test_no_flipped_bit_passes_unseen(exp, trained, intact, tmp_path):
-    """60 bits, each in a random place of the arrays' files or of the host's state."""
+    """30 bits, each in a random place of the arrays' files or of the host's state."""
     rng = np.random.default_rng(0)
     shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
     newest, pristine = tmp_path / "checkpoints" / "30", trained / "checkpoints" / "30"
     files = sorted(p.relative_to(newest) for p in newest_data(tmp_path))
     files += sorted(p.relative_to(newest) for p in (newest / "host").iterdir())
     fell_back = 0
-    for _ in range(60):
+    for _ in range(30):
         shutil.rmtree(newest, ignore_errors=True)
         shutil.copytree(pristine, newest)
         file = files[rng.integers(len(files))]
@@ -132,7 +132,7 @@ def test_no_flipped_bit_passes_unseen(exp, trained, intact, tmp_path):
         assert content == intact[step], (file, said)
         fell_back += step == 28
     # Which bits matter depends on the names of the files, which differ from run to run.
-    assert fell_back > 5, "most flips met bytes that nobody reads"
+    assert fell_back > 2, "most flips met bytes that nobody reads"
 
 
 def newest_data(workdir: Path) -> list[Path]:
