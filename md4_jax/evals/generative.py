@@ -8,7 +8,15 @@ import numpy as np
 
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, check_data
-from md4_jax.evals.judges import MARK, PublishedJudge, RunJudge, TransformersJudge, cut, mauve
+from md4_jax.evals.judges import (
+    MARK,
+    PublishedJudge,
+    RunJudge,
+    TransformersJudge,
+    check_source,
+    cut,
+    mauve,
+)
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.evals.samples import decoded, drawn_samples
 from md4_jax.experiment import Experiment
@@ -68,6 +76,10 @@ class GenerativePerplexity:
             )
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
+
+    def check_source(self, key: str) -> None:
+        """Raises UserError if there is no such judge, before a run begins."""
+        check_source(f"{key}.judge", self.judge)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns perplexity and bits under the judge, entropies and how they were found."""

@@ -1,6 +1,7 @@
 """Causal models that judge texts: of this package, published ones, and those of transformers."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -14,9 +15,12 @@ from md4_jax.experiment import Experiment
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.compiling import jit
+from md4_jax.runtime.paths import place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
 MARK = "transformers:"
+# Beginnings of names that are no directories -> the packages that read them, and their extra.
+PACKAGES = {MARK: (("torch", "transformers"), "judge"), "hf:": (("huggingface_hub",), "hub")}
 
 
 class Judged(NamedTuple):
@@ -44,6 +48,19 @@ def cut(ids: Sequence[np.ndarray], length: int, end: int | None) -> list[np.ndar
         ended = np.flatnonzero(row[1:] == end) if end is not None else []
         found.append(row[: ended[0] + 2] if len(ended) else row)
     return found
+
+
+def check_source(key: str, name: str) -> None:
+    """Raises UserError for a judge that cannot be read, at start-up: it is read when it judges."""
+    for mark, (packages, extra) in PACKAGES.items():
+        if name.startswith(mark):
+            if lacking := [p for p in packages if importlib.util.find_spec(p) is None]:
+                raise UserError(
+                    f"{key}={name} needs {' and '.join(lacking)}: pip install 'md4_jax[{extra}]'"
+                )
+            return
+    if not place(name, key).is_dir():
+        raise UserError(f"{key}={name} is no directory of a run or of a model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,13 +183,9 @@ class TransformersJudge:
     counts_first: ClassVar[bool] = False
 
     def __init__(self, name: str):
-        try:
-            import torch
-            import transformers
-        except ImportError as error:
-            raise UserError(
-                f"judge={MARK}{name} needs torch and transformers: pip install 'md4_jax[judge]'"
-            ) from error
+        import torch
+        import transformers
+
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(name)

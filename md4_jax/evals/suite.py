@@ -44,10 +44,15 @@ class Suite:
         return [name for name, e in self._experiment.evals.items() if e.final]
 
     def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
-        """Tokenises the evaluators' data: {(name, split): size}; UserError if it is too short."""
+        """Tokenises the evaluators' data: {(name, split): size}.
+
+        UserError if it is too short, or if a judge is not there.
+        """
         found = {}
         for name in names:
             evaluator = self._experiment.evals[name]
+            if hasattr(evaluator, "check_source"):
+                evaluator.check_source(f"evals.{name}")
             if evaluator.needs_data:
                 try:
                     corpus = self._corpus(evaluator.data)

@@ -50,11 +50,6 @@ class KVCache(NamedTuple):
         del segments
         return attend_cached(query, own, self, kernel=kernel, turns=turns), own
 
-    @property
-    def layers(self) -> dict[str, Array]:
-        """The arrays that each layer has its own of."""
-        return {"keys": self.keys, "values": self.values}
-
     def append(self, keys: Array, values: Array) -> "KVCache":
         """Writes a block [..., B, P, H, Dh] over the oldest entries. P must divide W and count."""
         begin = self.count % self.keys.shape[-3]
@@ -108,11 +103,6 @@ class Surroundings(NamedTuple):
             mask = (asking[:, :, None] == segments[:, None, :])[:, None]
         return attend_where(query, keys, values, mask, Form(rounded=kernel == "rounded")), own
 
-    @property
-    def layers(self) -> dict[str, Array]:
-        """The arrays that each layer has its own of."""
-        return {"keys": self.keys, "values": self.values}
-
     def append(self, keys: Array, values: Array) -> "Surroundings":
         """Puts the window's keys and values [..., B, P, H, Dh] in their places."""
         put = jax.lax.dynamic_update_slice_in_dim
@@ -124,6 +114,12 @@ class Surroundings(NamedTuple):
 
 
 Cache = KVCache | Surroundings | Past
+
+
+def layers_of(cache: Cache) -> dict[str, Array]:
+    """Returns the arrays of a cache that each layer has its own of, by their names."""
+    found = {name: getattr(cache, name, None) for name in ("keys", "values", "near")}
+    return {name: array for name, array in found.items() if array is not None}
 
 
 def attend_cached(

@@ -28,12 +28,6 @@ class Past(NamedTuple):
         """Position of the first token that comes next."""
         return self.count
 
-    @property
-    def layers(self) -> dict[str, Array]:
-        """The arrays that each layer has its own of."""
-        found = {"keys": self.keys, "values": self.values}
-        return found if self.near is None else found | {"near": self.near}
-
     def attend(
         self,
         query: Array,

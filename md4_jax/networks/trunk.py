@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import Cache
+from md4_jax.networks.blocks import Cache, layers_of
 from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding
 from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import bound, first_blocks, gathered, stack
@@ -251,7 +251,7 @@ class TransformerModule(nn.Module):
         found = []
 
         def one(block: Callable, number: int, x: Array) -> Array:
-            own = cache._replace(**{name: part[number] for name, part in cache.layers.items()})
+            own = cache._replace(**{name: part[number] for name, part in layers_of(cache).items()})
             x, appended = block(x, condition, segments, cache=own)
             found.append(appended)
             return x
@@ -260,7 +260,7 @@ class TransformerModule(nn.Module):
             x_BxPxD = one(block, number, x_BxPxD)
         begun = len(found)
         if self.options.scan_blocks:
-            rest = {name: part[begun:] for name, part in cache.layers.items()}
+            rest = {name: part[begun:] for name, part in layers_of(cache).items()}
             x_BxPxD, appended = jax.lax.scan(
                 lambda x, layer: bound(self.options, self.block, layer[0])(
                     x, condition, segments, cache=cache._replace(**layer[1])

@@ -110,6 +110,8 @@ def small(config: dict) -> dict[str, str]:
         found["train.batch_size"] = 2
     if config["network"].get("tables"):
         found |= {"network.tables": 640, "network.tables_tokens": 65536}
+    if config["network"]["name"] == "partition":
+        found |= {"network.depth": 2, "network.decoder_depth": 0}
     own = OWN.get(config["data"]["name"], {}).items()
     own = {key: value.format(folder=os.environ["MD4_JAX_CACHE"]) for key, value in own}
     return {key: str(value) for key, value in found.items() if value is not None} | own

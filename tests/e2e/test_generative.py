@@ -63,12 +63,25 @@ def test_the_perplexity_is_that_of_the_texts_under_the_run(run, trained, judge, 
     assert (short["judged"], short["judge_tokens"], short["judge_length"]) == (3, 12, 4)
 
 
+def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_path, monkeypatch):
+    """And not when it first judges, which may be hours later."""
+    monkeypatch.setitem(judges.PACKAGES, judges.MARK, (("no_such_package",), "judge"))
+    words = ("--config", tiny, "--workdir", tmp_path / "run")
+    kind = keys("evals.judged.name=generative_perplexity", "evals.judged.final=True")
+    for judge, said in (
+        (tmp_path / "none", f"judge={tmp_path / 'none'} is no directory of a run or of a model"),
+        ("transformers:gpt2", "needs no_such_package: pip install 'md4_jax[judge]'"),
+    ):
+        assert said in refused(*words, *kind, *keys(f"evals.judged.judge={judge}"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_impossible_judges(refused, trained):
     name = ("--mode", "eval", "--workdir", trained, "--evals", "judged")
     kind = keys("evals.judged.name=generative_perplexity")
     assert "evals.judged.judge must be the directory of a causal run" in refused(*name, *kind)
     with_judge = lambda what: refused(*name, *kind, *keys(f"evals.judged.judge={what}"))  # noqa: E731
-    assert "evals.judged.judge=/nowhere holds no run" in with_judge("/nowhere")
+    assert "evals.judged.judge=/nowhere is no directory of a run" in with_judge("/nowhere")
     assert f"evals.judged.judge={trained} is not causal" in with_judge(trained)
     for options, words in (
         (dict(end_of_text="last"), "end_of_text must be first or all, not 'last'"),
