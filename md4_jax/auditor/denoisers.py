@@ -45,7 +45,14 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
         shown = jnp.where(own[:, None] == own, z[:, :, None], clean[:, :, None])
         return of_state(shown, t[:, own], (own + 1) * block)
 
-    return Denoiser(features, lambda h: h, blocks=Blockwise(of_blocks, None, None))
+    def swapped(x: Array, group: Array) -> Array:
+        """Outputs of each of two groups of tokens where it is masked; they are told one time."""
+        t = jnp.full(len(x), 0.5)
+        first, second = (features(jnp.where(part, symbols, x), t) for part in (group, ~group))
+        return jnp.where(group[..., None], first, second)
+
+    blocks = Blockwise(of_blocks, None, None)
+    return Denoiser(features, lambda h: h, blocks=blocks, swapped=swapped)
 
 
 def _functions(t: Array) -> Array:
