@@ -24,8 +24,8 @@ FAMILIES = dict(  # name: (process, objective, reported bound, changes of networ
     gidd=(dict(name="hybrid", uniform=0.1), "gidd", "gidd", {}, GRID),
     uniform_ce=(MIXTURE, "cross_entropy", "uniform_elbo", {}, {}),
     d3pm_gauss=(dict(name="transition", timesteps=256, beta_end=0.08), "d3pm", "d3pm", {}, GRID),
-    tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "ctmc", {}, {}),
-    tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "ctmc", {}, {}),
+    tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "auto", {}, {}),
+    tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "auto", {}, {}),
     block=(MASKS, "block", "auto", dict(FREE, local_width=0), {}),
     ar=(MASKS, "autoregressive", "autoregressive", dict(causal=True), dict(name="left_to_right")),
 )

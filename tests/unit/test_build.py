@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from every_config import CONFIGS, spelled
 
+from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
 from md4_jax.config.files import load
 from md4_jax.config.load import flatten
@@ -369,6 +370,13 @@ def test_sections_that_do_not_go_together(values, words):
     schema.check_keys(config)
     with pytest.raises(UserError, match=words):
         build.experiment(config, TOKENIZER)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
+    config = schema.load_config(f"configs/families.py:{family}", {})
+    bound = reported(build.experiment(config, TOKENIZER)).objective
+    assert bound == (bound.for_evaluation() if hasattr(bound, "for_evaluation") else bound)
 
 
 @pytest.mark.parametrize(
