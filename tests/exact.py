@@ -168,6 +168,20 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 
 
+def block_table(logits: np.ndarray) -> Denoiser:
+    """A table's denoiser asked about blocks: what comes after a block is mask."""
+    base, vocab = denoiser_of(logits), logits.shape[2]
+
+    def features(z, t, clean, block):
+        place, parts = jnp.arange(z.shape[1]) // block, []
+        for b in range(t.shape[1]):
+            seen = jnp.where(place == b, z, jnp.where(place < b, clean, vocab))
+            parts.append(base.features(seen, t[:, b])[:, b * block : (b + 1) * block])
+        return jnp.concatenate(parts, axis=1)
+
+    return of_outputs(base.features, given=features)
+
+
 def _turned(outputs):
     return outputs + 0.5 * jnp.cos(jnp.arange(outputs.shape[-1])).astype(outputs.dtype)
 

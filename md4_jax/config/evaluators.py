@@ -9,6 +9,7 @@ from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.evals import EVALUATORS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.protocols import Needs, Network, Objective, UserError
 
 # `auto` chooses the first of these bounds that the process and the network allow. Bounds of the
@@ -63,12 +64,14 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     """Returns the bound that `auto` stands for; the training objective if it is of that class.
 
     An objective with `for_evaluation` is replaced by it: the same bound with less noise. Block
-    diffusion keeps its own block size. A process for which BOUNDS has nothing is evaluated with the
-    training objective; UserError if that is no bound.
+    diffusion keeps its own block size, and `every_order` its options. A process for which BOUNDS
+    has nothing is evaluated with the training objective; UserError if that is no bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
         return objective.for_evaluation()
+    if isinstance(objective, EveryOrder):
+        return objective
     for name in BOUNDS:
         if _suits(OBJECTIVES[name].needs, process, network):
             same = isinstance(objective, OBJECTIVES[name]) and is_bound

@@ -9,6 +9,7 @@ from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
+from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
@@ -28,6 +29,7 @@ OBJECTIVES = {
     "along_order": AlongOrder,
     "autoregressive": Autoregressive,
     "block": BlockDiffusion,
+    "every_order": EveryOrder,
     "genmd4": GenMD4,
     "concrete_score": ConcreteScore,
     "score_entropy": ScoreEntropy,

@@ -78,11 +78,7 @@ class BlockDiffusion:
 
     def check_length(self, length: int) -> None:
         """UserError for sequences that are not whole blocks."""
-        if length % self.block:
-            raise UserError(
-                f"objective.block={self.block} must divide the length of a sequence, "
-                f"data.length={length}"
-            )
+        check_blocks(self.block, length)
 
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
@@ -103,24 +99,18 @@ class BlockDiffusion:
         """
         chance_BxG, noise = noise_BxG, noise_of(process, batch, z)
         if self.draws == "exact":
-            masks = jnp.sum(self._blocks(noise), axis=2)
-            tokens = jnp.sum(self._blocks(batch.loss_mask), axis=2)
+            masks = jnp.sum(in_blocks(noise, self.block), axis=2)
+            tokens = jnp.sum(in_blocks(batch.loss_mask, self.block), axis=2)
             chance_BxG = masks / jnp.maximum(tokens, 1).astype(noise_BxG.dtype)
         t_BxG = process.schedule.inverse(noise_BxG)
         h = denoiser.blocks.features(z, t_BxG, batch.tokens, self.block)
         nats_BxL = at_noise(
             denoiser, h, noise, reduce=token_nats, padded=True, rows=(batch.tokens,)
         )
-        per_block = jnp.sum(self._blocks(nats_BxL), axis=2)
+        per_block = jnp.sum(in_blocks(nats_BxL, self.block), axis=2)
         # A block without masks costs 0, whatever its weight.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)
-
-    def _blocks(self, x_BxL: Array, value: float = 0) -> Array:
-        """Reshapes [B, L] to [B, G, block], with `value` after a short last block."""
-        more = -x_BxL.shape[1] % self.block
-        filled = jnp.pad(x_BxL, ((0, 0), (0, more)), constant_values=value)
-        return filled.reshape(len(x_BxL), -1, self.block)
 
     def _spread(self, u: Array, keys: Array, groups: int) -> Array:
         """Spreads [0, 1) over the blocks in random order, shifted by u: [B, G]."""
@@ -133,13 +123,28 @@ class BlockDiffusion:
         """Draws (z [B, L], 1 - alpha of each block [B, G])."""
         x = batch.tokens
         draws_BxL = jnp.where(batch.loss_mask, uniforms(keys, x.shape[1]), jnp.inf)
-        draws = self._blocks(draws_BxL, jnp.inf)
+        draws = in_blocks(draws_BxL, self.block, jnp.inf)
         if self.draws == "times":
             limit = self.low + (self.high - self.low) * jnp.maximum(u_BxG, SMALLEST_TIME)
         else:
-            tokens = jnp.sum(self._blocks(batch.loss_mask), axis=2)
+            tokens = jnp.sum(in_blocks(batch.loss_mask, self.block), axis=2)
             count = jnp.clip(jnp.floor(u_BxG * tokens).astype(jnp.int32), 0, tokens - 1)
             # 1 - alpha given that many masks: see `Masking.mask_exactly`.
             limit = jnp.take_along_axis(jnp.sort(draws, axis=2), count[..., None], axis=2)[..., 0]
         hidden = (draws <= limit[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
         return prompted(batch, jnp.where(hidden, process.mask_id, x)), limit
+
+
+def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
+    """Reshapes [B, L] to [B, G, block], with `value` after a short last block."""
+    more = -x_BxL.shape[1] % block
+    filled = jnp.pad(x_BxL, ((0, 0), (0, more)), constant_values=value)
+    return filled.reshape(len(x_BxL), -1, block)
+
+
+def check_blocks(block: int, length: int) -> None:
+    """Raises UserError if blocks of an objective do not divide the length of a sequence."""
+    if length % block:
+        raise UserError(
+            f"objective.block={block} must divide the length of a sequence, data.length={length}"
+        )

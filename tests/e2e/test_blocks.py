@@ -46,7 +46,8 @@ def evaluate(run, at, *assignments) -> dict:
 
 
 def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
-    """Blocks of one are exact for a time-free network: other draws change nothing."""
+    """Blocks of one are exact for a time-free network: other draws change nothing. Over all orders
+    blocks of four are exact too, and below their bound."""
     one = [
         evaluate(run, at, "objective.name=block", "objective.block=1", f"seed={s}") for s in (0, 1)
     ]
@@ -56,7 +57,11 @@ def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
     line = next(x for x in run(*at, "--mode", "eval", *flags).out.splitlines() if "perplexity" in x)
     assert "<=" not in line
     whole = evaluate(run, at, "objective.name=block", "objective.block=16", "draws=4")
-    assert whole["tokens"] == one[0]["tokens"]
+    every = evaluate(run, at, "objective.name=every_order", "objective.block=4")
+    assert every["exact"] and every["tokens"] == whole["tokens"] == one[0]["tokens"]
+    four = evaluate(run, at, "objective.name=block", "objective.block=4", "draws=8")
+    noise = 4 * four["nats_per_token_se"]
+    assert every["nats_per_token"] < four["nats_per_token"] + noise
     assert abs(whole["nats_per_token"] - one[0]["nats_per_token"]) < 0.5
 
 

@@ -35,10 +35,12 @@ SHORT = (
 )
 # Losses that bound no likelihood, or not for the schedule of their family.
 TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo", "gidd")
-# Not in a family of their own: a T-step bound that d3pm is equal to, an evaluation, what needs a
+# Not in a family of their own: a T-step bound that d3pm is equal to, two evaluations, what needs a
 # teacher, texts of several lengths (configs/flex_owt.py), or a network of its own
 # (configs/partition_owt.py).
-ELSEWHERE = {"md4_discrete", "along_order", "sdtt", "dcd", "flexmdm", "partition"}
+ELSEWHERE = {
+    "md4_discrete", "along_order", "every_order", "sdtt", "dcd", "flexmdm", "partition",
+}  # fmt: skip
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
 

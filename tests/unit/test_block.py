@@ -20,7 +20,7 @@ from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.md4 import MD4
 from md4_jax.perf.hlo import traffic
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Denoiser, UserError
+from md4_jax.protocols import UserError
 
 
 def dense_mask(length: int, block: int) -> np.ndarray:
@@ -151,28 +151,13 @@ def test_scanned_layers_are_the_others(remat, time_conditioning):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-def block_table(logits: np.ndarray) -> Denoiser:
-    """A table's denoiser asked about blocks: what comes after a block is mask."""
-    base = exact.denoiser_of(logits)
-    vocab = logits.shape[2]
-
-    def features(z, t, clean, block):
-        place, parts = jnp.arange(z.shape[1]) // block, []
-        for b in range(z.shape[1] // block):
-            seen = jnp.where(place == b, z, jnp.where(place < b, clean, vocab))
-            parts.append(base.features(seen, t[:, b])[:, b * block : (b + 1) * block])
-        return jnp.concatenate(parts, axis=1)
-
-    return exact.of_outputs(base.features, given=features)
-
-
 def block_bound(logits: np.ndarray, x: np.ndarray, block: int) -> np.ndarray:
     """The mean of the objective's terms over all masks with their exact law, [X]."""
     vocab, length = logits.shape[2], x.shape[1]
     process, objective = Masking(vocab), BlockDiffusion(block)
     shapes = [m for m in exact.patterns(block) if m.any()]
     total = np.zeros(len(x))
-    denoiser = block_table(logits)
+    denoiser = exact.block_table(logits)
     for masks in itertools.product(shapes, repeat=length // block):
         law = math.prod(1.0 / block / math.comb(block, int(m.sum())) for m in masks)
         z = np.where(np.concatenate(masks), vocab, x)

@@ -367,7 +367,7 @@ def test_blocks_of_which_a_part_counts(block, mask, x64):
     counts, x = np.array(mask, bool), exact.sequences(2, 4)
     groups = counts.reshape(-1, block)
     found = np.zeros(16)
-    denoiser, objective = block_table(exact.perfect_logits(p)), BlockDiffusion(block)
+    denoiser, objective = exact.block_table(exact.perfect_logits(p)), BlockDiffusion(block)
     batch = batch_of(x, loss_mask=np.broadcast_to(counts, x.shape))
     shapes = [
         [m for m in exact.patterns(block) if not (m & ~group).any() and m.any() == group.any()]
@@ -394,20 +394,6 @@ def marginal(p: np.ndarray, x: np.ndarray, where: np.ndarray) -> np.ndarray:
     """The probability of x at these positions, for each row."""
     sums = p.sum(axis=tuple(np.flatnonzero(~where)), keepdims=True)
     return np.broadcast_to(sums, p.shape)[tuple(x.T)]
-
-
-def block_table(logits: np.ndarray) -> Denoiser:
-    """A table's denoiser asked about blocks: what comes after a block is mask."""
-    base, vocab = exact.denoiser_of(logits), logits.shape[2]
-
-    def features(z, t, clean, block):
-        place, parts = jnp.arange(z.shape[1]) // block, []
-        for b in range(z.shape[1] // block):
-            seen = jnp.where(place == b, z, jnp.where(place < b, clean, vocab))
-            parts.append(base.features(seen, t[:, b])[:, b * block : (b + 1) * block])
-        return jnp.concatenate(parts, axis=1)
-
-    return exact.of_outputs(base.features, given=features)
 
 
 POWER = jnp.log(jnp.expm1(jnp.array([0.8, 1.5])))
