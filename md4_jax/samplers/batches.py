@@ -14,6 +14,7 @@ from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
 from md4_jax.samplers.guidance import calls, guided
+from md4_jax.samplers.particles import Steered
 
 
 class Samples(NamedTuple):
@@ -27,6 +28,7 @@ class Samples(NamedTuple):
     frames       (z, confidence) of the first R sequences after each step of each of W windows,
                  both [W, F, R, L]; z is -1 at positions that no window has reached. None without
                  a trace
+    steered      how a reward steered them; None without one
     """
 
     tokens: np.ndarray
@@ -35,6 +37,7 @@ class Samples(NamedTuple):
     evaluations: np.ndarray
     seconds: float
     frames: tuple[np.ndarray, np.ndarray] | None
+    steered: Steered | None = None
 
 
 class Sampler(NamedTuple):

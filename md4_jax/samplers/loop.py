@@ -182,20 +182,27 @@ def finish(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, ke
     """
     if isinstance(step, Finishes):
         return step.finish(denoiser, process, chain, keys)
+    level = 0.0 if step.level is None or process.shows_clean else step.level
+    return without_noise(denoiser, process, step.transform, chain, jnp.float32(level), keys)
+
+
+def without_noise(
+    denoiser: Denoiser, process: Any, transform: Any, chain: Chain, time: Array, keys: Array
+) -> Chain:
+    """Draws what the chain may still hold of noise at this time from the denoiser, all at once."""
     if process.shows_clean:
-        left, now = process.is_noise(chain.z), jnp.float32(0.0)
-        return reveal.draw_where(denoiser, step.transform, chain, left, t=now, keys=keys)
+        left = process.is_noise(chain.z)
+        return reveal.draw_where(denoiser, transform, chain, left, t=time, keys=keys)
     if not isinstance(process, HasReverse):
         raise UserError(
             f"the process {type(process).__name__} cannot be sampled: it has no clean_logits, "
             "which the last step needs to remove the noise that is left"
         )
-    time = jnp.float32(0.0 if step.level is None else step.level)
     left = process.noise_left(time) | process.is_noise(chain.z)
 
     def clean(chain: Chain) -> Chain:
         times = jnp.full(len(chain.z), time)
-        logits = process.clean_logits(step.transform(denoiser(chain.z, times)), chain.z, times)
+        logits = process.clean_logits(transform(denoiser(chain.z, times)), chain.z, times)
         z = draw_token(keys, logits)
         return chain._replace(
             z=jnp.where(left, z, chain.z),

@@ -1,0 +1,199 @@
+"""Samples of p(x) exp(strength r(x)) for a reward r, without training: docs/samplers.md#rewards."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from md4_jax.options import SampleOptions
+from md4_jax.protocols import Array, Network, Params, Prompt, UserError
+from md4_jax.runtime.compiling import compile_ahead, jit
+from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
+from md4_jax.samplers import loop
+from md4_jax.samplers.batches import Samples, context_of, row_keys
+from md4_jax.samplers.chain import Chain, SamplerStep
+from md4_jax.samplers.guidance import calls, guided
+from md4_jax.samplers.particles import Population, Steered, SteeringOptions
+
+# (tokens int32 [N, L], domain) -> reward of each sequence, [N].
+Reward = Callable[[np.ndarray, Any], Any]
+
+
+class Steering(NamedTuple):
+    """Reward by which samples are steered, with the domain that gives their tokens a meaning."""
+
+    options: SteeringOptions
+    reward: Reward
+    domain: Any
+
+    def rewards(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the rewards float64 [N] of tokens [N, L]; UserError if they are no numbers."""
+        found = np.asarray(self.reward(tokens, self.domain), np.float64)
+        kind = type(self.reward).__name__
+        if found.shape != (len(tokens),):
+            raise UserError(
+                f"sample.reward: {kind} returned an array of the shape {found.shape} for "
+                f"{len(tokens)} sequences; it must return one number for each"
+            )
+        if not np.isfinite(found).all():
+            raise UserError(
+                f"sample.reward: {kind} returned {found[~np.isfinite(found)][0]} for a sequence; "
+                "rewards must be finite numbers"
+            )
+        return found
+
+
+class Programs:
+    """Compiled programs that move particles; each calls the network and works for any reward.
+
+    steps   takes `count` steps of the grid, from the index `first` on, after resampling
+    look    draws finished sequences from the denoiser's prediction at the state
+    finish  removes the noise that the last step leaves
+    """
+
+    def __init__(self, network: Network, grid: np.ndarray, mesh: Mesh, guidance: float):
+        self.mesh, self.guidance, self.grid = mesh, guidance, grid
+        self._network, self._compiled = network, {}
+        self._functions = {
+            "start": jit(_start, mesh, network, static_argnums=3),
+            "steps": jit(functools.partial(self._run, _steps), mesh, network),
+            "look": jit(functools.partial(self._run, _look), mesh, network),
+            "finish": jit(functools.partial(self._run, _finish), mesh, network),
+        }
+
+    def start(self, params: Params, prompt: Prompt, keys: Array) -> Chain:
+        """Draws the chains at t = 1."""
+        with jax.set_mesh(self.mesh):
+            return self._functions["start"](params["process"], prompt, keys, len(self.grid))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Runs a program, which is compiled at its first call of a shape."""
+        shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), arguments[2:-2])
+        key = (name, jax.tree.structure(arguments), str(shapes))
+        with jax.set_mesh(self.mesh):
+            if key not in self._compiled:
+                self._compiled[key] = compile_ahead(self._functions[name], *arguments)
+            return self._compiled[key](*arguments)
+
+    def _run(self, function: Callable, params: Params, step: SamplerStep, given, chain, *rest):
+        keys, prompt, context = given
+        denoiser, process = guided(self._network, params, context, self.guidance, prompt)
+        keys = jax.lax.with_sharding_constraint(keys, batch_sharding(self.mesh))
+        take = functools.partial(function, denoiser, process, step, jnp.asarray(self.grid))
+        return take(keys, prompt.tokens, chain, *rest)
+
+
+def _start(process: Any, prompt: Prompt, keys: Array, count: int) -> Chain:
+    return loop.start(process, prompt, loop.fold(keys, count))
+
+
+def _steps(denoiser, process, step, times, keys, tokens, chain, parents, first, count) -> Chain:
+    # Each place keeps the count of its own evaluations, which adds up to what was computed.
+    chain = chain._replace(z=chain.z[parents], confidence=chain.confidence[parents])
+
+    def body(taken: Array, chain: Chain) -> Chain:
+        index = first - taken
+        both, own = (times[index - 1], times[index]), loop.fold(keys, index)
+        return loop.one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own)
+
+    return jax.lax.fori_loop(0, count, body, chain)
+
+
+def _look(denoiser, process, step, times, keys, tokens, chain, index) -> tuple[Array, Array]:
+    own = loop.fold(loop.fold(keys, len(times) + 1), index)
+    now = times[index] if step.level is None else jnp.float32(step.level)
+    guess = loop.without_noise(denoiser, process, step.transform, chain, now, own)
+    return loop.put_prompt(guess, tokens).z, guess.evaluations
+
+
+def _finish(denoiser, process, step, times, keys, tokens, chain) -> Chain:
+    chain = loop.finish(denoiser, process, step, chain, loop.fold(keys, 0))
+    return loop.put_prompt(chain, tokens)
+
+
+def draw_steered(
+    programs: Programs,
+    params: Params,
+    step: SamplerStep,
+    options: SampleOptions,
+    prompts: Sequence[Prompt],
+    steering: Steering,
+    context: Mapping[str, np.ndarray] | None = None,
+) -> Samples:
+    """Draws `options.num` samples of each prompt by sequential Monte Carlo.
+
+    Each sample has its own particles and keys, so that it does not depend on the rest of its
+    batch. `options.batch_size` particles go on at once, or those of one sample if they are more.
+    """
+    tokens, mask = (
+        np.repeat(np.stack(parts), options.num, axis=0) for parts in zip(*prompts, strict=True)
+    )
+    total, particles = len(tokens), steering.options.particles
+    context = context_of(options, total) if context is None else context
+    shards = batch_shards(programs.mesh)
+    even = shards // math.gcd(shards, particles)  # samples whose particles all shards can share
+    size = -(-min(max(1, options.batch_size // particles), total) // even) * even
+    found = []
+    for start in range(0, total, size):
+        rows = np.minimum(np.arange(start, start + size), total - 1)
+        keys = row_keys(options.seed, 0, np.arange(start, start + size))
+        own = np.repeat(rows, particles)[local_rows(programs.mesh, size * particles)]
+        told = {name: np.asarray(values)[own] for name, values in context.items()}
+        given = (Prompt(tokens[own], mask[own]), told)
+        found.append(_batch(programs, params, step, given, keys, steering))
+    out, evaluations, how, seconds = zip(*found, strict=True)
+    out, evaluations = np.concatenate(out)[:total], np.concatenate(evaluations)[:total]
+    steered = Steered(*(np.concatenate(parts)[:total] for parts in zip(*how, strict=True)))
+    used = calls(programs.guidance) * evaluations
+    lengths = np.full(total, out.shape[1])
+    return Samples(out, mask, lengths, used, sum(seconds), None, steered)
+
+
+def _batch(
+    programs: Programs, params: Params, step: SamplerStep, given, keys: Array, steering: Steering
+) -> tuple[np.ndarray, np.ndarray, Steered, float]:
+    """Draws S samples with these keys [S]; returns tokens, evaluations, how, and seconds."""
+    particles, every = steering.options.particles, steering.options.every
+    samples, count = len(keys), len(programs.grid) - 1
+    own = _particle_keys(keys, particles)
+    given = (own, *to_global(given, programs.mesh))
+    population, began = Population(steering.options, samples), time.perf_counter()
+    parents, looks = np.arange(samples * particles), np.zeros(samples * particles, np.int64)
+    chain = programs.start(params, given[1], own)
+    for first in range(count, 0, -every):
+        taken = np.int32(min(every, first))
+        chain = programs.call(
+            "steps", params, step, given, chain, parents.astype(np.int32), np.int32(first), taken
+        )
+        parents = np.arange(samples * particles)
+        if first > every and steering.options.threshold > 0:
+            guess = programs.call("look", params, step, given, chain, np.int32(first - taken))
+            guess, used = to_host(guess)
+            looks += used - to_host(chain.evaluations)
+            population.weigh(steering.rewards(guess))
+            parents = population.resample(_uniforms(keys, first))
+    chain = to_host(programs.call("finish", params, step, given, chain))
+    population.weigh(steering.rewards(chain.z))
+    chosen, how = population.choose(_uniforms(keys, 0))
+    used = (chain.evaluations + looks).reshape(samples, particles).sum(axis=1)
+    return chain.z[chosen], used, how, time.perf_counter() - began
+
+
+def _particle_keys(keys: Array, particles: int) -> Array:
+    """Returns the keys [S P] of the particles of samples with keys [S]."""
+    each = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+    return each(loop.fold(keys, 0), jnp.arange(particles)).reshape(-1)
+
+
+def _uniforms(keys: Array, index: int) -> np.ndarray:
+    """Returns a number in [0, 1) for each sample, float64 [S], for the resampling at an index."""
+    own = loop.fold(loop.fold(keys, 1), index)
+    bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(own))
+    high, low = bits.astype(np.uint64).T
+    return (high * 2**21 + (low >> np.uint64(11))) / 2.0**53
