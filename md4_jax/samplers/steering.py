@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from md4_jax.options import SampleOptions
 from md4_jax.protocols import Array, Network, Params, Prompt, UserError
-from md4_jax.runtime.compiling import compile_ahead, jit
+from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers import loop
 from md4_jax.samplers.batches import Samples, context_of, row_keys
@@ -59,7 +59,7 @@ class Programs:
 
     def __init__(self, network: Network, grid: np.ndarray, mesh: Mesh, guidance: float):
         self.mesh, self.guidance, self.grid = mesh, guidance, grid
-        self._network, self._compiled = network, {}
+        self._network = network
         self._functions = {
             "start": jit(_start, mesh, network, static_argnums=3),
             "steps": jit(functools.partial(self._run, _steps), mesh, network),
@@ -74,12 +74,8 @@ class Programs:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Runs a program, which is compiled at its first call of a shape."""
-        shapes = jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), arguments[2:-2])
-        key = (name, jax.tree.structure(arguments), str(shapes))
         with jax.set_mesh(self.mesh):
-            if key not in self._compiled:
-                self._compiled[key] = compile_ahead(self._functions[name], *arguments)
-            return self._compiled[key](*arguments)
+            return self._functions[name](*arguments)
 
     def _run(self, function: Callable, params: Params, step: SamplerStep, given, chain, *rest):
         keys, prompt, context = given
