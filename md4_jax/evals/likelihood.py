@@ -29,7 +29,7 @@ class LikelihoodBound:
     final       whether it runs when training ends, and in --mode eval without --evals
     split       train, validation, test, or all, which is the whole data
     data        keys of the `data` section that differ from the run's own
-    draws       noise draws per sequence
+    draws       noise draws per sequence; one where the objective is exact
     batch_size  sequences per batch; 0: as in training
     stride      new tokens of each sequence; the others before them are conditioned on. 0: all
     limit       number of sequences to use, from the start of the split; 0: all
@@ -81,16 +81,17 @@ class LikelihoodBound:
 
     def estimator(self, experiment: Experiment, programs: dict) -> "Estimator":
         """Returns the compiled step; the same bound, draws and seed share one in `programs`."""
-        key = ("likelihood", experiment.network, self.objective, self.draws, self.seed)
+        exact = getattr(self.objective, "is_exact", lambda network: False)(experiment.network)
+        count = 1 if exact else self.draws
+        key = ("likelihood", experiment.network, self.objective, count, self.seed)
         if key not in programs:
-            is_exact = getattr(self.objective, "is_exact", lambda network: False)
             programs[key] = Estimator(
-                make_eval_step(experiment.network, self.objective, self.draws, self.seed),
+                make_eval_step(experiment.network, self.objective, count, self.seed),
                 experiment.network,
                 experiment.mesh,
-                self.draws,
+                count,
                 unit=experiment.domain.unit,
-                exact=is_exact(experiment.network),
+                exact=exact,
             )
         return programs[key]
 
