@@ -1,4 +1,4 @@
-"""Batches of sequences, prompts, and the error that a user can mend."""
+"""Batches of sequences, prompts, and the error that a user can correct."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -50,9 +50,9 @@ class Blocks:
             sampling stops
     cached  False computes the cache again before each block: the same samples, more slowly
     dual_cache  for a network that sees both sides: a block also sees the later tokens, masks or
-                given ones. Before each block the keys and values of all others are computed, and
-                kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618). It
-                stands for `window` and `cached`
+                given ones. Before each block the keys and values of all other tokens are computed,
+                and kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
+                `window` and `cached` then have no effect
     """
 
     block: int
