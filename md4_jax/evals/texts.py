@@ -147,7 +147,7 @@ def _is_exact(experiment: Experiment, bound: LikelihoodBound) -> bool:
 
 
 def takes_segments(experiment: Experiment, params: Params) -> bool:
-    """Returns whether the network can be told not to look at padding."""
+    """Returns whether the network can ignore padding."""
     context = {"segments": np.zeros((1, 2), np.int32)}
     try:
         jax.eval_shape(lambda p: experiment.network.bind(p["network"], context, None) and 0, params)

@@ -1,4 +1,4 @@
-"""Finding and reading a model: a run, a folder that was saved, or one of another project."""
+"""Finding and reading of a model: a run, a saved folder, or a checkpoint of another project."""
 
 import contextlib
 import json

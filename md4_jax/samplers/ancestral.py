@@ -77,7 +77,7 @@ def reveal_masks(
 ) -> Chain:
     """Reveals each mask with the step's probability and draws its token from the denoiser at t.
 
-    `reveal.py` can draw the reveals of all steps of a run beforehand, with the same law.
+    `reveal.py` can draw the reveals of all steps beforehand, with the same distribution.
     """
     reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     draws = uniforms(reveal_keys, chain.z.shape[1])

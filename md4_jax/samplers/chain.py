@@ -111,5 +111,5 @@ class RevealsByLogits(SamplerStep, Protocol):
         ...
 
     def time(self, process: Any, chain: Chain, t: Array) -> Array:
-        """Returns the time that the network is told in a step from t: [B]."""
+        """Returns the time input of the network in a step from t: [B]."""
         ...
