@@ -17,6 +17,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.candi import CANDI
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.distillation import Teacher
 from md4_jax.objectives.gidd import GIDD
@@ -74,6 +75,7 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "right to left": AlongOrder("right_to_left"),
     "gidd, clip": GIDD("clip"),
     "gidd, dynamic": GIDD("dynamic"),
+    "candi, cross entropy": CANDI("cross_entropy"),
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
     "sdtt, three steps": SDTT(steps=5, per_step=3, divergence="kl"),

@@ -233,6 +233,10 @@ class TransformerModule(nn.Module):
         x = vectors_of(self.embedding, symbols, self.compute_dtype, self.options.vocab_size)
         if not isinstance(z, Mixture):
             return x
+        if symbols.ndim == 1:
+            weights = z.weights.astype(x.dtype)
+            mixed = product(weights.reshape(-1, len(symbols)), x, self.options.products)
+            return mixed.reshape(*weights.shape[:2], -1)
         return jnp.einsum("blk,blkd->bld", z.weights.astype(x.dtype), x)
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
