@@ -40,8 +40,8 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
             )
         if isinstance(process, ObservesMasks):
             raise UserError(
-                f"{key}.name={part.name!r} cannot be audited: its network reads Gaussian noise, and "
-                "the auditor's denoisers are tables of symbols"
+                f"{key}.name={part.name!r} cannot be audited: its network reads Gaussian noise, "
+                "and the auditor's denoisers are tables of symbols"
             )
     return found, process
 
