@@ -87,7 +87,10 @@ def posterior(process, p: np.ndarray, scale: float = 1.0) -> Denoiser:
         of_text = jnp.log(p.ravel()) + jnp.sum(of_token, axis=-1)
         agrees = x.T[:, :, None] == jnp.arange(vocab)
         wide = jnp.where(agrees, of_text[:, None, :, None], -jnp.inf)
-        return scale * jnp.maximum(jax.nn.logsumexp(wide, axis=2), -600.0)
+        logits = jnp.maximum(jax.nn.logsumexp(wide, axis=2), -600.0)
+        if process.parametrisation == "joint":
+            logits = logits - jnp.where(hidden[..., None], y / sigma**2, 0.0)
+        return scale * logits
 
     return Denoiser(features, lambda h: h)
 

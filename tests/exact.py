@@ -26,6 +26,7 @@ from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
+from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
@@ -58,6 +59,9 @@ PROCESS_CASES = dict(PROCESSES) | {
     "rates, mixture": lambda vocab_size: Rates(vocab_size, parametrisation="mixture"),
     "uniform, mixture": lambda vocab_size: Uniform(vocab_size, parametrisation="mixture"),
     "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),
+    "gaussian_masking, joint": lambda vocab_size: GaussianMasking(
+        vocab_size, parametrisation="joint"
+    ),
     "hybrid, masks alone": lambda vocab_size: Hybrid(vocab_size, uniform=0.0),
 }
 

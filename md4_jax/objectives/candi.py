@@ -72,8 +72,11 @@ class CANDI:
         h_BxLxD = denoiser.features(process.seen(z, y, t), t)
         weights = [masked_weight(process.schedule, t), -0.5 * process.precision_slope(t)]
         rows = [jnp.broadcast_to(weight[:, None], z.shape) for weight in weights]
+        evidence = process.evidence(y, t)
+        rows += [] if evidence is None else [evidence]
 
-        def cost(logits: Array, x: Array, reveal: Array, drift: Array) -> Array:
+        def cost(logits: Array, x: Array, reveal: Array, drift: Array, *evidence: Array) -> Array:
+            logits = sum(evidence, logits)
             nats = reveal * token_nats(logits, x)
             if self.form == "cross_entropy":
                 return nats
@@ -81,7 +84,7 @@ class CANDI:
 
         nats_BxL = at_noise(
             denoiser, h_BxLxD, noise_of(process, batch, z),
-            reduce=cost, rows=(batch.tokens, *rows), padded=True,
+            reduce=cost, rows=(batch.tokens, *rows), padded=evidence is None,
         )  # fmt: skip
         return jnp.sum(nats_BxL, axis=1)
 

@@ -106,6 +106,10 @@ class ObservesMasks(Process, Protocol):
         """Returns what the network reads of (z, y)."""
         ...
 
+    def evidence(self, y: Array, t: Array) -> Array | None:
+        """Returns what is added to its outputs to make them logits of x, [B, L, V], or None."""
+        ...
+
     def reveal_probability(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask), s < t."""
         ...

@@ -14,11 +14,20 @@ from md4_jax.processes.scheduled import Scheduled, uniforms
 from md4_jax.processes.schedules import Linear, covers_unit_interval
 from md4_jax.protocols import Array, Mixture, Schedule, UserError
 
+PARAMETRISATIONS = ("mixture", "joint")
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[],
-    meta_fields=["vocab_size", "schedule", "confusion_start", "confusion_end", "conditioning"],
+    meta_fields=[
+        "vocab_size",
+        "schedule",
+        "confusion_start",
+        "confusion_end",
+        "parametrisation",
+        "conditioning",
+    ],
 )
 @dataclasses.dataclass(frozen=True)
 class GaussianMasking(Scheduled):
@@ -34,6 +43,11 @@ class GaussianMasking(Scheduled):
     the expected share of symbols above x, r = p (V - 1) / V.
 
     y takes 4 bytes for each of B L V numbers, and the weights that the network reads as many.
+    parametrisation is the meaning of the network's outputs [..., V]:
+
+    mixture  logits of the posterior of x_n given all of (z, y), as published
+    joint    logits of x_n given the rest of (z, y), without y_n, whose likelihood y_n / sigma^2 is
+             added
     """
 
     shows_clean: ClassVar[bool] = True
@@ -42,10 +56,16 @@ class GaussianMasking(Scheduled):
     schedule: Schedule = Linear()
     confusion_start: float = 0.05
     confusion_end: float = 0.45
+    parametrisation: str = "mixture"
     conditioning: str = "time"
 
     def __post_init__(self):
         check_conditioning(self.conditioning)
+        if self.parametrisation not in PARAMETRISATIONS:
+            raise UserError(
+                f"process.parametrisation must be one of {', '.join(PARAMETRISATIONS)}, "
+                f"not {self.parametrisation!r}"
+            )
         if not 0 < self.confusion_start < self.confusion_end < 0.5:
             raise UserError(
                 f"process.confusion_start={self.confusion_start} and process.confusion_end="
@@ -95,6 +115,10 @@ class GaussianMasking(Scheduled):
         symbols = jnp.arange(self.vocab_size + 1)
         clean = (z[..., None] == symbols).astype(y.dtype)
         return Mixture(symbols, jnp.where(self.is_noise(z)[..., None], hidden, clean))
+
+    def evidence(self, y: Array, t: Array) -> Array | None:
+        """Returns what is added to the network's outputs, y / sigma_t^2 [B, L, V], or None."""
+        return self.precision(t)[:, None, None] * y if self.parametrisation == "joint" else None
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask), (alpha_s - alpha_t) / (1 - alpha_t), s < t."""

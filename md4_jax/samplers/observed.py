@@ -63,6 +63,8 @@ def _revealed(
 ) -> tuple[Chain, Array]:
     """Returns (chain with the masks that `revealed` marks drawn, a token for each position)."""
     logits = denoiser(process.seen(chain.z, chain.observed, now), now)
+    evidence = process.evidence(chain.observed, now)
+    logits = logits if evidence is None else logits + evidence
     tokens = draw_token(keys, transform(logits))
     chosen = revealed & process.is_noise(chain.z)
     confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)

@@ -19,6 +19,7 @@ PROCESSES = {
     "another schedule": dict(schedule=Cosine()),
     "little noise at the end": dict(confusion_end=0.2, schedule=Polynomial(2.0)),
     "much noise from the start": dict(confusion_start=0.3),
+    "what others tell": dict(parametrisation="joint"),
 }
 every_problem = pytest.mark.parametrize("p", candi.PROBLEMS.values(), ids=candi.PROBLEMS)
 every_process = pytest.mark.parametrize("options", PROCESSES.values(), ids=PROCESSES)
@@ -194,14 +195,11 @@ def test_the_squared_distance_keeps_its_digits():
     np.testing.assert_allclose(squared_distance(logits, jnp.array([0, 0])), expected, rtol=1e-5)
 
 
-SAMPLED = dict(confusion_end=0.2)
-
-
-@pytest.mark.parametrize("steps", [1, 4])
-def test_samples_of_one_token_have_the_law_of_the_model(steps):
+@pytest.mark.parametrize("steps, parametrisation", [(1, "mixture"), (4, "mixture"), (4, "joint")])
+def test_samples_of_one_token_have_the_law_of_the_model(steps, parametrisation):
     """However few the steps. 40,000 samples, each frequency within 4.5 standard errors."""
     p, n = candi.P_V3L1, 40_000
-    process = GaussianMasking(3, **SAMPLED)
+    process = GaussianMasking(3, confusion_end=0.2, parametrisation=parametrisation)
     law, found = candi.model_law(process, p), frequencies(process, p, steps, n)
     assert (np.abs(found - law) < 4.5 * np.sqrt(law * (1 - law) / n)).all(), (found, law)
     # Which differs from the law of the data: the start does not know how frequent symbols are.
@@ -244,6 +242,7 @@ def test_masks_that_the_schedule_leaves_are_drawn_at_the_end():
         (lambda: GaussianMasking(3, confusion_end=0.5), "confusion_end=0.5 must rise"),
         (lambda: GaussianMasking(3, confusion_start=0.0), "confusion_start=0.0 and"),
         (lambda: GaussianMasking(3, confusion_start=0.46), "confusion_start=0.46 and"),
+        (lambda: GaussianMasking(3, parametrisation="score"), "mixture, joint, not 'score'"),
         (lambda: GaussianMasking(3, conditioning="never"), "process.conditioning must be one of"),
     ],
 )
