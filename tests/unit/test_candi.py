@@ -1,5 +1,7 @@
 """CANDI's bound by integration over noise, its parts, and samples of the exact denoiser."""
 
+from types import SimpleNamespace
+
 import candi
 import exact
 import jax
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from md4_jax.config import audits, schema
+from md4_jax.model import inputs
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.candi import CANDI, squared_distance
 from md4_jax.processes.gaussian_masking import GaussianMasking
@@ -233,6 +237,20 @@ def test_masks_that_the_schedule_leaves_are_drawn_at_the_end():
     denoiser = candi.posterior(process, candi.P_V2L2)
     z, evaluations = exact.drawn(denoiser, process, step, grid, exact.keys_for(0, 200))
     assert (np.asarray(z) < 2).all() and set(np.asarray(evaluations).tolist()) == {1, 2}
+
+
+def test_logits_of_masks_without_their_noise_are_refused():
+    shown = SimpleNamespace(process=GaussianMasking(3), network=SimpleNamespace(gaps=False))
+    inputs.checked(shown, [[0, 2]], 0.5)
+    with pytest.raises(UserError, match="the token 3 is the mask, where"):
+        inputs.checked(shown, [[0, 3]], 0.5)
+
+
+@pytest.mark.parametrize("form", ["bound", "cross_entropy"])
+def test_an_audit_is_refused(form):
+    config = schema.load_config("configs/candi_text8.py", {"objective.form": form})
+    with pytest.raises(UserError, match="objective.name='candi' cannot be audited: its network"):
+        audits.objectives(config)
 
 
 @pytest.mark.parametrize(
