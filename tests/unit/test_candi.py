@@ -16,7 +16,8 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.candi import CANDI, squared_distance
 from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.schedules import Cosine, Geometric, Polynomial
-from md4_jax.protocols import Mixture, UserError, batch_of
+from md4_jax.protocols import Denoiser, Mixture, UserError, batch_of
+from md4_jax.samplers.loop import no_prompt, sample
 
 PROCESSES = {
     "as published": {},
@@ -107,7 +108,7 @@ def test_which_forms_are_bounds():
 def test_the_mean_of_the_draws(form):
     """n = 60,000 for each of four texts: within 4.5 standard errors of the integral."""
     p, n, objective = candi.P_V2L2, 60_000, CANDI(form)
-    process = GaussianMasking(2)
+    process = GaussianMasking(2, confusion_end=0.2)  # whose prior costs much
     with jax.enable_x64(True):
         denoiser = candi.posterior(process, p)
         method = candi.integral if form == "cross_entropy" else candi.whole
@@ -267,6 +268,19 @@ def frequencies(process, p, steps: int, n: int) -> np.ndarray:
     assert (np.asarray(evaluations) == steps).all()
     code = np.asarray(z) @ p.shape[0] ** np.arange(p.ndim)[::-1]
     return np.bincount(code, minlength=p.size) / n
+
+
+def test_a_token_that_is_shown_stays():
+    """Also where the network, which knows nothing here, would draw another one."""
+    flat = Denoiser(lambda seen, t: jnp.zeros((*seen.weights.shape[:2], 3)), lambda h: h)
+    chain, frames = sample(
+        flat, GaussianMasking(3), exact.SAMPLERS["ancestral"](), keys=exact.keys_for(0, 40),
+        grid=np.linspace(0.0, 1.0, 5, dtype=np.float32), prompt=no_prompt(40, 3), trace=40,
+    )  # fmt: skip
+    z = np.asarray(frames.z)
+    assert chain.observed is None and (z[-1] < 3).all() and (z[0] == 3).all()
+    assert ((z[1:] == z[:-1]) | (z[:-1] == 3)).all()
+    assert (np.asarray(frames.confidence)[-1] == pytest.approx(1 / 3)).all()
 
 
 def test_masks_that_the_schedule_leaves_are_drawn_at_the_end():
