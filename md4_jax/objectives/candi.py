@@ -30,7 +30,8 @@ class CANDI:
 
     form  bound          L
           cross_entropy  the first term alone, the paper's loss. It leaves out what the Gaussian
-                         part tells, lies below -log p, and is for training only
+                         part tells, is below the entropy with the right network, and for training
+                         only
     """
 
     needs: ClassVar[Needs] = Needs(
