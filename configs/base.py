@@ -31,7 +31,8 @@ def get_config() -> ConfigDict:
                 # uniform(schedule, parametrisation) | hybrid(uniform, gamma) |
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
-                # insertion(schedule, insertion), with network.gaps
+                # insertion(schedule, insertion), with network.gaps |
+                # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation)
                 name="masking",
                 # linear | polynomial(power) | power(exponent) | cosine | shifted_cosine(shift) |
                 # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
@@ -56,6 +57,7 @@ def get_config() -> ConfigDict:
                 # model that train.initial names
                 # flexmdm, with process insertion: texts of their own lengths
                 # partition, with network.name="partition"
+                # candi(form), with process gaussian_masking
                 name="md4",
             ),
             network=dict(

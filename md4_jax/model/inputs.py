@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.experiment import Experiment
+from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
 
 
@@ -23,6 +24,11 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
     if wrong.size:
         said = f", where {process.vocab_size} is the mask" if most >= process.vocab_size else ""
         raise UserError(f"the token {wrong[0]} must lie between 0 and {most}{said}")
+    if isinstance(process, ObservesMasks) and np.any(rows == process.mask_id):
+        raise UserError(
+            f"the token {process.mask_id} is the mask, where the network of this process reads "
+            "Gaussian noise too: logits are those of clean tokens alone"
+        )
     if not np.all((times >= 0) & (times <= 1)):
         raise UserError(f"t={t} must lie between 0 and 1")
     return rows.astype(np.int32), np.broadcast_to(times, len(rows))

@@ -118,4 +118,6 @@ def strongest(z: Array | Mixture) -> Array:
     if not isinstance(z, Mixture):
         return z
     best = jnp.argmax(z.weights, axis=-1)[..., None]
+    if z.symbols.ndim == 1:
+        return z.symbols[best[..., 0]]
     return jnp.take_along_axis(z.symbols, best, axis=-1)[..., 0]

@@ -11,7 +11,11 @@ from md4_jax.protocols.batch import Array, Params
 
 
 class Mixture(NamedTuple):
-    """Mixture of K symbols at each position, [B, L, K], which some networks read in place of z."""
+    """Weighted sum of K symbols' vectors at each position, which some networks read in place of z.
+
+    symbols  int32 [B, L, K], or [K] if they are the same at all positions. The mask V may be one
+    weights  float [B, L, K]. They need not sum to 1, nor be positive
+    """
 
     symbols: Array
     weights: Array
