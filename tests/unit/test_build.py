@@ -394,6 +394,8 @@ def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
         (dict(name="rates"), dict(name="ctmc", first_time=0.1), "CTMC(first_time=0.1)"),
         (dict(name="masking"), dict(name="block", block=4, draws="times"),
          "BlockDiffusion(block=4,draws='exact')"),
+        (dict(name="masking"), dict(name="every_order", block=2, orders=8),
+         "EveryOrder(block=2,orders=8)"),
     ],
 )  # fmt: skip
 def test_the_bound_that_auto_reports(process, objective, bound):
