@@ -48,6 +48,12 @@ def overridden(**assignments):
         ("7", "seven", "7"),
         ("None", "text", "None"),
         ("(1, 2)", None, (1, 2)),
+        ("1e6", 4, 1_000_000),
+        ("2.5", 4, 2.5),
+        ("1e3", 0.5, 1000.0),
+        ("1e3", False, 1000.0),
+        ("inf", 4, "inf"),
+        ("1e999", 4, float("inf")),
     ],
 )
 def test_a_text_becomes_the_type_of_its_key(text, current, value):
