@@ -1,6 +1,7 @@
 """Reading config files, overrides from the command line, and comparing with a run's own."""
 
 import json
+import sys
 import types
 from pathlib import Path
 
@@ -272,17 +273,20 @@ def test_checkpoints_without_a_config(tmp_path):
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("def get_config(:", "SyntaxError"),
-        ("x = 1", "AttributeError"),
+        ("def get_config(:", r"SyntaxError: .*\(mine.py, line 1\)"),
+        ("x = 1", "a config is a Python file with a get_config"),
         ("def get_config():\n    return {}", "must return an ml_collections.ConfigDict"),
-        ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
+        ("def get_config():\n    return 1 / 0", "mine.py, line 2: ZeroDivisionError"),
     ],
 )
-def test_a_config_file_that_cannot_be_made(content, words, tmp_path):
+def test_a_config_file_that_cannot_be_made(content, words, tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text(content)
     with pytest.raises(UserError, match=words):
         files.load(str(path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        files.load("mine.py")
 
 
 def test_a_config_file_of_the_user(tmp_path):
@@ -295,6 +299,22 @@ def test_a_config_file_of_the_user(tmp_path):
     assert type(loaded) is dict and loaded["train"]["batch_size"] == 3
     with pytest.raises(UserError, match="there is no such file"):
         files.load(str(tmp_path / "none.py"))
+
+
+def test_a_config_file_of_the_user_imports_another_beside_it(tmp_path):
+    """Which hides no other module of its name, such as `types`."""
+    own = "from configs import base\nSIZE = 3\ndef get_config():\n    return base.get_config()\n"
+    (tmp_path / "file_beside_the_config.py").write_text(own)
+    (tmp_path / "string.py").write_text("digits = ''")
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import string\n\nimport file_beside_the_config as other\n\n\ndef get_config():\n"
+        "    config = other.get_config()\n"
+        "    config.train.batch_size = other.SIZE + len(string.digits)\n    return config\n"
+    )
+    before = list(sys.path)
+    assert files.load(str(path))["train"]["batch_size"] == 13
+    assert sys.path == before
 
 
 def same(one: dict, other: dict) -> bool:
