@@ -32,7 +32,7 @@ class LikelihoodBound:
     draws       noise draws per sequence
     batch_size  sequences per batch; 0: as in training
     stride      new tokens of each sequence; the others before them are conditioned on. 0: all
-    limit       number of sequences to use, from the start of the split; 0: all
+    limit       sequences to use, from the start of the split, rounded up to whole batches; 0: all
     seed        seed of the noise draws
     objective   the bound: `auto` is the tightest that the process and the network allow
     """
