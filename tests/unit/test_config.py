@@ -101,6 +101,21 @@ def test_an_unknown_section_is_refused_and_the_nearest_named(key, words):
         overridden(**{key: "1"})
 
 
+@pytest.mark.parametrize(
+    "key, words",
+    [
+        (
+            "train",
+            "^train is a section and cannot be None: set its keys, --config.train.KEY=VALUE$",
+        ),
+        ("evals.test", "such as --config.evals.test.every=0 --config.evals.test.final=False"),
+    ],
+)
+def test_a_section_is_no_value(key, words):
+    with pytest.raises(UserError, match=words):
+        config.override(sample_config(), {key: "None"}, accepts)
+
+
 def test_unknown_names_list_the_known_ones():
     error = config.unknown("schedule", "cosin", ["linear", "cosine"])
     assert "did you mean 'cosine'?" in str(error) and "cosine, linear" in str(error)
