@@ -347,6 +347,10 @@ def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     importing.run(str(folders["mdlm"]), changes, Place(tmp_path / "run"))
     run = md4_jax.load(tmp_path / "run")
     assert run.step == 0 and run.config["train"]["num_steps"] == 2
+    assert md4_jax.load(tmp_path / "run/checkpoints/0").config["eval"]["checkpoint"] == "0"
+    (tmp_path / "run/checkpoints/7").mkdir()
+    with pytest.raises(UserError, match="checkpoint 7 in .* cannot be read"):
+        md4_jax.load(tmp_path / "run/checkpoints/7")
     assert np.array_equal(run.logits(TOKEN), mdlm.logits(TOKEN))
     saved = md4_jax.load(run.save(tmp_path / "saved"))
     assert saved.sample(num=2, steps=3).texts == run.sample(num=2, steps=3).texts
