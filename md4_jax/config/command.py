@@ -48,7 +48,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if others:
         _refuse(parser, others)
     for name in ("config", "workdir"):
-        if getattr(flags, name) == "":  # '' would be the current directory
+        # As a path it would be the current directory.
+        if getattr(flags, name) == "":
             raise UserError(
                 f"--{name} is empty, as a shell variable is that was not set: give a value, or "
                 f"leave --{name} out"
