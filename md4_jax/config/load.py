@@ -57,7 +57,7 @@ def _set(
     if isinstance(section.get(key), dict) and not isinstance(value, dict):
         ends = f", such as --config.{dotted}.every=0 --config.{dotted}.final=False, which end it"
         raise UserError(
-            f"{dotted} is a section and cannot be {value!r}: set its keys, "
+            f"{dotted} must be a section, not {value!r}: set its keys, "
             f"--config.{dotted}.KEY=VALUE{ends if parents == ['evals'] else ''}"
         )
     section[key] = value

@@ -106,7 +106,7 @@ def test_an_unknown_section_is_refused_and_the_nearest_named(key, words):
     [
         (
             "train",
-            "^train is a section and cannot be None: set its keys, --config.train.KEY=VALUE$",
+            "^train must be a section, not None: set its keys, --config.train.KEY=VALUE$",
         ),
         ("evals.test", "such as --config.evals.test.every=0 --config.evals.test.final=False"),
     ],
