@@ -173,7 +173,7 @@ def get_config() -> ConfigDict:
                     draws=1,  # noise draws per sequence
                     batch_size=0,  # sequences; 0: as in training
                     stride=0,  # new tokens of each sequence, given those before; 0: all are new
-                    limit=2048,  # number of sequences that are used; 0: all
+                    limit=2048,  # sequences that are used, rounded up to whole batches; 0: all
                     seed=0,  # of the noise draws
                     # auto, the tightest bound of the process; or any objective that is a bound
                     # (docs/objectives.md).

@@ -52,12 +52,23 @@ def _evaluator(
         if asked["name"] == "auto":
             supplied["objective"] = tightest(path, objective, process, network)
         else:
-            supplied["objective"] = build_section(f"{path}.objective", asked)
+            own = of_blocks(asked, objective)
+            supplied["objective"] = build_section(f"{path}.objective", own)
     try:
         return build_section(path, section, **supplied)
     except UserError as error:
         said = str(error)
         raise UserError(said if said.startswith(path) else f"{path}.{said}") from error
+
+
+def of_blocks(asked: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
+    """Adds the block of the training objective to a bound by blocks that does not name one.
+
+    A model that draws blocks of 8 has no likelihood by blocks of 4.
+    """
+    kinds = (BlockDiffusion, EveryOrder)
+    by_blocks = OBJECTIVES.get(asked["name"]) in kinds and isinstance(objective, kinds)
+    return {**({"block": objective.block} if by_blocks else {}), **asked}
 
 
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:

@@ -32,7 +32,7 @@ class LikelihoodBound:
     draws       number of noise draws per sequence; one if the objective is exact
     batch_size  sequences per batch; 0: as in training
     stride      number of new tokens in each sequence; those before them are context. 0: all
-    limit       number of sequences to use, from the start of the split; 0: all
+    limit       number of sequences from the start of the split, rounded up to whole batches; 0: all
     seed        seed of the noise draws
     objective   the bound: `auto` is the tightest that the process and the network allow
     """

@@ -158,6 +158,8 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
 
 def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
     """Returns the tokens of a text; UserError, which says which text it is, if there are none."""
+    if not isinstance(text, str):
+        raise UserError(f"text {index} must be text, not {text!r}")
     try:
         ids = experiment.domain.encode(text)
     except UserError as error:

@@ -1,5 +1,6 @@
-"""Inputs that `Model.logits` is given, checked."""
+"""Inputs that a model is given in Python, checked."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,21 @@ import numpy as np
 from md4_jax.experiment import Experiment
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
+
+
+def check_text(domain: Any, method: str, text: Any) -> None:
+    """Raises UserError if the model's domain is not text, or `text` is something else."""
+    if not hasattr(domain, "encode"):
+        raise UserError(f"{method} takes text, and this model has {domain.unit}s")
+    if not isinstance(text, str):
+        raise UserError(f"{method} takes text, not {text!r}")
+
+
+def check_prompts(asked: Mapping[str, Any]) -> None:
+    """Raises UserError for a prompt that is no text: None would become the text 'None'."""
+    for key in ("prompt", "suffix", "template"):
+        if not isinstance(asked.get(key, ""), str):
+            raise UserError(f"sample.{key} must be text, not {asked[key]!r}")
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:

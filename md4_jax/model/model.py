@@ -149,7 +149,7 @@ class Model:
 
         The samples end where the text ends. What the model draws after it is left out.
         """
-        self.check_text("infill")
+        self.check_text("infill", text)
         if not blank or blank not in text:
             raise UserError(f"the text has no blank {blank!r} to fill: {text!r}")
         pieces = text.split(blank)
@@ -210,7 +210,7 @@ class Model:
         estimates  number of independent estimates, each from 16 noise draws
         objective  name of the bound, as in `score`; it must be a sum over tokens
         """
-        self.check_text("token_costs")
+        self.check_text("token_costs", text)
         bound, own = self.bound(objective), self.experiment
         settings = {"estimates": estimates, "label": label}
         return token_costs(own, self.params, text, bound, self.programs, **settings)
@@ -278,13 +278,13 @@ class Model:
         with tempfile.TemporaryDirectory() as temporary:
             return hub.push(self.save(temporary, merged=merged), name, private=private)
 
-    def check_text(self, method: str) -> None:
-        """Raises UserError if the model is not one of text."""
-        if not hasattr(self.domain, "encode"):
-            raise UserError(f"{method} takes text, and this model has {self.domain.unit}s")
+    def check_text(self, method: str, text: Any = "") -> None:
+        """Raises UserError if the model is not one of text, or `text` is something else."""
+        inputs.check_text(self.domain, method, text)
 
     def sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
+        inputs.check_prompts(asked)
         config = copy.deepcopy(self.config)
         config["sample"] |= NO_PROMPT
         changes = {f"sample.{key}": str(value) for key, value in asked.items()}

@@ -18,6 +18,7 @@ from md4_jax.data import SOURCES
 from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
+from md4_jax.model.bounds import chosen
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime import sharding
@@ -407,6 +408,18 @@ def test_the_bound_that_auto_reports(process, objective, bound):
         assert repr(getattr(reported(built).objective, key)) == value
     if name == "AnyOrder":
         assert reported(built).objective.weight_power == 1.0
+
+
+@pytest.mark.parametrize("name, default", [("block", 16), ("every_order", 4)])
+def test_a_bound_by_blocks_takes_those_that_were_trained(name, default):
+    """Unless it is given others: other blocks are another model."""
+    trained = dict(objective=dict(name="block", block=8))
+    built = build.experiment(changed(**trained, evals__test__objective=dict(name=name)), TOKENIZER)
+    assert reported(built).objective.block == chosen(built, name).block == 8
+    other = changed(**trained, evals__test__objective=dict(name=name, block=2))
+    assert reported(build.experiment(other, TOKENIZER)).objective.block == 2
+    masks = build.experiment(changed(evals__test__objective=dict(name=name)), TOKENIZER)
+    assert reported(masks).objective.block == default
 
 
 def test_auto_reports_the_likelihood_of_a_causal_network():
