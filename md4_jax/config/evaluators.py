@@ -52,8 +52,7 @@ def _evaluator(
         if asked["name"] == "auto":
             supplied["objective"] = tightest(path, objective, process, network)
         else:
-            own = of_blocks(asked, objective)
-            supplied["objective"] = build_section(f"{path}.objective", own)
+            supplied["objective"] = named(f"{path}.objective", asked, objective)
     try:
         return build_section(path, section, **supplied)
     except UserError as error:
@@ -61,14 +60,19 @@ def _evaluator(
         raise UserError(said if said.startswith(path) else f"{path}.{said}") from error
 
 
-def of_blocks(asked: Mapping[str, Any], objective: Objective) -> dict[str, Any]:
-    """Adds the block of the training objective to a bound by blocks that does not name one.
+def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objective:
+    """Builds the bound that a section names, for a model trained with `objective`.
 
-    A model that draws blocks of 8 has no likelihood by blocks of 4.
+    A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
+    no likelihood by blocks of 4. Other options that are not named are those `for_evaluation`.
     """
     kinds = (BlockDiffusion, EveryOrder)
     by_blocks = OBJECTIVES.get(asked["name"]) in kinds and isinstance(objective, kinds)
-    return {**({"block": objective.block} if by_blocks else {}), **asked}
+    asked = {**({"block": objective.block} if by_blocks else {}), **asked}
+    found = build_section(path, asked)
+    if not hasattr(found, "for_evaluation"):
+        return found
+    return build_section(path, vars(found.for_evaluation()) | asked)
 
 
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:

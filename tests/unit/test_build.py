@@ -373,6 +373,21 @@ def test_sections_that_do_not_go_together(values, words):
         build.experiment(config, TOKENIZER)
 
 
+@pytest.mark.parametrize(
+    "asked, passes",
+    [
+        (dict(name="ctmc"), "score_entropy"),
+        (dict(name="ctmc", first_time=0.1), "score_entropy"),
+        (dict(name="ctmc", passes="one_weighted"), "one_weighted"),
+    ],
+)
+def test_a_bound_that_is_named_has_the_least_noise_unless_it_says_otherwise(asked, passes):
+    config = changed(process=dict(name="rates"), objective=dict(name="ctmc", passes="two"))
+    config["evals"]["test"]["objective"] = asked
+    found = reported(build.experiment(config, TOKENIZER)).objective
+    assert (found.passes, found.first_time) == (passes, asked.get("first_time", 1e-5))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
     config = schema.load_config(f"configs/families.py:{family}", {})
