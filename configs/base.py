@@ -31,7 +31,8 @@ def get_config() -> ConfigDict:
                 # uniform(schedule, parametrisation) | hybrid(uniform, gamma) |
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
-                # insertion(schedule, insertion), with network.gaps
+                # insertion(schedule, insertion), with network.gaps |
+                # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation)
                 name="masking",
                 # linear | polynomial(power) | power(exponent) | cosine | shifted_cosine(shift) |
                 # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
@@ -56,6 +57,7 @@ def get_config() -> ConfigDict:
                 # model that train.initial names
                 # flexmdm, with process insertion: texts of their own lengths
                 # partition, with network.name="partition"
+                # candi(form), with process gaussian_masking
                 name="md4",
             ),
             network=dict(
@@ -171,7 +173,7 @@ def get_config() -> ConfigDict:
                     draws=1,  # noise draws per sequence
                     batch_size=0,  # sequences; 0: as in training
                     stride=0,  # new tokens of each sequence, given those before; 0: all are new
-                    limit=2048,  # number of sequences that are used; 0: all
+                    limit=2048,  # sequences that are used, rounded up to whole batches; 0: all
                     seed=0,  # of the noise draws
                     # auto, the tightest bound of the process; or any objective that is a bound
                     # (docs/objectives.md).

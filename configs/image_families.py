@@ -2,7 +2,8 @@
 
 MNIST without its classes, on the network of configs/mnist.py. D3PM (arXiv:2107.03006) has its
 discretised Gaussian noise, tauLDR (arXiv:2205.14987) its Gaussian rates, as in
-configs/d3pm_cifar10.py and configs/tauldr_cifar10.py. docs/images.md has what they reach.
+configs/d3pm_cifar10.py and configs/tauldr_cifar10.py, and the bound that they report as its loss.
+docs/images.md has what they reach.
 """
 
 from configs import d3pm_cifar10, mnist, tauldr_cifar10
@@ -23,6 +24,9 @@ def get_config(name):
         return config
     family = FAMILIES[name]()
     config.process, config.objective = family.process, family.objective
+    if name == "tauldr":
+        # In as many steps 2.35 bits per dimension of MNIST instead of 2.93 with its own loss.
+        config.objective = family.evals.test.objective
     config.optim.adam_learning_rate = 0.002  # of the location's head, among others
     # The first of a thousand steps cost most in a short trial, and uniform times seldom see it.
     config.train.time_power = 2.0 if name == "d3pm" else 1.0

@@ -21,15 +21,16 @@ def load(
 ) -> "Model":
     """Reads a trained model.
 
-    source    a run directory, a folder that `Model.save` wrote, a folder with the safetensors of
-              another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, LLaDA, Dream, Qwen, Llama, MD4),
-              or a name on the hub, hf:USER/NAME or hf:USER/NAME@REVISION, which may be in its cache
-    config    keys that differ, as on the command line: {"mesh.fsdp": 4}
-    trust     packages that the stored config may import
-    adapters  folder, or name on the hub, of a LoRA of another project's model in the layout of
-              PEFT: folded into the matrices, or beside them with network.lora_rank
+    source    a run directory, or RUN/checkpoints/STEP, a folder that `Model.save` wrote, a folder
+              with the safetensors of another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, LLaDA,
+              Dream, Qwen, Llama, MD4), or a name on the Hugging Face hub, hf:USER/NAME or
+              hf:USER/NAME@REVISION
+    config    changed keys of the config, as on the command line: {"mesh.fsdp": 4}
+    trust     names of the packages whose code the stored config may import
+    adapters  folder, or name on the hub, of a LoRA in PEFT's layout for another project's model.
+              It is added into the matrices, or kept apart from them with network.lora_rank
 
-    UserError if there is no such model, or if it is damaged or of unknown architecture.
+    Raises UserError if there is no such model, or if it is damaged or of unknown architecture.
     """
     from md4_jax.model.load import load as read  # imports JAX, which takes a second
 
@@ -37,9 +38,9 @@ def load(
 
 
 def audit(objective: Any, process: Any, **options: Any) -> Any:
-    """Decides whether an objective is a bound of -log p with a process: docs/objectives.md.
+    """Checks whether an objective is a bound on -log p with a process: docs/objectives.md.
 
-    Returns an `md4_jax.auditor.Audit`; the options are those of `md4_jax.auditor.audit`.
+    Returns an `md4_jax.auditor.Audit`. The options are those of `md4_jax.auditor.audit`.
     """
     from md4_jax.auditor import audit as decide
 

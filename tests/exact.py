@@ -17,6 +17,7 @@ from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.candi import CANDI
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.distillation import Teacher
 from md4_jax.objectives.gidd import GIDD
@@ -25,6 +26,7 @@ from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
+from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
@@ -57,6 +59,9 @@ PROCESS_CASES = dict(PROCESSES) | {
     "rates, mixture": lambda vocab_size: Rates(vocab_size, parametrisation="mixture"),
     "uniform, mixture": lambda vocab_size: Uniform(vocab_size, parametrisation="mixture"),
     "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),
+    "gaussian_masking, joint": lambda vocab_size: GaussianMasking(
+        vocab_size, parametrisation="joint"
+    ),
     "hybrid, masks alone": lambda vocab_size: Hybrid(vocab_size, uniform=0.0),
 }
 
@@ -74,6 +79,7 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "right to left": AlongOrder("right_to_left"),
     "gidd, clip": GIDD("clip"),
     "gidd, dynamic": GIDD("dynamic"),
+    "candi, cross entropy": CANDI("cross_entropy"),
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
     "sdtt, three steps": SDTT(steps=5, per_step=3, divergence="kl"),

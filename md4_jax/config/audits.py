@@ -11,6 +11,7 @@ from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.fit import Component, check_process, objective_name
 from md4_jax.config.schema import build_section, options_from
+from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
 
 SYMBOLS = 3
@@ -36,6 +37,11 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
             raise UserError(
                 f"{key}.name={part.name!r} cannot be audited: its texts have any length, and the "
                 "auditor enumerates those of one"
+            )
+        if isinstance(process, ObservesMasks):
+            raise UserError(
+                f"{key}.name={part.name!r} cannot be audited: its network reads Gaussian noise, "
+                "and the auditor's denoisers are tables of symbols"
             )
     return found, process
 

@@ -47,6 +47,13 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     flags, others = parser.parse_known_args(plain)
     if others:
         _refuse(parser, others)
+    for name in ("config", "workdir"):
+        # As a path it would be the current directory.
+        if getattr(flags, name) == "":
+            raise UserError(
+                f"--{name} is empty, as a shell variable is that was not set: give a value, or "
+                f"leave --{name} out"
+            )
     if flags.evals and flags.mode != "eval":
         raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
     if flags.back and (flags.mode != "train" or not flags.workdir):

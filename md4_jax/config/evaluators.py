@@ -16,7 +16,7 @@ from md4_jax.protocols import Needs, Network, Objective, UserError
 # same process are ordered by the noise of their estimates, least first.
 BOUNDS = (
     "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "gidd",
-    "d3pm", "flexmdm",
+    "d3pm", "flexmdm", "candi",
 )  # fmt: skip
 
 
@@ -52,12 +52,27 @@ def _evaluator(
         if asked["name"] == "auto":
             supplied["objective"] = tightest(path, objective, process, network)
         else:
-            supplied["objective"] = build_section(f"{path}.objective", asked)
+            supplied["objective"] = named(f"{path}.objective", asked, objective)
     try:
         return build_section(path, section, **supplied)
     except UserError as error:
         said = str(error)
         raise UserError(said if said.startswith(path) else f"{path}.{said}") from error
+
+
+def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objective:
+    """Builds the bound that a section names, for a model trained with `objective`.
+
+    A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
+    no likelihood by blocks of 4. Other options that are not named are those `for_evaluation`.
+    """
+    kinds = (BlockDiffusion, EveryOrder)
+    by_blocks = OBJECTIVES.get(asked["name"]) in kinds and isinstance(objective, kinds)
+    asked = {**({"block": objective.block} if by_blocks else {}), **asked}
+    found = build_section(path, asked)
+    if not hasattr(found, "for_evaluation"):
+        return found
+    return build_section(path, vars(found.for_evaluation()) | asked)
 
 
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:

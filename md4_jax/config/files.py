@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,20 @@ def load(path: str) -> dict[str, Any]:
             f"--config {path}: there is no such file, and no config of the package has this name: "
             f"{', '.join(known)}"
         )
+    no_config = UserError(f"--config {path}: a config is a Python file with a get_config()")
     if file.suffix != ".py":
-        raise UserError(f"--config {path}: a config is a Python file with a get_config()")
+        raise no_config
     try:
         with _importable(file):
             module = _executed(file)
+            if not hasattr(module, "get_config"):
+                raise no_config
             config = module.get_config(*_arguments(path, module, argument))
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"--config {path}: {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}"
+        raise UserError(f"--config {path}{_line(file, error)}: {said}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
     return config.to_dict()
@@ -66,13 +71,19 @@ def _found(name: str) -> Path:
 
 @contextlib.contextmanager
 def _importable(file: Path) -> Iterator[None]:
-    """Lets `from configs import ...` find the folder of the file, and that of the package."""
-    roots = [str(file.resolve().parent.parent), str(CONFIGS.parent)]
-    sys.path[:0] = roots
+    """Lets `from configs import ...` find the folder of the file, and that of the package.
+
+    Files beside it are found too, by `import NAME`, but hide no other module of their name.
+    """
+    folder = file.resolve().parent
+    roots, beside = [str(folder.parent), str(CONFIGS.parent)], str(folder)
+    sys.path[:] = [*roots, *sys.path, beside]
     try:
         yield
     finally:
         del sys.path[: len(roots)]
+        if sys.path[-1] == beside:
+            del sys.path[-1]
 
 
 def _executed(file: Path) -> Any:
@@ -80,6 +91,13 @@ def _executed(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _line(file: Path, error: Exception) -> str:
+    """Names the line of the file at which it failed; '' if the error says so itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
+    return f", line {lines[-1]}" if lines else ""
 
 
 def _arguments(path: str, module: Any, argument: str) -> list[str]:

@@ -53,7 +53,14 @@ def _set(
         path = ".".join(parents)
         for old in [k for k in section if k != "name" and not accepts(path, text, k)]:
             del section[old]
-    section[key] = parse(text, section.get(key))
+    value = parse(text, section.get(key))
+    if isinstance(section.get(key), dict) and not isinstance(value, dict):
+        ends = f", such as --config.{dotted}.every=0 --config.{dotted}.final=False, which end it"
+        raise UserError(
+            f"{dotted} must be a section, not {value!r}: set its keys, "
+            f"--config.{dotted}.KEY=VALUE{ends if parents == ['evals'] else ''}"
+        )
+    section[key] = value
 
 
 def _order(dotted: str) -> tuple[bool, int]:

@@ -16,6 +16,7 @@ from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import max_over_processes, path_name
+from md4_jax.runtime.tensors import is_folder
 from md4_jax.training import back, base
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of
@@ -207,6 +208,17 @@ def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], A
     answer = ask(checkpoints)
     checkpoints.close()
     return answer
+
+
+def named_checkpoint(folder: Place) -> tuple[Place, dict[str, str]]:
+    """Splits RUN/checkpoints/STEP into RUN and the key that chooses STEP.
+
+    Other folders stay as they are, with no key: another project may use these names too.
+    """
+    run, step = checkpoint_of(folder)
+    if run == folder or not (run / config.FILE).exists() or is_folder(folder):
+        return folder, {}
+    return run, {"eval.checkpoint": step}
 
 
 def other_run(

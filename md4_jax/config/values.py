@@ -40,12 +40,17 @@ def spelled(wanted: Any) -> str:
 
 
 def parse(text: str, current: Any) -> Any:
-    """Parses a text of the command line; it stays text if the current value is text."""
+    """Parses a text of the command line; it stays text if the current value is text.
+
+    A whole number may be written as 1e6 where the current value is one.
+    """
     if isinstance(current, str):
         return text
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return ast.literal_eval(text)
+        found = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+    is_whole = type(current) is int and isinstance(found, float) and found.is_integer()
+    return int(found) if is_whole else found

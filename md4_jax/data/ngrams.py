@@ -14,7 +14,7 @@ def ladder(
     9 million training tokens of 27 symbols take some seconds and about 1 GiB.
     """
     orders = probabilities(train_tokens, test_tokens, vocab_size, max_order)
-    return [float(-np.log2(p).mean()) for p in orders]
+    return [float(0.0 - np.log2(p).mean()) for p in orders]  # 0.0 and not -0.0 where p is 1
 
 
 def probabilities(

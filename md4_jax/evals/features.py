@@ -25,12 +25,12 @@ AT_ONCE = 100  # images
 
 @dataclasses.dataclass(frozen=True)
 class RandomFeatures:
-    """Features of three layers of random convolutions: no file, no training, the same anywhere.
+    """Features of three random convolutional layers, which are the same on every machine.
 
     Convolutions of 3 x 3 with ReLU, with `channels`, 2 `channels` and 4 `channels`; the first two
     halve the image. Features are the means of the last channels over the four quarters, 16
-    `channels` in all. Distances in them tell images of one size and data set apart, and have
-    nothing to do with published ones.
+    `channels` in all. Distances between them compare images of one size and data set. They cannot
+    be compared with published distances.
     """
 
     distance: ClassVar[str] = "random_feature_distance"

@@ -26,11 +26,11 @@ class FrechetDistance:
     """Draws samples of images and compares them with those of a split: docs/quality.md.
 
     every, final, split, data  as in `likelihood`
-    features    in which sets are compared: random, inception (FID), or package.module:attribute
-    num         samples to draw, and most images of the split to use; published FIDs take 50,000
+    features    network of the features: random, inception (FID), or package.module:attribute
+    num         number of samples, and most images of the split; 50,000 in published FIDs
     labels      whether each sample gets the label of one of these images; otherwise sample.label
-    neighbours  k of precision and recall; 0: leaves them out
-    nearest     samples whose nearest training images are found and, for some, shown; 0: none
+    neighbours  k of precision and recall; 0: they are not computed
+    nearest     number of samples whose nearest training images are searched; 0: none
     """
 
     features: Any = RandomFeatures()

@@ -1,4 +1,4 @@
-"""Generative perplexity of samples: their cost under a causal judge, beside their entropy."""
+"""Generative perplexity of samples, which a causal judge computes, and the samples' entropy."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ RULES = ("first", "all")
 class GenerativePerplexity:
     """Draws samples and evaluates their text under a causal judge: docs/quality.md.
 
-    every, final, split, data  as in `likelihood`; the split is read for MAUVE alone
+    every, final, split, data  as in `likelihood`; the split is only used for MAUVE
     judge        directory of a causal run; folder, or hf:NAME on the hub, of a causal model that
                  `md4_jax.load` reads; or transformers:NAME, which its library computes
-    num          samples; 0: sample.num
-    length       most tokens of a text, in the judge's; 0: as many as it takes
-    end_of_text  first: a text ends with its first end of text; all: all tokens count
-    batch_size   texts that are judged at once
+    num          number of samples; 0: sample.num
+    length       largest number of the judge's tokens in a text; 0: as many as it can read
+    end_of_text  first: a text ends with its first end-of-text token; all: all tokens count
+    batch_size   number of texts that are judged at once
     mauve        whether MAUVE against texts of the split is computed, by the judge's features
     """
 

@@ -29,8 +29,8 @@ class InformationProfile:
     """Measures Z(k), the mean cross-entropy of a token given k visible ones: samplers/profile.py.
 
     Writes information_profile.json, which sample.grid=optimal reads, and a picture of Z and of the
-    predicted loss against steps. The prediction is exact for the data of which the network's
-    conditionals are true.
+    predicted loss against steps. The prediction would be exact if the network knew the conditional
+    probabilities of the data.
 
     every, final, split, data, batch_size, limit, seed  as in `likelihood`
     draws  numbers of visible tokens per sequence

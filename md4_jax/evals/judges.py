@@ -1,4 +1,4 @@
-"""Causal models that judge texts: of this package, published ones, and those of transformers."""
+"""Causal models that judge texts: runs, published models, and models of transformers."""
 
 import dataclasses
 import importlib.util
@@ -65,7 +65,7 @@ def check_source(key: str, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunJudge:
-    """Causal run of this package, which gives the first token of a text a probability too."""
+    """Causal run of this package. It gives the first token of a text a probability, too."""
 
     experiment: Experiment
     params: Params
@@ -135,8 +135,8 @@ class RunJudge:
 class PublishedJudge(RunJudge):
     """Causal model of another project, which this package computes.
 
-    As is usual with such judges the first token of a text has no probability: the network reads the
-    text alone, and nothing stands before it.
+    As is usual with such judges, the first token of a text has no probability, because the network
+    reads the text with nothing before it.
     """
 
     counts_first: ClassVar[bool] = False

@@ -21,10 +21,10 @@ MOST_TOKENS = 20_000_000
 
 @dataclasses.dataclass(frozen=True)
 class KnownWords:
-    """Draws samples and counts those of their words that the run's training split has.
+    """Draws samples and counts which of their words occur in the run's training split.
 
-    every, final, split, data  as in `likelihood`; the split's own share is given beside it
-    num                        samples; 0: sample.num
+    every, final, split, data  as in `likelihood`; the same share is computed for this split
+    num                        number of samples; 0: sample.num
 
     The first and the last word of a sample do not count, since they may be cut.
     """

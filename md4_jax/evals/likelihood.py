@@ -23,16 +23,16 @@ from md4_jax.runtime.sharding import to_global, to_host
 
 @dataclasses.dataclass(frozen=True)
 class LikelihoodBound:
-    """Estimates a bound on -log p of a split, or -log p itself where the objective is exact.
+    """Estimates a bound on -log p of a split, or -log p itself if the objective is exact.
 
-    every       steps between evaluations while training; 0: none
+    every       steps between evaluations during training; 0: none
     final       whether it runs when training ends, and in --mode eval without --evals
-    split       train, validation, test, or all, which is the whole data
+    split       train, validation, test, or all (the whole data)
     data        keys of the `data` section that differ from the run's own
-    draws       noise draws per sequence
+    draws       number of noise draws per sequence; one if the objective is exact
     batch_size  sequences per batch; 0: as in training
-    stride      new tokens of each sequence; the others before them are conditioned on. 0: all
-    limit       number of sequences to use, from the start of the split; 0: all
+    stride      number of new tokens in each sequence; those before them are context. 0: all
+    limit       number of sequences from the start of the split, rounded up to whole batches; 0: all
     seed        seed of the noise draws
     objective   the bound: `auto` is the tightest that the process and the network allow
     """
@@ -81,16 +81,17 @@ class LikelihoodBound:
 
     def estimator(self, experiment: Experiment, programs: dict) -> "Estimator":
         """Returns the compiled step; the same bound, draws and seed share one in `programs`."""
-        key = ("likelihood", experiment.network, self.objective, self.draws, self.seed)
+        exact = getattr(self.objective, "is_exact", lambda network: False)(experiment.network)
+        count = 1 if exact else self.draws
+        key = ("likelihood", experiment.network, self.objective, count, self.seed)
         if key not in programs:
-            is_exact = getattr(self.objective, "is_exact", lambda network: False)
             programs[key] = Estimator(
-                make_eval_step(experiment.network, self.objective, self.draws, self.seed),
+                make_eval_step(experiment.network, self.objective, count, self.seed),
                 experiment.network,
                 experiment.mesh,
-                self.draws,
+                count,
                 unit=experiment.domain.unit,
-                exact=is_exact(experiment.network),
+                exact=exact,
             )
         return programs[key]
 

@@ -1,4 +1,4 @@
-"""Likelihood of the sampler: -log p of the texts that it draws, along the path to each."""
+"""Negative log-likelihood of texts under a sampler, along the path of reveals to each text."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ class Path:
         -log p(x) = sum over steps, sum over the positions n that it reveals, -log mu_n(z, t)[x_n],
 
     where z holds the tokens of x that earlier steps revealed (arXiv:2603.01367). It is exact for
-    any number of tokens a step, with the temperature of the sampler. If the positions are drawn
+    any number of tokens per step, with the temperature of the sampler. If the positions are drawn
     without the network (a random order, the times of ancestral sampling), this is -log p(x | what
-    was drawn), and its mean over draws is a bound of -log p(x). u is unused.
+    was drawn), and its mean over draws is a bound on -log p(x). u is unused.
     """
 
     step: Any
@@ -135,7 +135,7 @@ class PathLikelihood:
     """Evaluates -log p of a split under the sampler of the `sample` section: see `Path`.
 
     every, final, split, data, batch_size, stride, limit, seed  as in `likelihood`
-    draws  orders or times of reveals per sequence, where they are drawn
+    draws  number of orders, or of sets of reveal times, per sequence, if they are random
     """
 
     every: int = 0

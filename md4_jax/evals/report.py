@@ -26,8 +26,9 @@ def line(result: dict[str, Any]) -> str:
         words.append(f"perplexity {said('perplexity', '.2f')}")
     if "word_perplexity" in result and unit == "token":
         words.append(f"word perplexity {said('word_perplexity', '.5g')}")
-    counts = f"({result['sequences']} sequences, {result['draws']} draws each)"
-    return f"{', '.join(words)} {counts}"
+    draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
+    counts = f"{result['sequences']} sequences" + ("" if result["exact"] else f", {draws} each")
+    return f"{', '.join(words)} ({counts})"
 
 
 def label(name: str, split: str) -> str:

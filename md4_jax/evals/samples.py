@@ -1,4 +1,4 @@
-"""Samples of the model: drawn, written, printed and, if there is a judge, judged."""
+"""Samples of the model, which are drawn, written, printed and, with a judge, scored."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

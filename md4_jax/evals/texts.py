@@ -147,7 +147,7 @@ def _is_exact(experiment: Experiment, bound: LikelihoodBound) -> bool:
 
 
 def takes_segments(experiment: Experiment, params: Params) -> bool:
-    """Returns whether the network can be told not to look at padding."""
+    """Returns whether the network can ignore padding."""
     context = {"segments": np.zeros((1, 2), np.int32)}
     try:
         jax.eval_shape(lambda p: experiment.network.bind(p["network"], context, None) and 0, params)
@@ -158,6 +158,8 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
 
 def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:
     """Returns the tokens of a text; UserError, which says which text it is, if there are none."""
+    if not isinstance(text, str):
+        raise UserError(f"text {index} must be text, not {text!r}")
     try:
         ids = experiment.domain.encode(text)
     except UserError as error:

@@ -29,8 +29,8 @@ class TokenCosts(NamedTuple):
     """Costs of the N tokens of a text.
 
     tokens    int32 [N], their ids
-    bits      float64 [N]; the sum bounds -log2 p of the text, or is it where exact
-    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 where exact
+    bits      float64 [N]; their sum is a bound on -log2 p of the text, or -log2 p itself if exact
+    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 if exact
     total_se  standard error of the sum
     exact     whether the sum is the likelihood itself
     """
@@ -52,7 +52,7 @@ def token_costs(
     estimates: int = 4,
     label: int = -1,
 ) -> TokenCosts:
-    """Estimates what each token of a text adds to the bound, by 16 draws an estimate.
+    """Estimates what each token of a text adds to the bound, with 16 draws per estimate.
 
     For masks it is the mean over random orders of -log p(token | the tokens drawn before it). The
     objective is the bound of whole texts. UserError for a text longer than the model, and for a

@@ -1,4 +1,4 @@
-"""Zero-shot likelihood: the bound of a run on the field's sets of other text."""
+"""Zero-shot likelihood: the bound of a run on other, widely used data sets."""
 
 import dataclasses
 import hashlib
@@ -52,8 +52,8 @@ class ZeroShot:
     """Evaluates the likelihood bound of a run on other sets, and writes how each was made.
 
     every, final, draws, batch_size, limit, seed, objective  as in `likelihood`
-    sets    names in SETS, with commas
-    split   train, validation, test or all; '': the field's split of each set
+    sets    names in SETS, separated by commas
+    split   train, validation, test or all; '': the usual split of each set
     path    directory with the files of each set in a directory of its name; '': the cache, or a
             download
     chunks  concatenate: documents are joined and cut; documents: one in each sequence, cut or

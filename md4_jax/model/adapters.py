@@ -1,4 +1,4 @@
-"""Model without its low-rank adapters, which computes the same."""
+"""Model with its low-rank adapters added into the matrices, which computes the same."""
 
 import copy
 import dataclasses

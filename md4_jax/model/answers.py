@@ -1,4 +1,4 @@
-"""Tokens drawn after prompts: a canvas of the prompt and as many masks as there are new tokens."""
+"""Tokens drawn after prompts, on a canvas of the prompt and one mask for each new token."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from md4_jax.config import schema
-from md4_jax.config.evaluators import tightest
+from md4_jax.config.evaluators import named, tightest
 from md4_jax.config.fit import Component, check_fit
 from md4_jax.evals.likelihood import main_bound
 from md4_jax.experiment import Experiment
@@ -17,7 +16,7 @@ def chosen(experiment: Experiment, name: str) -> Any:
         if main is not None:
             return main.objective
         return tightest("score", experiment.objective, experiment.process, experiment.network)
-    found = schema.build_section("objective", {"name": name})
+    found = named("objective", {"name": name}, experiment.objective)
     check_fit(experiment, Component("objective", name, found))
     if not found.is_bound(experiment.process):
         raise UserError(f"objective={name!r} is no bound of -log p for this model")

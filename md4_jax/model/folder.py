@@ -1,4 +1,4 @@
-"""Folder of a model to give away: parameters, config, domain and a card that says what it is."""
+"""Folder of a model to share: parameters, config, domain and a model card."""
 
 import json
 import math

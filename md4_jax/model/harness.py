@@ -28,14 +28,14 @@ NOT_OURS = ("max_batch_size", "device")
 class Harness(LM):
     """Model as lm_eval asks it: log-likelihoods of continuations, and texts after a context.
 
-    path          what `md4_jax.load` takes
-    likelihood    name of the bound; '': that of the evaluator that --mode eval runs; any_order:
-                  exact numbers of masks; chain_rule: the likelihood itself, left to right
-    draws         noise draws of each continuation, where the likelihood is a bound
-    batch_size    sequences at once; auto is 16
+    path          run, folder or name on the hub, as for `md4_jax.load`
+    likelihood    name of the bound; '': the one that --mode eval uses; any_order: exact numbers
+                  of masks; chain_rule: the exact likelihood, left to right
+    draws         number of noise draws for each continuation, if the likelihood is a bound
+    batch_size    number of sequences that are computed at once; auto is 16
     seed          seed of draws and samples
-    greedy        whether `is_greedy` is computed, which tasks like lambada count
-    max_gen_toks  most tokens of a text, where a task does not say it
+    greedy        whether `is_greedy` is computed, which tasks like lambada need
+    max_gen_toks  largest number of tokens of a text, if a task does not say it
     others        keys of the section `sample`: sampler (its name), steps, temperature, ...
 
     UserError for a model that is not of text.

@@ -1,4 +1,4 @@
-"""Run directory made of a model, from which training goes on."""
+"""Run directory that is made from a model, so that its training can be continued."""
 
 import shlex
 from collections.abc import Mapping

@@ -1,11 +1,28 @@
-"""Inputs that `Model.logits` is given, checked."""
+"""Inputs that a model is given in Python, checked."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from md4_jax.experiment import Experiment
+from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
+
+
+def check_text(domain: Any, method: str, text: Any) -> None:
+    """Raises UserError if the model's domain is not text, or `text` is something else."""
+    if not hasattr(domain, "encode"):
+        raise UserError(f"{method} takes text, and this model has {domain.unit}s")
+    if not isinstance(text, str):
+        raise UserError(f"{method} takes text, not {text!r}")
+
+
+def check_prompts(asked: Mapping[str, Any]) -> None:
+    """Raises UserError for a prompt that is no text: None would become the text 'None'."""
+    for key in ("prompt", "suffix", "template"):
+        if not isinstance(asked.get(key, ""), str):
+            raise UserError(f"sample.{key} must be text, not {asked[key]!r}")
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -23,6 +40,11 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
     if wrong.size:
         said = f", where {process.vocab_size} is the mask" if most >= process.vocab_size else ""
         raise UserError(f"the token {wrong[0]} must lie between 0 and {most}{said}")
+    if isinstance(process, ObservesMasks) and np.any(rows == process.mask_id):
+        raise UserError(
+            f"the token {process.mask_id} is the mask, where the network of this process reads "
+            "Gaussian noise too: logits are those of clean tokens alone"
+        )
     if not np.all((times >= 0) & (times <= 1)):
         raise UserError(f"t={t} must lie between 0 and 1")
     return rows.astype(np.int32), np.broadcast_to(times, len(rows))

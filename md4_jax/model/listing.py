@@ -22,7 +22,8 @@ def table(folder: Place) -> str:
 
     UserError if there is none.
     """
-    places = [folder, *(sorted(folder.iterdir()) if exists(folder) else [])]
+    is_folder = exists(folder) and folder.is_dir()
+    places = [folder, *(sorted(folder.iterdir()) if is_folder else [])]
     runs = [run for run in places if exists(run / config_lib.FILE)]
     if not runs:
         raise UserError(f"{folder} holds no run: md4_jax ls DIR lists those of a folder")

@@ -1,4 +1,4 @@
-"""Finding and reading a model: a run, a folder that was saved, or one of another project."""
+"""Finding and reading of a model: a run, a saved folder, or a checkpoint of another project."""
 
 import contextlib
 import json
@@ -43,8 +43,8 @@ def load(
     foreign.allow(trust)
     devices.platform()
     keep_programs()
-    changes = {key: str(value) for key, value in (config or {}).items()}
-    folder = found(str(source))
+    folder, changes = runs.named_checkpoint(found(str(source)))
+    changes |= {key: str(value) for key, value in (config or {}).items()}
     told = _json(folder / config_lib.FILE)
     if told.get("package") == "md4_jax":
         if adapters:

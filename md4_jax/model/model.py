@@ -39,12 +39,12 @@ NO_PROMPT = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k !
 class Generated(NamedTuple):
     """N samples.
 
-    texts        text of each, or a uint8 array for images; up to its end
+    texts        text of each sample up to its end, or a uint8 array for images
     tokens       int32 [N, L]
-    lengths      int64 [N], tokens of each text
-    evaluations  int64 [N], network evaluations that each one took
-    trace        path of the first sample, if it was asked for: `trace.final_words()` and others of
-                 generate/traces.py
+    lengths      int64 [N], number of tokens of each text
+    evaluations  int64 [N], number of network evaluations of each sample
+    trace        states of the first sample after each step, if they were asked for; functions of
+                 generate/traces.py show them
     """
 
     texts: list
@@ -59,12 +59,12 @@ class Model:
     """Trained model, made by `md4_jax.load`.
 
     experiment  objects made from the config: network, process, domain, mesh and others
-    params      averaged parameters {'network', 'process'}, on the devices of the mesh
-    step        training steps that made them
-    origin      folder that it was read from
-    facts       commit that trained it, and results of its evaluations
-    form        form of conversations, for a model that has one
-    layout      layout of the published checkpoint that it was made of
+    params      moving average of the parameters, {'network', 'process'}, on the mesh's devices
+    step        number of training steps
+    origin      folder from which the model was read
+    facts       commit that trained the model, and results of its evaluations
+    form        chat template, if the model has one
+    layout      file layout of the published checkpoint from which the model was made
     programs    cache of compiled functions
     """
 
@@ -84,7 +84,7 @@ class Model:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The config, as nested dicts."""
+        """Config as nested dicts."""
         return self.experiment.config
 
     @property
@@ -94,7 +94,7 @@ class Model:
 
     @property
     def length(self) -> int:
-        """Tokens of a training sequence."""
+        """Number of tokens of a training sequence."""
         return self.experiment.data.length
 
     @property
@@ -104,7 +104,7 @@ class Model:
 
     @property
     def has_token_costs(self) -> bool:
-        """Whether `token_costs` works: the bound is a sum over tokens."""
+        """Whether `token_costs` works, because the bound is a sum over tokens."""
         try:
             splitting(self.experiment, self.bound(""))
         except UserError:
@@ -125,12 +125,12 @@ class Model:
     ) -> Generated:
         """Draws samples as --mode sample does.
 
-        num      samples of each prompt
-        prompt   text that they begin with
+        num      number of samples of each prompt
+        prompt   text with which all samples begin
         sampler  sample.name; "": that of the config
         options  other keys of the section `sample`: steps, seed, temperature, template, trace, ...
 
-        UserError for an unknown key and for options that do not fit the model.
+        Raises UserError for an unknown key and for options that do not fit the model.
         """
         asked = {"num": num, "prompt": prompt, **options}
         experiment = self.sampling(asked | ({"name": sampler} if sampler else {}))
@@ -145,11 +145,11 @@ class Model:
     def infill(
         self, text: str, num: int = 1, *, blank: str = "_", sampler: str = "", **options: Any
     ) -> Generated:
-        """Fills each `blank` of a text by one token; the rest is as in `sample`.
+        """Fills each `blank` of a text with one token; other arguments are those of `sample`.
 
-        The samples end with the text. What the model draws after it is left out.
+        The samples end where the text ends. What the model draws after it is left out.
         """
-        self.check_text("infill")
+        self.check_text("infill", text)
         if not blank or blank not in text:
             raise UserError(f"the text has no blank {blank!r} to fill: {text!r}")
         pieces = text.split(blank)
@@ -163,14 +163,14 @@ class Model:
     def chat(
         self, messages: str | Messages, new_tokens: int = 128, *, sampler: str = "", **options: Any
     ) -> str:
-        """Draws the answer to a conversation and returns its text, without what ends the turn.
+        """Draws the answer to a conversation and returns its text, up to the end of the turn.
 
-        messages    [{"role": "user", "content": TEXT}, ...], or the text of one message. An
-                    assistant's message at the end is gone on with
-        new_tokens  most tokens of the answer; also sample.steps, if the options do not name it
+        messages    [{"role": "user", "content": TEXT}, ...], or the text of one message. If the
+                    last message is the assistant's, the model continues it
+        new_tokens  largest number of tokens of the answer, and the default of sample.steps
         options     as in `sample`
 
-        UserError for a model without a chat template, and for a conversation that is too long.
+        Raises UserError for a model without a chat template and for too long a conversation.
         """
         self.check_text("chat")
         asked = {"steps": new_tokens, **options} | ({"name": sampler} if sampler else {})
@@ -187,13 +187,13 @@ class Model:
         seed: int = 0,
         label: int = -1,
     ) -> Scores:
-        """Estimates -log p of texts of any length, or a bound on it, with the error for each text.
+        """Estimates -log p of each text, or a bound on it, with its standard error.
 
-        draws       noise draws of each text
-        objective   name of the bound; "": that of the evaluator that --mode eval runs
-        stride      new tokens of each window of a long text; 0: all
-        batch_size  sequences at once
-        label       class of the texts; -1: none
+        draws       number of noise draws for each text
+        objective   name of the bound; "": the one that --mode eval uses
+        stride      number of new tokens in each window of a long text; 0: all
+        batch_size  number of sequences that are computed at once
+        label       class of the texts; -1: no class
         """
         self.check_text("score")
         bound = LikelihoodBound(
@@ -207,10 +207,10 @@ class Model:
     ) -> TokenCosts:
         """Estimates what each token of a text adds to its bound, in bits.
 
-        estimates  independent estimates, of 16 noise draws each
+        estimates  number of independent estimates, each from 16 noise draws
         objective  name of the bound, as in `score`; it must be a sum over tokens
         """
-        self.check_text("token_costs")
+        self.check_text("token_costs", text)
         bound, own = self.bound(objective), self.experiment
         settings = {"estimates": estimates, "label": label}
         return token_costs(own, self.params, text, bound, self.programs, **settings)
@@ -218,9 +218,9 @@ class Model:
     def watch(
         self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
     ) -> Iterator[Watched]:
-        """Draws sample 0 of `sample` and yields its state after each step.
+        """Draws the first sample of `sample` and yields its state after each step.
 
-        prompt  text that it begins with, or the symbols [L] that stay
+        prompt  text with which the sample begins, or a `Prompt` of tokens at any positions
         """
         text = prompt if isinstance(prompt, str) else ""
         asked = {"prompt": text, **options} | ({"name": sampler} if sampler else {})
@@ -235,9 +235,9 @@ class Model:
     ) -> np.ndarray:
         """Returns the network's logits, float32 [B, L, V], or [L, V] for a single sequence.
 
-        tokens   int [B, L] or [L]; vocab_size is the mask, if the process has one
-        t        time in [0, 1], one or [B]
-        context  other inputs of the network, by name, each [B, ...]
+        tokens   int [B, L] or [L]; the number vocab_size is the mask, if the process has one
+        t        time in [0, 1], one number or [B]
+        context  other inputs of the network, {name: [B, ...]}
         """
         rows, times = inputs.checked(self.experiment, tokens, t)
         mesh, network = self.experiment.mesh, self.experiment.network
@@ -256,17 +256,17 @@ class Model:
     def save(self, path: Any, *, merged: bool = False) -> Place:
         """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it.
 
-        merged: without adapters, which are folded into the matrices beside them.
+        merged: whether adapters are added into the matrices, and not written separately.
         """
         where = place(path, "the folder")
         folder.write(without_adapters(self) if merged else self, where)
         return where
 
     def export(self, path: Any, *, adapters: bool = False, base: str = "") -> Place:
-        """Writes a folder in the layout of the published checkpoint that the model was made of.
+        """Writes a folder in the layout of the published checkpoint the model was made from.
 
-        Adapters are folded into the matrices. `adapters` writes them alone instead, as PEFT's LoRA
-        of the base: a folder or USER/NAME; "": what the model was made of.
+        Adapters are added into the matrices. With adapters=True, only the adapters are written,
+        in PEFT's layout. base: folder or USER/NAME of their base; "": the published checkpoint.
         """
         where = place(path, "the folder")
         if adapters:
@@ -278,13 +278,13 @@ class Model:
         with tempfile.TemporaryDirectory() as temporary:
             return hub.push(self.save(temporary, merged=merged), name, private=private)
 
-    def check_text(self, method: str) -> None:
-        """Raises UserError if the model is not one of text."""
-        if not hasattr(self.domain, "encode"):
-            raise UserError(f"{method} takes text, and this model has {self.domain.unit}s")
+    def check_text(self, method: str, text: Any = "") -> None:
+        """Raises UserError if the model is not one of text, or `text` is something else."""
+        inputs.check_text(self.domain, method, text)
 
     def sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
+        inputs.check_prompts(asked)
         config = copy.deepcopy(self.config)
         config["sample"] |= NO_PROMPT
         changes = {f"sample.{key}": str(value) for key, value in asked.items()}

@@ -1,4 +1,4 @@
-"""LoRA in PEFT's layout on top of a published model: folded into its matrices, or beside them."""
+"""LoRA in PEFT's layout for a published model: added into its matrices, or kept apart."""
 
 import functools
 import re

@@ -14,7 +14,7 @@ def check_length(o: Any, z: Array | Mixture, more: int = 0) -> None:
 
     z: [B, L] or a mixture; the network reads `more` tokens besides
     """
-    length = (z.symbols if isinstance(z, Mixture) else z).shape[1] + more
+    length = (z.weights if isinstance(z, Mixture) else z).shape[1] + more
     if o.positions and length > o.positions:
         raise UserError(
             f"the network reads {length} tokens at once, and network.positions={o.positions} has "

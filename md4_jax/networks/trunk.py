@@ -22,7 +22,7 @@ from md4_jax.networks.ordinal import LocationScale, log_probabilities
 from md4_jax.networks.positions import places, places_from, places_of_halves, with_places
 from md4_jax.networks.products import product
 from md4_jax.networks.unembedding import of_symbols, tied_head
-from md4_jax.networks.vectors import vectors_of
+from md4_jax.networks.vectors import mixed, vectors_of
 from md4_jax.protocols import Array, Mixture
 from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
 
@@ -231,9 +231,7 @@ class TransformerModule(nn.Module):
     def _vectors(self, z: Array | Mixture) -> Array:
         symbols = z.symbols if isinstance(z, Mixture) else z
         x = vectors_of(self.embedding, symbols, self.compute_dtype, self.options.vocab_size)
-        if not isinstance(z, Mixture):
-            return x
-        return jnp.einsum("blk,blkd->bld", z.weights.astype(x.dtype), x)
+        return mixed(z, x, self.options.products) if isinstance(z, Mixture) else x
 
     def _headed(self, x_BxLxD: Array, condition_BxGxD: Array | None) -> Array:
         x_BxLxD = self.final_norm(x_BxLxD)

@@ -5,7 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array
+from md4_jax.networks.products import product
+from md4_jax.protocols import Array, Mixture
 from md4_jax.runtime.reductions import on_gpu
 from md4_jax.runtime.sharding import constrain
 
@@ -40,6 +41,16 @@ def vectors_of(table: Array, index: Array, dtype: jnp.dtype, frequent: int) -> A
 
     picked.defvjp(lambda table, index: (picked(table, index), index), backward)
     return picked(table, index)
+
+
+def mixed(mixture: Mixture, vectors: Array, products: str) -> Array:
+    """Returns the weighed sums of the vectors of its symbols, [..., K, D] -> [B, L, D]."""
+    weights = mixture.weights.astype(vectors.dtype)
+    if mixture.symbols.ndim > 1:
+        return jnp.einsum("blk,blkd->bld", weights, vectors)
+    # Vectors that all positions share: [B, L, K, D] would not fit for a whole vocabulary.
+    sums = product(weights.reshape(-1, len(vectors)), vectors, products)
+    return sums.reshape(*weights.shape[:2], -1)
 
 
 def _added(rows: Array, index: Array, slope: Array) -> Array:

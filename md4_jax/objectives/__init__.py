@@ -3,6 +3,7 @@
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.candi import CANDI
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
@@ -43,4 +44,5 @@ OBJECTIVES = {
     "dcd": DCD,
     "flexmdm": FlexMDM,
     "partition": Partition,
+    "candi": CANDI,
 }

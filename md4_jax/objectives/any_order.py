@@ -17,15 +17,15 @@ class AnyOrder:
     """L(x) = E_{k ~ U{1..L}} (L / k) E[ sum over exactly k masked tokens of -log mu_n(z)[x_n] ].
 
     It equals MD4's continuous-time bound for every schedule from 1 to 0 (any-order
-    autoregressive form: RADD, arXiv:2406.03736, Theorem 2; identity M06). The number of masks has
-    no binomial noise, and no epsilon is needed at t = 0 or 1. A time-conditioned denoiser receives
+    autoregressive form: RADD, arXiv:2406.03736, Theorem 2; identity M06). The number of masks adds
+    no variance, and no epsilon is needed at t = 0 or 1. A time-conditioned denoiser receives
     the t whose 1 - alpha_t has the distribution Beta(k, L - k + 1), clamped to [0, 1]. Then the
     value is MD4's integral again, and the complete bound if the schedule stops before 0 or 1.
 
     weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled so that the loss
     stays the same if all tokens cost the same; 0 is a masked language model. max_masked below 1
     draws k up to this fraction of the tokens, since sequences with few clean tokens teach least.
-    Both make a training-only loss. Nats per sequence.
+    With either option the loss is for training only. Nats per sequence.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))

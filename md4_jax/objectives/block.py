@@ -16,7 +16,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 @dataclasses.dataclass(frozen=True)
 class BlockDiffusion:
-    """Bound of blocks from left to right, each by masked diffusion given the earlier ones.
+    """Bound for text in blocks from left to right, each by masked diffusion given earlier blocks.
 
     Block diffusion, BD3-LM (arXiv:2503.09573; identity B01):
 
@@ -27,10 +27,10 @@ class BlockDiffusion:
     gives MD4's bound, block = 1 the exact left-to-right likelihood. The denoiser is called once, as
     blocks.features(z, t [B, L / block], x, block).
 
-    draws      'exact' masks k ~ U{1..block} tokens of a block and weighs it by block / k, as
-               `any_order` does. The mean is the same, without noise in the number of masks; with
-               block = 1 and a time-free network there is no variance (B02). 'times' draws t and
-               each mask independently
+    draws      'exact' masks k ~ U{1..block} tokens of a block and multiplies its loss by block / k,
+               as `any_order` does. The mean is the same, without variance from the number of masks;
+               with block = 1 and a time-free network there is no variance (B02). 'times' draws t
+               and each mask independently
     low, high  clipped schedules: with draws='times', a token is masked with probability
                p ~ U[low, high] and its block weighs 1 / p. A training-only loss unless 0 and 1
 
@@ -70,7 +70,7 @@ class BlockDiffusion:
         return not self.is_clipped
 
     def for_evaluation(self) -> "BlockDiffusion":
-        """Returns the same bound with the least noise."""
+        """Returns the same bound with the least variance."""
         return BlockDiffusion(self.block)
 
     def is_exact(self, network: Network) -> bool:

@@ -36,12 +36,12 @@ class CTMC:
     one_weighted  as 'one', with the first term times q_t(z') / psi(z') = 1 / N(z') (identity T10).
                   Exact, since psi > 0 wherever the integrand is not zero
     score_entropy the network at z only, and the second term summed over all jumps that lead to z:
-                  the denoising score entropy (identity S09). It has the least noise, so that
-                  evaluation takes it in place of the other bounds
+                  the denoising score entropy (identity S09). It has the least variance, so
+                  evaluation uses it instead of the other bounds
 
-    cross_entropy adds that many times the mean of -log mu(x | z) over tokens, with which tauLDR
-    trains on CIFAR-10 (0.001). Above 0 it is a training-only loss. It learns the posterior of x,
-    for which without masks only the mixture form is right.
+    cross_entropy is the weight of an additional loss, the mean of -log mu(x | z) over tokens, with
+    which tauLDR trains on CIFAR-10 (0.001). Above 0 the loss is for training only. It teaches the
+    posterior of x, from which without masks only the mixture form makes the right steps.
 
     The mixture's rates grow as 1/t unless the network's output is sharp at t -> 0, so mixture needs
     t_1 > 0; joint takes 0 too.
@@ -114,7 +114,7 @@ class CTMC:
         return 5 if self.passes == "score_entropy" else 1
 
     def for_evaluation(self) -> "CTMC":
-        """Returns the same bound with the least noise; UserError if it is none."""
+        """Returns the same bound with the least variance; UserError if this loss is no bound."""
         return dataclasses.replace(self, passes="score_entropy")
 
     def ends(self, process: HasGenerator, batch: Batch) -> dict[str, Array]:

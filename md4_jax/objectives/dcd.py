@@ -16,14 +16,14 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 class DCD(Distillation):
     """Loss of discrete consistency distillation (Duo, arXiv:2506.10892, algorithm 1).
 
-    z_t = argmax(a_t onehot(x) + s_t noise) has the law of uniform noise. With the same noise at
-    less of it, z_s with s = t - dt lies on one deterministic trajectory with z_t. The student
-    learns at z_t what the teacher says at z_s:
+    z_t = argmax(a_t onehot(x) + s_t noise) is distributed as with uniform noise. The same noise at
+    the lower level s = t - dt gives z_s, on the same deterministic trajectory. The student learns
+    at z_t what the teacher predicts at z_s:
 
         L = E_t E [ sum_n D(student_n(z_t, t), teacher_n(z_s, s)) ],
 
-    gamma = log(s^2 / a^2) = low + t (high - low), and t = min(u + dt, 1). A round later dt is
-    twice as long. No bound, for training alone.
+    gamma = log(s^2 / a^2) = low + t (high - low), and t = min(u + dt, 1). dt doubles in each
+    round. This is not a bound and is for training only.
     """
 
     needs: ClassVar[Needs] = Needs(

@@ -62,12 +62,12 @@ DIVERGENCES: dict[str, Divergence] = {
 class Distillation:
     """Keys and rounds that the losses of distillation share.
 
-    The teacher's step in time is 1 / steps in the first round and `growth` times as long in each
-    later one, whose teacher is the student of the round before. No such loss is a bound.
+    The teacher's step in time is 1 / steps in the first round, and gets `growth` times as long in
+    each round. The teacher of a round is the student of the round before. These are no bounds.
 
-    steps        steps of the teacher's sampler in the first round
+    steps        number of steps of the teacher's sampler in the first round
     round_steps  training steps of a round; 0: one round, whose teacher never changes
-    divergence   of the student from the teacher at a position: reverse_kl, kl, tvd or mse
+    divergence   between student and teacher at a position: reverse_kl, kl, tvd or mse
     averaged     whether the next teacher is the moving average of the student
     """
 

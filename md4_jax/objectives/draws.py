@@ -23,7 +23,7 @@ def antithetic_times(offset: Array, count: int) -> Array:
     """Returns count evenly spread numbers in [0, 1), each uniform if the offset [] is.
 
     If count is even, u_{2j} = (offset + 2j / count) mod 1 and u_{2j+1} = 1 - u_{2j}. The mean of a
-    function that is linear in u then has no noise, and that of a smooth one little. A pair masks
+    linear function of u then has no variance, that of a smooth function little. A pair masks
     half of its tokens on average. If count is odd, u_j = (offset + j / count) mod 1.
     """
     if count % 2:

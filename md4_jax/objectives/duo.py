@@ -19,17 +19,17 @@ from md4_jax.protocols import Array, Batch, Denoiser, Mixture, Needs, UserError
 class Duo:
     """Integrand of `uniform_elbo` at z = argmax(w), where the network reads softmax(w / tau).
 
-    w = a onehot(x) + s noise is Gaussian (Duo, arXiv:2506.10892), so that z has the
-    law of uniform noise. The network sees a little more than z: the symbols that came close. With
+    w = a onehot(x) + s noise is Gaussian (Duo, arXiv:2506.10892), so that z is distributed as with
+    uniform noise. The network sees a little more than z: the symbols that were almost the largest.
 
         L = (high - low) E_gamma[ -(d alpha / d gamma) / alpha * nats(z, mu) ],
 
-    gamma = log(s^2 / a^2) uniform between low and high, it is that part of the bound's integral, of
-    a network that reads more than a model may: no bound, for training alone.
+    with gamma = log(s^2 / a^2) uniform between low and high. It is a part of the bound's integral,
+    but for a network that sees more than z. So it is not a bound and is for training only.
 
     temperature  tau of the softmax
-    kept         of the other symbols the softmax reads the largest `kept`, and not the rest
-    until        steps of training, after which the loss is `uniform_elbo`; 0: all steps
+    kept         number of largest symbols besides x that the softmax reads; it leaves out the rest
+    until        number of steps after which the loss is `uniform_elbo`; 0: never
     """
 
     needs: ClassVar[Needs] = Needs(

@@ -27,19 +27,19 @@ class EveryOrder:
 
         -log p(x) = -sum_b log mean_pi prod_l mu_{pi(l)}(x_{<b}, x_{pi(0)}, ..., x_{pi(l-1)}).
 
-    `block` objectives bound it: by convexity, -log mean_pi <= mean_pi -log.
+    The objective `block` is a bound on it: by convexity, -log mean_pi <= mean_pi -log.
 
-    orders  0: exact. Orders share what a set S of known tokens has come to,
+    orders  0: exact. All orders that begin with the same set S of tokens share one number,
 
                 f(S) = 1/|S| sum_{n in S} f(S without n) mu_n(S without n)[x_n],   f({}) = 1,
 
-            so that all orders take 2^block - 1 calls of the network. K: the mean over K random
-            orders of each block, in K block calls. The mean of its -log is a bound between
-            the likelihood and that of `block`, and falls with K (arXiv:1509.00519)
+            so that all orders need only 2^block - 1 network calls. K: the mean over K random
+            orders of each block, in K block calls. The mean of its -log is a bound between -log p
+            and that of `block`, and falls with K (arXiv:1509.00519)
 
     A denoiser with time gets the t at which 1 - alpha_t is the fraction of masks in the block. u is
     unused. For evaluation: the backward pass makes each call again. Tokens that do not count are
-    always known. UserError for orders=0 and more than 12 tokens a block.
+    always known. UserError for orders=0 and more than 12 tokens per block.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), blockwise=True)

@@ -16,15 +16,15 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 @dataclasses.dataclass(frozen=True)
 class FlexMDM:
-    """Bound of FlexMDM on -log p of a text and its length, in nats (arXiv:2509.01025).
+    """Bound of FlexMDM on -log p of a text with its length, in nats (arXiv:2509.01025).
 
     L(x) = int_0^1 E_q[ u_t sum_{z_n = m} -log mu_n(z_t, t)[x_n] + v_t sum_g D(c_g, y_g) ] dt
            - K(x),      D(c, y) = y - c + c log(c / y),
 
     where c_g tokens are missing in gap g, y_g is the network's expected number, u = -b' / (1 - b)
-    and v = -a' / (1 - a). The paper's loss is L + K. K(x) is the mean of the sum of log c_g over
-    the insertions of a text in random order, which no network can lower: without it the right
-    network reaches -log p(x) on average.
+    and v = -a' / (1 - a). K(x) is the mean of the sum of log c_g when the tokens of a text are
+    inserted in random order. The paper's loss is L + K, in which no network can lower K. With K
+    subtracted, the right network reaches -log p(x) on average.
     """
 
     needs: ClassVar[Needs] = Needs(

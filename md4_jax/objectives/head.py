@@ -78,11 +78,11 @@ def at_positions(
 ) -> Array:
     """Returns reduce(logits, *rows) at the chosen positions and 0 elsewhere, float [B, L].
 
-    h are the denoiser's features, chosen is bool [B, L]. Each of rows is [B, L] and reaches reduce
-    as [...] beside logits [..., V]; if it takes them padded, also beside longer rows that end in
-    -inf. The head is computed for the first of the capacities (parts of all positions, ascending)
-    that holds the chosen ones of every part of the batch (`Accelerator.groups`), and for all
-    positions if none does. So no token is ever dropped.
+    h are the denoiser's features, chosen is bool [B, L]. Each of rows is [B, L] or [B, L, V] and
+    reaches reduce as [...] or [..., V] beside logits [..., V]; if it takes them padded, also beside
+    longer rows that end in -inf. The head is computed for the first of the capacities (parts of all
+    positions, ascending) that holds the chosen ones of every part of the batch
+    (`Accelerator.groups`), and for all positions if none does. So no token is ever dropped.
     """
     unembed = (padded and denoiser.accelerator.padded) or denoiser.unembed
     vocabulary = jax.eval_shape(unembed, h_BxLxD[0, 0]).shape[-1]
@@ -103,8 +103,8 @@ def at_positions(
 
     def gathered(size: int) -> Array:
         order_GxC = jnp.argsort(jnp.logical_not(chosen_GxN), axis=1, stable=True)[:, :size]
-        picked = [jnp.take_along_axis(x, order_GxC, axis=1) for x in (chosen_GxN, *rows_GxN)]
-        h_GxCxD = jnp.take_along_axis(h, order_GxC[..., None], axis=1)
+        picked = [_taken(x, order_GxC) for x in (chosen_GxN, *rows_GxN)]
+        h_GxCxD = _taken(h, order_GxC)
         allowed = most if size == sizes[0] else most._replace(kept=0)
         found = _chunked(one, vocabulary, h_GxCxD, picked[1:], allowed)
         found = jnp.where(picked[0], found, 0.0)
@@ -119,6 +119,11 @@ def at_positions(
 def _grouped(x: Array, groups: int) -> Array:
     """Reshapes [B, L, ...] to [G, B / G * L, ...]: what lies on one device stays together."""
     return x.reshape(groups, x.shape[0] // groups * x.shape[1], *x.shape[2:])
+
+
+def _taken(x: Array, order: Array) -> Array:
+    """Returns the entries of x [G, N, ...] in that order [G, C]: [G, C, ...]."""
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
 def _chunked(one: Callable, vocabulary: int, h: Array, rows: list[Array], most: Logits) -> Array:

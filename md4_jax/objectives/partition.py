@@ -14,7 +14,7 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """MD4's bound, estimated twice in one pass, in nats per sequence (arXiv:2505.18883).
+    """Estimates MD4's bound twice in one pass, in nats per sequence (arXiv:2505.18883).
 
     G are the tokens that would be masked at t, and mu predicts each group from the other:
 
@@ -22,8 +22,8 @@ class Partition:
                                   + sum_{n not in G} -log mu_n[x_n] / alpha_t ] dt.
 
     The tokens outside of G are those masked at the t' with 1 - alpha_t' = alpha_t, and both terms
-    have MD4's bound as their mean. A text with a prompt gets twice the first term: the second would
-    predict tokens without the prompt, of which each token is outside of G.
+    have MD4's bound as their mean. For a text with a prompt the first term is used twice: a prompt
+    is outside of G, so the second term would predict tokens without the prompt.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), swapped=True)

@@ -28,10 +28,10 @@ class TDCE:
 
     with sigma = -alpha' / alpha, c the denoiser's distribution, H_b the binary entropy in nats and
     L_DSE the score entropy's integral, which is MD4's. The term -sigma k log k of a masked token
-    has no parameters, but its draws have a variance, infinite for most schedules. The objective
-    adds the offset L (H_b(alpha_1) - H_b(alpha_0)) and replaces the term by its mean. Both cancel,
-    so that a draw is MD4's. drawn_constant keeps the term as drawn, with the same mean and
-    gradients. `loss_at` is the integrand itself.
+    has no parameters, but drawing it adds variance, which is infinite for most schedules. The
+    objective adds the offset L (H_b(alpha_1) - H_b(alpha_0)) and replaces the term by its mean.
+    Both cancel, so each draw equals MD4's. drawn_constant draws the term instead, with the same
+    mean and gradients. `loss_at` is the integrand itself.
 
     A bound in nats per sequence if alpha runs from 1 to 0, where the offset is 0. For other
     schedules the prior's term is missing, and it is a training-only loss.

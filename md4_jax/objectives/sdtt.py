@@ -21,7 +21,7 @@ REVEALED = (1 / 8,)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SDTT(Distillation):
-    """Loss of self-distillation through time (SDTT, arXiv:2410.21035), of masks.
+    """Loss of self-distillation through time (SDTT, arXiv:2410.21035), for masks.
 
     From z_t the teacher takes `per_step` ancestral steps of length dt. The target of a mask is the
     teacher's distribution in the step that reveals it, or in the last one if none does. The
@@ -29,7 +29,7 @@ class SDTT(Distillation):
 
         L = E_t E_q E_teacher [ sum_{z_n = m} D(student_n(z_t, t), target_n) ].
 
-    A round later dt is `per_step` times as long. No bound, for training alone.
+    In each round dt gets `per_step` times as long. This is not a bound and is for training only.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,), teacher=True)

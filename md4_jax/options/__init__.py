@@ -20,21 +20,20 @@ class DataOptions:
     """Keys of the `data` section for every source.
 
     length              tokens of one sequence
-    separate_documents  attention stays within a document
+    separate_documents  attention stays within a document when several are packed into a sequence
     windows             sequences: "grid" cuts the token stream into adjacent ones, "every" takes
                         one at every offset when training, "documents" makes one of each document,
                         cut or padded
-    padding             what follows a document that is one sequence: "hidden" tokens that do not
-                        count, or "end_of_text", again and again, which count
+    padding             what fills the rest of a sequence that holds one document: "hidden" tokens,
+                        which do not count, or "end_of_text" tokens, which do
     turns               answers of a conversation (messages_key) that count: "all", the "last" one,
-                        or "each" in a sequence of its own, which ends with it
-    chat_template       folder of the chat template that writes conversations, or a file of one.
-                        "": that of the tokenizer
-    store               directory of the tokens of large texts, gs:// too: all machines of a pod
-                        then use what one of them makes. "": the cache directory
-    detokenise          name of the rules of data/detokenise.py that documents are changed by, for
-                        corpora whose text was split into tokens: wikitext, ptb, lm1b, lambada,
-                        scientific_papers. "": none
+                        or "each" in a sequence of its own, which ends with that answer
+    chat_template       file of the chat template that turns conversations into text, or a folder
+                        that has one. "": the tokenizer's
+    store               directory in which the tokens of large texts are kept, gs:// too: all
+                        machines of a pod then use what one of them makes. "": the cache directory
+    detokenise          name of the rules of data/detokenise.py that turn the tokens of a corpus
+                        back into text: wikitext, ptb, lm1b, lambada, scientific_papers. "": none
     """
 
     length: int = 256
@@ -61,7 +60,7 @@ class DataOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions:
-    """Sizes of the mesh axes; data=0: all devices that fsdp and tensor leave."""
+    """Sizes of the mesh axes; data=0 takes all devices that fsdp and tensor leave."""
 
     data: int = 0
     fsdp: int = 1
@@ -72,13 +71,17 @@ class MeshOptions:
 class TrainOptions:
     """The `train` section.
 
-    microbatches  parts of a batch, computed one after another; 0: as training/microbatches.py says
+    microbatches  number of parts of a batch, computed one after another; 0: chosen by
+                  training/microbatches.py
     seconds  wall-clock budget of training; 0: none
-    initial  directory of another run, whose averaged parameters this one starts from; "": none
-    trainable  regular expression of the paths of the network's parameters that are trained, the
-             others stay as they are; "": the adapters if there are any (network.lora_rank), or all
+    initial  directory of another run; training starts from the moving average of its parameters.
+             "": none
+    trainable  regular expression: parameters of the network whose path contains a match are
+             trained, the others are frozen; "": the adapters if there are any
+             (network.lora_rank), otherwise all
     time_power  p above 1 draws early times more often, u = v^p with v uniform, and weighs each loss
-             by p v^(p-1). The mean is the same. It has less noise where early times cost most
+             by p v^(p-1). The mean is the same. Its variance is smaller if the loss is
+             largest at early times
     """
 
     num_steps: int = 1000
@@ -118,28 +121,28 @@ class TrainOptions:
 class SampleOptions:
     """Keys of the `sample` section for every sampler, except transforms and prompts.
 
-    num         sequences to draw, of each template
+    num         number of samples, of each template
     steps       reverse steps T of a named grid
-    grid        cosine, uniform, log_linear, a list of times that falls from 1.0 to 0.0, or
-                optimal, made from the information profile of the run
+    grid        times of the steps: cosine, uniform, log_linear, a list that falls from 1.0 to 0.0,
+                or optimal, computed from the information profile of the run
     length      tokens per sequence; 0: as in training
-    block       tokens that are sampled together, given those before them; 0: objective.block if
-                there is one, else the whole text
-    memory      tokens of earlier blocks that a block sees; 0: as in training
-    cached      whether a key-value cache holds them, or they are computed again for each block
-    dual_cache  whether a block also sees the later tokens, by keys and values that are computed
-                once for each block (Fast-dLLM)
+    block       size of blocks that are sampled one after another, each given those before it; 0:
+                objective.block if there is one, else the whole text
+    memory      number of tokens of earlier blocks that a block sees; 0: as in training
+    cached      whether their keys and values are cached, or computed again for each block
+    dual_cache  whether a block also sees the later tokens, through keys and values that are
+                computed once for each block (Fast-dLLM)
     stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
                 vocabulary such as '<|eot_id|>'; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
-                entropy below this, in nats: a sign of repetition. 0: never
-    stride      new tokens of each window, for text longer than in training; 0: one window, the
-                network sees the whole text at once
-    label       class of the samples, for a network with classes; -1: none
-    guidance    weight w of the label: samples follow p(x | label)^w p(x)^(1 - w) at each step.
-                Without a label it is that of the prompt
-    batch_size  sequences sampled at once
-    seed        sample i depends on the seed and i alone
+                entropy below this number of nats, which is a sign of repetition. 0: never
+    stride      number of new tokens in each window, for text longer than in training; 0: one
+                window, the network sees the whole text at once
+    label       class of the samples, for a network with classes; -1: no class
+    guidance    weight w of classifier-free guidance: each step follows p(x | label)^w p(x)^(1 - w).
+                Without a label it is the weight of the prompt
+    batch_size  number of sequences that are sampled at once
+    seed        random seed; sample i depends only on the seed and i
     trace       whether to write pictures of how the first sample evolves
     judge       model whose bound on -log p of the samples is reported: '' none, 'self', or the
                 directory of another run with the same tokenizer
@@ -192,10 +195,10 @@ class PromptOptions:
     templates  file with a template in each line, sampled `num` times each; a line break within a
                template is written \\n
     blank      the visible character of a token to be filled
-    inpaint    picture of the size of the data, of which a part is filled
-    image_from examples of the data instead, by split and number: test:3, or test:0,3,7
-    mask       picture of the same size: white is to be filled
-    box        rectangle to be filled instead: top,left,height,width
+    inpaint    image file of the size of the data, of which a part is filled in
+    image_from examples of the data instead of a file, by split and number: test:3, or test:0,3,7
+    mask       image file of the same size: its white pixels are filled in
+    box        rectangle that is filled in, instead of a mask: top,left,height,width
     """
 
     prompt: str = ""
@@ -221,12 +224,12 @@ class PromptOptions:
 class CheckpointOptions:
     """The `checkpoint` section: when checkpoints are saved, and which are kept.
 
-    every       steps between saves; 0: at the end alone, or as the others say
+    every       steps between saves; 0: only at the end, or as the other keys say
     seconds     longest time between saves, whatever `every` is; 0: no limit
-    keep        number of the newest checkpoints that are kept
+    keep        how many of the newest checkpoints are kept
     keep_every  steps between checkpoints that are saved and kept for ever; 0: none
     best        name of an evaluator: the checkpoint with its lowest result is kept too; "": none
-    retries     how often a failed save or line of a log is tried again, after 1, 2, 4, ... seconds
+    retries     how often a failed save or log line is tried again, after 1, 2, 4, ... seconds
     """
 
     every: int = 1000
@@ -267,8 +270,8 @@ class LogOptions:
     """The `log` section.
 
     every     steps between two lines of metrics
-    trackers  what shows them besides metrics.jsonl: tensorboard, wandb
-    profile   first and last step of a trace by JAX's profiler; (): none
+    trackers  programs that also get the metrics of metrics.jsonl: tensorboard, wandb
+    profile   first and last step that JAX's profiler traces; (): none
     """
 
     every: int = 100

@@ -31,10 +31,11 @@ class BenchOptions(_Parts):
     """The `bench` section.
 
     parts       what is timed: train, eval, sample, data
-    windows     repetitions; the table has their median, minimum and maximum
-    seconds     shortest time of a repetition
-    random_tokens  number of symbols, which needs no data; 0: the config's data and tokenizer
-    names       rows of a table of what takes longest in a call, by its name in the source; 0: none
+    windows     number of repetitions; the table has their median, minimum and maximum
+    seconds     least duration of a repetition
+    random_tokens  size of a vocabulary of random tokens, for which no data are needed; 0: the
+                config's data and tokenizer
+    names       number of the slowest operations to list, by their names in the source; 0: none
     """
 
     parts: str = "train,eval,sample,data"
@@ -60,8 +61,9 @@ class PlanOptions(_Parts):
 
     topology    v5e:16x16, v5p:4x4x8, v6e:8x8 (these need libtpu), a100:8, h100:8,
                 h200:8 (CUDA's libraries), cpu:8
-    parts       programs: train, eval, sample
-    random_tokens  number of symbols, which needs no data; 0: that of the config's tokenizer
+    parts       programs to compile: train, eval, sample
+    random_tokens  size of the vocabulary, for which no data are needed; 0: that of the config's
+                tokenizer
     """
 
     topology: str = "v5e:8x8"

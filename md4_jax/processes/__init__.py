@@ -1,5 +1,6 @@
 """Forward processes q(z_t | x) by their name in a config."""
 
+from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
@@ -16,4 +17,5 @@ PROCESSES = {
     "transition": Transition,
     "rates": Rates,
     "insertion": Insertion,
+    "gaussian_masking": GaussianMasking,
 }

@@ -6,7 +6,7 @@ these methods will do, whatever its class.
 
 from typing import Any, Protocol, runtime_checkable
 
-from md4_jax.protocols import Array, Process, Schedule
+from md4_jax.protocols import Array, Mixture, Process, Schedule
 
 
 @runtime_checkable
@@ -70,6 +70,60 @@ class InsertsMasks(Process, Protocol):
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t), s < t."""
+        ...
+
+
+@runtime_checkable
+class ObservesMasks(Process, Protocol):
+    """Masks with a continuous state y beside z, the hidden tokens in Gaussian noise.
+
+    y is float [B, L, V] and means nothing where z is clean.
+    """
+
+    schedule: Schedule
+
+    @property
+    def mask_id(self) -> int: ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
+        ...
+
+    def observed(self, keys: Array, x: Array, t: Array) -> Array:
+        """Draws y_t = onehot(x) + sigma_t noise."""
+        ...
+
+    def precision(self, t: Array) -> Array:
+        """Returns 1 / sigma_t^2, like t."""
+        ...
+
+    def precision_slope(self, t: Array) -> Array:
+        """Returns the derivative of 1 / sigma_t^2, below 0, like t."""
+        ...
+
+    def seen(self, z: Array, y: Array, t: Array) -> Mixture:
+        """Returns what the network reads of (z, y)."""
+        ...
+
+    def evidence(self, y: Array, t: Array) -> Array | None:
+        """Returns what is added to its outputs to make them logits of x, [B, L, V], or None."""
+        ...
+
+    def reveal_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(z_s is clean | z_t is the mask), s < t."""
+        ...
+
+    def earlier(self, keys: Array, y: Array, x: Array, s: Array, t: Array) -> Array:
+        """Draws y_s given y_t = y and x, s < t."""
+        ...
+
+    def prior_observed(self, keys: Array, length: int) -> Array:
+        """Draws the y_1 that sampling starts from, float32 [B, length, V]."""
+        ...
+
+    def prior_nats(self, x: Array) -> Array:
+        """Returns KL(q(y_1 | x) || prior) of each token, in nats, like x."""
         ...
 
 

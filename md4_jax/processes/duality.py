@@ -1,4 +1,4 @@
-"""Gaussian noise whose largest entry has the law of uniform noise: docs/families/uniform.md."""
+"""Gaussian noise whose largest entry is distributed as uniform noise: docs/families/uniform.md."""
 
 import math
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Level(NamedTuple):
 def level(gamma: Array, vocab_size: int) -> Level:
     """Returns the level of z = argmax(w), where w = a onehot(x) + s noise over V symbols.
 
-    gamma = log(s^2 / a^2). z is x with probability P = E[Phi(a / s + e)^(V - 1)], e normal, and any
-    other symbol with the same (1 - P) / (V - 1), so that z has the law of uniform noise at
+    gamma = log(s^2 / a^2). z is x with probability P = E[Phi(a / s + e)^(V - 1)], e normal, and
+    each other symbol with (1 - P) / (V - 1), so that z is distributed as with uniform noise at
     alpha = P - (1 - P) / (V - 1) (Duo, arXiv:2506.10892).
     """
     ratio, others = jnp.exp(-0.5 * gamma)[..., None], vocab_size - 1
@@ -59,7 +59,7 @@ def leaders(
     """Draws the entries of w / s at x and at the `count` largest other symbols, in this order.
 
     x [B, L], keys [B] and gamma [B] -> symbols int32 and heights float32, [B, L, 1 + count]. The
-    joint law is that of V normal variables, of which only these are drawn: the largest of n uniform
+    distribution is that of V normal variables, but only these are drawn: the largest of n uniform
     variables is exp(-E / n), the next one exp(-E / n - E' / (n - 1)), with exponential E, E'.
     """
     others = vocab_size - 1
@@ -85,8 +85,8 @@ def leaders(
 def trajectory(keys: Array, x: Array, gammas: Sequence[Array], vocab_size: int) -> list[Array]:
     """Draws argmax(a onehot(x) + s noise) at several levels of the same noise: int32 [B, L] each.
 
-    x [B, L], keys [B] and each gamma [B]. Of the other symbols only the largest can ever be ahead
-    of x, so that a position holds x below some level, and that symbol above it.
+    x [B, L], keys [B] and each gamma [B]. Of the other symbols only the largest can ever exceed x,
+    so a position holds x below some noise level, and that symbol above it.
     """
     level = jnp.full(x.shape[:1], jnp.inf)  # at which nothing is left of x
     symbols, heights = leaders(keys, x, level, vocab_size, 1)
@@ -114,8 +114,10 @@ def _different(x: Array, chosen: Array) -> Array:
 
 
 def strongest(z: Array | Mixture) -> Array:
-    """Returns the symbol with most weight at each position, or z itself if it is no mixture."""
+    """Returns the symbol with the largest weight at each position, or z if it is no mixture."""
     if not isinstance(z, Mixture):
         return z
     best = jnp.argmax(z.weights, axis=-1)[..., None]
+    if z.symbols.ndim == 1:
+        return z.symbols[best[..., 0]]
     return jnp.take_along_axis(z.symbols, best, axis=-1)[..., 0]

@@ -25,7 +25,7 @@ FINEST = 40.0
 )
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
-    """Noise of which a share is uniform and the rest is the mask V (GIDD, arXiv:2503.04482).
+    """Noise that is partly random symbols and partly the mask V (GIDD, arXiv:2503.04482).
 
     With V clean symbols and t from 0 to 1, a token is
 
@@ -36,8 +36,8 @@ class Hybrid:
     where c_t = B (t (1 - t))^(gamma / 2) and B = 2^gamma uniform / (1 - uniform). Uniform noise has
     its largest probability, `uniform`, at t = 1/2 and vanishes at both ends: z_0 is clean and z_1
     all masks. With uniform=0 the process is `Masking` with the linear schedule. In the forward
-    chain every symbol, the mask too, jumps to y at a rate that does not depend on where it comes
-    from (`jump_rates`). It is not negative for gamma up to 2.
+    chain every symbol, the mask too, jumps to y at a rate that does not depend on the symbol
+    (`jump_rates`). No rate is negative for gamma up to 2.
 
     The outputs of the network are logits of mu in p(z_s | z_t) prop sum_x q(z_s, z_t | x) mu(x),
     as in the form `joint` of `Uniform`: the best mu is the law of x_n given the other tokens.

@@ -19,9 +19,9 @@ class Noised(NamedTuple):
     """A noisy text and how it lies in the clean one.
 
     z        int32 [B, L], the tokens that are present, then `absent_id`
-    source   int32 [B, L], which token of x each symbol of z is; of no use behind the last one
-    missing  int32 [B, L + 1], tokens of x that are absent before each symbol of z, and behind the
-             last one; 0 further on
+    source   int32 [B, L], position in x of each symbol of z; without meaning behind the last one
+    missing  int32 [B, L + 1], number of tokens of x that are absent before each symbol of z, and
+             behind the last one; 0 at later positions
     """
 
     z: Array
@@ -135,7 +135,7 @@ def _share(schedule: Schedule, s: Array, t: Array) -> Array:
 
 
 def aligned(symbols: Array, present: Array, text: Array, absent_id: int) -> Noised:
-    """Moves the symbols that are present to the front, and counts those that are missing.
+    """Moves the symbols that are present to the front, and counts the missing ones.
 
     All are [B, L]; text marks the positions of the clean text, which are the first ones.
     """

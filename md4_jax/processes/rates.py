@@ -41,7 +41,7 @@ class Rates(Scheduled):
     decays as exp(-sigma_bar), like masks. alpha_1 = 0 gives exactly the stationary distribution.
 
     kernel: uniform, R = 1 1^T / V - I; absorbing, into the mask V; gaussian_target, tauLDR's for
-    images, or gaussian_symmetric, both between near symbols of ordinal data (see `kernels`).
+    images, or gaussian_symmetric, both between similar symbols of ordinal data (see `kernels`).
     rate_width is in symbols, stationary_width in units of V (None: 2 and 0.5). There are S = V
     states, or V + 1 with the mask. Matrices take O(V^2) memory and O(V^3) work for a sequence.
     parametrisation: meaning of the network's outputs [..., V] at z, as in `Uniform`, with w = mu

@@ -1,4 +1,4 @@
-"""Batches of sequences, prompts, and the error that a user can mend."""
+"""Batches of sequences, prompts, and the error that a user can correct."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
 
     tokens     int32 [B, L], values 0..V-1
     loss_mask  bool [B, L], True for tokens whose likelihood is computed. The others (a prompt, the
-               text before a window, padding) are conditioned on: never noised, never counted
+               text before a window, padding) are context: never noised, never counted
     context    other inputs of the network by name, each [B, ...]: `segments` of documents, `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
     number     int32 [B] or None, which sequence of the training data each one is

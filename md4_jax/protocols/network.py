@@ -1,4 +1,4 @@
-"""Networks, and denoisers: networks with their parameters and their context bound."""
+"""Networks, and denoisers, which are networks with their parameters and context bound."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,11 @@ from md4_jax.protocols.batch import Array, Params
 
 
 class Mixture(NamedTuple):
-    """Mixture of K symbols at each position, [B, L, K], which some networks read in place of z."""
+    """Weighted sum of K symbols' vectors at each position, which some networks read in place of z.
+
+    symbols  int32 [B, L, K], or [K] if they are the same at all positions. The mask V may be one
+    weights  float [B, L, K]. They need not sum to 1, nor be positive
+    """
 
     symbols: Array
     weights: Array
@@ -116,18 +120,18 @@ class Network(NamedTuple):
 
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context is that of a batch; keys [B] are for
-               dropout, None outside of training. What a companion has `bound` comes last
+               dropout, None outside of training. With a companion, what it has `bound` is last
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
     flops      (parameters, length, block, or 0) -> FLOPs per token of a forward pass, or None
     padding    number of entries of its parameters that stand for no symbol and are never used
     products   operands of most of its matrix products: float32, or bfloat16 rounded from float32
-    companion  `networks.tables.Tables`, which learn beside it and tell it what they know, or None
+    companion  `networks.tables.Tables`, tables of counts that support the network, or None
     mixtures   its denoisers read a `Mixture` too
     gaps       its denoisers have `gaps`, and z may hold V + 1
-    adapters   regular expression of the paths of parameters that alone are trained, '' for all
-    parameters type in which those that are not trained are stored: float32 or bfloat16
+    adapters   regular expression of the paths of the only trained parameters, '' for all
+    parameters type in which frozen parameters are stored: float32 or bfloat16
     swapped    its denoisers have `swapped`
     """
 

@@ -12,7 +12,7 @@ PARTS = ("reconstruction", "prior", "orders")
 class Needs(NamedTuple):
     """Requirements of an objective or a sampler, which `checks.validate` enforces.
 
-    processes         protocols, of which the process must satisfy at least one
+    processes         protocols; the process must satisfy at least one of them
     time              its optimal denoiser depends on t: a time-free network is refused
     causal            True: its network must be causal; False: it must not be
     blockwise         its network must be able to work block by block
@@ -40,11 +40,11 @@ class Objective(Protocol):
     """Loss of each sequence: a bound on -log p, or a training-only loss.
 
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
-    If `is_exact(network)` is there and True, the bound is the likelihood itself. If it has a
-    `time_power` p > 1, it weighs noise at a small u by about 1 / u, and evaluation draws u = v^p
-    (`objectives/draws.py`). If its `until` is above 0, training takes `afterwards`, with the same
-    diagnostics, from that step on. If it has `for_evaluation()`, that is the same bound with less
-    noise, which auto takes. The diagnostics include the terms of the bound that are named in PARTS.
+    The following attributes are optional. If `is_exact(network)` is True, the bound is the negative
+    log-likelihood itself. `time_power` p > 1: the weight at small u is about 1 / u, and evaluation
+    draws u = v^p (`objectives/draws.py`). `until` above 0: from that step on training uses
+    `afterwards`, with the same diagnostics. `for_evaluation()` returns the same bound with less
+    variance, which auto uses. The diagnostics include the bound's terms that are named in PARTS.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
     times, steps or numbers of masks. keys [B] holds one random key for each sequence.
     """

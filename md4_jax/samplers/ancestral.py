@@ -7,11 +7,17 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import HasReverse, RevealsBySymbol, RevealsMasks
+from md4_jax.processes.capabilities import (
+    HasReverse,
+    ObservesMasks,
+    RevealsBySymbol,
+    RevealsMasks,
+)
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.chain import Chain, RevealsIndependently
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.observed import reveal_observed
 from md4_jax.samplers.reveal import draw_where
 from md4_jax.samplers.transforms import Transform
 
@@ -24,11 +30,12 @@ class Ancestral:
     Masks: each mask is revealed with probability (alpha_s - alpha_t) / (1 - alpha_t), and then
     its token is drawn from the denoiser. One draw over V + 1 symbols would let rounding change
     how many tokens appear. If alpha depends on the symbol (GenMD4), so does the probability,
-    and computing it needs the network.
+    and computing it needs the network. What is seen of masks in Gaussian noise (CANDI) takes a step
+    too: `reveal_observed`.
     Other noise: every position is drawn from the process's `reverse_logits`.
     """
 
-    needs: ClassVar[Needs] = Needs((RevealsMasks, RevealsBySymbol, HasReverse))
+    needs: ClassVar[Needs] = Needs((RevealsMasks, RevealsBySymbol, HasReverse, ObservesMasks))
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
@@ -38,6 +45,8 @@ class Ancestral:
     ) -> Chain:
         if isinstance(process, RevealsMasks):
             return reveal_masks(self, denoiser, process, chain, s, t, keys)
+        if isinstance(process, ObservesMasks):
+            return reveal_observed(self.transform, denoiser, process, chain, (s, t), keys)
         outputs = denoiser(chain.z, jnp.full(chain.z.shape[:1], t))
         if isinstance(process, RevealsBySymbol):
             return self._reveal_by_symbol(process, chain, outputs, s, t, keys)
@@ -77,7 +86,7 @@ def reveal_masks(
 ) -> Chain:
     """Reveals each mask with the step's probability and draws its token from the denoiser at t.
 
-    `reveal.py` can draw the reveals of all steps of a run beforehand, with the same law.
+    `reveal.py` can draw the reveals of all steps beforehand, with the same distribution.
     """
     reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     draws = uniforms(reveal_keys, chain.z.shape[1])

@@ -22,8 +22,8 @@ class Samples(NamedTuple):
 
     tokens       int32 [N, L]
     prompt_mask  bool [N, L], the tokens that the user fixed
-    lengths      int64 [N], tokens of each text; ignore the positions after them
-    evaluations  int64 [N], network evaluations that each sequence used
+    lengths      int64 [N], number of tokens of each text; ignore later positions
+    evaluations  int64 [N], number of network evaluations of each sequence
     seconds      run time of the compiled programs, without compilation
     frames       (z, confidence) of the first R sequences after each step of each of W windows,
                  both [W, F, R, L]; z is -1 at positions that no window has reached. None without
@@ -87,9 +87,10 @@ def draw_samples(
 ) -> Samples:
     """Draws `options.num` samples of each prompt, in batches of one compiled shape.
 
-    window   tokens that the network sees at once. A longer text is filled window by window, each
-             `options.stride` tokens after the last; tokens drawn before are a window's prompt
-    context  what the network is told about each of the N samples, {name: [N, ...]}; None:
+    window   number of tokens that the network sees at once. A longer text is filled window by
+             window. Each window begins `options.stride` tokens after the one before it, whose
+             tokens are its prompt
+    context  other inputs of the network for each of the N samples, {name: [N, ...]}; None:
              `context_of(options, N)`
     """
     mesh = sampler.mesh

@@ -43,16 +43,16 @@ class Blocks:
 
     Each block is sampled by `loop.sample`.
 
-    block   tokens that are sampled together
-    window  earlier tokens that a block sees, a multiple of block. Only their keys and values are
-            kept, so that a text may be far longer than the training length
-    stop    when a sequence ends. Its later positions stay masked; once all sequences have ended,
-            nothing more is computed
+    block   number of tokens of a block
+    window  number of earlier tokens that a block sees, a multiple of block. Only their keys and
+            values are kept, so that a text may be far longer than the training length
+    stop    when a sequence ends. Its later positions stay masked; when all sequences have ended,
+            sampling stops
     cached  False computes the cache again before each block: the same samples, more slowly
     dual_cache  for a network that sees both sides: a block also sees the later tokens, masks or
-                given ones. Before each block the keys and values of all others are computed, and
-                kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618). It
-                stands for `window` and `cached`
+                given ones. Before each block the keys and values of all other tokens are computed,
+                and kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
+                `window` and `cached` then have no effect
     """
 
     block: int

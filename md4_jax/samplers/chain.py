@@ -15,12 +15,14 @@ class Chain(NamedTuple):
     confidence   float32 [B, L], the probability with which the model drew the token; 1 in the
                  prompt, 0 where no token is drawn yet
     evaluations  int32 [B], network evaluations so far
+    observed     float32 [B, L, V], the continuous state of a process that `ObservesMasks`, or None
     """
 
     z: Array
     prompt_mask: Array
     confidence: Array
     evaluations: Array
+    observed: Array | None = None
 
 
 class RevealSchedule(NamedTuple):
@@ -111,5 +113,5 @@ class RevealsByLogits(SamplerStep, Protocol):
         ...
 
     def time(self, process: Any, chain: Chain, t: Array) -> Array:
-        """Returns the time that the network is told in a step from t: [B]."""
+        """Returns the time input of the network in a step from t: [B]."""
         ...

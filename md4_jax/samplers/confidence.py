@@ -28,13 +28,13 @@ RULES = ("count", "threshold", "factor", "entropy")
 class Confidence:
     """Draws a token for every mask and keeps those with the highest score.
 
-    score     of a position, from the network's own mu: temperature, top-k and top-p change the
-              drawn token alone (LLaDA, arXiv:2502.09992):
+    score     of a position, from the network's unmodified mu: temperature, top-k and top-p only
+              change which token is drawn (LLaDA, arXiv:2502.09992):
               probability  log mu of the token (MaskGIT, 2202.04200)
-              margin       the largest mu less the second largest (2502.06768)
+              margin       the largest mu minus the second largest (2502.06768)
               entropy      sum mu log mu, the negative entropy
     rule      how many masks a step reveals, the highest scores first:
-              count        per_step or, if it is 0, as many as the grid says: after a step to s
+              count        per_step or, if that is 0, as many as the grid says: after a step to s,
                            floor((1 - alpha_s) n) of the n positions outside the prompt are masks
               threshold    all whose probability or margin is at least `limit` (Fast-dLLM,
                            2505.22618)
@@ -43,16 +43,16 @@ class Confidence:
               entropy      the most of which the entropies, in nats, add up to at most `limit`
                            without the largest (EB-Sampler, 2505.24857)
               The last three reveal at least one mask, and at least as many as the grid says, so
-              that `steps` is the most that they take. With them, and with per_step, the network is
-              told the time at which the expected share of masks is that of the sequence
+              they take at most `steps` steps. With them, and with per_step, the network reads the
+              time at which the expected share of masks is that of the sequence
     semi_autoregressive
               positions of a block. Blocks are filled from left to right, counted from the end of
               the prompt, and all of them are visible as masks (LLaDA). 0: one block
     noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT); for rule='count'
 
-    The law of the samples is not that of the model. With margin or entropy and without noise the
-    positions follow from the logits alone, and samples have a likelihood: the evaluator `path`.
-    With probability the order depends on the drawn tokens, and there is none.
+    The samples do not have the distribution of the model. With margin or entropy and without noise
+    the positions depend only on the logits, and the evaluator `path` gives the likelihood of the
+    samples. With probability the order depends on the drawn tokens, and there is no likelihood.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))

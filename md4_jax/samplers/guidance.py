@@ -27,9 +27,10 @@ def guided(
 ) -> tuple[Denoiser, Any]:
     """Returns the denoiser and the process that sample with guidance (arXiv:2412.10193).
 
-    weight  w, 0: the label of the context is ignored; 1: it is obeyed; above 1: more than obeyed
-    prompt  of the batch. Without a label, and with masks, it takes its place: y is the prompt, and
-            p(x | z) is the prediction with masks in its place (LLaDA, arXiv:2502.09992)
+    weight  w. 0: the label y of the context is ignored; 1: usual conditioning on it; above 1:
+            samples are more typical of the label
+    prompt  of the batch. Without a label, and with masks, y is the prompt, and p(x | z) is the
+            prediction with masks in place of the prompt (LLaDA, arXiv:2502.09992)
 
     Masks: mu prop p(x | z, y)^w p(x | z)^(1 - w); a reveal's probability does not depend on x.
     Other noise: p(z_s | z_t) prop p(z_s | z_t, y)^w p(z_s | z_t)^(1 - w), see `GuidedProcess`.
@@ -88,7 +89,7 @@ def calls(weight: float) -> int:
 
 
 def combined(told: Array, free: Array, weight: Array | float) -> Array:
-    """Returns w log p(. | y) + (1 - w) log p(.); -inf where either is."""
+    """Returns w log p(. | y) + (1 - w) log p(.); -inf where one of the two is -inf."""
     possible = (told > -jnp.inf) & (free > -jnp.inf)
     return jnp.where(possible, weight * told + (1.0 - weight) * free, -jnp.inf)
 

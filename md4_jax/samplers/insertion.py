@@ -27,10 +27,10 @@ class Insert:
 
     In a step from t to s each mask is revealed with probability (b_s - b_t) / (1 - b_t), and each
     gap gets Poisson(y_g (a_s - a_t) / (1 - a_t)) masks, with y_g the network's expected number of
-    missing tokens. What is beyond the length of a sample is left out, from the end on. A prompt is
-    the beginning of the text, and nothing is inserted before its end.
+    missing tokens. A sample that gets too long is cut at its end. A prompt is the beginning of the
+    text, and nothing is inserted before its end.
 
-    order  random, or confidence: as many masks are revealed, and these are the ones of whose
+    order  random, or confidence: the same number of masks is revealed, but those of whose
            likeliest token the network is most sure
     """
 

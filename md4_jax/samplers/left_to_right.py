@@ -23,7 +23,7 @@ class LeftToRight:
     """Draws x_n ~ p(x_n | x_{<n}) for n = 0, 1, ..., from a network trained by `autoregressive`.
 
     A step t -> s fills the positions from round(L (1 - t)) up to round(L (1 - s)), with one
-    evaluation each. Every grid gives the same exact law in L evaluations.
+    evaluation each. Every grid gives the same, exact distribution in L evaluations.
     The network reads [m, z_0, ..., z_{L-2}] at time 0. Prompt tokens are kept; only positions to
     their right see them. A position that all prompts of a batch fix counts as no evaluation.
     `one_by_one` draws the same samples, with keys and values kept.

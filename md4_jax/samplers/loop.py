@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.capabilities import HasReverse
+from md4_jax.processes.capabilities import HasReverse, ObservesMasks
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, Finishes, RevealsIndependently, SamplerStep
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
+from md4_jax.samplers.observed import finish_observed
 
 
 class Frames(NamedTuple):
@@ -69,6 +70,9 @@ def start(process: Any, prompt: Prompt, keys: Array) -> Chain:
     z = process.prior(prior_keys, prompt.tokens.shape[1])
     mask = jnp.asarray(prompt.mask)
     chain = Chain(z, mask, mask.astype(jnp.float32), jnp.zeros(len(z), jnp.int32))
+    if isinstance(process, ObservesMasks):
+        observed = process.prior_observed(prior_keys, prompt.tokens.shape[1])
+        chain = chain._replace(observed=observed)
     return put_prompt(chain, prompt_at(process, prompt.tokens, jnp.float32(1.0), noise_keys))
 
 
@@ -190,6 +194,8 @@ def without_noise(
     denoiser: Denoiser, process: Any, transform: Any, chain: Chain, time: Array, keys: Array
 ) -> Chain:
     """Draws what the chain may still hold of noise at this time from the denoiser, all at once."""
+    if isinstance(process, ObservesMasks):
+        return finish_observed(transform, denoiser, process, chain, time, keys)
     if process.shows_clean:
         left = process.is_noise(chain.z)
         return reveal.draw_where(denoiser, transform, chain, left, t=time, keys=keys)

@@ -23,15 +23,15 @@ from md4_jax.samplers.transforms import Transform
 )
 @dataclasses.dataclass(frozen=True)
 class Metropolis:
-    """Runs a Markov chain whose law tends to p_t at t = level, from the process's prior.
+    """Runs a Markov chain whose distribution tends to p_t at t = level, from the process's prior.
 
     A proposal z' changes one token of z to one of the V - 1 others, both drawn uniformly. It is
     accepted with probability min(1, s |N(z)| / |N(z')|), where s = p_t(z') / p_t(z) is the model's
     ratio (arXiv:2211.00802; identity C02). Every sequence has |N| = L (V - 1) neighbours, so that
     the degrees cancel. T grid steps make T * proposals proposals of one network evaluation each.
-    The law needs many times L (V - 1) of them; how many is not known beforehand.
+    Convergence needs many times L (V - 1) of them; how many is not known beforehand.
 
-    level 0 is the law of clean data (`concrete_score` with time=0). For a higher level the noise
+    level 0 samples clean data (`concrete_score` with time=0). For a higher level the noise
     is removed after the chain in one step, p(x | z_level) at each position. No token is drawn
     from a distribution, so temperature, top-k and top-p must be 1, 0 and 1; UserError otherwise.
     """

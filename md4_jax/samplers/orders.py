@@ -110,9 +110,9 @@ class AnyOrder:
 
     per_step 0 reveals as many as the grid says: after a step to s, floor((1 - alpha_s) n) of the n
     positions outside the prompt are masks. Otherwise steps and grid change nothing, and the network
-    is told the time at which the expected share of masks is that of the sequence. With per_step 1
-    and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, the law whose likelihood
-    `along_order` computes.
+    reads the time at which the expected share of masks is that of the sequence. With per_step 1
+    and a given order, x ~ prod_n mu(x_n | tokens drawn before) exactly, and `along_order` computes
+    the likelihood of such samples.
 
     semi_autoregressive  positions of a block, 0: one block. Blocks are filled from left to right,
     counted from the end of the prompt, and the order is that within a block (LLaDA, 2502.09992).

@@ -23,16 +23,16 @@ from md4_jax.samplers.transforms import Transform
 class PathPlanning:
     """Draws a token for every mask, then hides the tokens of which the network is least sure.
 
-    P2 with the network as its own planner (arXiv:2502.03540). A step to s leaves
+    P2 with the network as its own planner (arXiv:2502.03540). After a step to s there are
     floor((1 - alpha_s) n) masks among the n positions outside the prompt: those with the lowest
-    scores, log mu(token) of a token that was just drawn and eta log mu(token) of one that stood
-    there. So a token that later ones contradict is drawn again.
+    scores. The score is log mu(token) for a token that was just drawn, and eta log mu(token) for
+    an earlier one. So a token that later ones contradict is drawn again.
 
-    eta    0: a token stays once it is drawn, which is `confidence`; 1: all tokens compete alike;
-           above 1: tokens that stand are doubted more
+    eta    0: a token stays once it is drawn, as with `confidence`; 1: earlier and new tokens are
+           treated alike; above 1: earlier tokens are doubted more
 
-    The network is asked about symbols that it sees, which losses of masks alone do not train. The
-    law of the samples is not that of the model.
+    This uses the network's outputs at visible tokens, which losses on masks do not train. The
+    samples do not have the distribution of the model.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))

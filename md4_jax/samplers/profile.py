@@ -1,4 +1,4 @@
-"""Information profile of a masked model, and the schedule of reveals that loses least by it.
+"""Information profile of a masked model, and the schedule of reveals with the least loss.
 
 The profile Z(k), k = 0..L-1, is the mean cross-entropy in nats of a token given k visible ones,
 over random orders. Revealing m tokens at once after k costs m Z(k) - sum_{j<m} Z(k + j) nats of
@@ -19,14 +19,14 @@ FEWEST = 16
 
 
 def loss(profile: np.ndarray, counts: np.ndarray) -> float:
-    """Predicts the divergence in nats of reveals of `counts` tokens a step, which add up to L."""
+    """Predicts the divergence in nats if steps reveal `counts` tokens, which add up to L."""
     counts = np.asarray(counts)[np.asarray(counts) > 0]
     visible = np.cumsum(counts) - counts
     return float(counts @ profile[visible] - profile.sum())
 
 
 def best_counts(profile: np.ndarray, steps: int) -> np.ndarray:
-    """Returns the numbers of tokens a step that lose least, by dynamic programming: int [T].
+    """Finds the numbers of tokens per step with the least loss, by dynamic programming: int [T].
 
     T is `steps`, or L if there are fewer tokens. It takes T L^2 operations.
     """

@@ -23,13 +23,13 @@ from md4_jax.samplers.transforms import Transform
 )
 @dataclasses.dataclass(frozen=True)
 class Psi:
-    """Takes the reverse step with probability kappa, and else noises a guess (arXiv:2602.21185).
+    """Takes a reverse step, or draws clean tokens and adds noise again (arXiv:2602.21185).
 
         z_s ~ kappa p(z_s | z_t) + (1 - kappa) sum_x q(z_s | x) p(x | z_t)
 
-    at each position by itself, from one network evaluation. Both parts lead to the law of the
-    process at s. The second may change any token again, so that mistakes can be repaired. kappa 1
-    is `ancestral`. The same for masks is `remask`, whose sigma is (1 - kappa) (1 - alpha_s).
+    independently at each position, from one network evaluation. Both parts lead to the distribution
+    of the process at s. The second may change any token again, so mistakes can be repaired. kappa 1
+    is `ancestral`. For masks `remask` does the same, with sigma = (1 - kappa) (1 - alpha_s).
 
     since, until  kappa counts in steps from t in (until, since]; in the others it is 1
     greedy_tail   the step to t = 0 takes the most likely tokens (Duo, arXiv:2506.10892)

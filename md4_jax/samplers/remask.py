@@ -26,8 +26,8 @@ class Remask:
     """Ancestral sampling in which a token becomes a mask again with probability sigma.
 
     ReMDM (arXiv:2503.00307): sigma <= sigma_max = min(1, (1 - alpha_s)/alpha_t), and a mask is
-    revealed with probability (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t). Then z_s given x has
-    the same law as without remasking, so that the network sees what it was trained on.
+    revealed with probability (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t). Then z_s given x is
+    distributed as without remasking, and as in training.
 
     strategy    cap         sigma = min(eta, sigma_max)
                 rescale     sigma = eta sigma_max

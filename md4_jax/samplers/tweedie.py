@@ -16,8 +16,8 @@ from md4_jax.samplers.ancestral import Ancestral
 class Tweedie(Ancestral):
     """Draws from p(y) = [exp(-d Q) s]_y exp(d Q)(z_t, y) at each position, d the noise of the step.
 
-    SEDD (arXiv:2310.16834, section 4.2). With the exact score s it is the exact law of each token
-    of z_s given all of z_t, and the best step that draws tokens independently (identities T04 to
+    SEDD (arXiv:2310.16834, section 4.2). With the exact score s, each token of z_s has its exact
+    distribution given z_t. It is the best step that draws tokens independently (identities T04 to
     T07). On masks it is ancestral sampling (T06). On uniform noise the process makes the score
     from the network's outputs; the step is linear in the weights of x, and so ancestral again.
     """

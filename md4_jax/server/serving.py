@@ -61,10 +61,13 @@ def bound(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        # Before the address is printed, and before another server can take it.
+        listening.listen()
     except (OSError, OverflowError) as error:
         listening.close()
+        why = str(error).rstrip(".")
         raise UserError(
-            f"--host {host} --port {port} cannot be used: {error}. --port 0 takes a free one"
+            f"--host {host} --port {port} cannot be used: {why}. --port 0 takes a free one"
         ) from error
     return listening
 

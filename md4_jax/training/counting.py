@@ -51,7 +51,8 @@ def filled(experiment: Experiment, corpus: Corpus, state: TrainState) -> tuple[T
 def _text(experiment: Experiment, corpus: Corpus, sequences: int) -> Batch:
     """Returns the first sequences of the training data in batches: global arrays [B, N, L]."""
     length, batch_size = experiment.data.length, experiment.train.batch_size
-    rows = rows_of(experiment, batch_size * max(1, AT_ONCE // (batch_size * length)))
+    at_once = min(AT_ONCE, sequences * length)
+    rows = rows_of(experiment, batch_size * -(-at_once // (batch_size * length)))
     firsts = range(0, sequences, rows["batch_size"])
     batches = []
     for first, batch in zip(firsts, corpus.training_in_order(**rows), strict=False):

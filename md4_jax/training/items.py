@@ -107,4 +107,7 @@ def reason(error: Exception) -> str:
     shapes = SHAPES.match(text)
     if shapes:
         return OTHER_SHAPE.format(*shapes.groups()) + OTHER_VERSION
-    return OTHER_NAMES + OTHER_VERSION if NAMES in text else text[:300]
+    if NAMES in text:
+        return OTHER_NAMES + OTHER_VERSION
+    # TensorStore names files first, and what the system said, such as a full disk, last.
+    return text if len(text) <= 300 else f"{text[:120]} ... {text[-175:]}"

@@ -125,7 +125,7 @@ def test_eval_is_the_final_evaluation_of_training(copy, run, tiny, evaluated):
     (line,) = [line for line in lines(ended) if line.startswith("trained to step 30; test: ")]
     value = f"{evaluated['bits_per_character']:.4f} +- {evaluated['bits_per_character_se']:.4f}"
     assert f"<= {value} bits/character" in line
-    assert f"({evaluated['sequences']} sequences, 1 draws each)" in line
+    assert f"({evaluated['sequences']} sequences, 1 draw each)" in line
 
 
 def test_validation_is_of_the_average_of_the_parameters(trained, tiny, rows):

@@ -109,7 +109,7 @@ def small(config: dict) -> dict[str, str]:
         del found["data.length"]
         found["train.batch_size"] = 2
     if config["network"].get("tables"):
-        found |= {"network.tables": 640, "network.tables_tokens": 65536}
+        found |= {"network.tables": 640, "network.tables_tokens": 8192}
     if config["network"]["name"] == "partition":
         found |= {"network.depth": 2, "network.decoder_depth": 0}
     own = OWN.get(config["data"]["name"], {}).items()

@@ -18,8 +18,9 @@ WIDE = (
     "network.attention_dropout=0.1",
     "network.embedding_dropout=0.1",
     "network.tables=640",
-    "network.tables_tokens=65536",
+    "network.tables_tokens=8192",
     "train.num_steps=6",
+    "evals.test.limit=128",
 )
 OFTEN = (
     "log.every=1",

@@ -19,6 +19,7 @@ OFTEN = (
     *("train.num_steps=6", "log.every=1", "evals.validation.every=2", "checkpoint.every=3"),
     *("checkpoint.keep=1", "checkpoint.best=validation"),
     *("optim.learning_rate=0.001", "sample.num=5", "sample.batch_size=4"),
+    "evals.test.batch_size=512",
 )
 # name: (processes, devices of each, mesh)
 RUNS = {

@@ -18,6 +18,7 @@ from md4_jax.data import SOURCES
 from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
+from md4_jax.model.bounds import chosen
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime import sharding
@@ -372,6 +373,21 @@ def test_sections_that_do_not_go_together(values, words):
         build.experiment(config, TOKENIZER)
 
 
+@pytest.mark.parametrize(
+    "asked, passes",
+    [
+        (dict(name="ctmc"), "score_entropy"),
+        (dict(name="ctmc", first_time=0.1), "score_entropy"),
+        (dict(name="ctmc", passes="one_weighted"), "one_weighted"),
+    ],
+)
+def test_a_bound_that_is_named_has_the_least_noise_unless_it_says_otherwise(asked, passes):
+    config = changed(process=dict(name="rates"), objective=dict(name="ctmc", passes="two"))
+    config["evals"]["test"]["objective"] = asked
+    found = reported(build.experiment(config, TOKENIZER)).objective
+    assert (found.passes, found.first_time) == (passes, asked.get("first_time", 1e-5))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
     config = schema.load_config(f"configs/families.py:{family}", {})
@@ -394,6 +410,8 @@ def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
         (dict(name="rates"), dict(name="ctmc", first_time=0.1), "CTMC(first_time=0.1)"),
         (dict(name="masking"), dict(name="block", block=4, draws="times"),
          "BlockDiffusion(block=4,draws='exact')"),
+        (dict(name="masking"), dict(name="every_order", block=2, orders=8),
+         "EveryOrder(block=2,orders=8)"),
     ],
 )  # fmt: skip
 def test_the_bound_that_auto_reports(process, objective, bound):
@@ -405,6 +423,18 @@ def test_the_bound_that_auto_reports(process, objective, bound):
         assert repr(getattr(reported(built).objective, key)) == value
     if name == "AnyOrder":
         assert reported(built).objective.weight_power == 1.0
+
+
+@pytest.mark.parametrize("name, default", [("block", 16), ("every_order", 4)])
+def test_a_bound_by_blocks_takes_those_that_were_trained(name, default):
+    """Unless it is given others: other blocks are another model."""
+    trained = dict(objective=dict(name="block", block=8))
+    built = build.experiment(changed(**trained, evals__test__objective=dict(name=name)), TOKENIZER)
+    assert reported(built).objective.block == chosen(built, name).block == 8
+    other = changed(**trained, evals__test__objective=dict(name=name, block=2))
+    assert reported(build.experiment(other, TOKENIZER)).objective.block == 2
+    masks = build.experiment(changed(evals__test__objective=dict(name=name)), TOKENIZER)
+    assert reported(masks).objective.block == default
 
 
 def test_auto_reports_the_likelihood_of_a_causal_network():

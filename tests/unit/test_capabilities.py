@@ -36,11 +36,14 @@ ABILITIES = {
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
     "insertion": {"InsertsMasks"},
+    "gaussian_masking": {"ObservesMasks"},
+    "gaussian_masking, joint": {"ObservesMasks"},
 }
 # Whether what is not noise is clean: pure masking.
 SHOWS_CLEAN = {
     "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
-    "hybrid, masks alone", "insertion",
+    "hybrid, masks alone", "insertion", "gaussian_masking",
+    "gaussian_masking, joint",
 }  # fmt: skip
 
 

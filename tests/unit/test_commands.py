@@ -38,6 +38,13 @@ def arguments(line: str) -> list[str]:
     return [] if any(word.startswith("[--") for word in words) else words
 
 
+@pytest.mark.parametrize("flag", ["--workdir", "--config"])
+def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
+    """An empty --workdir would be the current directory."""
+    with pytest.raises(UserError, match=f"^{flag} is empty, as a shell variable .* leave {flag}"):
+        command.parse([flag, ""])
+
+
 def complaint(words: list[str]) -> str:
     """What the program would say against the arguments; '' if nothing."""
     words = [re.sub(r"=N$", "=1", word) for word in words]

@@ -1,6 +1,7 @@
 """Reading config files, overrides from the command line, and comparing with a run's own."""
 
 import json
+import sys
 import types
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def overridden(**assignments):
         ("7", "seven", "7"),
         ("None", "text", "None"),
         ("(1, 2)", None, (1, 2)),
+        ("1e6", 4, 1_000_000),
+        ("2.5", 4, 2.5),
+        ("1e3", 0.5, 1000.0),
+        ("1e3", False, 1000.0),
+        ("inf", 4, "inf"),
+        ("1e999", 4, float("inf")),
     ],
 )
 def test_a_text_becomes_the_type_of_its_key(text, current, value):
@@ -92,6 +99,21 @@ def test_a_new_name_drops_the_arguments_that_it_does_not_take():
 def test_an_unknown_section_is_refused_and_the_nearest_named(key, words):
     with pytest.raises(UserError, match=words):
         overridden(**{key: "1"})
+
+
+@pytest.mark.parametrize(
+    "key, words",
+    [
+        (
+            "train",
+            "^train must be a section, not None: set its keys, --config.train.KEY=VALUE$",
+        ),
+        ("evals.test", "such as --config.evals.test.every=0 --config.evals.test.final=False"),
+    ],
+)
+def test_a_section_is_no_value(key, words):
+    with pytest.raises(UserError, match=words):
+        config.override(sample_config(), {key: "None"}, accepts)
 
 
 def test_unknown_names_list_the_known_ones():
@@ -266,17 +288,20 @@ def test_checkpoints_without_a_config(tmp_path):
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("def get_config(:", "SyntaxError"),
-        ("x = 1", "AttributeError"),
+        ("def get_config(:", r"SyntaxError: .*\(mine.py, line 1\)"),
+        ("x = 1", "a config is a Python file with a get_config"),
         ("def get_config():\n    return {}", "must return an ml_collections.ConfigDict"),
-        ("def get_config():\n    return 1 / 0", "ZeroDivisionError"),
+        ("def get_config():\n    return 1 / 0", "mine.py, line 2: ZeroDivisionError"),
     ],
 )
-def test_a_config_file_that_cannot_be_made(content, words, tmp_path):
+def test_a_config_file_that_cannot_be_made(content, words, tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text(content)
     with pytest.raises(UserError, match=words):
         files.load(str(path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        files.load("mine.py")
 
 
 def test_a_config_file_of_the_user(tmp_path):
@@ -289,6 +314,22 @@ def test_a_config_file_of_the_user(tmp_path):
     assert type(loaded) is dict and loaded["train"]["batch_size"] == 3
     with pytest.raises(UserError, match="there is no such file"):
         files.load(str(tmp_path / "none.py"))
+
+
+def test_a_config_file_of_the_user_imports_another_beside_it(tmp_path):
+    """Which hides no other module of its name, such as `types`."""
+    own = "from configs import base\nSIZE = 3\ndef get_config():\n    return base.get_config()\n"
+    (tmp_path / "file_beside_the_config.py").write_text(own)
+    (tmp_path / "string.py").write_text("digits = ''")
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import string\n\nimport file_beside_the_config as other\n\n\ndef get_config():\n"
+        "    config = other.get_config()\n"
+        "    config.train.batch_size = other.SIZE + len(string.digits)\n    return config\n"
+    )
+    before = list(sys.path)
+    assert files.load(str(path))["train"]["batch_size"] == 13
+    assert sys.path == before
 
 
 def same(one: dict, other: dict) -> bool:

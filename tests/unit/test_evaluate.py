@@ -15,6 +15,7 @@ from md4_jax.evals import likelihood
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.likelihood import Estimator, LikelihoodBound, make_eval_step
 from md4_jax.generate.writers import write_samples
+from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError, batch_of
@@ -67,6 +68,26 @@ def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):
         found = bound.of_batches(experiment, None, [batch([1, 3], [1, 1])] * 2, programs)
         assert found["sequences"] == (2 if "limit" in options else 4)
     assert made == [("md4", 1, 0), ("md4", 2, 0), ("md4", 1, 1), ("any_order", 1, 0)]
+
+
+def test_what_is_exact_is_computed_once(monkeypatch):
+    """Draws change nothing there; the line names none."""
+    monkeypatch.setattr(
+        likelihood, "make_eval_step", lambda network, objective, draws, seed: step_of(draws)
+    )
+
+    def step_of(draws):
+        return lambda params, batch, index: {"nats": jnp.tile(batch.tokens[:, 0], (draws, 1))}
+
+    domain = types.SimpleNamespace(unit="token")
+    experiment = types.SimpleNamespace(network=NETWORK, mesh=MESH, domain=domain)
+    for objective, draws, words in (
+        (AlongOrder("left_to_right"), 1, "(2 sequences)"),
+        (AlongOrder(), 4, "(2 sequences, 4 draws each)"),
+    ):
+        bound = LikelihoodBound(objective, draws=4)
+        found = bound.of_batches(experiment, None, [batch([1, 3], [1, 1])], {})
+        assert found["draws"] == draws and eval_report.line(found).endswith(words)
 
 
 def test_the_network_is_told_the_labels():

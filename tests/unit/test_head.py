@@ -88,6 +88,19 @@ def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, mo
     assert (np.asarray(values)[~CHOSEN] == 0).all() and (np.asarray(values)[CHOSEN] > 0).all()
 
 
+def test_rows_as_wide_as_the_logits_are_gathered_like_them(monkeypatch):
+    """What is added to the logits of a position, in chunks of two rows."""
+    monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=3000))
+    added, chosen = jax.random.normal(KEY, (B, L, V)), jnp.asarray(CHOSEN)
+    denoiser = denoiser_of(PARAMS, 2)
+    values = at_positions(
+        denoiser, denoiser.features(Z, jnp.zeros(B)), chosen, rows=(jnp.asarray(X), added),
+        reduce=lambda logits, x, more: token_nats(logits + more, x), capacities=(0.8,),
+    )  # fmt: skip
+    plain = token_nats(denoiser(Z, jnp.zeros(B)) + added, X)
+    np.testing.assert_allclose(values, jnp.where(chosen, plain, 0.0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("crowded", [0, 1])
 def test_no_token_is_dropped_where_one_part_of_the_batch_has_all(crowded):
     """Two parts of 16 with a capacity of 10 each: 16 chosen in one of them, 4 in the other."""

@@ -53,6 +53,9 @@ def test_a_run_alone_and_a_broken_one(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(UserError, match="holds no run: md4_jax ls DIR"):
         main.run(["ls", str(tmp_path / "none")])
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file holds no run: md4_jax ls DIR"):
+        main.run(["ls", str(tmp_path / "file")])
 
 
 def test_short_words():

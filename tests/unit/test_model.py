@@ -281,6 +281,11 @@ def test_infilling_ends_with_the_text(mdlm):
     [
         (lambda m: m.infill("no gap"), "the text has no blank '_' to fill: 'no gap'"),
         (lambda m: m.infill("a_c", blank=""), "the text has no blank '' to fill"),
+        (lambda m: m.infill(["a_c"]), r"infill takes text, not \['a_c'\]"),
+        (lambda m: m.sample(prompt=None), "sample.prompt must be text, not None"),
+        (lambda m: m.sample(template=["a_"]), r"sample.template must be text, not \['a_'\]"),
+        (lambda m: m.score(["ab", 1]), "text 1 must be text, not 1"),
+        (lambda m: m.token_costs(b"ab"), "token_costs takes text, not b'ab'"),
         (lambda m: m.logits([0, -1]), "the token -1 must lie between 0 and"),
         (lambda m: m.logits([[0, 9999]]), "the token 9999 must lie .*, where .* is the mask"),
         (lambda m: m.logits([0.7, 1.2]), "tokens are whole numbers, not float64"),
@@ -342,6 +347,10 @@ def test_an_imported_run_holds_the_same_model(mdlm, folders, tmp_path):
     importing.run(str(folders["mdlm"]), changes, Place(tmp_path / "run"))
     run = md4_jax.load(tmp_path / "run")
     assert run.step == 0 and run.config["train"]["num_steps"] == 2
+    assert md4_jax.load(tmp_path / "run/checkpoints/0").config["eval"]["checkpoint"] == "0"
+    (tmp_path / "run/checkpoints/7").mkdir()
+    with pytest.raises(UserError, match="checkpoint 7 in .* cannot be read"):
+        md4_jax.load(tmp_path / "run/checkpoints/7")
     assert np.array_equal(run.logits(TOKEN), mdlm.logits(TOKEN))
     saved = md4_jax.load(run.save(tmp_path / "saved"))
     assert saved.sample(num=2, steps=3).texts == run.sample(num=2, steps=3).texts

@@ -356,8 +356,9 @@ def test_pages_load_nothing_from_elsewhere(text):
 
 def test_addresses():
     with serving.bound("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
+        # It listens before its address is printed: who connects at once waits, and is not refused.
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
         with pytest.raises(UserError, match=f"--port {port} cannot be used.*--port 0 takes"):
             serving.bound("127.0.0.1", port)
     with pytest.raises(UserError, match="cannot be used"):

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from md4_jax.protocols import UserError
 from md4_jax.runtime import errors, paths, retries
-from md4_jax.training import writers
+from md4_jax.training import items, writers
 from md4_jax.training.trackers import Tracked, Trackers
 from md4_jax.training.writers import Writer
 
@@ -109,6 +109,20 @@ def test_tensorboard_ends_alone(tmp_path, monkeypatch):
     writer.close()
     assert len(writers.read_rows(tmp_path / "metrics.jsonl")) == 29
     assert len(said) == 1 and "tensorboard of log.trackers fails" in said[0]
+
+
+def test_the_system_has_the_last_word():
+    """TensorStore says why at the end of a long sentence about files."""
+    file = "/home/somebody/runs/mine/checkpoints/3.orbax-checkpoint-tmp/ema.orbax-checkpoint-tmp"
+    said = items.reason(
+        ValueError(
+            f'RESOURCE_EXHAUSTED: Error writing "network/head/kernel" in database at "{file}": '
+            f'Failed writing: "{file}/d/387f9b8abcae8b088b05202123db0e8b": Failed to write 2129473 '
+            "bytes to file 7: No space left on device [os_error_code='28']"
+        )
+    )
+    assert said.startswith("RESOURCE_EXHAUSTED: Error writing") and len(said) == 300
+    assert said.endswith("No space left on device [os_error_code='28']")
 
 
 def test_no_memory_is_said(tmp_path):

@@ -190,7 +190,10 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
     found = sorted({file for pattern in patterns for file in _match(pattern)})
     if not found:
         said = f"data.path: no file matches {' or '.join(map(repr, patterns))}"
-        if all(x and not is_remote(x) and not os.path.isabs(x) for x in patterns):
+        local = [os.path.expanduser(x) for x in patterns if not is_remote(x)]
+        if empty := [x for x in local if os.path.isdir(x)]:
+            said += f": there is no file in the folder {os.path.abspath(empty[0])} or below it"
+        elif len(local) == len(patterns) and all(x and not os.path.isabs(x) for x in local):
             said += (
                 f" in {os.getcwd()}, where this command was started: start it where the file is, "
                 "or give the whole path"

@@ -17,6 +17,7 @@ from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
+MARK = "\ufeff"  # the byte order mark that editors of Windows write before a text in UTF-8
 PARQUET = b"PAR1"  # the first and the last bytes of such a file
 ROWS_AT_ONCE = 1024
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
@@ -242,13 +243,15 @@ def _in_order(content: BinaryIO) -> list[tuple[str, bytes]]:
 
 
 def _decode(where: str, raw: bytes, offset: int) -> str:
+    """Decodes bytes from `offset` on of a file, without the mark with which it may begin."""
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{where} is not UTF-8 text: byte {raw[error.start : error.start + 1]!r} at offset "
             f"{offset + error.start}. Convert it to UTF-8, or take it out of data.path."
         ) from error
+    return text if offset else text.removeprefix(MARK)
 
 
 def _record(where: str, line: str) -> dict[str, Any]:

@@ -66,6 +66,11 @@ def test_large_vocabularies_give_the_same_figures_by_ranks():
     np.testing.assert_allclose(small, large, atol=0.01)
 
 
+def test_a_text_of_one_symbol_takes_no_bits():
+    """Which are printed as 0.0000 and not as -0.0000."""
+    assert [f"{bits:.4f}" for bits in ladder([0] * 50, [0] * 9, 1, 2)] == ["0.0000", "0.0000"]
+
+
 def test_higher_orders_find_structure():
     period = np.tile([0, 1, 2, 1], 500)
     bits = ladder(period, period, 3, 3)

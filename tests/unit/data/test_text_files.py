@@ -109,6 +109,21 @@ def test_nothing_matches(tmp_path):
         assert pattern in str(caught.value)
     with pytest.raises(UserError, match="'none' in /.*, where this command was started: start it"):
         TextFiles("none").documents("train")
+    with pytest.raises(UserError, match="'~/none'$"):  # which is not in the current directory
+        TextFiles("~/none").documents("train")
+    with pytest.raises(UserError, match=f"no file in the folder {tmp_path} or below it$"):
+        TextFiles(str(tmp_path)).documents("train")
+
+
+def test_the_mark_before_a_text_is_not_text(tmp_path):
+    """Editors of Windows begin a file with U+FEFF; in the middle of a text it is a character."""
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + "a\ufeffb".encode())
+    write_lines(tmp_path / "b.jsonl", ["c\ufeff", "d"])
+    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "b.jsonl").read_bytes())
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as archive:
+        archive.writestr("e.txt", b"\xef\xbb\xbfe")
+    found = TextFiles(str(tmp_path), validation=0, test=0).documents("all")
+    assert list(found) == ["a\ufeffb", "c\ufeff", "d", "e"]
 
 
 def test_malformed_lines_are_named(tmp_path):
