@@ -246,6 +246,15 @@ def get_config() -> ConfigDict:
                 box="",  # or the rectangle that is: top,left,height,width
                 trace=False,  # animate the first sample, and write a page that shows the first 8
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
+                # Reward r towards which samples are drawn, as from p(x) exp(strength r(x)):
+                # docs/samplers.md#rewards.
+                reward=dict(
+                    name="none",  # none | pattern(pattern), matches of a regular expression
+                    strength=1.0,  # below 0: away from the reward
+                    particles=4,  # chains of each sample, of which one is returned
+                    every=8,  # steps between two looks at the reward
+                    threshold=0.5,  # part of effective particles below which they are resampled
+                ),
             ),
             checkpoint=dict(
                 every=5000,  # steps between saves

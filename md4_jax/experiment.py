@@ -27,6 +27,7 @@ class Experiment(NamedTuple):
     domain  meaning of the symbols, see data/domains.py
     learning_rate  `Rate` of training/optim.py
     evals   evaluators by their name in the config, see evals/__init__.py
+    steering  `Steering` of samplers/steering.py; None without a reward
     """
 
     config: dict[str, Any]
@@ -50,6 +51,7 @@ class Experiment(NamedTuple):
     log: LogOptions
     bench: BenchOptions
     plan: PlanOptions
+    steering: Any = None
 
 
 def sample_length(experiment: Experiment) -> int:

@@ -11,6 +11,7 @@ from md4_jax.config.load import parse, unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import build_section, options_from
 from md4_jax.data.domains import Domain
+from md4_jax.evals.rewards import NoReward
 from md4_jax.experiment import Experiment
 from md4_jax.options import (
     CheckpointOptions,
@@ -30,6 +31,8 @@ from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers import GRIDS, loop, profile
 from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.grids import listed
+from md4_jax.samplers.particles import SteeringOptions
+from md4_jax.samplers.steering import Steering
 from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.training.optim import Rate
 
@@ -89,6 +92,7 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
         "sample": partial(options_from, SampleOptions, config["sample"]),
         "prompt": partial(options_from, PromptOptions, config["sample"]),
         "transform": partial(_transform, config["sample"]),
+        "steering": partial(_steering, config["sample"].get("reward"), domain),
         "data": partial(options_from, DataOptions, config["data"]),
         "mesh": lambda: make_mesh(options_from(MeshOptions, config["mesh"]), devices),
         "network": partial(build_section, "network", config["network"], **shaped),
@@ -109,6 +113,16 @@ def _transform(section: dict[str, Any]) -> Transform:
     transform = options_from(Transform, section)
     check_transform(transform.temperature, transform.top_k, transform.top_p)
     return transform
+
+
+def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None:
+    """Returns the reward of samples with its options; None without one."""
+    reward = build_section("sample.reward", section) if section else NoReward()
+    if isinstance(reward, NoReward):
+        return None
+    if hasattr(reward, "check"):
+        reward.check(domain)
+    return Steering(options_from(SteeringOptions, section), reward, domain)
 
 
 def _grid(sample: SampleOptions) -> np.ndarray:

@@ -39,6 +39,7 @@ CONTRACTS = {
     "network": ("vocab_size", "build"),
     "optim": ("build",),
     "sample": ("needs", "level", "transform", "__call__"),
+    "sample.reward": ("__call__",),
     "evals.*": ("every", "final", "needs_data", "run"),
 }  # fmt: skip
 

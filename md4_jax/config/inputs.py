@@ -7,7 +7,8 @@ from typing import Any
 
 from md4_jax.config import chats, foreign
 from md4_jax.config import load as config_lib
-from md4_jax.config.schema import build_section, class_of, merged, options_from
+from md4_jax.config.load import merged
+from md4_jax.config.schema import build_section, class_of, options_from
 from md4_jax.data.chat import Chat
 from md4_jax.data.conversations import Conversations
 from md4_jax.data.corpus import Corpus

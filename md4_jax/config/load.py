@@ -1,5 +1,6 @@
 """Configs as plain dicts: overriding keys, comparing and storing."""
 
+import dataclasses
 import difflib
 import json
 import re
@@ -11,6 +12,7 @@ import md4_jax
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.older import ADDED, RENAMED
 from md4_jax.config.values import parse
+from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
 from md4_jax.runtime.commit import commit
@@ -91,6 +93,8 @@ def _may_be_new(parents: list[str], depth: int, key: str) -> bool:
     """Returns whether the command line may add the section parents[depth]."""
     if parents[0] == "evals" and depth == 2:
         return parents[2] in OF_EVALUATORS
+    if parents == ["sample", "reward"]:  # which older runs lack
+        return depth == 1
     if parents[:2] == ["data", "parts"]:  # of a mixture
         return depth > 0 and (len(parents), key) == (3, "name")
     return (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")
@@ -103,6 +107,14 @@ def sections(config: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, dict):
             found += [prefix + key, *sections(value, f"{prefix}{key}.")]
     return found
+
+
+def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `data` section with changes; another `name` drops keys of the old source."""
+    if changes.get("name", section["name"]) == section["name"]:
+        return {**section, **changes}
+    of_all = {field.name for field in dataclasses.fields(DataOptions)}
+    return {**{key: value for key, value in section.items() if key in of_all}, **changes}
 
 
 def unknown(what: str, name: str, known: list[str]) -> UserError:

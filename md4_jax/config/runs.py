@@ -240,7 +240,7 @@ def other_run(
         "mesh": experiment.config["mesh"],
         "train": {**kept["train"], **size},
         "evals": {"test": _bound(experiment, kept)},
-        "sample": {**kept["sample"], "judge": "", **NO_FILES},
+        "sample": {**kept["sample"], "judge": "", "reward": {"name": "none"}, **NO_FILES},
         "checkpoint": {},
         "eval": {"checkpoint": checkpoint},
     }

@@ -26,6 +26,7 @@ def check_sampling(experiment: Experiment) -> None:
     _check_image(experiment)
     _check_guidance(experiment)
     _check_blocks(experiment)
+    _check_reward(experiment)
     if experiment.sample.stride >= experiment.data.length:
         raise UserError(
             f"sample.stride={experiment.sample.stride} must be less than data.length="
@@ -51,6 +52,31 @@ def _check_growing(experiment: Experiment) -> None:
                 f"sample.{key}={value!r} is not for network.gaps=True, texts that grow: {why}. "
                 f"Leave sample.{key}={fits!r}"
             )
+
+
+def _check_reward(experiment: Experiment) -> None:
+    """Raises UserError for what cannot be done with particles that are resampled."""
+    if experiment.steering is None:
+        return
+    sections, options = experiment.config, experiment.sample
+    name = sections["sample"]["reward"]["name"]
+    refused = (
+        ("sample.block", sample_block(experiment), 0, "blocks are settled one after another"),
+        ("sample.stride", options.stride, 0, "windows are settled one after another"),
+        ("network.gaps", experiment.network.gaps, False, "rewards are for texts of one length"),
+        ("sample.trace", options.trace, False, "a sample's particles have no single path"),
+    )
+    for key, value, fits, why in refused:
+        if value != fits:
+            raise UserError(
+                f"sample.reward.name={name!r} is not for {key}={value}: {why}. Leave {key}={fits} "
+                "or sample.reward.name=none"
+            )
+    if experiment.network.causal:
+        raise UserError(
+            f"sample.reward.name={name!r} looks at texts that the network completes, and with "
+            "network.causal=True it cannot do so at once: leave sample.reward.name=none"
+        )
 
 
 def _check_label(experiment: Experiment) -> None:

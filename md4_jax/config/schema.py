@@ -13,12 +13,13 @@ from typing import Any
 from md4_jax.auditor.options import AuditOptions
 from md4_jax.config import files, foreign
 from md4_jax.config import load as config_lib
-from md4_jax.config.load import unknown
+from md4_jax.config.load import merged, unknown
 from md4_jax.config.mistakes import all_of, raise_all, told_by
 from md4_jax.config.values import fits, spelled
 from md4_jax.data import SOURCES, TOKENIZERS
 from md4_jax.evals import EVALUATORS
 from md4_jax.evals.features import FEATURES
+from md4_jax.evals.rewards import REWARDS
 from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.options import (
@@ -37,6 +38,7 @@ from md4_jax.processes.schedules import SCHEDULES
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.particles import SteeringOptions
 from md4_jax.samplers.transforms import Transform
 from md4_jax.training.optim import OPTIMIZERS
 
@@ -61,12 +63,14 @@ REGISTRIES = {
     "evals.*.objective": {"auto": Tightest, **OBJECTIVES},
     "evals.*.features": FEATURES,
     "sample": SAMPLERS,
+    "sample.reward": REWARDS,
 }
 CLASSES = {
     "data": (DataOptions,),
     "train": (TrainOptions,),
     "mesh": (MeshOptions,),
     "sample": (SampleOptions, PromptOptions, Transform),
+    "sample.reward": (SteeringOptions,),
     "checkpoint": (CheckpointOptions,),
     "eval": (EvalOptions,),
     "log": (LogOptions,),
@@ -137,6 +141,7 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
         found |= {f.name: f.type for f in dataclasses.fields(taker) if f.init}
         found |= {k: v for k, v in typing.get_type_hints(taker).items() if k in found}
     found |= {"weight": float} if is_part(path) else {}
+    found |= {"reward": Any} if path == "sample" else {}
     return {k: v for k, v in found.items() if k not in ("vocab_size", "shape", "transform")}
 
 
@@ -188,14 +193,6 @@ def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
         of_run = told_by(partial(_check_section, "data", data))  # which is told without the path
         found = told_by(partial(_check_section, "data", merged(data, section["data"])))
         raise_all([f"{path}: {message}" for message in found if message not in of_run])
-
-
-def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `data` section with changes; another `name` drops keys of the old source."""
-    if changes.get("name", section["name"]) == section["name"]:
-        return {**section, **changes}
-    of_all = {field.name for field in dataclasses.fields(DataOptions)}
-    return {**{key: value for key, value in section.items() if key in of_all}, **changes}
 
 
 def _check_section(path: str, section: Any) -> None:

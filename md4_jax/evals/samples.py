@@ -24,6 +24,7 @@ from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, draw_samples, make_sampler
 from md4_jax.samplers.live import Asked, Live, Watched
+from md4_jax.samplers.steering import Programs, draw_steered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,8 @@ class DrawnSamples:
         size = f"{most}" if least == most else f"{least} to {most}"
         of = f"{len(drawn.tokens)} samples of {size} {experiment.domain.unit}s"
         context.say(f"{of} from step {context.step}: {path}")
+        if drawn.steered is not None:
+            context.say(drawn.steered.line(experiment.steering.options))
         name = experiment.config["sample"]["name"]
         return {"sampler": name, **writers.of_samples(drawn), **judged, **facts}
 
@@ -102,6 +105,8 @@ def drawn_samples(
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
     if experiment.network.gaps:
         check_beginnings(prompts)
+    if experiment.steering is not None:
+        return _steered(experiment, params, programs, prompts, context)
     traced = min(CHOSEN_FROM, options.num * len(prompts)) if options.trace else 0
     network, loop, grid = experiment.network, experiment.loop, experiment.grid
     guidance = options.guidance
@@ -118,6 +123,23 @@ def drawn_samples(
         window=sample_window(experiment),
         context=context,
     )
+
+
+def _steered(
+    experiment: Experiment,
+    params: Params,
+    programs: dict,
+    prompts: list[Prompt],
+    context: Mapping[str, np.ndarray] | None,
+) -> Samples:
+    """Draws samples towards the reward of the `sample` section."""
+    network, grid, options = experiment.network, experiment.grid, experiment.sample
+    found = programs.setdefault(
+        ("steered", network, grid.tobytes(), options.guidance),
+        Programs(network, grid, experiment.mesh, options.guidance),
+    )
+    step, steering = experiment.sampler_step, experiment.steering
+    return draw_steered(found, params, step, options, prompts, steering, context=context)
 
 
 def watched(

@@ -26,6 +26,7 @@ def write_samples(
                 "step": step,
                 **facts,
                 "network_evaluations": int(samples.evaluations[i]),
+                **({"reward": float(samples.steered.rewards[i])} if samples.steered else {}),
                 "text": text,
                 "tokens": samples.tokens[i][: samples.lengths[i]].tolist(),
             }
@@ -81,6 +82,7 @@ def of_samples(drawn: Any) -> dict[str, Any]:
         "network_evaluations_min": int(used.min()),
         "network_evaluations_max": int(used.max()),
         "seconds_per_sequence": drawn.seconds / len(drawn.tokens),
+        **(drawn.steered.numbers() if drawn.steered else {}),
         **diversity.numbers(
             [row[:end] for row, end in zip(drawn.tokens, drawn.lengths, strict=True)]
         ),
@@ -116,6 +118,7 @@ def record(experiment: Any) -> dict[str, Any]:
     """Returns what is needed to draw the same samples again, for each row of their file."""
     asked, own = experiment.config["sample"], experiment.sample
     given = {name: asked[name] for name in ("prompt", "suffix", "template") if asked.get(name)}
+    steered = {"reward": asked["reward"]} if experiment.steering else {}
     of_class = {"label": own.label, "guidance": own.guidance} if own.label >= 0 else {}
     return {
         "seed": own.seed,
@@ -125,6 +128,7 @@ def record(experiment: Any) -> dict[str, Any]:
         "temperature": asked.get("temperature", 1.0),
         **given,
         **of_class,
+        **steered,
     }
 
 

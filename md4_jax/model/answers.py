@@ -16,7 +16,12 @@ from md4_jax.protocols import Prompt, UserError
 from md4_jax.samplers.batches import context_of
 
 # Options of `Model.sample` that a chat does not take.
-NOT_OF_CHATS = {"num", "length", *(field.name for field in dataclasses.fields(PromptOptions))}
+NOT_OF_CHATS = {
+    "num",
+    "length",
+    "reward",
+    *(field.name for field in dataclasses.fields(PromptOptions)),
+}
 
 
 def drawn(

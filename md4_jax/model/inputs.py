@@ -1,11 +1,14 @@
 """Inputs that a model is given in Python, checked."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from md4_jax.config import foreign
 from md4_jax.experiment import Experiment
+from md4_jax.options import PromptOptions
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
 
@@ -18,11 +21,25 @@ def check_text(domain: Any, method: str, text: Any) -> None:
         raise UserError(f"{method} takes text, not {text!r}")
 
 
-def check_prompts(asked: Mapping[str, Any]) -> None:
-    """Raises UserError for a prompt that is no text: None would become the text 'None'."""
+def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a section `sample` without prompts, and with the reward that is asked for, or none.
+
+    The prompts and the reward of a run's config do not go into samples that Python asks for. The
+    name of a reward may be package.module:attribute, which the user wrote and is thus imported.
+    UserError for a prompt that is no text: None would become the text 'None'.
+    """
     for key in ("prompt", "suffix", "template"):
         if not isinstance(asked.get(key, ""), str):
             raise UserError(f"sample.{key} must be text, not {asked[key]!r}")
+    reward = asked.get("reward", {"name": "none"})
+    if not isinstance(reward, Mapping) or "name" not in reward:
+        raise UserError(
+            "reward must be the keys of the section sample.reward with its name, such as "
+            f"{{'name': 'pattern', 'pattern': 'the'}}, not {reward!r}"
+        )
+    foreign.allow(foreign.names_in(reward))
+    cleared = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
+    return {**cleared, "reward": dict(reward)}
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:

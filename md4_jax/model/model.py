@@ -24,16 +24,13 @@ from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import answers, bounds, folder, hub, inputs, peft_writing
 from md4_jax.model.adapters import merged as without_adapters
 from md4_jax.model.layout import Layout
-from md4_jax.options import PromptOptions
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place, place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.live import Watched
-
-# Prompts of the config do not go into samples that Python asks for.
-NO_PROMPT = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
+from md4_jax.samplers.particles import Steered
 
 
 class Generated(NamedTuple):
@@ -45,6 +42,7 @@ class Generated(NamedTuple):
     evaluations  int64 [N], number of network evaluations of each sample
     trace        states of the first sample after each step, if they were asked for; functions of
                  generate/traces.py show them
+    steered      how a reward steered them, if one was asked for
     """
 
     texts: list
@@ -52,6 +50,7 @@ class Generated(NamedTuple):
     lengths: np.ndarray
     evaluations: np.ndarray
     trace: Trajectory | None
+    steered: Steered | None = None
 
 
 @dataclasses.dataclass
@@ -129,6 +128,7 @@ class Model:
         prompt   text with which all samples begin
         sampler  sample.name; "": that of the config
         options  other keys of the section `sample`: steps, seed, temperature, template, trace, ...
+                 `reward` is a dict of the keys of the section `sample.reward`, with its name
 
         Raises UserError for an unknown key and for options that do not fit the model.
         """
@@ -140,7 +140,8 @@ class Model:
             z, confidence = (values[:, :, 0] for values in drawn.frames)
             trace = trajectory((z, confidence), drawn.prompt_mask[0], self.domain)
         texts = decoded(experiment, drawn)
-        return Generated(texts, drawn.tokens, drawn.lengths, drawn.evaluations, trace)
+        how = (trace, drawn.steered)
+        return Generated(texts, drawn.tokens, drawn.lengths, drawn.evaluations, *how)
 
     def infill(
         self, text: str, num: int = 1, *, blank: str = "_", sampler: str = "", **options: Any
@@ -284,10 +285,9 @@ class Model:
 
     def sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
-        inputs.check_prompts(asked)
         config = copy.deepcopy(self.config)
-        config["sample"] |= NO_PROMPT
-        changes = {f"sample.{key}": str(value) for key, value in asked.items()}
+        config["sample"] |= inputs.prompts_and_reward(asked)
+        changes = {f"sample.{k}": str(value) for k, value in asked.items() if k != "reward"}
         config_lib.override(config, changes, schema.accepts)
         schema.check_keys(config)
         # The same network object, so that compiled programs are found again.

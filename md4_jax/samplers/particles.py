@@ -35,7 +35,7 @@ class SteeringOptions:
 
 
 class Steered(NamedTuple):
-    """How N samples were steered by a reward r with strength lambda.
+    """Record of how N samples were steered by a reward r with strength lambda.
 
     rewards      float64 [N], r of each sample
     log_means    float64 [N], log of an estimate of E_p[exp(lambda r)] by the particles of each
@@ -60,6 +60,19 @@ class Steered(NamedTuple):
             "effective_particles": float(self.effective.mean()),
             "resamplings": float(self.resamplings.mean()),
         }
+
+    def line(self, options: SteeringOptions) -> str:
+        """Returns the means in a line to read."""
+        found = self.numbers()
+        mean, error = found["log_mean_exp_reward"], found["log_mean_exp_reward_se"]
+        reward_se = found["reward_se"]
+        said = "" if reward_se is None else f" +- {reward_se:.3g}"
+        of_mean = "" if error is None else f" +- {error:.3g}"
+        return (
+            f"reward {found['reward']:.4g}{said}; {found['effective_particles']:.1f} of "
+            f"{options.particles} particles effective; log E[exp({options.strength:g} reward)] "
+            f"{mean:.4g}{of_mean}"
+        )
 
 
 class Population:
@@ -93,7 +106,8 @@ class Population:
         self._log_weights = np.where(uneven[:, None], 0.0, self._log_weights)
         self._rewards = np.take_along_axis(self._rewards, parents, axis=1)
         self._count += uneven
-        return (parents + particles * np.arange(samples)[:, None]).ravel()
+        places = parents + particles * np.arange(samples)[:, None]
+        return places.ravel().astype(np.int32)
 
     def choose(self, uniforms: np.ndarray) -> tuple[np.ndarray, Steered]:
         """Draws one particle of each sample by its weight; returns their places [S], of [S P]."""

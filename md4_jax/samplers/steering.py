@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.options import SampleOptions
-from md4_jax.protocols import Array, Network, Params, Prompt, UserError
+from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers import loop
@@ -50,8 +50,9 @@ class Steering(NamedTuple):
 
 
 class Programs:
-    """Compiled programs that move particles; each calls the network and works for any reward.
+    """Compiled programs that move particles; they work for any reward.
 
+    start   draws the chains at t = 1
     steps   takes `count` steps of the grid, from the index `first` on, after resampling
     look    draws finished sequences from the denoiser's prediction at the state
     finish  removes the noise that the last step leaves
@@ -61,56 +62,62 @@ class Programs:
         self.mesh, self.guidance, self.grid = mesh, guidance, grid
         self._network = network
         self._functions = {
-            "start": jit(_start, mesh, network, static_argnums=3),
-            "steps": jit(functools.partial(self._run, _steps), mesh, network),
-            "look": jit(functools.partial(self._run, _look), mesh, network),
-            "finish": jit(functools.partial(self._run, _finish), mesh, network),
+            function.__name__[1:]: jit(functools.partial(self._run, function), mesh, network)
+            for function in (_start, _steps, _look, _finish)
         }
-
-    def start(self, params: Params, prompt: Prompt, keys: Array) -> Chain:
-        """Draws the chains at t = 1."""
-        with jax.set_mesh(self.mesh):
-            return self._functions["start"](params["process"], prompt, keys, len(self.grid))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Runs a program, which is compiled at its first call of a shape."""
         with jax.set_mesh(self.mesh):
             return self._functions[name](*arguments)
 
-    def _run(self, function: Callable, params: Params, step: SamplerStep, given, chain, *rest):
+    def _run(self, function: Callable, params: Params, step: SamplerStep, given, *rest: Any):
         keys, prompt, context = given
         denoiser, process = guided(self._network, params, context, self.guidance, prompt)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(self.mesh))
-        take = functools.partial(function, denoiser, process, step, jnp.asarray(self.grid))
-        return take(keys, prompt.tokens, chain, *rest)
+        return function(_Run(denoiser, process, step, self.grid, keys, prompt), *rest)
 
 
-def _start(process: Any, prompt: Prompt, keys: Array, count: int) -> Chain:
-    return loop.start(process, prompt, loop.fold(keys, count))
+class _Run(NamedTuple):
+    """A run of particles, with their keys [S P] and prompt [S P, L]."""
+
+    denoiser: Denoiser
+    process: Any
+    step: SamplerStep
+    grid: np.ndarray
+    keys: Array
+    prompt: Prompt
 
 
-def _steps(denoiser, process, step, times, keys, tokens, chain, parents, first, count) -> Chain:
+def _start(run: _Run) -> Chain:
+    return loop.start(run.process, run.prompt, loop.fold(run.keys, len(run.grid)))
+
+
+def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) -> Chain:
     # Each place keeps the count of its own evaluations, which adds up to what was computed.
-    chain = chain._replace(z=chain.z[parents], confidence=chain.confidence[parents])
+    taken = jax.tree.map(lambda part: part[parents], chain)
+    chain, times = taken._replace(evaluations=chain.evaluations), jnp.asarray(run.grid)
 
-    def body(taken: Array, chain: Chain) -> Chain:
-        index = first - taken
-        both, own = (times[index - 1], times[index]), loop.fold(keys, index)
-        return loop.one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own)
+    def body(number: Array, chain: Chain) -> Chain:
+        index = first - number
+        both, own = (times[index - 1], times[index]), loop.fold(run.keys, index)
+        return loop.one_step(
+            run.denoiser, run.process, run.step, chain, both, tokens=run.prompt.tokens, keys=own
+        )
 
     return jax.lax.fori_loop(0, count, body, chain)
 
 
-def _look(denoiser, process, step, times, keys, tokens, chain, index) -> tuple[Array, Array]:
-    own = loop.fold(loop.fold(keys, len(times) + 1), index)
-    now = times[index] if step.level is None else jnp.float32(step.level)
-    guess = loop.without_noise(denoiser, process, step.transform, chain, now, own)
-    return loop.put_prompt(guess, tokens).z, guess.evaluations
+def _look(run: _Run, chain: Chain, index: Array) -> tuple[Array, Array]:
+    own, step = loop.fold(loop.fold(run.keys, len(run.grid) + 1), index), run.step
+    now = jnp.asarray(run.grid)[index] if step.level is None else jnp.float32(step.level)
+    guess = loop.without_noise(run.denoiser, run.process, step.transform, chain, now, own)
+    return loop.put_prompt(guess, run.prompt.tokens).z, guess.evaluations
 
 
-def _finish(denoiser, process, step, times, keys, tokens, chain) -> Chain:
-    chain = loop.finish(denoiser, process, step, chain, loop.fold(keys, 0))
-    return loop.put_prompt(chain, tokens)
+def _finish(run: _Run, chain: Chain) -> Chain:
+    chain = loop.finish(run.denoiser, run.process, run.step, chain, loop.fold(run.keys, 0))
+    return loop.put_prompt(chain, run.prompt.tokens)
 
 
 def draw_steered(
@@ -120,6 +127,7 @@ def draw_steered(
     options: SampleOptions,
     prompts: Sequence[Prompt],
     steering: Steering,
+    *,
     context: Mapping[str, np.ndarray] | None = None,
 ) -> Samples:
     """Draws `options.num` samples of each prompt by sequential Monte Carlo.
@@ -160,17 +168,17 @@ def _batch(
     own = _particle_keys(keys, particles)
     given = (own, *to_global(given, programs.mesh))
     population, began = Population(steering.options, samples), time.perf_counter()
-    parents, looks = np.arange(samples * particles), np.zeros(samples * particles, np.int64)
-    chain = programs.start(params, given[1], own)
+    stay = parents = np.arange(samples * particles, dtype=np.int32)
+    looks, useful = np.zeros_like(stay), particles > 1 and steering.options.threshold > 0
+    chain = programs.call("start", params, step, given)
     for first in range(count, 0, -every):
-        taken = np.int32(min(every, first))
-        chain = programs.call(
-            "steps", params, step, given, chain, parents.astype(np.int32), np.int32(first), taken
-        )
-        parents = np.arange(samples * particles)
-        if first > every and steering.options.threshold > 0:
-            guess = programs.call("look", params, step, given, chain, np.int32(first - taken))
-            guess, used = to_host(guess)
+        taken = min(every, first)
+        now = (np.int32(first), np.int32(taken))
+        chain = programs.call("steps", params, step, given, chain, parents, *now)
+        parents = stay
+        if useful and first > taken:
+            looked = programs.call("look", params, step, given, chain, np.int32(first - taken))
+            guess, used = to_host(looked)
             looks += used - to_host(chain.evaluations)
             population.weigh(steering.rewards(guess))
             parents = population.resample(_uniforms(keys, first))

@@ -13,7 +13,7 @@ from every_config import CONFIGS, spelled
 from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
 from md4_jax.config.files import load
-from md4_jax.config.load import flatten
+from md4_jax.config.load import flatten, merged
 from md4_jax.data import SOURCES
 from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
@@ -235,9 +235,9 @@ def test_the_data_of_an_evaluator_is_checked_as_the_data_it_would_be():
 
 def test_another_source_leaves_nothing_of_the_old_one():
     old = dict(name="text8", path="text8.zip", length=8, separate_documents=True)
-    assert schema.merged(old, {"path": "b"}) == old | {"path": "b"}
-    assert schema.merged(old, {"name": "text8", "length": 4}) == old | {"length": 4}
-    assert schema.merged(old, {"name": "text", "path": "b"}) == {
+    assert merged(old, {"path": "b"}) == old | {"path": "b"}
+    assert merged(old, {"name": "text8", "length": 4}) == old | {"length": 4}
+    assert merged(old, {"name": "text", "path": "b"}) == {
         "name": "text", "path": "b", "length": 8, "separate_documents": True
     }  # fmt: skip
 

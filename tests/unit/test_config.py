@@ -382,8 +382,8 @@ def test_what_a_run_has_stored_goes_before_defaults(tmp_path):
 
 def test_another_source_keeps_the_keys_of_all_sources_alone():
     data = {"name": "text", "path": "FILE", "test": 0.1, "length": 7}
-    assert schema.merged(data, {"path": "OTHER"}) == data | {"path": "OTHER"}
-    assert schema.merged(data, {"name": "shakespeare"}) == {"name": "shakespeare", "length": 7}
+    assert config.merged(data, {"path": "OTHER"}) == data | {"path": "OTHER"}
+    assert config.merged(data, {"name": "shakespeare"}) == {"name": "shakespeare", "length": 7}
 
 
 @pytest.mark.parametrize("flags, is_said", [([], True), (["--config=c.py"], False)])

@@ -1,76 +1,157 @@
 """Sequential Monte Carlo towards p(x) exp(strength r(x)), beside enumeration."""
 
+import candi
 import exact
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from md4_jax.options import MeshOptions, SampleOptions
+from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError
 from md4_jax.runtime.sharding import make_mesh
-from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.particles import SteeringOptions, systematic
 from md4_jax.samplers.steering import Programs, Steering, draw_steered
 
 MESH = make_mesh(MeshOptions(data=1))
-V, L, STEPS = 2, 3, 4
-LOGITS = exact.table_logits(V, L)
+V, L, STEPS, STRENGTH = 2, 3, 4, 1.5
 PROCESS = Masking(V)
-X = exact.sequences(V, L)
-TABLE = np.cos(1.0 + 2.0 * np.arange(V**L))
+TABLE = exact.denoiser_of(exact.table_logits(V, L))
+P = np.array([[0.4, 0.1], [0.15, 0.35]])  # data of two tokens, for other noise
+
+
+def values(symbols: int, length: int) -> np.ndarray:
+    """The reward of each sequence: no function of any part of it."""
+    return np.cos(1.0 + 2.0 * np.arange(symbols**length))
 
 
 def reward(tokens, domain):
-    return TABLE[tokens @ V ** np.arange(L)[::-1]]
+    symbols, length = domain
+    return values(symbols, length)[coded(tokens, symbols)]
+
+
+def coded(tokens, symbols: int) -> np.ndarray:
+    return tokens @ symbols ** np.arange(tokens.shape[1])[::-1]
 
 
 def law() -> np.ndarray:
     """The law of plain sampling over the 2^3 sequences, enumerated."""
-    states = exact.ancestral_law(exact.denoiser_of(LOGITS), PROCESS, uniform(STEPS), L)
+    states = exact.ancestral_law(TABLE, PROCESS, uniform(STEPS), L)
     return states.reshape((V + 1,) * L)[(slice(V),) * L].ravel()
 
 
-def drawn(num, *, prompt=None, function=reward, **options):
-    features = exact.denoiser_of(LOGITS).features
+def drawn(num, denoiser=TABLE, process=PROCESS, *, function=reward, sampler="ancestral", **more):
+    """Samples of a network; `more` holds options of steering, `prompt` and `batch_size`."""
     network = Network(
         lambda key: {},
-        lambda params, context, keys: Denoiser(features, lambda h: h),
-        time_free=True,
+        lambda params, context, keys: Denoiser(denoiser.features, lambda h: h),
+        time_free=process is PROCESS,
     )
+    symbols, prompt = process.vocab_size, more.pop("prompt", None)
+    length = more.pop("length", L)
+    particles = more.get("particles", 4)
+    own = SampleOptions(num=num, batch_size=more.pop("batch_size", num * particles))
+    asked = SteeringOptions(**{"strength": STRENGTH, "every": 1, **more})
+    prompt = prompt or Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
     programs = Programs(network, uniform(STEPS), MESH, 1.0)
-    asked = SteeringOptions(**{"strength": 1.5, "every": 1, **options})
-    steering = Steering(asked, function, None)
-    prompt = prompt or Prompt(np.zeros(L, np.int32), np.zeros(L, bool))
-    params = {"network": {}, "process": PROCESS}
-    own = SampleOptions(num=num, batch_size=num * asked.particles)
-    return draw_steered(programs, params, Ancestral(), own, [prompt], steering)
+    params = {"network": {}, "process": process}
+    steering = Steering(asked, function, (symbols, length))
+    return draw_steered(programs, params, exact.SAMPLERS[sampler](), own, [prompt], steering)
+
+
+def check_weighted_law(found, p: np.ndarray, symbols: int, length: int) -> None:
+    """Samples of weights Z, as they were estimated, have the unnormalised tilted law exactly.
+
+    It holds for any number of particles, looks and resamplings, and its sum says that Z has no
+    bias. Within 4.5 standard errors, up to a tilted law that is not normalised.
+    """
+    which = coded(found.tokens, symbols)[:, None] == np.arange(len(p))
+    weighted = np.exp(found.steered.log_means)[:, None] * which
+    wanted = p * np.exp(STRENGTH * values(symbols, length))
+    errors = weighted.std(axis=0) / len(weighted) ** 0.5
+    assert (np.abs(weighted.mean(axis=0) - wanted) < 4.5 * errors).all()
+    assert np.abs(wanted - p).max() > 10 * errors.max()
+
+
+@pytest.mark.parametrize(
+    "particles, threshold, every", [(1, 1.0, 1), (4, 0.9, 1), (4, 1.0, 2), (4, 0.0, 1)]
+)
+def test_weighted_samples_have_the_tilted_law_without_bias(particles, threshold, every):
+    found = drawn(8192, particles=particles, threshold=threshold, every=every)
+    check_weighted_law(found, law(), V, L)
+    if particles > 1 and threshold:
+        assert found.steered.resamplings.mean() > 0.1
+    else:
+        assert found.steered.resamplings.max() == 0
+
+
+@pytest.mark.parametrize("sampler", ["any_order", "remask"])
+def test_samplers_that_take_other_steps_have_it_too(sampler):
+    """One particle without a reward's strength gives the law to which the others are held."""
+    plain = drawn(2**14, sampler=sampler, particles=1)
+    p = np.bincount(coded(plain.tokens, V), minlength=V**L) / len(plain.tokens)
+    wanted = p * np.exp(STRENGTH * values(V, L))
+    found = drawn(2**14, sampler=sampler, threshold=0.9)
+    which = coded(found.tokens, V)[:, None] == np.arange(V**L)
+    weighted = np.exp(found.steered.log_means)[:, None] * which
+    errors = weighted.std(axis=0) / 2**7 + np.exp(STRENGTH * values(V, L)) * (p / 2**14) ** 0.5
+    assert (np.abs(weighted.mean(axis=0) - wanted) < 4.5 * errors).all()
+
+
+def test_other_noise_has_the_tilted_law_too():
+    process = Uniform(2)
+    noises = np.asarray(process.schedule.one_minus_alpha(jnp.asarray(uniform(STEPS))), np.float64)
+    p = exact.uniform_law(P, noises[::-1])
+    denoiser = exact.uniform_outputs(process, P)
+    found = drawn(8192, denoiser, process, length=2, threshold=0.9)
+    check_weighted_law(found, p, 2, 2)
+    assert found.steered.resamplings.mean() > 0.1
+
+
+def test_the_continuous_state_of_candi_goes_with_its_particle():
+    process, p = GaussianMasking(3, confusion_end=0.2), candi.P_V3L1
+    denoiser = candi.posterior(process, p)
+    found = drawn(2**14, denoiser, process, length=1, threshold=0.9)
+    check_weighted_law(found, candi.model_law(process, p), 3, 1)
+    assert found.steered.resamplings.mean() > 0.1
+
+
+def test_samples_tend_to_the_tilted_law_with_the_number_of_particles():
+    """By weights alone the distance falls about as 1 / particles: 0.29, 0.08, 0.014, 0.006."""
+    p = law()
+    tilted = p * np.exp(STRENGTH * values(V, L))
+    tilted /= tilted.sum()
+    one, four, many = (drawn(8192, particles=n, threshold=0.0) for n in (1, 4, 16))
+    assert distance(one.tokens, p) < 0.025
+    assert distance(one.tokens, tilted) > 2.5 * distance(four.tokens, tilted)
+    assert distance(many.tokens, tilted) < 0.035
+    assert many.steered.rewards == pytest.approx(reward(many.tokens, (V, L)))
 
 
 def distance(tokens, expected) -> float:
-    found = np.bincount(tokens @ V ** np.arange(L)[::-1], minlength=V**L) / len(tokens)
+    found = np.bincount(coded(tokens, V), minlength=len(expected)) / len(tokens)
     return 0.5 * np.abs(found - expected).sum()
 
 
-@pytest.mark.parametrize("particles, threshold", [(1, 1.0), (2, 1.0), (4, 0.9), (4, 0.0)])
-def test_the_estimate_of_the_normaliser_has_no_bias(particles, threshold):
-    p, count = law(), 4096
-    exact_mean = p @ np.exp(1.5 * TABLE)
-    found = drawn(count, particles=particles, threshold=threshold)
-    means = np.exp(found.steered.log_means)
-    assert abs(means.mean() - exact_mean) < 4 * means.std() / count**0.5
-    if particles > 1 and threshold:
-        assert found.steered.resamplings.mean() > 0.1
+def test_a_sample_does_not_depend_on_its_batch():
+    whole = drawn(12, threshold=0.9)
+    parts = drawn(12, threshold=0.9, batch_size=20)  # 5 samples of 4 particles at once
+    few = drawn(3, threshold=0.9)
+    assert (whole.tokens == parts.tokens).all() and (whole.tokens[:3] == few.tokens).all()
+    assert (whole.evaluations == parts.evaluations).all()
+    assert whole.steered.log_means == pytest.approx(parts.steered.log_means)
 
 
-def test_samples_tend_to_the_tilted_law_and_one_particle_gives_the_plain_one():
-    p = law()
-    tilted = p * np.exp(1.5 * TABLE) / (p @ np.exp(1.5 * TABLE))
-    far, near = (drawn(4096, particles=n, threshold=0.9) for n in (1, 16))
-    assert distance(far.tokens, p) < 0.04
-    assert distance(near.tokens, tilted) < 0.05 < 0.15 < distance(far.tokens, tilted)
-    assert near.steered.rewards == pytest.approx(reward(near.tokens, None))
+def test_evaluations_of_all_particles_and_looks_are_counted():
+    found = drawn(64, threshold=0.0)
+    assert (found.evaluations <= 4 * STEPS).all() and (found.evaluations >= 4).all()
+    looked = drawn(64, threshold=1e-9)  # looks, but never resamples
+    assert (looked.tokens == found.tokens).all()
+    more = looked.evaluations - found.evaluations
+    assert (more <= 4 * (STEPS - 1)).all() and more.mean() > 4
 
 
 def test_prompts_stay():
@@ -87,8 +168,14 @@ def test_systematic_children_are_within_one_of_their_share():
 
 def test_wrong_rewards_and_options_are_refused():
     with pytest.raises(UserError, match="must be finite"):
-        drawn(4, function=lambda tokens, domain: np.full(len(tokens), jnp.nan))
+        drawn(4, function=lambda tokens, domain: np.full(len(tokens), np.nan))
     with pytest.raises(UserError, match="one number for each"):
         drawn(4, function=lambda tokens, domain: np.zeros((len(tokens), 2)))
-    with pytest.raises(UserError, match=r"sample\.reward\.particles must be at least 1, not 0"):
-        SteeringOptions(particles=0)
+    for key, value, said in (
+        ("particles", 0, "must be at least 1, not 0"),
+        ("every", -1, "must be at least 1, not -1"),
+        ("strength", float("inf"), "must be a finite number, not inf"),
+        ("threshold", 1.5, r"must lie in \[0, 1\], not 1.5"),
+    ):
+        with pytest.raises(UserError, match=rf"sample\.reward\.{key} {said}"):
+            SteeringOptions(**{key: value})

@@ -488,7 +488,7 @@ def test_templates_that_are_not_there(tmp_path, folder):
 def test_zero_shot_sets_of_a_run_on_conversations_are_plain_text():
     changes = ZeroShot(objective=None, sets="lambada")._changes("lambada")
     section = {"name": "public", "dataset": "me/talks", "messages_key": "talk", "length": 8}
-    source = schema.build_section("data", schema.merged(section, changes))
+    source = schema.build_section("data", inputs.merged(section, changes))
     assert source.dataset == "lambada" and not source.messages_key
 
 
