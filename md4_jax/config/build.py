@@ -117,12 +117,14 @@ def _transform(section: dict[str, Any]) -> Transform:
 
 def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None:
     """Returns the reward of samples with its options; None without one."""
-    reward = build_section("sample.reward", section) if section else NoReward()
+    section = section or {"name": "none"}
+    reward = build_section("sample.reward", section)
+    options = options_from(SteeringOptions, section)
     if isinstance(reward, NoReward):
         return None
     if hasattr(reward, "check"):
         reward.check(domain)
-    return Steering(options_from(SteeringOptions, section), reward, domain)
+    return Steering(options, reward, domain)
 
 
 def _grid(sample: SampleOptions) -> np.ndarray:

@@ -54,12 +54,12 @@ class DrawnSamples:
         if drawn.frames is not None:
             for picture in writers.trace(path, drawn, experiment, params):
                 context.say(f"trace: {picture}")
+        if drawn.steered is not None:
+            context.say(drawn.steered.line(experiment.steering.options))
         least, most = drawn.lengths.min(), drawn.lengths.max()
         size = f"{most}" if least == most else f"{least} to {most}"
         of = f"{len(drawn.tokens)} samples of {size} {experiment.domain.unit}s"
         context.say(f"{of} from step {context.step}: {path}")
-        if drawn.steered is not None:
-            context.say(drawn.steered.line(experiment.steering.options))
         name = experiment.config["sample"]["name"]
         return {"sampler": name, **writers.of_samples(drawn), **judged, **facts}
 

@@ -118,7 +118,7 @@ def record(experiment: Any) -> dict[str, Any]:
     """Returns what is needed to draw the same samples again, for each row of their file."""
     asked, own = experiment.config["sample"], experiment.sample
     given = {name: asked[name] for name in ("prompt", "suffix", "template") if asked.get(name)}
-    steered = {"reward": asked["reward"]} if experiment.steering else {}
+    steered = {"reward_options": asked["reward"]} if experiment.steering else {}
     of_class = {"label": own.label, "guidance": own.guidance} if own.label >= 0 else {}
     return {
         "seed": own.seed,

@@ -13,6 +13,8 @@ SCORE = (
 GENMD4 = ("process.name=state_dependent", "objective.name=genmd4")
 RATES = ("process.name=rates", "objective.name=ctmc")
 
+REWARD = ("reward.name=pattern", "reward.pattern=the")
+
 # Assignments of the command line, those of `sample` without it -> what the message must hold.
 VALUES = [
     (["steps=0"], ["sample.steps must be at least 1, not 0"]),
@@ -74,6 +76,16 @@ VALUES = [
         ["name=tau_leaping", "several=sum"],
         ["sample.several='sum'", "process.kernel='gaussian_target' or"],
     ),
+    (["reward.name=patern"], ["unknown sample.reward.name 'patern'", "mean 'pattern'?"]),
+    (["reward.name=pattern"], ["sample.reward.name='pattern' needs sample.reward.pattern"]),
+    (["reward.name=pattern", "reward.pattern=th("], ["sample.reward.pattern='th('", "no regular"]),
+    (["reward.name=pattern", "reward.pattern=7"], ["sample.reward.pattern must be text, not 7"]),
+    (["reward.particles=0"], ["sample.reward.particles must be at least 1, not 0"]),
+    (["reward.every=0"], ["sample.reward.every must be at least 1, not 0"]),
+    (["reward.threshold=2"], ["sample.reward.threshold must lie in [0, 1], not 2"]),
+    ([*REWARD, "stride=8", "length=40"], ["sample.reward.name='pattern'", "sample.stride=8"]),
+    ([*REWARD, "block=8"], ["sample.reward.name='pattern' is not for sample.block=8"]),
+    ([*REWARD, "trace=True"], ["sample.reward.name='pattern' is not for sample.trace=True"]),
     (["name=ancestral", "order=random"], ["key in sample 'order'"]),  # another sampler's
 ]
 # Sampler, settings of other sections -> what it would need.

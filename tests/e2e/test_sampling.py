@@ -274,3 +274,25 @@ def test_a_frontier_of_nothing_is_refused(environment, tmp_path):
     ended = frontier(environment, tmp_path, "--steps", "8,many")
     assert ended.returncode == 2 and "8,many" in ended.stderr and "Traceback" not in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reward_steers_samples_and_is_reported(sample):
+    """More of its letter than without; `num`, file, line and figures as they are asked for."""
+    pattern = ("num=8", "reward.name=pattern", "reward.pattern=e", "reward.every=1")
+    plain = sample(*pattern, "reward.strength=0", "reward.particles=1")
+    steered = sample(*pattern, "reward.strength=3", "reward.particles=16")
+    for drawn in (plain, steered):
+        counts = [text.count("e") for text in drawn.texts]
+        assert counts == [row["reward"] for row in drawn.rows] and len(counts) == 8
+        assert drawn.numbers["reward"] == sum(counts) / 8
+        assert drawn.rows[0]["reward_options"]["pattern"] == "e"
+    assert steered.numbers["reward"] > plain.numbers["reward"] + 1
+    assert plain.numbers["log_mean_exp_reward"] == 0.0
+    assert 1 <= steered.numbers["effective_particles"] <= 16
+    assert steered.lines[-3].startswith("reward ") and "of 16 particles" in steered.lines[-3]
+
+
+def test_a_reward_of_ones_own_is_imported(sample):
+    """That of the example package, which counts right sums: there are none in this text."""
+    drawn = sample("reward.name=extension.reward:RightSums", "reward.particles=2")
+    assert drawn.numbers["reward"] == 0.0 and drawn.numbers["effective_particles"] == 2.0

@@ -1,6 +1,8 @@
 """Every config builds; every section refuses what its constructor does not take."""
 
 import copy
+import functools
+import operator
 import types
 from pathlib import Path
 
@@ -139,10 +141,11 @@ def test_the_base_config_has_the_defaults_of_the_constructors():
     """Where they differ it is on purpose: sizes of a run and not of the code."""
     differing = {"train.num_steps", "checkpoint.every"}
     for path, classes in schema.CLASSES.items():
+        section = functools.reduce(operator.getitem, path.split("."), BASE)
         for cls in classes:
             for field in cls.__dataclass_fields__.values():
-                if field.name in BASE[path] and f"{path}.{field.name}" not in differing:
-                    assert BASE[path][field.name] == field.default, f"{path}.{field.name}"
+                if field.name in section and f"{path}.{field.name}" not in differing:
+                    assert section[field.name] == field.default, f"{path}.{field.name}"
     for name in ("test", "ngrams", "samples"):
         section = BASE["evals"][name]
         for field in EVALUATORS[section["name"]].__dataclass_fields__.values():

@@ -1,0 +1,66 @@
+"""Rewards of the registry, and what a config and Python may ask of them."""
+
+import types
+
+import numpy as np
+import pytest
+from peer_folders import peer_folder
+
+import md4_jax
+from md4_jax.evals.rewards import Pattern
+from md4_jax.protocols import UserError
+
+LETTERS = types.SimpleNamespace(
+    decode=lambda row: "".join("abc "[i] for i in row), encode=None, unit="character"
+)
+
+
+def test_a_pattern_counts_matches_that_do_not_overlap():
+    rows = np.array([[0, 0, 0, 3], [0, 1, 0, 1], [2, 2, 2, 2]])
+    assert Pattern("a")(rows, LETTERS).tolist() == [3.0, 2.0, 0.0]
+    assert Pattern("aa")(rows, LETTERS).tolist() == [1.0, 0.0, 0.0]
+    assert Pattern("ab|c")(rows, LETTERS).tolist() == [0.0, 2.0, 4.0]
+    assert Pattern(r"\b")(rows, LETTERS).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_patterns_are_of_texts():
+    with pytest.raises(UserError, match=r"sample\.reward\.pattern='\(' is no regular expression"):
+        Pattern("(")
+    with pytest.raises(UserError, match="'pattern' reads text, and this run has values"):
+        Pattern("a").check(types.SimpleNamespace(unit="value"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return md4_jax.load(peer_folder(tmp_path_factory.mktemp("peers"), "mdlm"))
+
+
+def test_python_asks_for_a_reward_and_is_told_what_it_did(model):
+    reward = {"name": "pattern", "pattern": "a", "strength": 4.0, "particles": 8, "every": 1}
+    plain, found = (model.sample(16, steps=4, **more) for more in ({}, {"reward": reward}))
+    assert plain.steered is None
+    counts = [text.count("a") for text in found.texts]
+    assert found.steered.rewards.tolist() == counts
+    assert sum(counts) > sum(text.count("a") for text in plain.texts)
+    # Nothing of it is left in the model.
+    assert model.sample(16, steps=4).tokens.tolist() == plain.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "reward, said",
+    [
+        ("pattern", r"reward must be the keys of the section sample\.reward with its name"),
+        ({"pattern": "a"}, r"reward must be the keys of the section sample\.reward with its name"),
+        ({"name": "none", "particles": 0}, r"sample\.reward\.particles must be at least 1, not 0"),
+        ({"name": "pattern", "pattern": 7}, r"sample\.reward\.pattern must be text, not 7"),
+        ({"name": "rewards_of:Nobody"}, r"sample\.reward\.name: rewards_of:Nobody: there is no"),
+    ],
+)
+def test_wrong_rewards_are_refused_in_python(model, reward, said):
+    with pytest.raises(UserError, match=said):
+        model.sample(2, steps=4, reward=reward)
+
+
+def test_a_sample_that_is_watched_has_no_reward(model):
+    with pytest.raises(UserError, match=r"is not for sample\.trace=True"):
+        next(model.watch(steps=4, reward={"name": "pattern", "pattern": "a"}))
