@@ -63,10 +63,10 @@ def drawn(num, denoiser=TABLE, process=PROCESS, *, function=reward, sampler="anc
 
 
 def check_weighted_law(found, p: np.ndarray, symbols: int, length: int) -> None:
-    """Samples of weights Z, as they were estimated, have the unnormalised tilted law exactly.
+    """The mean of (estimate of Z) 1[sample = x] is p(x) exp(strength r(x)), within 4.5 errors.
 
-    It holds for any number of particles, looks and resamplings, and its sum says that Z has no
-    bias. Within 4.5 standard errors, up to a tilted law that is not normalised.
+    That holds for any number of particles, looks and resamplings. Summed over x it says that the
+    estimate of Z has no bias.
     """
     which = coded(found.tokens, symbols)[:, None] == np.arange(len(p))
     weighted = np.exp(found.steered.log_means)[:, None] * which
@@ -90,7 +90,7 @@ def test_weighted_samples_have_the_tilted_law_without_bias(particles, threshold,
 
 @pytest.mark.parametrize("sampler", ["any_order", "remask"])
 def test_samplers_that_take_other_steps_have_it_too(sampler):
-    """One particle without a reward's strength gives the law to which the others are held."""
+    """Beside frequencies of one particle, which the reward does not change."""
     plain = drawn(2**14, sampler=sampler, particles=1)
     p = np.bincount(coded(plain.tokens, V), minlength=V**L) / len(plain.tokens)
     wanted = p * np.exp(STRENGTH * values(V, L))
