@@ -75,7 +75,7 @@ def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, 
     section = config
     for depth, parent in enumerate(parents):
         if _may_be_new(parents, depth, key):
-            section.setdefault(parent, {})
+            section.setdefault(parent, {"name": "none"} if parent == "reward" else {})
         if not isinstance(section.get(parent), dict):
             if parents[:2] == ["data", "parts"] and len(parents) > 2:
                 part = ".".join(parents[:3])

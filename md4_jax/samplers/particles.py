@@ -152,8 +152,8 @@ def log_mean_exp(logs: np.ndarray) -> tuple[float, float | None]:
     """Returns log(mean(exp(logs))) and its standard error by the delta method."""
     most = logs.max()
     scaled = np.exp(logs - most)
-    error = standard_error(scaled)
-    return float(most + np.log(scaled.mean())), None if error is None else error / scaled.mean()
+    mean, error = float(scaled.mean()), standard_error(scaled)
+    return float(most + np.log(mean)), None if error is None else error / mean
 
 
 def standard_error(values: np.ndarray) -> float | None:

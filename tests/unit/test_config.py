@@ -419,3 +419,14 @@ def test_a_config_without_evaluators_is_refused_in_words(change, words, tmp_path
         schema.load_config(str(file), {})
     with pytest.raises(UserError, match="evals"):  # also with keys under a kind of evaluator
         schema.load_config(str(file), {"evals.path.limit": "3"})
+
+
+def test_a_run_without_a_reward_may_be_given_one(tmp_path):
+    asked = schema.load_config(str(commits.PACKAGE_ROOT / "configs" / "base.py"), {})
+    del asked["sample"]["reward"]
+    config.store(tmp_path, asked)
+    changes = {"sample.reward.pattern": "the", "sample.reward.name": "pattern"}
+    found = schema.load_config(None, changes, tmp_path)["sample"]["reward"]
+    assert found == {"name": "pattern", "pattern": "the"}
+    found = schema.load_config(None, {"sample.reward.particles": "2"}, tmp_path)["sample"]["reward"]
+    assert found == {"name": "none", "particles": 2}

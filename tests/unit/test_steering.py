@@ -8,6 +8,7 @@ import pytest
 
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.gaussian_masking import GaussianMasking
+from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError
@@ -44,7 +45,7 @@ def law() -> np.ndarray:
 
 
 def drawn(num, denoiser=TABLE, process=PROCESS, *, function=reward, sampler="ancestral", **more):
-    """Samples of a network; `more` holds options of steering, `prompt` and `batch_size`."""
+    """Samples of a network; `more` holds options of steering, prompt, batch_size and others."""
     network = Network(
         lambda key: {},
         lambda params, context, keys: Denoiser(denoiser.features, lambda h: h),
@@ -54,10 +55,10 @@ def drawn(num, denoiser=TABLE, process=PROCESS, *, function=reward, sampler="anc
     length = more.pop("length", L)
     particles = more.get("particles", 4)
     own = SampleOptions(num=num, batch_size=more.pop("batch_size", num * particles))
-    asked = SteeringOptions(**{"strength": STRENGTH, "every": 1, **more})
     prompt = prompt or Prompt(np.zeros(length, np.int32), np.zeros(length, bool))
-    programs = Programs(network, uniform(STEPS), MESH, 1.0)
+    programs = Programs(network, uniform(more.pop("steps", STEPS)), MESH, 1.0)
     params = {"network": {}, "process": process}
+    asked = SteeringOptions(**{"strength": STRENGTH, "every": 1, **more})
     steering = Steering(asked, function, (symbols, length))
     return draw_steered(programs, params, exact.SAMPLERS[sampler](), own, [prompt], steering)
 
@@ -99,6 +100,33 @@ def test_samplers_that_take_other_steps_have_it_too(sampler):
     weighted = np.exp(found.steered.log_means)[:, None] * which
     errors = weighted.std(axis=0) / 2**7 + np.exp(STRENGTH * values(V, L)) * (p / 2**14) ** 0.5
     assert (np.abs(weighted.mean(axis=0) - wanted) < 4.5 * errors).all()
+
+
+def combinations() -> list:
+    """Every process with every sampler that fits it; of most processes left to campaigns."""
+    found = []
+    for name, make in exact.PROCESS_CASES.items():
+        process = make(3).init()
+        if isinstance(process, GaussianMasking | Insertion):  # tested below; refused
+            continue
+        mark = pytest.mark.slow if name == "masking" else pytest.mark.campaign
+        for sampler in exact.samplers_for(process):
+            found.append(pytest.param(process, sampler, id=f"{name}, {sampler}", marks=mark))
+    return found
+
+
+@pytest.mark.parametrize("process, sampler", combinations())
+def test_every_sampler_of_every_process_moves_particles(process, sampler):
+    """They are resampled at each look, and end without noise; the prompt stays."""
+    prompt = Prompt(np.array([0, 2, 0], np.int32), np.array([False, True, False]))
+    table = exact.denoiser_of(exact.table_logits(3, L), time=0.3)
+    found = drawn(
+        32, table, process, sampler=sampler, prompt=prompt, particles=2, every=2, threshold=1.0,
+        steps=5,
+    )  # fmt: skip
+    assert (found.tokens[:, 1] == 2).all()
+    assert found.tokens.min() >= 0 and found.tokens.max() < 3
+    assert found.steered.resamplings.mean() > 0.1
 
 
 def test_other_noise_has_the_tilted_law_too():
