@@ -148,7 +148,7 @@ def test_the_continuous_state_of_candi_goes_with_its_particle():
 
 
 def test_samples_tend_to_the_tilted_law_with_the_number_of_particles():
-    """By weights alone it fell from 0.29 to 0.08 and 0.014 with 1, 4, 16 particles (65,536 samples)."""
+    """By weights alone it falls from 0.29 to 0.08 and 0.014, with 65,536 samples each."""
     p = law()
     tilted = p * np.exp(STRENGTH * values(V, L))
     tilted /= tilted.sum()
