@@ -267,7 +267,7 @@ def test_the_command_line_makes_a_mixture(tmp_path):
             {"data.parts.more.path": "x"},
             "data.parts.more needs a source: give --con",
         ),
-        ({"data.parts": "7"}, "data.parts must be sections by names"),
+        ({"data.parts": "7"}, "data.parts must be a section, not 7: set its keys"),
         ({"data.parts.a-b.name": "text"}, "data.parts must be sections by names of letters"),
         ({"data.weight": "7"}, "unknown key in data 'weight'"),
     ],
