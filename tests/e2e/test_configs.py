@@ -79,6 +79,8 @@ ALIKE = (
     "configs/llada_8b.py", "configs/mdlm_owt.py", "configs/mnist.py", "configs/owt_1b.py",
     "configs/owt_8b.py", "configs/owt_medium.py", "configs/radd_owt.py:lambda_dce",
     "configs/sedd_owt.py:absorb_small", "configs/text8_fast.py", "configs/text8_gpu.py",
+    "configs/image_families.py:md4",
+    "configs/sdtt_owt.py",  # test_distil.py trains a student by this objective
 )  # fmt: skip
 
 

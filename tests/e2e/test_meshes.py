@@ -156,9 +156,10 @@ def test_the_mesh_may_change_when_a_run_is_continued(
     workdir, common = tmp_path / "run", ["--config", tiny, *flags(*WIDE, *OFTEN)]
     driver = tiny.with_name("driver.py")
     at = [*common, "--workdir", workdir]
+    # The first part is the program that `meshes` has compiled.
     split = [
-        flags(*(word for word in (RUNS | PARTS)[name] if word.startswith("mesh")))
-        for name in (first, second)
+        flags(*(RUNS | PARTS)[first]),
+        flags(*(word for word in (RUNS | PARTS)[second] if word.startswith("mesh"))),
     ]
     process = start(driver, "kill-in-save", 6, *at, *split[0], **EIGHT)
     _, err = process.communicate(timeout=200)
