@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.auditor.problem import Problem, problem, rule
-from md4_jax.protocols import Array
+from md4_jax.processes.capabilities import ObservesMasks
+from md4_jax.protocols import Array, UserError
 
 # (symbols, length) of the problems.
 PROBLEMS = ((3, 2), (2, 3))
@@ -102,6 +103,17 @@ class Audit:
         return (self.is_bound and self.is_tight) or not self.claims
 
 
+def why_not(objective: Any, process: Any) -> str:
+    """Returns why an objective cannot be audited with this process; empty if it can."""
+    if objective.needs.gaps:
+        return "its texts have any length, and the auditor enumerates those of one"
+    if isinstance(process, ObservesMasks):
+        return (
+            "its network reads Gaussian noise, and the auditor's denoisers are tables of symbols"
+        )
+    return ""
+
+
 def audit(
     objective: Any,
     process: Any,
@@ -120,7 +132,11 @@ def audit(
     objective, process  instances as in `protocols`; the process is made anew for few symbols
     problems            (symbols, length) of each problem
     steps               of gradient ascent
+
+    UserError for what cannot be enumerated (`why_not`).
     """
+    if why := why_not(objective, process):
+        raise UserError(f"{type(objective).__name__} cannot be audited: {why}")
     with jax.enable_x64(True):
         asked = [problem(objective, process, *size) for size in problems]
         results = tuple(_audited(one, steps, jax.random.key(seed)) for one in asked)

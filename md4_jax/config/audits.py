@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from md4_jax.auditor import audit
+from md4_jax.auditor.audit import why_not
 from md4_jax.auditor.options import AuditOptions
 from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.fit import Component, check_process, objective_name
 from md4_jax.config.schema import build_section, options_from
-from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.protocols import UserError
 
 SYMBOLS = 3
@@ -33,16 +33,8 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     for key, one in found.items():
         part = Component(key, objective_name(one), one)
         check_process(process, config["process"]["name"], part)
-        if one.needs.gaps:
-            raise UserError(
-                f"{key}.name={part.name!r} cannot be audited: its texts have any length, and the "
-                "auditor enumerates those of one"
-            )
-        if isinstance(process, ObservesMasks):
-            raise UserError(
-                f"{key}.name={part.name!r} cannot be audited: its network reads Gaussian noise, "
-                "and the auditor's denoisers are tables of symbols"
-            )
+        if why := why_not(one, process):
+            raise UserError(f"{key}.name={part.name!r} cannot be audited: {why}")
     return found, process
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from md4_jax.auditor import audit
 from md4_jax.config import audits, schema
 from md4_jax.model import inputs
 from md4_jax.networks.transformer import Transformer
@@ -238,6 +239,8 @@ def test_an_audit_is_refused(form):
     config = schema.load_config("configs/candi_text8.py", {"objective.form": form})
     with pytest.raises(UserError, match="objective.name='candi' cannot be audited: its network"):
         audits.objectives(config)
+    with pytest.raises(UserError, match="^CANDI cannot be audited: its network reads Gaussian"):
+        audit(CANDI(form), GaussianMasking(3))
 
 
 @pytest.mark.parametrize(
