@@ -108,9 +108,7 @@ def why_not(objective: Any, process: Any) -> str:
     if objective.needs.gaps:
         return "its texts have any length, and the auditor enumerates those of one"
     if isinstance(process, ObservesMasks):
-        return (
-            "its network reads Gaussian noise, and the auditor's denoisers are tables of symbols"
-        )
+        return "its network reads Gaussian noise, and the auditor's denoisers are tables of symbols"
     return ""
 
 
