@@ -3,15 +3,14 @@
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
 from md4_jax.processes.conditioning import check_conditioning
-from md4_jax.processes.scheduled import Scheduled, uniforms
-from md4_jax.processes.schedules import Linear, covers_unit_interval
+from md4_jax.processes.masking import Masks
+from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Mixture, Schedule, UserError
 
 PARAMETRISATIONS = ("mixture", "joint")
@@ -30,7 +29,7 @@ PARAMETRISATIONS = ("mixture", "joint")
     ],
 )
 @dataclasses.dataclass(frozen=True)
-class GaussianMasking(Scheduled):
+class GaussianMasking(Masks):
     """Masking in which a masked token is observed in Gaussian noise (CANDI, arXiv:2510.22510).
 
     A token becomes the mask V with probability 1 - alpha_t. The state has a continuous part too,
@@ -49,8 +48,6 @@ class GaussianMasking(Scheduled):
     joint    logits of x_n given the rest of (z, y), without y_n, whose likelihood y_n / sigma^2 is
              added
     """
-
-    shows_clean: ClassVar[bool] = True
 
     vocab_size: int
     schedule: Schedule = Linear()
@@ -72,21 +69,6 @@ class GaussianMasking(Scheduled):
                 f"{self.confusion_end} must rise, and lie above 0 and below 0.5, where the noise "
                 "has no end"
             )
-
-    @property
-    def mask_id(self) -> int:
-        return self.vocab_size
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
-        with jax.ensure_compile_time_eval():
-            return covers_unit_interval(self.schedule)
-
-    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """Draws the masks of z_t, [B, L], from x [B, L], t [B] and keys [B]."""
-        hidden = uniforms(keys, x.shape[1]) < self.schedule.one_minus_alpha(t)[:, None]
-        return jnp.where(hidden, self.mask_id, x)
 
     def observed(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws y_t = onehot(x) + sigma_t noise, float [B, L, V]."""
@@ -120,11 +102,6 @@ class GaussianMasking(Scheduled):
         """Returns what is added to the network's outputs, y / sigma_t^2 [B, L, V], or None."""
         return self.precision(t)[:, None, None] * y if self.parametrisation == "joint" else None
 
-    def reveal_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(z_s is clean | z_t is the mask), (alpha_s - alpha_t) / (1 - alpha_t), s < t."""
-        at_s, at_t = self.schedule.one_minus_alpha(s), self.schedule.one_minus_alpha(t)
-        return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
-
     def earlier(self, keys: Array, y: Array, x: Array, s: Array, t: Array) -> Array:
         """Draws y_s given y_t = y [B, L, V] and x [B, L], s < t each [B]: exact.
 
@@ -135,14 +112,6 @@ class GaussianMasking(Scheduled):
         clean, ratio = jax.nn.one_hot(x, self.vocab_size), at_t / at_s
         deviation = jnp.sqrt(jnp.maximum(1.0 - ratio, 0.0) / at_s)
         return clean + ratio * (y - clean) + deviation * self._normal(keys, x.shape[1])
-
-    def is_noise(self, z: Array) -> Array:
-        """Marks the mask: bool like z."""
-        return z == self.mask_id
-
-    def prior(self, keys: Array, length: int) -> Array:
-        """Returns all masks, int32 [B, length]: exact if alpha_1 = 0."""
-        return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
 
     def prior_observed(self, keys: Array, length: int) -> Array:
         """Draws y_1 of the model, N(1 / V, sigma_1^2) in each entry: float32 [B, length, V]."""

@@ -13,28 +13,11 @@ from md4_jax.processes.schedules import Linear, covers_unit_interval
 from md4_jax.protocols import Array, Schedule
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["vocab_size", "schedule", "conditioning"],
-)
-@dataclasses.dataclass(frozen=True)
-class Masking(Scheduled):
-    """Masking: each token becomes the mask V independently with probability 1 - alpha_t.
-
-    MD4 (arXiv:2406.04329, eq. 1), D3PM-absorbing, SEDD-absorb, MDLM and RADD use this process.
-    Nothing is learned. conditioning: the time input of the network, `time` t, `alpha` alpha_t,
-    `sigma` -log alpha_t or `zero` 0.
-    """
+class Masks(Scheduled):
+    """Methods of a process whose tokens become the mask V with probability 1 - alpha_t."""
 
     shows_clean: ClassVar[bool] = True
-
     vocab_size: int
-    schedule: Schedule = Linear()
-    conditioning: str = "time"
-
-    def __post_init__(self):
-        check_conditioning(self.conditioning)
 
     @property
     def mask_id(self) -> int:
@@ -55,22 +38,6 @@ class Masking(Scheduled):
         draws_BxL = uniforms(keys, x.shape[1])
         return jnp.where(draws_BxL < probability[:, None], self.mask_id, x)
 
-    def mask_exactly(
-        self, keys: Array, x: Array, count: Array, among: Array
-    ) -> tuple[Array, Array]:
-        """Masks a random set of count[b] of the n positions `among`: (z, 1 - alpha [B]).
-
-        The k-th smallest of n uniforms has the distribution Beta(k, n - k + 1), that of 1 - alpha
-        given that exactly k = count[b] tokens are masked. It is independent of which positions are
-        masked (docs/families/notation.md).
-        """
-        draws_BxL = jnp.where(among, uniforms(keys, x.shape[1]), jnp.inf)
-        order_BxL = jnp.argsort(draws_BxL, axis=1)
-        rank_BxL = jnp.argsort(order_BxL, axis=1)
-        z = jnp.where(rank_BxL < count[:, None], self.mask_id, x)
-        last = jnp.take_along_axis(order_BxL, count[:, None] - 1, axis=1)
-        return z, jnp.take_along_axis(draws_BxL, last, axis=1)[:, 0]
-
     def reveal_probability(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask) = (alpha_s - alpha_t) / (1 - alpha_t), s < t.
 
@@ -86,3 +53,41 @@ class Masking(Scheduled):
     def prior(self, keys: Array, length: int) -> Array:
         """Returns all masks, int32 [B, length]: exact if alpha_1 = 0."""
         return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["vocab_size", "schedule", "conditioning"],
+)
+@dataclasses.dataclass(frozen=True)
+class Masking(Masks):
+    """Masking: each token becomes the mask V independently with probability 1 - alpha_t.
+
+    MD4 (arXiv:2406.04329, eq. 1), D3PM-absorbing, SEDD-absorb, MDLM and RADD use this process.
+    Nothing is learned. conditioning: the time input of the network, `time` t, `alpha` alpha_t,
+    `sigma` -log alpha_t or `zero` 0.
+    """
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+    conditioning: str = "time"
+
+    def __post_init__(self):
+        check_conditioning(self.conditioning)
+
+    def mask_exactly(
+        self, keys: Array, x: Array, count: Array, among: Array
+    ) -> tuple[Array, Array]:
+        """Masks a random set of count[b] of the n positions `among`: (z, 1 - alpha [B]).
+
+        The k-th smallest of n uniforms has the distribution Beta(k, n - k + 1), that of 1 - alpha
+        given that exactly k = count[b] tokens are masked. It is independent of which positions are
+        masked (docs/families/notation.md).
+        """
+        draws_BxL = jnp.where(among, uniforms(keys, x.shape[1]), jnp.inf)
+        order_BxL = jnp.argsort(draws_BxL, axis=1)
+        rank_BxL = jnp.argsort(order_BxL, axis=1)
+        z = jnp.where(rank_BxL < count[:, None], self.mask_id, x)
+        last = jnp.take_along_axis(order_BxL, count[:, None] - 1, axis=1)
+        return z, jnp.take_along_axis(draws_BxL, last, axis=1)[:, 0]
