@@ -38,6 +38,7 @@ CONFIG = [
     (["network.name=transformers"], ["network.name", "mean 'transformer'?"]),
     (["optim.name=adam"], ["optim.name 'adam'", "mean 'adamw'?"]),
     (["sample.name=ancestry"], ["sample.name 'ancestry'", "mean 'ancestral'?"]),
+    (["sample.reward.name=patern"], ["sample.reward.name 'patern'", "mean 'pattern'?"]),
     (["sample.grid=cosinus"], ["sample.grid 'cosinus'", "mean 'cosine'?", "uniform"]),
     # Values of a wrong type or out of range.
     (["train.batch_size=8.5"], ["train.batch_size must be a whole number, not 8.5"]),
