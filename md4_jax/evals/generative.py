@@ -8,15 +8,7 @@ import numpy as np
 
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, check_data
-from md4_jax.evals.judges import (
-    MARK,
-    PublishedJudge,
-    RunJudge,
-    TransformersJudge,
-    check_source,
-    cut,
-    mauve,
-)
+from md4_jax.evals.judges import MARK, check_source, cut, mauve, opened
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.evals.samples import decoded, drawn_samples
 from md4_jax.experiment import Experiment
@@ -83,7 +75,8 @@ class GenerativePerplexity:
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns perplexity and bits under the judge, entropies and how they were found."""
-        judge = self._judge(context)
+        key = f"evals.{context.name}.judge"
+        judge = opened(key, self.judge, context.run_of, context.programs)
         asked = dataclasses.replace(
             experiment.sample, num=self.num or experiment.sample.num, trace=False
         )
@@ -109,17 +102,6 @@ class GenerativePerplexity:
             result |= self._mauve(judge, ids, context)
         context.say(f"{context.name}: {_line(result)}")
         return result
-
-    def _judge(self, context: Context) -> RunJudge | TransformersJudge:
-        key, kept = f"evals.{context.name}.judge", ("judge", self.judge)
-        if self.judge.startswith(MARK):
-            if kept not in context.programs:
-                context.programs[kept] = TransformersJudge(self.judge.removeprefix(MARK))
-            return context.programs[kept]
-        other, params, is_own = context.run_of(key, self.judge)
-        if not other.network.causal:
-            raise UserError(f"{key}={self.judge} is not causal: name a run with network.causal")
-        return (RunJudge if is_own else PublishedJudge)(other, params, context.programs)
 
     def _cut(self, judge: Any, texts: list[str]) -> tuple[list[str], list[np.ndarray]]:
         """Returns the texts that have tokens to count, and these tokens; UserError if none has."""

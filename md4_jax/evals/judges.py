@@ -166,6 +166,25 @@ class PublishedJudge(RunJudge):
         return padded(ids, 0)
 
 
+def opened(
+    key: str, source: str, run_of: Callable, programs: dict
+) -> "RunJudge | TransformersJudge":
+    """Returns the judge of this name, and reads its parameters; UserError names the key.
+
+    run_of    (key, source) -> (experiment, params, is_own) of a model
+    programs  cache of compiled functions, and of models of transformers
+    """
+    if source.startswith(MARK):
+        kept = ("judge", source)
+        if kept not in programs:
+            programs[kept] = TransformersJudge(source.removeprefix(MARK))
+        return programs[kept]
+    other, params, is_own = run_of(key, source)
+    if not other.network.causal:
+        raise UserError(f"{key}={source} is not causal: name a run with network.causal")
+    return (RunJudge if is_own else PublishedJudge)(other, params, programs)
+
+
 def padded(ids: Sequence[np.ndarray], fill: int, begin: int = 0, end: int = 0) -> np.ndarray:
     """Returns rows as one array int32 [N, L], with `begin` and `end` more entries `fill` each."""
     found = np.full((len(ids), max(map(len, ids)) + begin + end), fill, np.int32)

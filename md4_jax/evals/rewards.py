@@ -6,15 +6,22 @@ package.module:attribute, with
     __call__(tokens, domain)  rewards [N], finite numbers, of sequences int32 [N, L]; `domain` gives
                               the tokens their meaning, as `domain.decode(tokens[0])`
 
-and optionally check(domain), which raises UserError for data that have no such reward.
+and optionally
+
+    check(domain)              raises UserError for data that have no such reward
+    opened(run_of, programs)   returns the reward that is called, which may read other models; the
+                               inputs are those of evals/context.py. UserError at start-up if there
+                               are no such models
 """
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from md4_jax.evals import judges
 from md4_jax.protocols import UserError
 
 
@@ -51,10 +58,7 @@ class Pattern:
 
     def check(self, domain: Any) -> None:
         """Raises UserError if the data are no text."""
-        if not hasattr(domain, "encode"):
-            raise UserError(
-                f"sample.reward.name='pattern' reads text, and this run has {domain.unit}s"
-            )
+        _check_text("pattern", domain)
 
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
         """Counts the matches in each sequence [N, L]: float64 [N]."""
@@ -63,4 +67,70 @@ class Pattern:
         return np.array([sum(1 for _ in found.finditer(text)) for text in texts], np.float64)
 
 
-REWARDS = {"none": NoReward, "pattern": Pattern}
+@dataclasses.dataclass(frozen=True)
+class JudgeReward:
+    """Log-probability of the text under a causal judge q, in nats.
+
+    With strength lambda samples then have p(x) q(x)^lambda / Z: a product of experts. Of a text
+    that has more tokens than the judge can read, the first ones count.
+
+    judge       as for the evaluator `generative_perplexity`
+    batch_size  number of texts that are judged at once
+    """
+
+    judge: str = ""
+    batch_size: int = 8
+
+    def __post_init__(self):
+        if not self.judge:
+            raise UserError(
+                "sample.reward.name='judge' needs sample.reward.judge: the directory of a causal "
+                f"run, the folder of a causal model, hf:NAME such as hf:gpt2, or {judges.MARK}NAME"
+            )
+        if self.batch_size < 1:
+            raise UserError(f"sample.reward.batch_size must be at least 1, not {self.batch_size}")
+
+    def check(self, domain: Any) -> None:
+        """Raises UserError if the data are no text."""
+        _check_text("judge", domain)
+
+    def opened(self, run_of: Callable, programs: dict) -> "LogProbability":
+        """Returns the reward; the judge is read when it is first asked, and kept in `programs`.
+
+        UserError if there is no such judge.
+        """
+        key = "sample.reward.judge"
+        judges.check_source(key, self.judge)
+
+        def judge() -> Any:
+            kept = (key, self.judge)
+            if kept not in programs:
+                programs[kept] = judges.opened(key, self.judge, run_of, programs)
+            return programs[kept]
+
+        return LogProbability(judge, self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogProbability:
+    """Reward of `JudgeReward`, whose judge a call without arguments returns."""
+
+    judge: Callable[[], Any]
+    batch_size: int
+
+    def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
+        """Returns log q of the text of each sequence [N, L]: float64 [N]."""
+        judge, found = self.judge(), np.zeros(len(tokens))
+        ids = judges.cut(judge.tokens([domain.decode(row) for row in tokens]), judge.length, None)
+        counted = [i for i, row in enumerate(ids) if len(row)]  # a text may be empty
+        if counted:
+            found[counted] = -judge.judge([ids[i] for i in counted], self.batch_size).nats
+        return found
+
+
+def _check_text(name: str, domain: Any) -> None:
+    if not hasattr(domain, "encode"):
+        raise UserError(f"sample.reward.name={name!r} reads text, and this run has {domain.unit}s")
+
+
+REWARDS = {"none": NoReward, "pattern": Pattern, "judge": JudgeReward}

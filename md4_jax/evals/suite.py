@@ -33,6 +33,9 @@ class Suite:
         self._experiment, self._workdir = experiment, workdir
         self._corpus, self._judge, self._run_of = corpus, judge, run_of
         self._programs: dict[Any, Any] = {}
+        if experiment.steering is not None and run_of is not None:
+            steering = experiment.steering.opened(run_of, self._programs)
+            self._experiment = experiment._replace(steering=steering)
 
     def due(self, step: int) -> list[str]:
         """Returns the names of the evaluators that run after this training step."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.config import foreign
+from md4_jax.config.judging import run_of
 from md4_jax.experiment import Experiment
 from md4_jax.options import PromptOptions
 from md4_jax.processes.capabilities import ObservesMasks
@@ -40,6 +41,16 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
     foreign.allow(foreign.names_in(reward))
     cleared = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
     return {**cleared, "reward": dict(reward)}
+
+
+def opened(experiment: Experiment, programs: dict) -> Experiment:
+    """Returns the experiment with a reward of its samples that may read other models."""
+    if experiment.steering is None:
+        return experiment
+    from md4_jax.model import judging  # which imports `load`, and that this file
+
+    steering = experiment.steering.opened(run_of(experiment, judging.read), programs)
+    return experiment._replace(steering=steering)
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -139,9 +139,8 @@ class Model:
         if drawn.frames is not None:
             z, confidence = (values[:, :, 0] for values in drawn.frames)
             trace = trajectory((z, confidence), drawn.prompt_mask[0], self.domain)
-        texts = decoded(experiment, drawn)
-        how = (trace, drawn.steered)
-        return Generated(texts, drawn.tokens, drawn.lengths, drawn.evaluations, *how)
+        found = (drawn.tokens, drawn.lengths, drawn.evaluations, trace, drawn.steered)
+        return Generated(decoded(experiment, drawn), *found)
 
     def infill(
         self, text: str, num: int = 1, *, blank: str = "_", sampler: str = "", **options: Any
@@ -293,7 +292,8 @@ class Model:
         # The same network object, so that compiled programs are found again.
         devices = list(self.experiment.mesh.devices.flat)
         made = build.experiment(config, self.domain, devices, place(self.origin))
-        return made._replace(network=self.experiment.network, mesh=self.experiment.mesh)
+        own = {"network": self.experiment.network, "mesh": self.experiment.mesh}
+        return inputs.opened(made._replace(**own), self.programs)
 
     def bound(self, name: str) -> Any:
         """Returns the objective of that name; UserError if it is no bound for the model."""

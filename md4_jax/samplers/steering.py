@@ -32,6 +32,12 @@ class Steering(NamedTuple):
     reward: Reward
     domain: Any
 
+    def opened(self, run_of: Callable, programs: dict) -> "Steering":
+        """Returns it with a reward that may read other models, by `run_of` of evals/context.py."""
+        if not hasattr(self.reward, "opened"):
+            return self
+        return self._replace(reward=self.reward.opened(run_of, programs))
+
     def rewards(self, tokens: np.ndarray) -> np.ndarray:
         """Returns the rewards float64 [N] of tokens [N, L]; UserError if they are no numbers."""
         found = np.asarray(self.reward(tokens, self.domain), np.float64)

@@ -1,6 +1,7 @@
 """Generative perplexity under a causal run and under a model of transformers."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +62,21 @@ def test_the_perplexity_is_that_of_the_texts_under_the_run(run, trained, judge, 
         "evals.judged.length=4",
     )  # fmt: skip
     assert (short["judged"], short["judge_tokens"], short["judge_length"]) == (3, 12, 4)
+
+
+@pytest.mark.slow
+def test_a_judge_rewards_samples(run, refused, trained, judge):
+    words = ("--mode", "sample", "--workdir", trained)
+    reward = ("sample.reward.name=judge", f"sample.reward.judge={judge}", "sample.num=3")
+    ended = run(*words, *keys(*reward, "sample.reward.particles=2"))
+    assert ended.code == 0, ended
+    found = json.loads(ended.out.splitlines()[-1])
+    rows = Path(found["texts"]).with_suffix(".jsonl").read_text().splitlines()
+    rows = [json.loads(row) for row in rows]
+    scores = md4_jax.load(str(judge)).score([row["text"] for row in rows])
+    np.testing.assert_allclose([row["reward"] for row in rows], -scores.nats, rtol=1e-5)
+    own = f"--config.sample.reward.judge={trained}"
+    assert f"sample.reward.judge={trained} is not causal" in refused(*words, *keys(*reward), own)
 
 
 def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_path, monkeypatch):

@@ -46,6 +46,34 @@ def test_python_asks_for_a_reward_and_is_told_what_it_did(model):
     assert model.sample(16, steps=4).tokens.tolist() == plain.tokens.tolist()
 
 
+def test_a_judge_gives_the_log_probability_of_the_text(model, tmp_path):
+    """Of its own tokens, all but the first; a text of one token has nothing to count."""
+    folder = peer_folder(tmp_path, "gpt2")
+    judge = md4_jax.load(folder)
+    asked = {"name": "judge", "judge": str(folder), "strength": 0.5, "particles": 4, "every": 1}
+
+    def log_probability(text: str) -> float:
+        tokens = judge.domain.encode(text)
+        logits = np.asarray(judge.logits([tokens]), np.float64)[0]
+        logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return sum(logs[place, token] for place, token in enumerate(tokens[1:]))
+
+    found = model.sample(6, steps=4, reward=asked)
+    expected = [log_probability(text) for text in found.texts]
+    np.testing.assert_allclose(found.steered.rewards, expected, rtol=1e-5)
+    plain = model.sample(6, steps=4)
+    assert np.mean(expected) > np.mean([log_probability(text) for text in plain.texts])
+    short = model.sample(2, steps=1, length=1, reward=asked)
+    assert [len(judge.domain.encode(text)) for text in short.texts] == [1, 1]
+    assert short.steered.rewards.tolist() == [0.0, 0.0]
+    # A text may decode to nothing.
+    reward = model.sampling({"reward": asked}).steering
+    texts = types.SimpleNamespace(decode=lambda row: "ab" if row[0] else "")
+    rewards = reward._replace(domain=texts).rewards(np.array([[0], [1]]))
+    assert rewards == pytest.approx([0.0, log_probability("ab")])
+    assert reward._replace(domain=texts).rewards(np.zeros((1, 1), int)).tolist() == [0.0]
+
+
 @pytest.mark.parametrize(
     "reward, said",
     [
@@ -53,6 +81,9 @@ def test_python_asks_for_a_reward_and_is_told_what_it_did(model):
         ({"pattern": "a"}, r"reward must be the keys of the section sample\.reward with its name"),
         ({"name": "none", "particles": 0}, r"sample\.reward\.particles must be at least 1, not 0"),
         ({"name": "pattern", "pattern": 7}, r"sample\.reward\.pattern must be text, not 7"),
+        ({"name": "judge"}, r"sample\.reward\.name='judge' needs sample\.reward\.judge: the"),
+        ({"name": "judge", "judge": "/none"}, r"sample\.reward\.judge=/none is no directory of a"),
+        ({"name": "judge", "judge": "a", "batch_size": 0}, r"batch_size must be at least 1, not 0"),
         ({"name": "rewards_of:Nobody"}, r"sample\.reward\.name: rewards_of:Nobody: there is no"),
     ],
 )
