@@ -164,6 +164,7 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(talker, monkeypatch):
         ({"role": "user", "content": "hi"}, {}, "the chat holds no conversation, .* but a dict"),
         ([], {}, "the chat holds no conversation, a list of messages, but an empty list"),
         ("hi", {"num": 3}, "a chat has no option 'num'"),
+        ("hi", {"reward": {"name": "none"}}, "a chat has no option 'reward'"),
         ("hi", {"prompt": "no"}, "a chat has no option 'prompt'"),
         ("hi", {"new_tokens": "8"}, "new_tokens must be a whole number, not '8'"),
     ],

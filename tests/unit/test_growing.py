@@ -117,6 +117,10 @@ def test_samples_have_their_own_lengths_and_begin_with_the_prompt():
         (dict(network__time_conditioning=False), "needs network.time_conditioning=True"),
         (dict(sample__stride=8), "sample.stride=8 is not for network.gaps=True"),
         (dict(sample__judge="self"), "a judge reads texts of one length"),
+        (
+            dict(sample__reward__name="pattern", sample__reward__pattern="a"),
+            "sample.reward.name='pattern' is not for network.gaps=True",
+        ),
         (dict(sample__suffix="the"), "a prompt is the beginning of a text"),
         (dict(sample__template="a_b"), "a prompt is the beginning of a text"),
         (dict(data__separate_documents=True), "data.separate_documents=True packs documents"),

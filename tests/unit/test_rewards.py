@@ -58,6 +58,8 @@ def test_a_judge_gives_the_log_probability_of_the_text(model, tmp_path):
         logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         return sum(logs[place, token] for place, token in enumerate(tokens[1:]))
 
+    with pytest.raises(UserError, match="looks at texts that the network completes, and with"):
+        judge.sample(1, reward=asked)
     found = model.sample(6, steps=4, reward=asked)
     expected = [log_probability(text) for text in found.texts]
     np.testing.assert_allclose(found.steered.rewards, expected, rtol=1e-5)
