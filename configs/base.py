@@ -225,7 +225,7 @@ def get_config() -> ConfigDict:
                 memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
                 cached=True,  # keep their keys and values; False: recompute them
                 dual_cache=False,  # blocks also see later tokens, as they were before the block
-                stop="",  # end_of_text: a text ends with the block that has it; '': never
+                stop="",  # end_of_text: a text ends with it, or with the block that has it
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none
                 guidance=1.0,  # weight of the label: 0 ignores it, 1 obeys it, more exaggerates it

@@ -26,6 +26,7 @@ class Experiment(NamedTuple):
 
     domain  meaning of the symbols, see data/domains.py
     learning_rate  `Rate` of training/optim.py
+    ends    symbols of `sample.stop`, with which a text ends
     evals   evaluators by their name in the config, see evals/__init__.py
     steering  `Steering` of samplers/steering.py; None without a reward
     """
@@ -39,6 +40,7 @@ class Experiment(NamedTuple):
     learning_rate: Callable
     sampler_step: Any
     loop: Callable
+    ends: tuple[int, ...]
     grid: np.ndarray
     mesh: Mesh
     data: DataOptions

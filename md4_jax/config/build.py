@@ -10,7 +10,7 @@ from md4_jax.config.evaluators import evaluators
 from md4_jax.config.load import parse, unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import build_section, options_from
-from md4_jax.data.domains import Domain
+from md4_jax.data.domains import Domain, TextDomain
 from md4_jax.evals.rewards import NoReward
 from md4_jax.experiment import Experiment
 from md4_jax.options import (
@@ -67,6 +67,7 @@ def experiment(
         ),
         lambda: evaluators(config, objective, process, network),
     )
+    ends = _ends(sample.stop, domain)
     experiment = Experiment(
         **made,
         config=config,
@@ -75,7 +76,8 @@ def experiment(
         optimizer=optimizer,
         learning_rate=Rate.of(rate),
         sampler_step=sampler_step,
-        loop=_loop(objective, sample, data, domain),
+        loop=_loop(objective, sample, data, ends),
+        ends=ends,
         grid=grid,
         evals=evals,
     )
@@ -163,12 +165,12 @@ def _optimal(
     return profile.grid_of(counts, process.schedule)
 
 
-def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain: Domain):
+def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, ends: tuple[int, ...]):
     """Returns the function that runs the sampler: on the whole text, or block by block."""
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
-    stop = Stop(_ends(sample.stop, domain), sample.min_entropy)
+    stop = Stop(ends, sample.min_entropy)
     return Blocks(block, sample.memory or data.length, stop, sample.cached, sample.dual_cache)
 
 
@@ -176,6 +178,8 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
     """Returns the symbols that sample.stop means; UserError if the vocabulary has none."""
     if not stop:
         return ()
+    if not isinstance(domain, TextDomain):
+        raise UserError(f"sample.stop={stop!r} ends texts, and the data of this run are no text")
     if stop == "end_of_text":
         if domain.eot_id is None:
             raise UserError("sample.stop='end_of_text' needs a tokenizer with an end-of-text token")

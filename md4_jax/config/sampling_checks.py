@@ -64,6 +64,7 @@ def _check_reward(experiment: Experiment) -> None:
         ("sample.block", sample_block(experiment), 0, "blocks are settled one after another"),
         ("sample.stride", options.stride, 0, "windows are settled one after another"),
         ("network.gaps", experiment.network.gaps, False, "rewards are for texts of one length"),
+        ("sample.stop", options.stop, "", "rewards are for texts of one length"),
         ("sample.trace", options.trace, False, "a sample's particles have no single path"),
     )
     for key, value, fits, why in refused:
@@ -173,8 +174,13 @@ def _check_dual_cache(experiment: Experiment) -> None:
 def _check_blocks(experiment: Experiment) -> None:
     """Raises UserError if `sample` options do not fit sampling block by block."""
     options, block = experiment.sample, sample_block(experiment)
+    if options.judge and (options.stop or options.min_entropy):
+        raise UserError(
+            f"sample.judge={options.judge!r} needs texts of one length, and sample.stop="
+            f"{options.stop!r} with sample.min_entropy={options.min_entropy} may end some early"
+        )
     if not block:
-        for key in ("memory", "stop", "min_entropy", "dual_cache"):
+        for key in ("memory", "min_entropy", "dual_cache"):
             if getattr(options, key):
                 raise UserError(
                     f"sample.{key}={getattr(options, key)} is for sampling block by block: "
@@ -195,11 +201,6 @@ def _check_blocks(experiment: Experiment) -> None:
         raise UserError(
             f"sample.stride={options.stride} is for sampling without blocks: set it to 0. With "
             f"sample.block={block} each block sees the sample.memory={window} tokens before it"
-        )
-    if options.judge and (options.stop or options.min_entropy):
-        raise UserError(
-            f"sample.judge={options.judge!r} needs texts of one length, and sample.stop="
-            f"{options.stop!r} with sample.min_entropy={options.min_entropy} may end some early"
         )
     if options.min_entropy and window > sample_length(experiment):
         raise UserError(

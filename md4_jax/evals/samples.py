@@ -22,7 +22,7 @@ from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import check_beginnings, templates
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
-from md4_jax.samplers.batches import Samples, context_of, draw_samples, make_sampler
+from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
 from md4_jax.samplers.live import Asked, Live, Watched
 from md4_jax.samplers.steering import Programs, draw_steered
 
@@ -114,7 +114,7 @@ def drawn_samples(
         ("samples", network, loop, grid.tobytes(), traced, guidance),
         make_sampler(network, loop, grid, experiment.mesh, trace=traced, guidance=guidance),
     )
-    return draw_samples(
+    drawn = draw_samples(
         sampler,
         params,
         experiment.sampler_step,
@@ -123,6 +123,7 @@ def drawn_samples(
         window=sample_window(experiment),
         context=context,
     )
+    return drawn if sample_block(experiment) else cut(drawn, experiment.ends)
 
 
 def _steered(

@@ -131,6 +131,13 @@ def draw_samples(
     return Samples(out, prompt_mask, lengths, evaluations, seconds, path)
 
 
+def cut(drawn: Samples, ends: Sequence[int]) -> Samples:
+    """Returns the samples with texts that end with the first of these symbols that was drawn."""
+    ended = np.isin(drawn.tokens, ends) & ~drawn.prompt_mask
+    lengths = np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, drawn.tokens.shape[1])
+    return drawn._replace(lengths=np.minimum(drawn.lengths, lengths))
+
+
 def context_of(options: SampleOptions, count: int) -> dict[str, np.ndarray]:
     """Returns the context of `count` samples: the class label of the options, if there is one."""
     if options.label < 0:

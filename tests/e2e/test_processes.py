@@ -1,8 +1,10 @@
 """One program in several processes: the same data, draws and losses as in one."""
 
+import json
 import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,6 +120,22 @@ def test_samples_and_the_whole_split(name, runs):
         assert found[count] == expected[count] > 0
     assert found["nats_per_token"] == pytest.approx(expected["nats_per_token"], rel=ROUNDING)
     assert found["nats_per_token_se"] == pytest.approx(expected["nats_per_token_se"], rel=1e-3)
+
+
+@pytest.mark.campaign
+def test_steered_samples(runs, together):
+    """By one process and by two, with the same number of devices: particles are split over both."""
+    workdir, found = runs["two, fsdp"], []
+    reward = ("name=pattern", "pattern=e", "particles=4", "every=2", "threshold=1")
+    words = ("--mode", "sample", "--workdir", workdir, "--config.sample.steps=6")
+    words += tuple(f"--config.sample.reward.{word}" for word in reward)
+    for processes, devices in ((1, 4), (2, 2)):
+        ended = together(processes, devices, *words)
+        assert all(code == 0 for _, _, code in ended), ended
+        numbers = json.loads(said(ended[0][0])[-1])
+        found.append(Path(numbers["texts"]).with_suffix(".jsonl").read_text())
+    rewards = [json.loads(line)["reward"] for line in found[0].splitlines()]
+    assert found[0] == found[1] and len(rewards) == 5 and max(rewards) > 0
 
 
 @pytest.mark.parametrize("name", ["one", *OTHERS])

@@ -270,6 +270,20 @@ def test_samples_keep_the_prompt_and_take_the_options_of_the_section(mdlm):
         mdlm.sample(sampler="annealed")
 
 
+def test_a_text_ends_with_a_token_that_stops_it(mdlm):
+    """And not with one of the prompt."""
+    free, ended = (mdlm.sample(8, "a", steps=4, **more) for more in ({}, {"stop": "a b"}))
+    assert ended.tokens.tolist() == free.tokens.tolist()
+    for text, whole in zip(ended.texts, free.texts, strict=True):
+        assert text == re.match("a[^ab]*[ab]?", whole)[0]
+    assert ended.lengths.tolist() == [len(text) for text in ended.texts]
+    assert len(set(ended.lengths)) > 2 and "b" in {text[-1] for text in ended.texts}
+    with pytest.raises(UserError, match="sample.stop='zz' is no entry of the vocabulary"):
+        mdlm.sample(1, stop="zz")
+    with pytest.raises(UserError, match="sample.judge='self' needs texts of one length"):
+        mdlm.sample(1, stop="a", judge="self")
+
+
 def test_infilling_ends_with_the_text(mdlm):
     found = mdlm.infill("ab__cd_", num=3, steps=4)
     assert {(len(t), t[:2], t[4:6]) for t in found.texts} == {(7, "ab", "cd")}
