@@ -170,8 +170,7 @@ def sizes(tree) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("scan", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype, scan", [("float32", True), ("bfloat16", False)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_move_the_adapters_alone(name, dtype, scan):
     """What is frozen stays bit for bit, has one copy, and no part in average and optimizer."""

@@ -139,14 +139,15 @@ def test_the_balance_is_as_strong_where_few_tokens_count():
     few = np.zeros(TOKENS.shape, bool)
     few[:, 2] = True
 
-    def router(balance, loss_mask):
+    def routers(balance):
         network, state = begun(dataclasses.replace(SMALL, balance=balance))
         step = jax.jit(make_train_step(network, OfTokens(), optax.sgd(1.0), options))
-        after, _ = step(state, batch_of(TOKENS, loss_mask=loss_mask))
-        change = jax.tree.map(jnp.subtract, state.params, after.params)
-        return change["network"]["blocks"]["feed_forward"]["router"]["kernel"]
+        for mask in (few | True, few):
+            after, _ = step(state, batch_of(TOKENS, loss_mask=mask))
+            change = jax.tree.map(jnp.subtract, state.params, after.params)
+            yield change["network"]["blocks"]["feed_forward"]["router"]["kernel"]
 
-    whole, part = (router(0.3, mask) - router(0.0, mask) for mask in (few | True, few))
+    whole, part = (pulled - free for pulled, free in zip(routers(0.3), routers(0.0), strict=True))
     assert np.abs(whole).max() > 1e-3
     np.testing.assert_allclose(part, whole, atol=2e-5)
 
