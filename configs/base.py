@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
                 # block(block, draws, low, high) | every_order(block, orders), block diffusion |
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
-                # uniform_elbo | cross_entropy | duo(until, ...), with process uniform |
+                # uniform_elbo | generalized_kl | cross_entropy | duo(until, ...), with process uniform |
                 # concrete_score(form, time), with process uniform |
                 # ctmc(passes, first_time, cross_entropy), with process rates |
                 # gidd(weights, largest), with process hybrid |
@@ -210,6 +210,7 @@ def get_config() -> ConfigDict:
             ),
             sample=dict(
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
+                # flow(rate), with process uniform |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive) |
                 # remask(strategy, eta, since, until, loop, held) |
