@@ -20,6 +20,7 @@ PROTOCOLS = {
 STEPS = {"PredictsClean", "HasReverse", "HasPosterior"}
 INTERPOLATING = STEPS | {"HasRates", "HasScore", "Interpolates"}
 SCORES = {"PredictsClean", "HasReverse", "HasRates", "HasForwardRates", "HasScore"}
+FLOWS = {"PredictsClean", "HasFlow"}
 REDRAWS = {"HasPosterior", "HasFlow", "RedrawsUniformly"}
 ABILITIES = {
     "masking": {"RevealsMasks"},
@@ -37,6 +38,8 @@ ABILITIES = {
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
     "insertion": {"InsertsMasks"},
+    "metric_path": FLOWS | {"FollowsDistances"},
+    "metric_path, mixture": FLOWS | {"FollowsDistances"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
 }
