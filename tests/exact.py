@@ -28,7 +28,6 @@ from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
 from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
-from md4_jax.processes.metric_path import MetricPath
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
@@ -62,9 +61,6 @@ PROCESS_CASES = dict(PROCESSES) | {
     "uniform, score": lambda vocab_size: Uniform(vocab_size, LogLinear(), "score"),
     "gaussian_masking, joint": lambda vocab_size: GaussianMasking(
         vocab_size, parametrisation="joint"
-    ),
-    "metric_path, mixture": lambda vocab_size: MetricPath(
-        vocab_size, offset=0.01, parametrisation="mixture"
     ),
     "hybrid, masks alone": lambda vocab_size: Hybrid(vocab_size, uniform=0.0),
 }

@@ -39,7 +39,6 @@ ABILITIES = {
     "rates, mixture": SCORES | {"HasGenerator"},
     "insertion": {"InsertsMasks"},
     "metric_path": FLOWS | {"FollowsDistances"},
-    "metric_path, mixture": FLOWS | {"FollowsDistances"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
 }
