@@ -5,6 +5,8 @@ python -m md4_jax --config configs/flow_text8.py:joint --config.data.path=FILE
 mixture  the outputs are the posterior of the clean tokens, as those of the library flow_matching.
          Its schedule stops before the pole at t = 0, and what that costs is part of the bound
 joint    the outputs leave out what the noisy token says of itself; there is no pole
+metric   noise changes a letter to one near it in the alphabet. This shows how it is done; text
+         needs distances that mean something (process.table)
 """
 
 from configs import text8_fast
@@ -13,6 +15,7 @@ BEFORE_POLE = dict(name="geometric", minimum=1e-4)
 FAMILIES = dict(
     mixture=dict(name="uniform", schedule=BEFORE_POLE, parametrisation="mixture"),
     joint=dict(name="uniform", schedule=dict(name="linear"), parametrisation="joint"),
+    metric=dict(name="metric_path", power=1.0, scale=3.0, exponent=1.0, parametrisation="joint"),
 )
 
 

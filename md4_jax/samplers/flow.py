@@ -31,6 +31,7 @@ class Flow:
     integrated  1 - exp(-int_s^t w) = (alpha_s - alpha_t) / (1 - alpha_t), exact for given x
     frozen      1 - exp(-h w(t)), their step, and 1 in the step to s = 0
 
+    Of noise by distances (arXiv:2412.03487) a step is `MetricPath.flow_step`, first order in h.
     With the right denoiser and small steps z_s has the distribution of the process at s.
     """
 
