@@ -32,7 +32,8 @@ def get_config() -> ConfigDict:
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
                 # insertion(schedule, insertion), with network.gaps |
-                # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation)
+                # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation) |
+                # metric_path(power, table, scale, exponent, offset, parametrisation)
                 name="masking",
                 # linear | polynomial(power) | power(exponent) | cosine | shifted_cosine(shift) |
                 # geometric(minimum, maximum) | exponential(scale, exponent) | log_linear(eps) |
@@ -47,6 +48,7 @@ def get_config() -> ConfigDict:
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
                 # uniform_elbo | cross_entropy | duo(until, ...), with process uniform |
+                # generalized_kl, with process uniform or metric_path |
                 # concrete_score(form, time), with process uniform |
                 # ctmc(passes, first_time, cross_entropy), with process rates |
                 # gidd(weights, largest), with process hybrid |
@@ -210,6 +212,7 @@ def get_config() -> ConfigDict:
             ),
             sample=dict(
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
+                # flow(rate), with process uniform or metric_path |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive) |
                 # remask(strategy, eta, since, until, loop, held) |

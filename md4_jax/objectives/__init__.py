@@ -12,6 +12,7 @@ from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.objectives.flexmdm import FlexMDM
+from md4_jax.objectives.generalized_kl import GeneralizedKL
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
@@ -36,6 +37,7 @@ OBJECTIVES = {
     "score_entropy": ScoreEntropy,
     "uniform_elbo": UniformELBO,
     "cross_entropy": CrossEntropy,
+    "generalized_kl": GeneralizedKL,
     "duo": Duo,
     "gidd": GIDD,
     "d3pm": D3PM,

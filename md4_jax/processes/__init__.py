@@ -4,6 +4,7 @@ from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.metric_path import MetricPath
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
@@ -18,4 +19,5 @@ PROCESSES = {
     "rates": Rates,
     "insertion": Insertion,
     "gaussian_masking": GaussianMasking,
+    "metric_path": MetricPath,
 }

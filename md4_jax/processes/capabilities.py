@@ -6,6 +6,9 @@ these methods will do, whatever its class.
 
 from typing import Any, Protocol, runtime_checkable
 
+from md4_jax.processes.flows import FollowsDistances as FollowsDistances
+from md4_jax.processes.flows import HasFlow as HasFlow
+from md4_jax.processes.flows import PredictsClean
 from md4_jax.protocols import Array, Mixture, Process, Schedule
 
 
@@ -144,15 +147,11 @@ class RevealsBySymbol(Process, Protocol):
 
 
 @runtime_checkable
-class HasReverse(Process, Protocol):
+class HasReverse(PredictsClean, Protocol):
     """Reverse step p(z_s | z_t), computed from the network's outputs [B, L, V]."""
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
         """Returns log p(z_s | z_t = z) [B, L, S] up to a constant, s < t, each [B]."""
-        ...
-
-    def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
-        """Returns log p(x | z_t = z) [B, L, V], the step to clean data."""
         ...
 
 

@@ -183,6 +183,23 @@ class Uniform(Scheduled):
         noise_s = self.schedule.one_minus_alpha(s)
         return self._reverse(outputs, z, t, jnp.maximum(self.schedule.alpha(s), LEAST), noise_s)
 
+    def flow_step(
+        self, keys: Array, z: Array, x: Array, times: tuple[Array, Array], frozen: bool
+    ) -> Array:
+        """Draws z_s given z_t = z and x, of noise that a token keeps until it becomes x.
+
+        times (s, t) each [B]. It becomes x with 1 - exp(-int_s^t w), w = -alpha' / (1 - alpha);
+        frozen: with 1 - exp(-(t - s) w(t)), and 1 at s = 0.
+        """
+        s, t = times
+        noise_s, noise_t = (self.schedule.one_minus_alpha(time) for time in times)
+        noise = jnp.maximum(noise_t, LEAST)
+        chance = (noise_t - noise_s) / noise
+        if frozen:
+            jumps = (t - s) * -self.schedule.dalpha(t) / noise
+            chance = jnp.where(s > 0.0, -jnp.expm1(-jumps), 1.0)
+        return jnp.where(uniforms(keys, z.shape[1]) < chance[:, None], x, z)
+
     def beta(self, t: Array) -> Array:
         """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""
         return time_rate(self.schedule, t)

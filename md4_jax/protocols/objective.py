@@ -44,7 +44,8 @@ class Objective(Protocol):
     log-likelihood itself. `time_power` p > 1: the weight at small u is about 1 / u, and evaluation
     draws u = v^p (`objectives/draws.py`). `until` above 0: from that step on training uses
     `afterwards`, with the same diagnostics. `for_evaluation()` returns the same bound with less
-    variance, which auto uses. The diagnostics include the bound's terms that are named in PARTS.
+    variance, which auto uses. `is_loose` True: the right denoiser's bound is above the entropy. The
+    diagnostics include the bound's terms that are named in PARTS.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
     times, steps or numbers of masks. keys [B] holds one random key for each sequence.
     """

@@ -2,6 +2,7 @@
 
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.flow import Flow
 from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
@@ -20,6 +21,7 @@ SAMPLERS = {
     "confidence": Confidence,
     "euler": Euler,
     "first_hitting": FirstHitting,
+    "flow": Flow,
     "insert": Insert,
     "left_to_right": LeftToRight,
     "metropolis": Metropolis,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.capabilities import HasReverse, ObservesMasks
+from md4_jax.processes.capabilities import ObservesMasks, PredictsClean
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, Finishes, RevealsIndependently, SamplerStep
@@ -199,7 +199,7 @@ def without_noise(
     if process.shows_clean:
         left = process.is_noise(chain.z)
         return reveal.draw_where(denoiser, transform, chain, left, t=time, keys=keys)
-    if not isinstance(process, HasReverse):
+    if not isinstance(process, PredictsClean):
         raise UserError(
             f"the process {type(process).__name__} cannot be sampled: it has no clean_logits, "
             "which the last step needs to remove the noise that is left"

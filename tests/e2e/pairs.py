@@ -33,6 +33,7 @@ MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=2, fsdp=2, tenso
 ALIKE = (
     "md4_discrete", "t_dce", "lambda_dce", "along_order", "autoregressive", "concrete_score",
     "score_entropy", "gidd", "d3pm", "dcd", "any_order", "cross_entropy", "uniform_elbo", "sdtt",
+    "generalized_kl",
     "every_order",
 )  # fmt: skip
 

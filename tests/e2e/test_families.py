@@ -37,10 +37,11 @@ SHORT = (
 TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo", "gidd")
 # Not in a family of their own: a T-step bound that d3pm is equal to, two evaluations, what needs a
 # teacher, texts of several lengths (configs/flex_owt.py), a network of its own
-# (configs/partition_owt.py), or a process of its own (configs/candi_text8.py).
+# (configs/partition_owt.py), a process of its own (configs/candi_text8.py), or a sampler of its own
+# (configs/flow_text8.py).
 ELSEWHERE = {
     "md4_discrete", "along_order", "every_order", "sdtt", "dcd", "flexmdm", "partition",
-    "candi",
+    "candi", "generalized_kl",
 }  # fmt: skip
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 

@@ -44,6 +44,8 @@ VARIANTS = (
     "score_entropy, uniform, score", "bytes by assumption", "no prior", "d3pm, hybrid",
     "d3pm, hybrid, masks alone", "gidd, hybrid, masks alone", "right to left, masking",
     "four steps, uniform decoder, masking", "few masks", "kept for nothing",
+    "generalized_kl, uniform", "generalized_kl, uniform, mixture",
+    "generalized_kl, metric_path",
 )  # fmt: skip
 STEPS = 40
 

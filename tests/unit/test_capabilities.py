@@ -17,15 +17,17 @@ PROTOCOLS = {
     for name, value in vars(capabilities).items()
     if Process in getattr(value, "__mro__", ()) and value is not Process
 }
-STEPS = {"HasReverse", "HasPosterior"}
+STEPS = {"PredictsClean", "HasReverse", "HasPosterior"}
 INTERPOLATING = STEPS | {"HasRates", "HasScore", "Interpolates"}
-SCORES = {"HasReverse", "HasRates", "HasForwardRates", "HasScore"}
+SCORES = {"PredictsClean", "HasReverse", "HasRates", "HasForwardRates", "HasScore"}
+FLOWS = {"PredictsClean", "HasFlow"}
+REDRAWS = {"HasPosterior", "HasFlow", "RedrawsUniformly"}
 ABILITIES = {
     "masking": {"RevealsMasks"},
     "state_dependent": {"RevealsBySymbol", "HasRates"},
-    "uniform": SCORES | {"HasPosterior", "RedrawsUniformly"},
-    "uniform, mixture": SCORES | {"HasPosterior", "RedrawsUniformly"},
-    "uniform, score": SCORES | {"HasPosterior", "RedrawsUniformly"},
+    "uniform": SCORES | REDRAWS,
+    "uniform, mixture": SCORES | REDRAWS,
+    "uniform, score": SCORES | REDRAWS,
     "hybrid": INTERPOLATING,
     "hybrid, masks alone": INTERPOLATING,
     "transition": STEPS,
@@ -36,6 +38,7 @@ ABILITIES = {
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
     "insertion": {"InsertsMasks"},
+    "metric_path": FLOWS | {"FollowsDistances"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
 }

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from md4_jax.processes.capabilities import HasReverse
 from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
-from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.metric_path import MetricPath
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LATEST, SCHEDULES, Linear
 from md4_jax.processes.state_dependent import StateDependent
@@ -43,8 +44,7 @@ def noise_at(process, t: float) -> float:
     return float(process.schedule.one_minus_alpha(jnp.float32(t)))
 
 
-MASKS = Masking | StateDependent | Insertion | GaussianMasking
-NOISY = [case for case in ends.cases() if not isinstance(case.values[0], MASKS)]
+NOISY = [case for case in ends.cases() if isinstance(case.values[0], HasReverse)]
 
 
 @pytest.mark.parametrize("process", NOISY)
@@ -237,8 +237,10 @@ def leapt_law(step, process, s: float) -> np.ndarray:
     return leaves * rates / np.where(total > 0, total, 1.0) + np.diag(1.0 - leaves[:, 0])
 
 
-# The states of Gaussian noise are real numbers (test_candi.py).
-FINITE = [case for case in ends.cases() if not isinstance(case.values[0], GaussianMasking)]
+# The states of Gaussian noise are real numbers (test_candi.py), and noise by distances has no
+# forward steps (test_metric_path.py).
+ELSEWHERE = GaussianMasking | MetricPath
+FINITE = [case for case in ends.cases() if not isinstance(case.values[0], ELSEWHERE)]
 
 
 @pytest.mark.parametrize("process", FINITE)
