@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
                 # uniform(schedule, parametrisation) | hybrid(uniform, gamma) |
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
-                # insertion(schedule, insertion), with network.gaps |
+                # insertion(schedule, insertion) | deletion(schedule), both with network.gaps |
                 # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation)
                 name="masking",
                 # linear | polynomial(power) | power(exponent) | cosine | shifted_cosine(shift) |
@@ -55,7 +55,8 @@ def get_config() -> ConfigDict:
                 # sdtt(steps, round_steps, per_step, divergence), with process masking, and
                 # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
                 # model that train.initial names
-                # flexmdm, with process insertion: texts of their own lengths
+                # flexmdm, with process insertion, and edit_flow, with deletion: texts of their own
+                # lengths
                 # partition, with network.name="partition"
                 # candi(form), with process gaussian_masking
                 name="md4",
@@ -122,7 +123,7 @@ def get_config() -> ConfigDict:
                 lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
                 lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
                 lora_dropout=0.0,  # share of the entries of their inputs that training drops
-                gaps=False,  # predict how many tokens are missing: process.name="insertion"
+                gaps=False,  # predict how many tokens are missing: process insertion or deletion
                 parameters="float32",  # in which what is not trained is stored: float32 | bfloat16
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
@@ -215,7 +216,7 @@ def get_config() -> ConfigDict:
                 # remask(strategy, eta, since, until, loop, held) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # metropolis(proposals, level) | left_to_right, for causal networks |
-                # insert(order), with process insertion
+                # insert(order), with process insertion | edit, with process deletion
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps

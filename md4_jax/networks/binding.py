@@ -89,8 +89,11 @@ class Binding(NamedTuple):
         def rebind(count: int) -> Denoiser:
             return self._growing(variables, _repeated(told, count))
 
+        def features(z: Array, t: Array) -> Array:
+            return gaps(z, t)[0][:, :-1]
+
         shortcuts = Accelerator(batch_groups(), platform=self.platform)
-        return Denoiser(lambda z, t: gaps(z, t)[0], unembed, shortcuts, rebind=rebind, gaps=gaps)
+        return Denoiser(features, unembed, shortcuts, rebind=rebind, gaps=gaps)
 
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""

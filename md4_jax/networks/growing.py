@@ -28,7 +28,7 @@ def check_growing(options: Any) -> None:
 def with_gaps(
     module: Any, z_BxL: Array, t_B: Array, label: Array | None = None, keys: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns (h [B, L, D], outputs [B, L + 1] on how many tokens are missing in each gap).
+    """Returns (h [B, M, D], outputs [B, M] on how many tokens are missing in each gap), M = L + 1.
 
     z ends in the symbol V + 1 where there is no token. The first of these is seen, as the end of
     the text, and no other: so one position is added. The output of the gap before a symbol is read
@@ -41,4 +41,4 @@ def with_gaps(
     count_Bx1 = jnp.sum(z_BxL != absent, axis=1, keepdims=True)
     segments_BxM = jnp.where(jnp.arange(z_BxM.shape[1]) <= count_Bx1, 0, -1)
     h_BxMxD = module.features(z_BxM, t_B, segments_BxM, label, keys)
-    return h_BxMxD[:, :-1], module.missing(h_BxMxD)[..., 0]
+    return h_BxMxD, module.missing(h_BxMxD)[..., 0]

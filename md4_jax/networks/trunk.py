@@ -97,7 +97,7 @@ class TransformerModule(nn.Module):
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
         if self.options.gaps:
-            return self.unembed(with_gaps(self, z_BxL, t_B)[0])
+            return self.unembed(with_gaps(self, z_BxL, t_B)[0][:, :-1])
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
         nothing = self.options.counts.nothing(z_BxL)

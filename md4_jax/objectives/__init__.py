@@ -10,6 +10,7 @@ from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
+from md4_jax.objectives.edit_flow import EditFlow
 from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.genmd4 import GenMD4
@@ -43,6 +44,7 @@ OBJECTIVES = {
     "sdtt": SDTT,
     "dcd": DCD,
     "flexmdm": FlexMDM,
+    "edit_flow": EditFlow,
     "partition": Partition,
     "candi": CANDI,
 }

@@ -1,5 +1,6 @@
 """Forward processes q(z_t | x) by their name in a config."""
 
+from md4_jax.processes.deletion import Deletion
 from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.insertion import Insertion
@@ -17,5 +18,6 @@ PROCESSES = {
     "transition": Transition,
     "rates": Rates,
     "insertion": Insertion,
+    "deletion": Deletion,
     "gaussian_masking": GaussianMasking,
 }

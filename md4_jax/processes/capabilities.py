@@ -74,6 +74,35 @@ class InsertsMasks(Process, Protocol):
 
 
 @runtime_checkable
+class DeletesTokens(Process, Protocol):
+    """Texts that grow: a deleted token is inserted as the token that it is (`Deletion`)."""
+
+    schedule: Schedule
+
+    @property
+    def absent_id(self) -> int:
+        """Symbol behind the end of a text."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
+        ...
+
+    def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
+        """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
+        ...
+
+    def log_missing(self, outputs: Array, t: Array) -> Array:
+        """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
+        ...
+
+    def insert_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is present at s | it is absent at t), s < t."""
+        ...
+
+
+@runtime_checkable
 class ObservesMasks(Process, Protocol):
     """Masks with a continuous state y beside z, the hidden tokens in Gaussian noise.
 

@@ -2,6 +2,7 @@
 
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.edit import Edit
 from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
@@ -18,6 +19,7 @@ SAMPLERS = {
     "ancestral": Ancestral,
     "any_order": AnyOrder,
     "confidence": Confidence,
+    "edit": Edit,
     "euler": Euler,
     "first_hitting": FirstHitting,
     "insert": Insert,

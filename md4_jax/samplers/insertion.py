@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import InsertsMasks
+from md4_jax.processes.capabilities import DeletesTokens, InsertsMasks
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
@@ -54,7 +54,7 @@ class Insert:
         times = jnp.full(chain.z.shape[:1], t)
         h, outputs = denoiser.gaps(chain.z, times)
         revealed = uniforms(of_reveal, chain.z.shape[1]) < process.unmask_probability(s, t)
-        chain = self._revealed(denoiser, process, chain, h, revealed, of_token)
+        chain = self._revealed(denoiser, process, chain, h[:, :-1], revealed, of_token)
         mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
         new = jax.vmap(jax.random.poisson)(of_gap, mean)
         return inserted(process, chain, jnp.where(allowed(process, chain), new, 0))
@@ -62,7 +62,9 @@ class Insert:
     def finish(self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, keys: Array) -> Chain:
         """Reveals the masks that are left at t = 0."""
         h, _ = denoiser.gaps(chain.z, jnp.zeros(chain.z.shape[:1]))
-        return self._revealed(denoiser, process, chain, h, jnp.ones(chain.z.shape, bool), keys)
+        return self._revealed(
+            denoiser, process, chain, h[:, :-1], jnp.ones(chain.z.shape, bool), keys
+        )
 
     def _revealed(self, denoiser, process, chain: Chain, h, revealed: Array, keys) -> Chain:
         """Draws the tokens of the masks that `revealed` marks, bool [B, L]."""
@@ -84,7 +86,7 @@ def largest(values: Array, count: Array) -> Array:
     return jnp.argsort(order, axis=1) < count[:, None]
 
 
-def allowed(process: InsertsMasks, chain: Chain) -> Array:
+def allowed(process: InsertsMasks | DeletesTokens, chain: Chain) -> Array:
     """Marks the gaps behind the prompt and up to the end of the text, bool [B, L + 1]."""
     gap = jnp.arange(chain.z.shape[1] + 1)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
@@ -94,16 +96,27 @@ def allowed(process: InsertsMasks, chain: Chain) -> Array:
 
 def inserted(process: InsertsMasks, chain: Chain, new: Array) -> Chain:
     """Returns the chain with new[b, g] masks before symbol g of z, as far as there is room."""
+    return opened(process, chain, fitting(process, chain, new), process.mask_id)
+
+
+def fitting(process: InsertsMasks | DeletesTokens, chain: Chain, new: Array) -> Array:
+    """Returns what there is room for of new[b, g] symbols before symbol g of z, the first ones."""
+    room = jnp.sum(chain.z == process.absent_id, axis=1, keepdims=True)
+    return jnp.diff(jnp.minimum(jnp.cumsum(new, axis=1), room), axis=1, prepend=0)
+
+
+def opened(process: InsertsMasks | DeletesTokens, chain: Chain, new: Array, symbol: int) -> Chain:
+    """Returns the chain with new[b, g] times `symbol` before symbol g of z, if they all fit in."""
     length = chain.z.shape[1]
     place = jnp.arange(length)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
-    before = jnp.minimum(jnp.cumsum(new, axis=1), length - count)
+    before = jnp.cumsum(new, axis=1)
     # Where each old symbol comes to lie; what is absent goes beyond the end, and is dropped.
     target = jnp.where(place < count, place + before[:, :-1], length)
     row = jnp.arange(len(new))[:, None]
     present = place < count + before[:, -1:]
-    masks = jnp.where(present, process.mask_id, process.absent_id).astype(chain.z.dtype)
-    z = masks.at[row, target].set(chain.z, mode="drop")
+    fresh = jnp.where(present, symbol, process.absent_id).astype(chain.z.dtype)
+    z = fresh.at[row, target].set(chain.z, mode="drop")
     nothing = jnp.zeros_like(chain.confidence)
     confidence = nothing.at[row, target].set(chain.confidence, mode="drop")
     return chain._replace(z=z, confidence=confidence)

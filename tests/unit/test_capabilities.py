@@ -36,13 +36,14 @@ ABILITIES = {
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
     "insertion": {"InsertsMasks"},
+    "deletion": {"DeletesTokens"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
 }
 # Whether what is not noise is clean: pure masking.
 SHOWS_CLEAN = {
     "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
-    "hybrid, masks alone", "insertion", "gaussian_masking",
+    "hybrid, masks alone", "insertion", "deletion", "gaussian_masking",
     "gaussian_masking, joint",
 }  # fmt: skip
 
