@@ -97,7 +97,7 @@ def test_options_that_do_not_go_together(key, value):
 
 
 def experiment(name="flex_owt", **changes):
-    """The experiment of configs/flex_owt.py, or of another, with `section__key` changed, on one device."""
+    """The experiment of a config with `section__key` changed, on one device."""
     small = {"network__size": 16, "network__depth": 1, "network__heads": 2, "mesh__data": 1}
     words = {key.replace("__", "."): str(value) for key, value in (small | changes).items()}
     config = schema.load_config(str(PACKAGE_ROOT / "configs" / f"{name}.py"), words)
