@@ -9,7 +9,7 @@ from md4_jax.objectives.flexmdm import open_gaps, order_nats, poisson_divergence
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import DeletesTokens
+from md4_jax.processes.capabilities import InsertsTokens
 from md4_jax.processes.deletion import Deleted
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
@@ -28,18 +28,18 @@ class EditFlow:
     """
 
     needs: ClassVar[Needs] = Needs(
-        (DeletesTokens,),
+        (InsertsTokens,),
         time=True,
         gaps=True,
         why="how many tokens are missing depends on t",
     )
     time_power: ClassVar[int] = 2
 
-    def is_bound(self, process: DeletesTokens) -> bool:
+    def is_bound(self, process: InsertsTokens) -> bool:
         return process.is_complete
 
     def __call__(
-        self, denoiser: Denoiser, process: DeletesTokens, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: InsertsTokens, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         t = jnp.maximum(u, SMALLEST_TIME)
         x, fixed = texts(process, batch)
@@ -57,7 +57,7 @@ class EditFlow:
         return tokens + insertion + orders, extra
 
     def terms_at(
-        self, denoiser: Denoiser, process: DeletesTokens, batch: Batch, noised: Deleted, t: Array
+        self, denoiser: Denoiser, process: InsertsTokens, batch: Batch, noised: Deleted, t: Array
     ) -> tuple[Array, Array]:
         """Returns the integrands of the tokens and of their number at (z, t), each [B]."""
         z, source, missing, deleted, gap = noised

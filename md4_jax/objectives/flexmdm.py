@@ -9,7 +9,7 @@ import numpy as np
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import DeletesTokens, InsertsMasks
+from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.insertion import Noised
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
@@ -76,7 +76,7 @@ class FlexMDM:
         return unmasking, masked_weight(process.insertion, t) * jnp.sum(excess, axis=1)
 
 
-def texts(process: InsertsMasks | DeletesTokens, batch: Batch) -> tuple[Array, Array]:
+def texts(process: Grows, batch: Batch) -> tuple[Array, Array]:
     """Returns (tokens with absent_id behind each text, the tokens that are never noised).
 
     A text ends with its last token that counts: what follows is padding. Earlier tokens that do not

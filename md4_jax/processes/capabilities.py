@@ -37,14 +37,10 @@ class RevealsMasks(Process, Protocol):
 
 
 @runtime_checkable
-class InsertsMasks(Process, Protocol):
-    """Texts that grow: a token is inserted as a mask, and later revealed (`Insertion`)."""
+class Grows(Process, Protocol):
+    """Texts of their own lengths, whose missing tokens are inserted in sampling."""
 
     schedule: Schedule
-    insertion: Schedule
-
-    @property
-    def mask_id(self) -> int: ...
 
     @property
     def absent_id(self) -> int:
@@ -53,11 +49,7 @@ class InsertsMasks(Process, Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether both schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
-        ...
-
-    def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
+        """Whether its schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
         ...
 
     def log_missing(self, outputs: Array, t: Array) -> Array:
@@ -66,6 +58,20 @@ class InsertsMasks(Process, Protocol):
 
     def insert_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is present at s | it is absent at t), s < t."""
+        ...
+
+
+@runtime_checkable
+class InsertsMasks(Grows, Protocol):
+    """A token is inserted as a mask, and later revealed (`Insertion`)."""
+
+    insertion: Schedule
+
+    @property
+    def mask_id(self) -> int: ...
+
+    def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
+        """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
         ...
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
@@ -74,31 +80,11 @@ class InsertsMasks(Process, Protocol):
 
 
 @runtime_checkable
-class DeletesTokens(Process, Protocol):
-    """Texts that grow: a deleted token is inserted as the token that it is (`Deletion`)."""
-
-    schedule: Schedule
-
-    @property
-    def absent_id(self) -> int:
-        """Symbol behind the end of a text."""
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
-        ...
+class InsertsTokens(Grows, Protocol):
+    """A token that was deleted is inserted as what it is (`Deletion`)."""
 
     def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
         """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
-        ...
-
-    def log_missing(self, outputs: Array, t: Array) -> Array:
-        """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
-        ...
-
-    def insert_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(a token is present at s | it is absent at t), s < t."""
         ...
 
 

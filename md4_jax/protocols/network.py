@@ -78,7 +78,7 @@ class Denoiser(NamedTuple):
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     gaps      (z, t) -> (h [B, L + 1, D], also of the end of the text, outputs on what is missing
-              [B, L + 1]: `InsertsMasks`), or None
+              [B, L + 1]: `Grows`), or None
     swapped   (x, group: bool [B, L]) -> h [B, L, D], each token from the other group, or None
     """
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import DeletesTokens
+from md4_jax.processes.capabilities import InsertsTokens
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
@@ -28,13 +28,13 @@ class Edit:
     and nothing is inserted before its end.
     """
 
-    needs: ClassVar[Needs] = Needs((DeletesTokens,), gaps=True)
+    needs: ClassVar[Needs] = Needs((InsertsTokens,), gaps=True)
     level: ClassVar[None] = None
 
     transform: Transform = Transform()
 
     def __call__(
-        self, denoiser: Denoiser, process: DeletesTokens, chain: Chain, s: Array, t: Array, keys
+        self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, s: Array, t: Array, keys
     ) -> Chain:
         of_gap, of_token = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         rows, length = chain.z.shape
@@ -53,7 +53,7 @@ class Edit:
         return evaluated(chain, z, chain.confidence.at[row, place].set(confidence, mode="drop"))
 
     def finish(
-        self, denoiser: Denoiser, process: DeletesTokens, chain: Chain, keys: Array
+        self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, keys: Array
     ) -> Chain:
         """Returns the chain: what is still missing at t = 0 is missing in the sample."""
         return chain

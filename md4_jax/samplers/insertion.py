@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import DeletesTokens, InsertsMasks
+from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
@@ -86,7 +86,7 @@ def largest(values: Array, count: Array) -> Array:
     return jnp.argsort(order, axis=1) < count[:, None]
 
 
-def allowed(process: InsertsMasks | DeletesTokens, chain: Chain) -> Array:
+def allowed(process: Grows, chain: Chain) -> Array:
     """Marks the gaps behind the prompt and up to the end of the text, bool [B, L + 1]."""
     gap = jnp.arange(chain.z.shape[1] + 1)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
@@ -99,13 +99,13 @@ def inserted(process: InsertsMasks, chain: Chain, new: Array) -> Chain:
     return opened(process, chain, fitting(process, chain, new), process.mask_id)
 
 
-def fitting(process: InsertsMasks | DeletesTokens, chain: Chain, new: Array) -> Array:
+def fitting(process: Grows, chain: Chain, new: Array) -> Array:
     """Returns what there is room for of new[b, g] symbols before symbol g of z, the first ones."""
     room = jnp.sum(chain.z == process.absent_id, axis=1, keepdims=True)
     return jnp.diff(jnp.minimum(jnp.cumsum(new, axis=1), room), axis=1, prepend=0)
 
 
-def opened(process: InsertsMasks | DeletesTokens, chain: Chain, new: Array, symbol: int) -> Chain:
+def opened(process: Grows, chain: Chain, new: Array, symbol: int) -> Chain:
     """Returns the chain with new[b, g] times `symbol` before symbol g of z, if they all fit in."""
     length = chain.z.shape[1]
     place = jnp.arange(length)

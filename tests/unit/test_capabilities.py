@@ -35,8 +35,8 @@ ABILITIES = {
     "rates, absorbing": SCORES | {"HasGenerator"},
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
-    "insertion": {"InsertsMasks"},
-    "deletion": {"DeletesTokens"},
+    "insertion": {"Grows", "InsertsMasks"},
+    "deletion": {"Grows", "InsertsTokens"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
 }
