@@ -169,6 +169,10 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         lambda h: h,
         blocks=blocks,
         gaps=lambda z, t: (at_end(outputs(z, t)), jnp.zeros((len(z), z.shape[1] + 1))),
+        edits=lambda z, t: (
+            *(at_end(outputs(z, time)) for time in (t, 0.5 * t)),
+            jnp.zeros((len(z), z.shape[1] + 1, 2)),
+        ),
         swapped=swapped,
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))

@@ -15,6 +15,7 @@ from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
+from md4_jax.objectives.masked_edit_flow import MaskedEditFlow
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.radd import TDCE, LambdaDCE
@@ -45,6 +46,7 @@ OBJECTIVES = {
     "dcd": DCD,
     "flexmdm": FlexMDM,
     "edit_flow": EditFlow,
+    "masked_edit_flow": MaskedEditFlow,
     "partition": Partition,
     "candi": CANDI,
 }

@@ -9,8 +9,9 @@ from md4_jax.objectives.flexmdm import open_gaps, order_nats, poisson_divergence
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import InsertsTokens
+from md4_jax.processes.capabilities import Grows, InsertsTokens
 from md4_jax.processes.deletion import Deleted
+from md4_jax.processes.edits import Edited
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -60,16 +61,30 @@ class EditFlow:
         self, denoiser: Denoiser, process: InsertsTokens, batch: Batch, noised: Deleted, t: Array
     ) -> tuple[Array, Array]:
         """Returns the integrands of the tokens and of their number at (z, t), each [B]."""
-        z, source, missing, deleted, gap = noised
-        _, fixed = texts(process, batch)
-        h_BxMxD, outputs = denoiser.gaps(z, t)
-        # All tokens that are missing in a gap have the same distribution.
-        h_BxLxD = jnp.take_along_axis(h_BxMxD, gap[..., None], axis=1)
-        rows = (batch.tokens,)
-        nats = at_noise(denoiser, h_BxLxD, deleted, reduce=token_nats, padded=True, rows=rows)
-        held = z != process.absent_id
-        opened = open_gaps(held, held & jnp.take_along_axis(fixed, source, axis=1), missing)
-        log_expected = process.log_missing(outputs, t)
-        excess = jnp.where(opened, poisson_divergence(missing, log_expected), 0.0)
+        h_BxMxD, outputs = denoiser.gaps(noised.z, t)
+        nats = inserted_nats(denoiser, h_BxMxD, noised, batch)
+        excess = gap_excess(process, batch, noised, outputs, t)
         weight = masked_weight(process.schedule, t)
-        return weight * jnp.sum(nats, axis=1), weight * jnp.sum(excess, axis=1)
+        return weight * jnp.sum(nats, axis=1), weight * excess
+
+
+def inserted_nats(
+    denoiser: Denoiser, h_BxMxD: Array, noised: Deleted | Edited, batch: Batch
+) -> Array:
+    """Returns -log Q(x_i) of each missing token i of x in its gap, and 0 elsewhere: [B, L]."""
+    # All tokens that are missing in a gap have the same distribution.
+    h_BxLxD = jnp.take_along_axis(h_BxMxD, noised.gap[..., None], axis=1)
+    rows = (batch.tokens,)
+    return at_noise(denoiser, h_BxLxD, noised.deleted, reduce=token_nats, padded=True, rows=rows)
+
+
+def gap_excess(
+    process: Grows, batch: Batch, noised: Deleted | Edited, outputs: Array, t: Array
+) -> Array:
+    """Returns sum_g D(c_g, y_g) over the gaps in which tokens may be missing, [B]."""
+    held = noised.z != process.absent_id
+    _, fixed = texts(process, batch)
+    stays = held & jnp.take_along_axis(fixed, noised.source, axis=1)
+    opened = open_gaps(held, stays, noised.missing)
+    divergence = poisson_divergence(noised.missing, process.log_missing(outputs, t))
+    return jnp.sum(jnp.where(opened, divergence, 0.0), axis=1)

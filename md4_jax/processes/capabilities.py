@@ -45,20 +45,16 @@ class Grows(Process, Protocol):
     @property
     def absent_id(self) -> int:
         """Symbol behind the end of a text."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Whether its schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
-        ...
 
     def log_missing(self, outputs: Array, t: Array) -> Array:
         """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
-        ...
 
     def insert_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is present at s | it is absent at t), s < t."""
-        ...
 
 
 @runtime_checkable
@@ -72,11 +68,9 @@ class InsertsMasks(Grows, Protocol):
 
     def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
         """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
-        ...
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t), s < t."""
-        ...
 
 
 @runtime_checkable
@@ -85,7 +79,17 @@ class InsertsTokens(Grows, Protocol):
 
     def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
         """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
-        ...
+
+
+@runtime_checkable
+class EditsMasks(Grows, Protocol):
+    """Masks are replaced or deleted, and tokens inserted (`Edits`)."""
+
+    @property
+    def mask_id(self) -> int: ...
+
+    def edited(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
+        """Draws z_t with the edits to be made, `processes.edits.Edited`; `fixed` tokens stay."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ docs/families/edit_flows.md
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,25 +35,16 @@ class Deleted(NamedTuple):
     gap: Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["vocab_size", "schedule"]
-)
-@dataclasses.dataclass(frozen=True)
-class Deletion:
-    """Independent deletion of tokens: the insertions of Edit Flows (arXiv:2506.09487), reversed.
-
-    A token is present at t with probability alpha_t. The noisy text is the string of the tokens
-    that are present: z [B, L] holds them from its first position on, and the symbol V + 1 behind
-    them. There is no mask; its number V is not used.
-    """
+class OneSchedule:
+    """What processes of texts that grow have in common, if they have one schedule."""
 
     timesteps: ClassVar[None] = None
     shows_clean: ClassVar[bool] = True
 
     vocab_size: int
-    schedule: Schedule = Linear()
+    schedule: Schedule
 
-    def init(self) -> "Deletion":
+    def init(self) -> Self:
         """Returns itself: there are no leaves to make."""
         return self
 
@@ -70,20 +61,6 @@ class Deletion:
         """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] is whole."""
         with jax.ensure_compile_time_eval():
             return covers_unit_interval(self.schedule)
-
-    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """Draws z_t ~ q(. | x), [B, L], from x [B, L], which ends in absent_id if it is shorter."""
-        return self.delete(keys, x, t, jnp.zeros(x.shape, bool)).z
-
-    def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Deleted:
-        """Draws z_t with what is missing; the tokens that `fixed` marks, bool [B, L], stay."""
-        text = x != self.absent_id
-        kept = uniforms(keys, x.shape[1]) >= self.schedule.one_minus_alpha(t)[:, None]
-        present = text & (kept | fixed)
-        z, source, missing = aligned(x, present, text, self.absent_id)
-        # A token that is present counts itself.
-        gap = jnp.cumsum(present, axis=1, dtype=jnp.int32) - present
-        return Deleted(z, source, missing, text & ~present, gap)
 
     def log_missing(self, outputs: Array, t: Array) -> Array:
         """Returns log y_g = outputs + log(1 - alpha_t), [B, L + 1]: outputs [B, L + 1], t [B].
@@ -107,6 +84,36 @@ class Deletion:
     def signal(self, t: Array) -> Array:
         """Returns t, on which the number of missing tokens depends."""
         return t
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["vocab_size", "schedule"]
+)
+@dataclasses.dataclass(frozen=True)
+class Deletion(OneSchedule):
+    """Independent deletion of tokens: the insertions of Edit Flows (arXiv:2506.09487), reversed.
+
+    A token is present at t with probability alpha_t. The noisy text is the string of the tokens
+    that are present: z [B, L] holds them from its first position on, and the symbol V + 1 behind
+    them. There is no mask; its number V is not used.
+    """
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], which ends in absent_id if it is shorter."""
+        return self.delete(keys, x, t, jnp.zeros(x.shape, bool)).z
+
+    def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Deleted:
+        """Draws z_t with what is missing; the tokens that `fixed` marks, bool [B, L], stay."""
+        text = x != self.absent_id
+        kept = uniforms(keys, x.shape[1]) >= self.schedule.one_minus_alpha(t)[:, None]
+        present = text & (kept | fixed)
+        z, source, missing = aligned(x, present, text, self.absent_id)
+        # A token that is present counts itself.
+        gap = jnp.cumsum(present, axis=1, dtype=jnp.int32) - present
+        return Deleted(z, source, missing, text & ~present, gap)
 
     def prior(self, keys: Array, length: int) -> Array:
         """Returns empty texts, int32 [B, length]: exact if alpha_1 = 0."""

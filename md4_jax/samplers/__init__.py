@@ -7,6 +7,7 @@ from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
+from md4_jax.samplers.masked_edit import MaskedEdit
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
 from md4_jax.samplers.planning import PathPlanning
@@ -24,6 +25,7 @@ SAMPLERS = {
     "first_hitting": FirstHitting,
     "insert": Insert,
     "left_to_right": LeftToRight,
+    "masked_edit": MaskedEdit,
     "metropolis": Metropolis,
     "path_planning": PathPlanning,
     "predictor_corrector": PredictorCorrector,

@@ -13,7 +13,7 @@ from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_from
-from md4_jax.samplers.insertion import allowed, fitting, opened
+from md4_jax.samplers.insertion import allowed
 from md4_jax.samplers.transforms import Transform
 
 
@@ -42,18 +42,32 @@ class Edit:
         h, outputs = denoiser.gaps(chain.z, times)
         mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
         new = (uniforms(of_gap, length + 1) < mean) & allowed(process, chain)
-        new = fitting(process, chain, new.astype(jnp.int32))
         gap = jnp.broadcast_to(jnp.arange(length + 1), new.shape)
-        tokens, confidence = draw_from(denoiser, self.transform, h, gap, of_token)
-        chain = opened(process, chain, new, process.absent_id)
-        # The new token of gap g lies behind the g old ones and those inserted before it.
-        place = jnp.where(new > 0, gap + jnp.cumsum(new, axis=1) - 1, length)
-        row = jnp.arange(rows)[:, None]
-        z = chain.z.at[row, place].set(tokens, mode="drop")
-        return evaluated(chain, z, chain.confidence.at[row, place].set(confidence, mode="drop"))
+        tokens, sure = draw_from(denoiser, self.transform, h, gap, of_token)
+        kept = chain.z != process.absent_id
+        z = merged(tokens, chain.z, process.absent_id, new, kept)
+        return evaluated(chain, z, merged(sure, chain.confidence, 0.0, new, kept))
 
     def finish(
         self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, keys: Array
     ) -> Chain:
         """Returns the chain: what is still missing at t = 0 is missing in the sample."""
         return chain
+
+
+def merged(fresh: Array, old: Array, empty: float, new: Array, kept: Array) -> Array:
+    """Returns fresh [B, L + 1] where `new` and old [B, L] where `kept`, to the front: [B, L].
+
+    fresh[b, g] comes before old[b, g]. `empty` fills up the row. Where there is no room for all,
+    new ones are left out from the end on.
+    """
+    length = old.shape[1]
+    room = length - jnp.sum(kept, axis=1, keepdims=True)
+    before = jnp.minimum(jnp.cumsum(new, axis=1), room)
+    new = jnp.diff(before, axis=1, prepend=0) > 0
+    kept_before = jnp.pad(jnp.cumsum(kept, axis=1), ((0, 0), (1, 0)))
+    of_old = jnp.where(kept, kept_before[:, :-1] + before[:, :-1], length)
+    of_new = jnp.where(new, kept_before + before - 1, length)
+    row = jnp.arange(len(old))[:, None]
+    out = jnp.full_like(old, empty).at[row, of_old].set(old, mode="drop")
+    return out.at[row, of_new].set(fresh.astype(old.dtype), mode="drop")

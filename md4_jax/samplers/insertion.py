@@ -96,27 +96,16 @@ def allowed(process: Grows, chain: Chain) -> Array:
 
 def inserted(process: InsertsMasks, chain: Chain, new: Array) -> Chain:
     """Returns the chain with new[b, g] masks before symbol g of z, as far as there is room."""
-    return opened(process, chain, fitting(process, chain, new), process.mask_id)
-
-
-def fitting(process: Grows, chain: Chain, new: Array) -> Array:
-    """Returns what there is room for of new[b, g] symbols before symbol g of z, the first ones."""
-    room = jnp.sum(chain.z == process.absent_id, axis=1, keepdims=True)
-    return jnp.diff(jnp.minimum(jnp.cumsum(new, axis=1), room), axis=1, prepend=0)
-
-
-def opened(process: Grows, chain: Chain, new: Array, symbol: int) -> Chain:
-    """Returns the chain with new[b, g] times `symbol` before symbol g of z, if they all fit in."""
     length = chain.z.shape[1]
     place = jnp.arange(length)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
-    before = jnp.cumsum(new, axis=1)
+    before = jnp.minimum(jnp.cumsum(new, axis=1), length - count)
     # Where each old symbol comes to lie; what is absent goes beyond the end, and is dropped.
     target = jnp.where(place < count, place + before[:, :-1], length)
     row = jnp.arange(len(new))[:, None]
     present = place < count + before[:, -1:]
-    fresh = jnp.where(present, symbol, process.absent_id).astype(chain.z.dtype)
-    z = fresh.at[row, target].set(chain.z, mode="drop")
+    masks = jnp.where(present, process.mask_id, process.absent_id).astype(chain.z.dtype)
+    z = masks.at[row, target].set(chain.z, mode="drop")
     nothing = jnp.zeros_like(chain.confidence)
     confidence = nothing.at[row, target].set(chain.confidence, mode="drop")
     return chain._replace(z=z, confidence=confidence)

@@ -40,7 +40,7 @@ TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo", "gidd")
 # (configs/partition_owt.py), or a process of its own (configs/candi_text8.py).
 ELSEWHERE = {
     "md4_discrete", "along_order", "every_order", "sdtt", "dcd", "flexmdm", "edit_flow",
-    "partition", "candi",
+    "masked_edit_flow", "partition", "candi",
 }  # fmt: skip
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 

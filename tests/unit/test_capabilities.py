@@ -37,13 +37,14 @@ ABILITIES = {
     "rates, mixture": SCORES | {"HasGenerator"},
     "insertion": {"Grows", "InsertsMasks"},
     "deletion": {"Grows", "InsertsTokens"},
+    "edits": {"Grows", "EditsMasks"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
 }
 # Whether what is not noise is clean: pure masking.
 SHOWS_CLEAN = {
     "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
-    "hybrid, masks alone", "insertion", "deletion", "gaussian_masking",
+    "hybrid, masks alone", "insertion", "deletion", "edits", "gaussian_masking",
     "gaussian_masking, joint",
 }  # fmt: skip
 

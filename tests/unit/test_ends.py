@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from md4_jax.processes.deletion import Deletion
+from md4_jax.processes.capabilities import Grows
 from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
-from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LATEST, SCHEDULES, Linear
@@ -44,7 +43,7 @@ def noise_at(process, t: float) -> float:
     return float(process.schedule.one_minus_alpha(jnp.float32(t)))
 
 
-MASKS = Masking | StateDependent | Insertion | Deletion | GaussianMasking
+MASKS = Masking | StateDependent | Grows | GaussianMasking
 NOISY = [case for case in ends.cases() if not isinstance(case.values[0], MASKS)]
 
 

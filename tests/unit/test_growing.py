@@ -16,7 +16,9 @@ from md4_jax.model import inputs
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.edit_flow import EditFlow
 from md4_jax.objectives.flexmdm import FlexMDM
+from md4_jax.objectives.masked_edit_flow import MaskedEditFlow
 from md4_jax.processes.deletion import Deletion
+from md4_jax.processes.edits import Edits
 from md4_jax.processes.insertion import Insertion
 from md4_jax.protocols import Prompt, UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
@@ -24,8 +26,10 @@ from md4_jax.runtime.commit import PACKAGE_ROOT
 V, ABSENT = SIZES["vocab_size"], SIZES["vocab_size"] + 1
 Z = np.array([[0, 5, 2, 3], [4, 6, 6, 6], [6, 6, 6, 6]])
 T = np.array([0.1, 0.6, 1.0], np.float32)
-PAIRS = {"flexmdm": (FlexMDM(), Insertion(V)), "edit_flow": (EditFlow(), Deletion(V))}.values()
-CONFIGS = {"flex_owt": FlexMDM, "edit_owt": EditFlow}
+PAIRS = [
+    (FlexMDM(), Insertion(V)), (EditFlow(), Deletion(V)), (MaskedEditFlow(), Edits(V, masks=2)),
+]  # fmt: skip
+CONFIGS = {"flex_owt": FlexMDM, "edit_owt:empty": EditFlow, "edit_owt:masks": MaskedEditFlow}
 
 
 def said(z, **options):
@@ -75,7 +79,7 @@ def test_a_new_network_expects_the_share_of_tokens_that_are_absent():
 def test_the_loss_has_a_finite_gradient_at_all_times_and_none_in_rows_that_fill_up(
     objective, process
 ):
-    network, params = built(gaps=True)
+    network, params = built(gaps=True, edits=objective.needs.edits)
     tokens = jnp.array([[1, 2, 3, 0]] * 4)
     u, keys = jnp.array([0.0, 1e-4, 0.5, 1 - 2.0**-24]), jax.random.split(jax.random.key(0), 4)
 
@@ -100,7 +104,9 @@ def experiment(name="flex_owt", **changes):
     """The experiment of a config with `section__key` changed, on one device."""
     small = {"network__size": 16, "network__depth": 1, "network__heads": 2, "mesh__data": 1}
     words = {key.replace("__", "."): str(value) for key, value in (small | changes).items()}
-    config = schema.load_config(str(PACKAGE_ROOT / "configs" / f"{name}.py"), words)
+    file, *which = name.split(":")
+    path = ":".join([str(PACKAGE_ROOT / "configs" / f"{file}.py"), *which])
+    config = schema.load_config(path, words)
     own = dict(vocab_size=27, eot_id=0, unit="token", shape=(1023,), encode=lambda text: [0])
     return build.experiment(config, types.SimpleNamespace(**own))
 
@@ -120,7 +126,7 @@ def test_samples_have_their_own_lengths_and_begin_with_the_prompt(name):
     drawn = drawn_samples(found, params, {})
     for row, length in zip(drawn.tokens, drawn.lengths, strict=True):
         assert (row[:length] < 27).all() and (row[length:] == 28).all() and row[0] == 0
-    assert len(set(drawn.lengths)) > 3
+    assert len(set(drawn.lengths)) > 2
 
 
 @pytest.mark.parametrize(
@@ -154,12 +160,29 @@ def test_what_is_refused_at_the_start(changes, words):
 )
 def test_what_is_refused_with_insertions_of_tokens(changes, words):
     with pytest.raises(UserError, match=re.escape(words)):
-        experiment("edit_owt", **changes)
+        experiment("edit_owt:empty", **changes)
 
 
-@pytest.mark.parametrize("name, mask", [("flex_owt", True), ("edit_owt", False)])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(network__edits=False), "needs network.edits=True and network.gaps=True"),
+        (dict(network__gaps=False), "network.edits=True, for masks that are deleted, needs"),
+        (dict(objective__name="edit_flow"), "needs process.name='deletion', not 'edits'"),
+        (dict(process__name="deletion"), "needs process.name='edits', not 'deletion'"),
+        (dict(process__masks=0), "process.masks must be at least 1, not 0"),
+    ],
+)
+def test_what_is_refused_with_masks_that_are_edited(changes, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        experiment("edit_owt:masks", **changes)
+
+
+@pytest.mark.parametrize(
+    "name, mask", [("flex_owt", True), ("edit_owt:empty", False), ("edit_owt:masks", True)]
+)
 def test_what_may_be_shown_to_the_network(name, mask):
-    """28 is no token; 27 is the mask of FlexMDM, and nothing in Edit Flows."""
+    """28 is no token; 27 is the mask, if there is one."""
     found = experiment(name)
     inputs.checked(found, [0, 26, 28], 0.5)
     with pytest.raises(UserError, match="token 29 must lie between 0 and 28"):

@@ -101,7 +101,11 @@ def growing(x, loss_mask, elsewhere=0.0, weight=1.0) -> Denoiser:
         lost = jnp.sum(z < VOCAB, axis=1) < given
         return jnp.where(lost[:, None, None], jnp.nan, wave), said
 
-    return Denoiser(None, lambda h: h, gaps=gaps)
+    def edits(z, t):
+        h, said = gaps(z, t)
+        return h, 0.5 * h, jnp.stack([said, jnp.roll(said, 1, axis=1)], axis=-1)
+
+    return Denoiser(None, lambda h: h, gaps=gaps, edits=edits)
 
 
 def call(objective, process, batch, **settings):
