@@ -36,7 +36,7 @@ class Deleted(NamedTuple):
 
 
 class OneSchedule:
-    """What processes of texts that grow have in common, if they have one schedule."""
+    """Methods that the processes of texts that grow share, if they have one schedule."""
 
     timesteps: ClassVar[None] = None
     shows_clean: ClassVar[bool] = True
