@@ -56,6 +56,22 @@ def test_what_is_said_does_not_depend_on_what_is_absent(options):
     assert np.abs(said(other, **options)[1][0, :3] - outputs[0, :3]).min() > 1e-4
 
 
+def test_what_is_said_of_masks_does_not_depend_on_what_is_absent_either():
+    """And the deletion of a mask and what replaces it have outputs of their own."""
+    network, params = built(gaps=True, edits=True)
+    call = jax.jit(lambda p, z: network.bind(p).edits(z, jnp.asarray(T)))
+    longer = call(params, np.pad(Z, ((0, 0), (0, 5)), constant_values=ABSENT))
+    short = call(params, Z)
+    for found, expected in zip(longer, short, strict=True):
+        assert expected.shape[:2] == (3, 5)
+        for row, count in enumerate([4, 1, 0]):
+            here = expected[row, : count + 1]
+            np.testing.assert_allclose(found[row, : count + 1], here, rtol=1e-4, atol=1e-5)
+    h, replacing, outputs = short
+    assert np.abs(h - replacing).max() > 0.1
+    assert np.abs(outputs[..., 0] - outputs[..., 1]).max() > 0.1
+
+
 def test_segments_of_padding_are_not_those_of_z():
     """A batch of documents marks the padding of x, which lies elsewhere in z."""
     network, params = built(gaps=True)
@@ -119,9 +135,9 @@ def test_the_config_is_evaluated_by_its_own_bound(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_samples_have_their_own_lengths_and_begin_with_the_prompt(name):
-    found = experiment(
-        name, sample__length=12, sample__steps=3, sample__num=20, sample__prompt="the"
-    )
+    small = dict(sample__length=12, sample__steps=3, sample__num=20, sample__prompt="the")
+    small |= dict(process__masks=8) if name.endswith("masks") else {}
+    found = experiment(name, **small)
     params = {"network": found.network.init(jax.random.key(0)), "process": found.process}
     drawn = drawn_samples(found, params, {})
     for row, length in zip(drawn.tokens, drawn.lengths, strict=True):
@@ -171,6 +187,8 @@ def test_what_is_refused_with_insertions_of_tokens(changes, words):
         (dict(objective__name="edit_flow"), "needs process.name='deletion', not 'edits'"),
         (dict(process__name="deletion"), "needs process.name='edits', not 'deletion'"),
         (dict(process__masks=0), "process.masks must be at least 1, not 0"),
+        (dict(process__masks=1024), "process.masks=1024 must be at most data.length=1023"),
+        (dict(sample__length=100), "process.masks=128 must be at most sample.length=100"),
     ],
 )
 def test_what_is_refused_with_masks_that_are_edited(changes, words):

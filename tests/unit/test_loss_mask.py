@@ -103,7 +103,7 @@ def growing(x, loss_mask, elsewhere=0.0, weight=1.0) -> Denoiser:
 
     def edits(z, t):
         h, said = gaps(z, t)
-        return h, 0.5 * h, jnp.stack([said, jnp.roll(said, 1, axis=1)], axis=-1)
+        return h, 0.5 * h, jnp.stack([said, 0.5 - said], axis=-1)
 
     return Denoiser(None, lambda h: h, gaps=gaps, edits=edits)
 
