@@ -84,7 +84,9 @@ def gap_excess(
     """Returns sum_g D(c_g, y_g) over the gaps in which tokens may be missing, [B]."""
     held = noised.z != process.absent_id
     _, fixed = texts(process, batch)
-    stays = held & jnp.take_along_axis(fixed, noised.source, axis=1)
+    # A mask that is to be deleted has no source, though a number stands there.
+    tokens = ~process.is_noise(noised.z)
+    stays = tokens & jnp.take_along_axis(fixed, noised.source, axis=1)
     opened = open_gaps(held, stays, noised.missing)
     divergence = poisson_divergence(noised.missing, process.log_missing(outputs, t))
     return jnp.sum(jnp.where(opened, divergence, 0.0), axis=1)

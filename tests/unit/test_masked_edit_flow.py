@@ -84,11 +84,11 @@ def state_of(columns, made, fixed: int, chance: float, ways: float) -> State:
     return State(tuple(z), edits, gaps, fields, chance)
 
 
-def posteriors(absent: float, masks: int):
+def posteriors(absent: float, masks: int, texts=TEXTS, p=P, fixed: int = 0):
     """{z: (what each symbol becomes [len, V + 1], tokens in each gap [len + 1, V])} by Bayes."""
     total = {}
-    for x, prior in zip(TEXTS, P, strict=True):
-        for state in states(x, absent, masks):
+    for x, prior in zip(texts, p, strict=True):
+        for state in states(x, absent, masks, fixed):
             size = len(state.z)
             edits, gaps, mass = total.setdefault(
                 state.z, [np.zeros((size, V + 1)), np.zeros((size + 1, V)), np.zeros(1)]
@@ -135,27 +135,27 @@ def stacked(fields) -> Edited:
     return Edited(*(np.array(part) for part in zip(*fields, strict=True)))
 
 
-def integral(process, network):
+def integral(process, network, texts=TEXTS, fixed: int = 0):
     """The bound of each text by quadrature over t and enumeration of alignments and z.
 
     network: probability that an edit is still to be made -> the tables
     """
     half, weights = exact.quadrature(high=0.5, nodes=20, power=4)
-    rows = [(i, s) for i, x in enumerate(TEXTS) for s in states(x, 0.5, process.masks)]
+    rows = [(i, s) for i, x in enumerate(texts) for s in states(x, 0.5, process.masks, fixed)]
     number, noised = np.array([i for i, _ in rows]), stacked(state.fields for _, state in rows)
-    batch = texts_batch([TEXTS[i] for i in number])
+    batch = texts_batch([texts[i] for i in number], fixed)
     call = jax.jit(
         lambda t, *tables: sum(
             MaskedEditFlow().terms_at(table_denoiser(*tables), process, batch, noised, t)
         )
     )
-    total = np.zeros(len(TEXTS))
+    total = np.zeros(len(texts))
     for time, share in zip([*half, *(1.0 - half)], [*weights, *weights], strict=True):
         absent = float(process.schedule.one_minus_alpha(jnp.float64(time)))
-        chance = [s.chance for x in TEXTS for s in states(x, absent, process.masks)]
+        chance = [s.chance for x in texts for s in states(x, absent, process.masks, fixed)]
         values = np.asarray(call(jnp.full(len(number), time), *network(absent)))
         values = values - np.asarray(order_nats(noised.created)) - noised.alignment
-        total += share * np.bincount(number, np.array(chance) * values, len(TEXTS))
+        total += share * np.bincount(number, np.array(chance) * values, len(texts))
     return total
 
 
@@ -169,6 +169,33 @@ def test_the_mean_bound_of_the_exact_network_is_the_entropy(schedule, masks, x64
     """Of the source of texts, their lengths included, however many masks there are."""
     found = P @ integral(Edits(V, schedule, masks), right(masks))
     assert found == pytest.approx(ENTROPY, abs=2e-5)
+
+
+@pytest.mark.parametrize("masks", [1, 2, 3])
+def test_a_prompt_is_conditioned_on(masks, x64):
+    """The mean bound of what follows the first symbol is its conditional entropy."""
+    kept = [n for n, x in enumerate(TEXTS) if len(x) >= 2]
+    texts, p = [TEXTS[n] for n in kept], P[kept] / P[kept].sum()
+    given = np.array([p[[x[0] == k for x in texts]].sum() for k in range(V)])
+    known = lambda absent: tables(absent, posteriors(absent, masks, texts, p, 1))  # noqa: E731
+    found = p @ integral(Edits(V, masks=masks), known, texts, 1)
+    assert found == pytest.approx(given @ np.log(given) - p @ np.log(p), abs=2e-5)
+
+
+def test_the_gap_between_a_prompt_and_a_mask_is_open():
+    """Also if the mask is to be deleted: the model might insert a token there."""
+    process, batch = Edits(V, masks=3), texts_batch([(1, 0)], 1)
+    whole = (s for s in states((1, 0), 0.5, 3, 1) if s.z == (1, MASK, MASK))
+    first = next(s for s in whole if s.edits[1] == DELETED)
+    terms = [
+        MaskedEditFlow().terms_at(
+            Denoiser(None, lambda h: h, edits=lambda z, t, o=o: (jnp.zeros((1, 4, V)),) * 2 + (o,)),
+            process, batch, stacked([first.fields]), jnp.full(1, 0.5),
+        )[1]
+        for o in (jnp.zeros((1, 4, 2)), jnp.zeros((1, 4, 2)).at[:, 1, 0].set(1.0))
+    ]  # fmt: skip
+    # v = 2 and 1 - alpha = 1/2, so that each gap costs exp(output).
+    np.testing.assert_allclose(terms[1] - terms[0], math.e - 1.0, rtol=1e-5)
 
 
 def test_without_the_constants_it_is_another_number(x64):
