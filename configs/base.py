@@ -31,7 +31,8 @@ def get_config() -> ConfigDict:
                 # uniform(schedule, parametrisation) | hybrid(uniform, gamma) |
                 # rates(schedule, kernel, parametrisation, rate_width, stationary_width) |
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
-                # insertion(schedule, insertion), with network.gaps |
+                # insertion(schedule, insertion) | deletion(schedule) | edits(schedule, masks), with
+                # network.gaps, and edits with network.edits too |
                 # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation) |
                 # metric_path(power, table, scale, exponent, offset, parametrisation)
                 name="masking",
@@ -57,7 +58,8 @@ def get_config() -> ConfigDict:
                 # sdtt(steps, round_steps, per_step, divergence), with process masking, and
                 # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
                 # model that train.initial names
-                # flexmdm, with process insertion: texts of their own lengths
+                # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
+                # with edits: texts of their own lengths
                 # partition, with network.name="partition"
                 # candi(form), with process gaussian_masking
                 name="md4",
@@ -124,7 +126,8 @@ def get_config() -> ConfigDict:
                 lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
                 lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
                 lora_dropout=0.0,  # share of the entries of their inputs that training drops
-                gaps=False,  # predict how many tokens are missing: process.name="insertion"
+                gaps=False,  # predict how many tokens are missing, for texts that grow
+                edits=False,  # predict which masks are deleted: process.name="edits"
                 parameters="float32",  # in which what is not trained is stored: float32 | bfloat16
                 label_dropout=0.0,  # fraction of training sequences whose label is hidden
             ),
@@ -218,7 +221,8 @@ def get_config() -> ConfigDict:
                 # remask(strategy, eta, since, until, loop, held) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # metropolis(proposals, level) | left_to_right, for causal networks |
-                # insert(order), with process insertion
+                # insert(order), with process insertion | edit, with process deletion |
+                # masked_edit, with process edits
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps

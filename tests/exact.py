@@ -168,7 +168,11 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         lambda z, t: outputs(strongest(z), t),
         lambda h: h,
         blocks=blocks,
-        gaps=lambda z, t: (outputs(z, t), jnp.zeros((len(z), z.shape[1] + 1))),
+        gaps=lambda z, t: (at_end(outputs(z, t)), jnp.zeros((len(z), z.shape[1] + 1))),
+        edits=lambda z, t: (
+            *(at_end(outputs(z, time)) for time in (t, 0.5 * t)),
+            jnp.zeros((len(z), z.shape[1] + 1, 2)),
+        ),
         swapped=swapped,
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
@@ -186,6 +190,11 @@ def block_table(logits: np.ndarray) -> Denoiser:
         return jnp.concatenate(parts, axis=1)
 
     return of_outputs(base.features, given=features)
+
+
+def at_end(h):
+    """h [B, L, D] with that of the end of a text, as a network of texts that grow has it."""
+    return jnp.concatenate([h, h[:, -1:]], axis=1)
 
 
 def _turned(outputs):

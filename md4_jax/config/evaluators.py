@@ -16,7 +16,8 @@ from md4_jax.protocols import Needs, Network, Objective, UserError
 # same process are ordered by the noise of their estimates, least first.
 BOUNDS = (
     "autoregressive", "any_order", "genmd4", "uniform_elbo", "score_entropy", "ctmc", "gidd",
-    "d3pm", "flexmdm", "candi",
+    "d3pm", "flexmdm", "edit_flow", "masked_edit_flow",
+    "candi",
 )  # fmt: skip
 
 

@@ -59,6 +59,15 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} needs network.name='partition': it predicts two groups of tokens, each from "
             "the other, in one pass"
         )
+    if needs.edits != network.edits:
+        raise UserError(
+            f"{said} needs network.edits={needs.edits}"
+            + (
+                " and network.gaps=True: the network must predict which masks are deleted"
+                if needs.edits
+                else ": no mask is deleted"
+            )
+        )
     if needs.gaps != network.gaps:
         raise UserError(
             f"{said} needs network.gaps={needs.gaps}"

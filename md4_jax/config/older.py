@@ -20,6 +20,7 @@ ADDED = {
     "network.experts": 0,
     "network.experts_per_token": 2,
     "network.feed_forward": "swiglu",
+    "network.edits": False,
     "network.gaps": False,
     "network.head_bias": True,
     "network.head_dim": 0,

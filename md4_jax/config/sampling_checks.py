@@ -52,6 +52,14 @@ def _check_growing(experiment: Experiment) -> None:
                 f"sample.{key}={value!r} is not for network.gaps=True, texts that grow: {why}. "
                 f"Leave sample.{key}={fits!r}"
             )
+    masks = getattr(experiment.process, "masks", 0)
+    own = ("data.length", experiment.data.length)
+    for key, length in (own, ("sample.length", sample_length(experiment))):
+        if masks > length:
+            raise UserError(
+                f"process.masks={masks} must be at most {key}={length}: every text begins with so "
+                "many masks"
+            )
 
 
 def _check_reward(experiment: Experiment) -> None:

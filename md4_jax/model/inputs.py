@@ -63,10 +63,13 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
     if not np.issubdtype(rows.dtype, np.integer):
         raise UserError(f"tokens are whole numbers, not {rows.dtype.name}")
     process = experiment.process
-    most = process.vocab_size + hasattr(process, "mask_id") + experiment.network.gaps - 1
-    wrong = rows[(rows < 0) | (rows > most)]
+    masks, size = hasattr(process, "mask_id"), process.vocab_size
+    most = size + 1 if experiment.network.gaps else size + masks - 1
+    wrong = rows[(rows < 0) | (rows > most) | ((rows == size) & (not masks))]
     if wrong.size:
-        said = f", where {process.vocab_size} is the mask" if most >= process.vocab_size else ""
+        said = f", where {size} is the mask" if masks else ""
+        if experiment.network.gaps:
+            said += f", {size + 1} no token" if masks else f" and not be {size}: there is no mask"
         raise UserError(f"the token {wrong[0]} must lie between 0 and {most}{said}")
     if isinstance(process, ObservesMasks) and np.any(rows == process.mask_id):
         raise UserError(

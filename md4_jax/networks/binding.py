@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from md4_jax.networks.blocks import Cache, KVCache, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
-from md4_jax.networks.growing import with_gaps
+from md4_jax.networks.growing import with_edits, with_gaps
 from md4_jax.networks.past import Past
 from md4_jax.networks.positions import check_length
 from md4_jax.networks.rows import COUNTED, Bound
@@ -83,14 +83,22 @@ class Binding(NamedTuple):
             check_length(self.options, z, 1)
             return self.module.apply(variables, z, t, **inputs, method=with_gaps)
 
+        def edits(z: Array, t: Array) -> tuple[Array, Array, Array]:
+            check_length(self.options, z, 1)
+            return self.module.apply(variables, z, t, **inputs, method=with_edits)
+
         def unembed(h: Array) -> Array:
             return self.module.apply(variables, h, method="unembed")
 
         def rebind(count: int) -> Denoiser:
             return self._growing(variables, _repeated(told, count))
 
+        def features(z: Array, t: Array) -> Array:
+            return gaps(z, t)[0][:, :-1]
+
         shortcuts = Accelerator(batch_groups(), platform=self.platform)
-        return Denoiser(lambda z, t: gaps(z, t)[0], unembed, shortcuts, rebind=rebind, gaps=gaps)
+        found = Denoiser(features, unembed, shortcuts, rebind=rebind, gaps=gaps)
+        return found._replace(edits=edits) if self.options.edits else found
 
     def _context(self, context: Mapping[str, Array] | None, keys: Array | None) -> dict[str, Array]:
         """Checks the context, hides some labels in training, and adds the keys for dropout."""

@@ -48,7 +48,7 @@ class DiT(Transformer):
         check_choices(self, {"input": INPUTS})
         check_least(self, patch=1, embedding=1, head_size=1)
         check_images(self, "dit", self.patch, f"network.patch={self.patch}")
-        for key in ("causal", "local_width", "tables", "shifted", "gaps", "positions"):
+        for key in ("causal", "local_width", "tables", "shifted", "gaps", "edits", "positions"):
             if getattr(self, key):
                 raise UserError(
                     f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "

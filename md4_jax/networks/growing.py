@@ -17,6 +17,8 @@ def symbols_read(options: Any) -> int:
 
 def check_growing(options: Any) -> None:
     """Raises UserError for options that do not go together with `network.gaps`."""
+    if options.edits and not options.gaps:
+        raise UserError("network.edits=True, for masks that are deleted, needs network.gaps=True")
     for key, fits in (("causal", False), ("tables", 0), ("output", "categorical")):
         if options.gaps and getattr(options, key) != fits:
             raise UserError(
@@ -28,7 +30,7 @@ def check_growing(options: Any) -> None:
 def with_gaps(
     module: Any, z_BxL: Array, t_B: Array, label: Array | None = None, keys: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns (h [B, L, D], outputs [B, L + 1] on how many tokens are missing in each gap).
+    """Returns (h [B, M, D], outputs [B, M] on how many tokens are missing in each gap), M = L + 1.
 
     z ends in the symbol V + 1 where there is no token. The first of these is seen, as the end of
     the text, and no other: so one position is added. The output of the gap before a symbol is read
@@ -36,9 +38,33 @@ def with_gaps(
 
     module  `TransformerModule` whose parameters are bound
     """
+    h_BxMxD = _features(module, z_BxL, t_B, label, keys)
+    return h_BxMxD, module.missing(h_BxMxD)[..., 0]
+
+
+def with_edits(
+    module: Any, z_BxL: Array, t_B: Array, label: Array | None = None, keys: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """Returns what `with_gaps` does, with h [B, M, D] of what replaces each mask as the second.
+
+    Beside each output is the logit of the deletion of the mask: [B, M, 2].
+    """
+    h_BxMxD = _features(module, z_BxL, t_B, label, keys)
+    return h_BxMxD, h_BxMxD + module.replaced(h_BxMxD), module.missing(h_BxMxD)
+
+
+def growing_features(module: Any, z_BxL: Array, t_B: Array) -> Array:
+    """Returns h [B, L, D] of the symbols of z; makes all parameters of texts that grow."""
+    read = with_edits if module.options.edits else with_gaps
+    return read(module, z_BxL, t_B)[0][:, :-1]
+
+
+def _features(
+    module: Any, z_BxL: Array, t_B: Array, label: Array | None, keys: Array | None
+) -> Array:
+    """Returns the features of the symbols of z and of the end of the text, [B, M, D]."""
     absent = module.options.vocab_size + 1
     z_BxM = jnp.pad(z_BxL, ((0, 0), (0, 1)), constant_values=absent)
     count_Bx1 = jnp.sum(z_BxL != absent, axis=1, keepdims=True)
     segments_BxM = jnp.where(jnp.arange(z_BxM.shape[1]) <= count_Bx1, 0, -1)
-    h_BxMxD = module.features(z_BxM, t_B, segments_BxM, label, keys)
-    return h_BxMxD[:, :-1], module.missing(h_BxMxD)[..., 0]
+    return module.features(z_BxM, t_B, segments_BxM, label, keys)

@@ -24,8 +24,9 @@ from md4_jax.runtime.sharding import batch_groups
 # Keys of the transformer that this network does not have, and what they are then.
 WITHOUT = {
     "time_conditioning": False, "causal": False, "shifted": False, "local_width": 0, "tables": 0,
-    "gaps": False, "experts": 0, "dense_layers": 0, "lora_dropout": 0.0, "classes": 0,
-    "attention_dropout": 0.0, "output": "categorical", "positions": 0, "out_bias": False,
+    "gaps": False, "edits": False, "experts": 0, "dense_layers": 0, "lora_dropout": 0.0,
+    "classes": 0, "attention_dropout": 0.0, "output": "categorical", "positions": 0,
+    "out_bias": False,
 }  # fmt: skip
 # Sizes of the encoder's input that are tried, smallest first, as parts of the length. Shorter texts
 # are read whole: there is little to gain, and each size is compiled.

@@ -114,6 +114,7 @@ class Transformer:
     lora_dropout       share of the entries of their inputs that training drops, drawn for each
                        adapter; the matrices beside them read all
     gaps               also predicts how many tokens are missing between those of a text that grows
+    edits              also predicts which masks of such a text are deleted, and what replaces them
     parameters         type in which parameters that are not trained are stored
     """
 
@@ -185,6 +186,7 @@ class Transformer:
     lora_dropout: float = 0.0
     parameters: str = "float32"
     gaps: bool = False
+    edits: bool = False
 
     def __post_init__(self):
         check_options(self, CHOICES, RATES, size=1, heads=1, **dict.fromkeys(NOT_NEGATIVE, 0))
@@ -273,7 +275,7 @@ class Transformer:
             init, bind, not self.time_conditioning, self.causal, blockwise, counted,
             self._padding(), options.products, self.counts,
             mixtures=not (self.tables or self.gaps), adapters=self.adapters,
-            parameters=self.parameters, gaps=self.gaps,
+            parameters=self.parameters, gaps=self.gaps, edits=self.edits,
         )  # fmt: skip
 
     @property

@@ -14,7 +14,7 @@ from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import bound, first_blocks, gathered, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.evidence import Evidence
-from md4_jax.networks.growing import symbols_read, with_gaps
+from md4_jax.networks.growing import growing_features, symbols_read
 from md4_jax.networks.layers import noisy_half, norm, rows
 from md4_jax.networks.linear import Linear, embedding_init, rounded
 from md4_jax.networks.mixture import likeliest
@@ -77,7 +77,9 @@ class TransformerModule(nn.Module):
             rows = (rounded(symbols_read(o)),)
             self.head_bias = self.param("head_bias", nn.initializers.zeros, rows)
         if o.gaps:
-            self.missing = Linear(1, jnp.float32, zeros=True, bias=True)
+            self.missing = Linear(1 + o.edits, jnp.float32, zeros=True, bias=True)
+        if o.edits:
+            self.replaced = Linear(o.size, self.compute_dtype, zeros=True, products=o.products)
         self.first_blocks = first_blocks(o, self.block)
         self.blocks = stack(o, self.block, self._at_once)
         if o.tables:
@@ -97,7 +99,7 @@ class TransformerModule(nn.Module):
 
     def __call__(self, z_BxL: Array, t_B: Array) -> Array:
         if self.options.gaps:
-            return self.unembed(with_gaps(self, z_BxL, t_B)[0])
+            return self.unembed(growing_features(self, z_BxL, t_B))
         if not self.options.tables:
             return self.unembed(self.features(z_BxL, t_B))
         nothing = self.options.counts.nothing(z_BxL)

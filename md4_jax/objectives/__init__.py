@@ -10,11 +10,13 @@ from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
+from md4_jax.objectives.edit_flow import EditFlow
 from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.generalized_kl import GeneralizedKL
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
+from md4_jax.objectives.masked_edit_flow import MaskedEditFlow
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.radd import TDCE, LambdaDCE
@@ -45,6 +47,8 @@ OBJECTIVES = {
     "sdtt": SDTT,
     "dcd": DCD,
     "flexmdm": FlexMDM,
+    "edit_flow": EditFlow,
+    "masked_edit_flow": MaskedEditFlow,
     "partition": Partition,
     "candi": CANDI,
 }

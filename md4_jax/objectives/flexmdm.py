@@ -9,7 +9,7 @@ import numpy as np
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import InsertsMasks
+from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.insertion import Noised
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
@@ -62,9 +62,10 @@ class FlexMDM:
         """Returns the integrands of unmasking and of insertion at (z, t), each [B]."""
         z, source, missing = noised
         _, fixed = texts(process, batch)
-        h_BxLxD, outputs = denoiser.gaps(z, t)
+        h_BxMxD, outputs = denoiser.gaps(z, t)
         targets = jnp.take_along_axis(batch.tokens, source, axis=1)
         masks = z == process.mask_id
+        h_BxLxD = h_BxMxD[:, :-1]
         nats = at_noise(denoiser, h_BxLxD, masks, reduce=token_nats, padded=True, rows=(targets,))
         held = z != process.absent_id
         opened = open_gaps(held, held & jnp.take_along_axis(fixed, source, axis=1), missing)
@@ -75,7 +76,7 @@ class FlexMDM:
         return unmasking, masked_weight(process.insertion, t) * jnp.sum(excess, axis=1)
 
 
-def texts(process: InsertsMasks, batch: Batch) -> tuple[Array, Array]:
+def texts(process: Grows, batch: Batch) -> tuple[Array, Array]:
     """Returns (tokens with absent_id behind each text, the tokens that are never noised).
 
     A text ends with its last token that counts: what follows is padding. Earlier tokens that do not

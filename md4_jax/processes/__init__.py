@@ -1,5 +1,7 @@
 """Forward processes q(z_t | x) by their name in a config."""
 
+from md4_jax.processes.deletion import Deletion
+from md4_jax.processes.edits import Edits
 from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.insertion import Insertion
@@ -18,6 +20,8 @@ PROCESSES = {
     "transition": Transition,
     "rates": Rates,
     "insertion": Insertion,
+    "deletion": Deletion,
+    "edits": Edits,
     "gaussian_masking": GaussianMasking,
     "metric_path": MetricPath,
 }

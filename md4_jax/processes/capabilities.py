@@ -40,40 +40,59 @@ class RevealsMasks(Process, Protocol):
 
 
 @runtime_checkable
-class InsertsMasks(Process, Protocol):
-    """Texts that grow: a token is inserted as a mask, and later revealed (`Insertion`)."""
+class Grows(Process, Protocol):
+    """Texts of their own lengths, whose missing tokens are inserted in sampling."""
 
     schedule: Schedule
+
+    @property
+    def absent_id(self) -> int:
+        """Symbol behind the end of a text."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
+
+    def log_missing(self, outputs: Array, t: Array) -> Array:
+        """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
+
+    def insert_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is present at s | it is absent at t), s < t."""
+
+
+@runtime_checkable
+class InsertsMasks(Grows, Protocol):
+    """A token is inserted as a mask, and later revealed (`Insertion`)."""
+
     insertion: Schedule
 
     @property
     def mask_id(self) -> int: ...
 
-    @property
-    def absent_id(self) -> int:
-        """Symbol behind the end of a text."""
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether both schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
-        ...
-
     def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
         """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
-        ...
-
-    def log_missing(self, outputs: Array, t: Array) -> Array:
-        """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
-        ...
-
-    def insert_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(a token is present at s | it is absent at t), s < t."""
-        ...
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t), s < t."""
-        ...
+
+
+@runtime_checkable
+class InsertsTokens(Grows, Protocol):
+    """A token that was deleted is inserted as what it is (`Deletion`)."""
+
+    def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
+        """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
+
+
+@runtime_checkable
+class EditsMasks(Grows, Protocol):
+    """Masks are replaced or deleted, and tokens inserted (`Edits`)."""
+
+    @property
+    def mask_id(self) -> int: ...
+
+    def edited(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
+        """Draws z_t with the edits to be made, `processes.edits.Edited`; `fixed` tokens stay."""
 
 
 @runtime_checkable

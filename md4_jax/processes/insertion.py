@@ -105,11 +105,11 @@ class Insertion:
 
     def insert_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is present at s | it is absent at t) = (a_s - a_t) / (1 - a_t)."""
-        return _share(self.insertion, s, t)
+        return present_share(self.insertion, s, t)
 
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t) = (b_s - b_t) / (1 - b_t)."""
-        return _share(self.schedule, s, t)
+        return present_share(self.schedule, s, t)
 
     def is_noise(self, z: Array) -> Array:
         """Marks masks and what is absent: bool like z."""
@@ -128,7 +128,7 @@ class Insertion:
         return jnp.full((keys.shape[0], length), self.absent_id, jnp.int32)
 
 
-def _share(schedule: Schedule, s: Array, t: Array) -> Array:
+def present_share(schedule: Schedule, s: Array, t: Array) -> Array:
     """Returns (alpha_s - alpha_t) / (1 - alpha_t), and 1 where 1 - alpha_t underflows to 0."""
     at_s, at_t = schedule.one_minus_alpha(s), schedule.one_minus_alpha(t)
     return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)

@@ -77,7 +77,10 @@ class Denoiser(NamedTuple):
     unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
-    gaps      (z, t) -> (h, outputs on what is missing, [B, L + 1]: `InsertsMasks`), or None
+    gaps      (z, t) -> (h [B, L + 1, D], also of the end of the text, outputs on what is missing
+              [B, L + 1]: `Grows`), or None
+    edits     the same as gaps, with h of what replaces each mask between them, and the logit of
+              its deletion beside each output: (h, h, [B, L + 1, 2]), or None
     swapped   (x, group: bool [B, L]) -> h [B, L, D], each token from the other group, or None
     """
 
@@ -88,6 +91,7 @@ class Denoiser(NamedTuple):
     rebind: Callable[[int], "Denoiser"] | None = None
     teacher: Any = None
     gaps: Callable[[Array, Array], tuple[Array, Array]] | None = None
+    edits: Callable[[Array, Array], tuple[Array, Array, Array]] | None = None
     swapped: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
@@ -112,6 +116,7 @@ class Denoiser(NamedTuple):
             blocks=self.blocks and self.blocks.told(signal),
             rebind=rebind and (lambda count: rebind(count).told(signal)),
             gaps=_telling(self.gaps, signal),
+            edits=_telling(self.edits, signal),
         )
 
 
@@ -130,6 +135,7 @@ class Network(NamedTuple):
     companion  `networks.tables.Tables`, tables of counts that support the network, or None
     mixtures   its denoisers read a `Mixture` too
     gaps       its denoisers have `gaps`, and z may hold V + 1
+    edits      its denoisers have `edits`
     adapters   regular expression of the paths of the only trained parameters, '' for all
     parameters type in which frozen parameters are stored: float32 or bfloat16
     swapped    its denoisers have `swapped`
@@ -148,6 +154,7 @@ class Network(NamedTuple):
     adapters: str = ""
     parameters: str = "float32"
     gaps: bool = False
+    edits: bool = False
     swapped: bool = False
 
     def size(self, params: Params) -> int:

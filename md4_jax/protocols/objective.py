@@ -6,7 +6,7 @@ from md4_jax.protocols.batch import Array, Batch
 from md4_jax.protocols.network import Denoiser
 
 # Names of the terms of a bound that are not part of its integral or sum over noise levels.
-PARTS = ("reconstruction", "prior", "orders")
+PARTS = ("reconstruction", "prior", "orders", "alignment")
 
 
 class Needs(NamedTuple):
@@ -18,6 +18,7 @@ class Needs(NamedTuple):
     blockwise         its network must be able to work block by block
     mixtures          its network must read a `Mixture`
     gaps              its denoiser must have `gaps`
+    edits             its denoiser must have `edits`
     swapped           its denoiser must have `swapped`
     teacher           its denoiser comes with the `teacher` of the training state
     parametrisations  allowed values of process.parametrisation; None: any
@@ -33,6 +34,7 @@ class Needs(NamedTuple):
     parametrisations: tuple[str, ...] | None = None
     why: str = ""
     gaps: bool = False
+    edits: bool = False
     swapped: bool = False
 
 

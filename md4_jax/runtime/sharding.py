@@ -39,7 +39,7 @@ RULES = (
     (r"embedding$", P("tensor", "fsdp")),
     (r"label_table$", P(None, "fsdp")),
     (r"positions$", P(None, "fsdp")),
-    (r"missing/kernel$", P("fsdp", None)),
+    (r"(missing|replaced)/kernel$", P("fsdp", None)),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"head/location_scale/kernel$", P("fsdp", None)),

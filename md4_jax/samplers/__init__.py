@@ -2,11 +2,13 @@
 
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
+from md4_jax.samplers.edit import Edit
 from md4_jax.samplers.flow import Flow
 from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.insertion import Insert
 from md4_jax.samplers.jumps import Euler, TauLeaping
 from md4_jax.samplers.left_to_right import LeftToRight
+from md4_jax.samplers.masked_edit import MaskedEdit
 from md4_jax.samplers.metropolis import Metropolis
 from md4_jax.samplers.orders import AnyOrder, FirstHitting
 from md4_jax.samplers.planning import PathPlanning
@@ -19,11 +21,13 @@ SAMPLERS = {
     "ancestral": Ancestral,
     "any_order": AnyOrder,
     "confidence": Confidence,
+    "edit": Edit,
     "euler": Euler,
     "first_hitting": FirstHitting,
     "flow": Flow,
     "insert": Insert,
     "left_to_right": LeftToRight,
+    "masked_edit": MaskedEdit,
     "metropolis": Metropolis,
     "path_planning": PathPlanning,
     "predictor_corrector": PredictorCorrector,

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import InsertsMasks
+from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
@@ -54,7 +54,7 @@ class Insert:
         times = jnp.full(chain.z.shape[:1], t)
         h, outputs = denoiser.gaps(chain.z, times)
         revealed = uniforms(of_reveal, chain.z.shape[1]) < process.unmask_probability(s, t)
-        chain = self._revealed(denoiser, process, chain, h, revealed, of_token)
+        chain = self._revealed(denoiser, process, chain, h[:, :-1], revealed, of_token)
         mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
         new = jax.vmap(jax.random.poisson)(of_gap, mean)
         return inserted(process, chain, jnp.where(allowed(process, chain), new, 0))
@@ -62,7 +62,9 @@ class Insert:
     def finish(self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, keys: Array) -> Chain:
         """Reveals the masks that are left at t = 0."""
         h, _ = denoiser.gaps(chain.z, jnp.zeros(chain.z.shape[:1]))
-        return self._revealed(denoiser, process, chain, h, jnp.ones(chain.z.shape, bool), keys)
+        return self._revealed(
+            denoiser, process, chain, h[:, :-1], jnp.ones(chain.z.shape, bool), keys
+        )
 
     def _revealed(self, denoiser, process, chain: Chain, h, revealed: Array, keys) -> Chain:
         """Draws the tokens of the masks that `revealed` marks, bool [B, L]."""
@@ -84,7 +86,7 @@ def largest(values: Array, count: Array) -> Array:
     return jnp.argsort(order, axis=1) < count[:, None]
 
 
-def allowed(process: InsertsMasks, chain: Chain) -> Array:
+def allowed(process: Grows, chain: Chain) -> Array:
     """Marks the gaps behind the prompt and up to the end of the text, bool [B, L + 1]."""
     gap = jnp.arange(chain.z.shape[1] + 1)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)

@@ -44,6 +44,7 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
         options = Partition(**text, depth=2)
     elif options is None:
         text |= dict(depth=1, causal=objective.needs.causal, gaps=objective.needs.gaps)
+        text |= dict(edits=objective.needs.edits)
         options = Transformer(**text, time_conditioning=True)
     network = options.build()
     length = math.prod(getattr(options, "shape", (LENGTH,)))

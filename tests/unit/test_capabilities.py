@@ -37,7 +37,9 @@ ABILITIES = {
     "rates, absorbing": SCORES | {"HasGenerator"},
     "rates, gaussian": SCORES | {"HasGenerator"},
     "rates, mixture": SCORES | {"HasGenerator"},
-    "insertion": {"InsertsMasks"},
+    "insertion": {"Grows", "InsertsMasks"},
+    "deletion": {"Grows", "InsertsTokens"},
+    "edits": {"Grows", "EditsMasks"},
     "metric_path": FLOWS | {"FollowsDistances"},
     "gaussian_masking": {"ObservesMasks"},
     "gaussian_masking, joint": {"ObservesMasks"},
@@ -45,7 +47,7 @@ ABILITIES = {
 # Whether what is not noise is clean: pure masking.
 SHOWS_CLEAN = {
     "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
-    "hybrid, masks alone", "insertion", "gaussian_masking",
+    "hybrid, masks alone", "insertion", "deletion", "edits", "gaussian_masking",
     "gaussian_masking, joint",
 }  # fmt: skip
 

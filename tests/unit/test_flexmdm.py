@@ -96,7 +96,7 @@ def code(z) -> np.ndarray:
 def table_denoiser(process, t: float, found) -> Denoiser:
     """The denoiser that knows these posteriors at the time t."""
     absent = float(process.insertion.one_minus_alpha(jnp.float64(t)))
-    logits = np.zeros(((V + 2) ** LONGEST, LONGEST, V))
+    logits = np.zeros(((V + 2) ** LONGEST, LONGEST + 1, V))
     outputs = np.zeros(((V + 2) ** LONGEST, LONGEST + 1))
     with np.errstate(divide="ignore"):
         for z, (tokens, gaps) in found.items():
@@ -108,7 +108,7 @@ def table_denoiser(process, t: float, found) -> Denoiser:
         row = z @ (V + 2) ** jnp.arange(LONGEST)
         return jnp.asarray(logits)[row], jnp.asarray(outputs)[row]
 
-    return Denoiser(lambda z, t: gaps(z, t)[0], lambda h: h, gaps=gaps)
+    return Denoiser(None, lambda h: h, gaps=gaps)
 
 
 def terms(process, texts, fixed=(), counted=None):
@@ -140,7 +140,7 @@ def integral(process, texts=TEXTS, p=P, fixed=(), counted=None, objective=None, 
     call = jax.jit(
         lambda logits, outputs, t: sum(
             objective.terms_at(
-                Denoiser(lambda z, t: logits, lambda h: h, gaps=lambda z, t: (logits, outputs)),
+                Denoiser(None, lambda h: h, gaps=lambda z, t: (logits, outputs)),
                 process, batch, noised, t,
             )
         )
@@ -270,7 +270,7 @@ def test_both_rates_of_a_step():
     rows, process = 4000, PROCESSES["two schedules"]
     # One token is missing, behind the two masks.
     outputs = jnp.where(jnp.arange(7) == 2, -math.log(0.8**2), -700.0)
-    found = jnp.zeros((rows, 6, V)), jnp.tile(outputs, (rows, 1))
+    found = jnp.zeros((rows, 7, V)), jnp.tile(outputs, (rows, 1))
     denoiser = Denoiser(None, lambda h: h, gaps=lambda z, t: found)
     chain = exact.chain_of(np.tile([MASK, MASK, *[ABSENT] * 4], (rows, 1)))
     s, t = jnp.float32(0.4), jnp.float32(0.8)
@@ -284,7 +284,7 @@ def test_by_confidence_as_many_masks_are_revealed_and_the_likeliest():
     """Of six masks that differ in how sure the network is of them, in an order of places."""
     rows, process, sure = 200, Insertion(V), np.array([3, 1, 5, 0, 4, 2])
     logits = jnp.tile(jnp.stack([2.0 + jnp.asarray(sure), jnp.zeros(6)], axis=1), (rows, 1, 1))
-    found = logits, jnp.full((rows, 7), -700.0)
+    found = exact.at_end(logits), jnp.full((rows, 7), -700.0)
     denoiser = Denoiser(None, lambda h: h, gaps=lambda z, t: found)
     chain = exact.chain_of(np.full((rows, 6), MASK))
     arguments = jnp.float32(0.4), jnp.float32(0.8), exact.keys_for(0, rows)

@@ -96,12 +96,16 @@ def growing(x, loss_mask, elsewhere=0.0, weight=1.0) -> Denoiser:
         code = 1.0 + 2.1 * jnp.sum(z, axis=1)[:, None] + 3.7 * jnp.arange(LENGTH + 1) + t[:, None]
         behind = jnp.pad(absent, ((0, 0), (1, 0)))
         said = weight * jnp.sin(code) + jnp.where(behind, elsewhere, 0.0)
-        wave = weight * jnp.sin(code[:, :-1, None] + 5.3 * jnp.arange(VOCAB))
-        wave = wave + jnp.where(absent, elsewhere, 0.0)[..., None] * jnp.arange(VOCAB)
+        wave = weight * jnp.sin(code[:, :, None] + 5.3 * jnp.arange(VOCAB))
+        wave = wave + jnp.where(behind, elsewhere, 0.0)[..., None] * jnp.arange(VOCAB)
         lost = jnp.sum(z < VOCAB, axis=1) < given
         return jnp.where(lost[:, None, None], jnp.nan, wave), said
 
-    return Denoiser(lambda z, t: gaps(z, t)[0], lambda h: h, gaps=gaps)
+    def edits(z, t):
+        h, said = gaps(z, t)
+        return h, 0.5 * h, jnp.stack([said, 0.5 - said], axis=-1)
+
+    return Denoiser(None, lambda h: h, gaps=gaps, edits=edits)
 
 
 def call(objective, process, batch, **settings):

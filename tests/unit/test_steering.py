@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from md4_jax.options import MeshOptions, SampleOptions
+from md4_jax.processes.capabilities import Grows
 from md4_jax.processes.gaussian_masking import GaussianMasking
-from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError
@@ -107,7 +107,7 @@ def combinations() -> list:
     found = []
     for name, make in exact.PROCESS_CASES.items():
         process = make(3).init()
-        if isinstance(process, GaussianMasking | Insertion):  # tested below; refused
+        if isinstance(process, GaussianMasking | Grows):  # tested below; refused
             continue
         mark = pytest.mark.slow if name == "masking" else pytest.mark.campaign
         for sampler in exact.samplers_for(process):

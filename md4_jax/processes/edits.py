@@ -1,0 +1,128 @@
+"""Process between a text and a number of masks, which are edited into it: Edit Flows.
+
+docs/families/edit_flows.md
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+
+from md4_jax.processes.deletion import OneSchedule
+from md4_jax.processes.insertion import aligned
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.schedules import Linear
+from md4_jax.protocols import Array, Schedule, UserError
+
+
+class Edited(NamedTuple):
+    """A text in which some edits are still to be made.
+
+    z          int32 [B, L], tokens and masks, then `absent_id`
+    source     int32 [B, L], position in x of each symbol of z, a mask's being that of the token
+               which replaces it; without meaning for other masks and behind the last symbol
+    surplus    bool [B, L], the masks of z that no token replaces: they are to be deleted
+    missing    int32 [B, L + 1], number of tokens of x that are to be inserted before each symbol
+               of z, and behind the last one; 0 at later positions
+    deleted    bool [B, L], these tokens, in x
+    gap        int32 [B, L], of each token of x that is to be inserted the gap of z for it
+    created    bool [B, L], all tokens of x that come by insertion, also those that are in z
+    alignment  float32 [B], logarithm of the number of alignments from which one was drawn
+    """
+
+    z: Array
+    source: Array
+    surplus: Array
+    missing: Array
+    deleted: Array
+    gap: Array
+    created: Array
+    alignment: Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[],
+    meta_fields=["vocab_size", "schedule", "masks"],
+)
+@dataclasses.dataclass(frozen=True)
+class Edits(OneSchedule):
+    """Insertions, deletions and replacements that turn masks into a text (arXiv:2506.09487).
+
+    At t = 1 there is a text of N = `masks` masks, of which those at the places of a prompt are
+    its tokens. N masks and n tokens are aligned: as many pairs as there can be, all such alignments
+    with equal probability. A pair is a mask that becomes the token. Other masks are deleted, or
+    other tokens inserted: never both. At t each edit has been made with probability alpha_t,
+    independently. The noisy text z [B, L] is followed by the symbol V + 1. The mask is V.
+    """
+
+    vocab_size: int
+    schedule: Schedule = Linear()
+    masks: int = 16
+
+    def __post_init__(self):
+        if self.masks < 1:
+            raise UserError(
+                f"process.masks must be at least 1, not {self.masks}: with an empty text at t=1 it "
+                "is process.name='deletion'"
+            )
+
+    @property
+    def mask_id(self) -> int:
+        return self.vocab_size
+
+    def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
+        """Draws z_t ~ q(. | x), [B, L], from x [B, L], which ends in absent_id if it is shorter."""
+        return self.edited(keys, x, t, jnp.zeros(x.shape, bool)).z
+
+    def edited(self, keys: Array, x: Array, t: Array, fixed: Array) -> Edited:
+        """Draws an alignment and z_t; the tokens that `fixed` marks, bool [B, L], stay.
+
+        Where such a token follows one that does not stay, nobody could know how many masks lie
+        between them: there are none in such a text.
+        """
+        of_alignment, of_edits = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        length, place = x.shape[1], jnp.arange(x.shape[1])
+        text = x != self.absent_id
+        free = text & ~fixed
+        given, count = (jnp.sum(part, axis=1, keepdims=True) for part in (text & fixed, free))
+        is_prefix = ~jnp.any(text & fixed & (place >= given), axis=1, keepdims=True)
+        masks = jnp.where(is_prefix, jnp.maximum(min(self.masks, length) - given, 0), 0)
+        # Columns of the alignment: the tokens of x if there are more of them than masks.
+        columns = place < given + jnp.maximum(masks, count)
+        free = columns & ~fixed
+        pairs = _some(uniforms(of_alignment, length), free, jnp.minimum(masks, count))
+        has_mask = pairs | (free & (masks > count))
+        has_token = pairs | (free & (masks <= count)) | (text & fixed)
+        token = jnp.maximum(jnp.cumsum(has_token, axis=1, dtype=jnp.int32) - 1, 0)
+        made = (uniforms(of_edits, length) >= self.schedule.one_minus_alpha(t)[:, None]) | fixed
+        present = columns & jnp.where(made, has_token, has_mask)
+        symbols = jnp.where(made, jnp.take_along_axis(x, token, axis=1), self.mask_id)
+        z, column, absent = aligned(symbols, present, columns, self.absent_id)
+        inserts = masks <= count  # else what is absent has been deleted
+        ways = [gammaln(n + 1.0)[:, 0] for n in (masks, count, jnp.abs(masks - count))]
+        most = jnp.maximum(ways[0], ways[1])
+        return Edited(
+            z=z,
+            source=jnp.take_along_axis(token, column, axis=1),
+            surplus=(z == self.mask_id) & ~jnp.take_along_axis(has_token, column, axis=1),
+            missing=jnp.where(inserts, absent, 0),
+            deleted=columns & inserts & ~present,
+            gap=jnp.cumsum(present, axis=1, dtype=jnp.int32) - present,
+            created=free & inserts & ~pairs,
+            alignment=most - jnp.minimum(ways[0], ways[1]) - ways[2],
+        )
+
+    def prior(self, keys: Array, length: int) -> Array:
+        """Returns texts of N masks, int32 [B, length]: exact if alpha_1 = 0."""
+        row = jnp.where(jnp.arange(length) < self.masks, self.mask_id, self.absent_id)
+        return jnp.tile(row.astype(jnp.int32), (keys.shape[0], 1))
+
+
+def _some(order: Array, among: Array, count: Array) -> Array:
+    """Marks count [B, 1] of the positions that `among` marks, those first in order [B, L]."""
+    rank = jnp.argsort(jnp.argsort(jnp.where(among, order, 2.0), axis=1), axis=1)
+    return rank < count

@@ -1,0 +1,73 @@
+"""Sampling of texts that begin empty, and into which tokens are inserted: docs/samplers.md."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.capabilities import InsertsTokens
+from md4_jax.processes.scheduled import uniforms
+from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.samplers.ancestral import evaluated
+from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.draw import draw_from
+from md4_jax.samplers.insertion import allowed
+from md4_jax.samplers.transforms import Transform
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """Inserts tokens, at most one in each gap and step (Edit Flows, arXiv:2506.09487).
+
+    In a step from t to s gap g gets a token of Q_g with probability min(1, y_g r), where r is
+    P(a token is present at s | it is absent at t) and y_g the network's expected number of missing
+    tokens. A sample that gets too long is cut at its end. A prompt is the beginning of the text,
+    and nothing is inserted before its end.
+    """
+
+    needs: ClassVar[Needs] = Needs((InsertsTokens,), gaps=True)
+    level: ClassVar[None] = None
+
+    transform: Transform = Transform()
+
+    def __call__(
+        self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, s: Array, t: Array, keys
+    ) -> Chain:
+        of_gap, of_token = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        rows, length = chain.z.shape
+        times = jnp.full(rows, t)
+        h, outputs = denoiser.gaps(chain.z, times)
+        mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
+        new = (uniforms(of_gap, length + 1) < mean) & allowed(process, chain)
+        gap = jnp.broadcast_to(jnp.arange(length + 1), new.shape)
+        tokens, sure = draw_from(denoiser, self.transform, h, gap, of_token)
+        kept = chain.z != process.absent_id
+        z = merged(tokens, chain.z, process.absent_id, new, kept)
+        return evaluated(chain, z, merged(sure, chain.confidence, 0.0, new, kept))
+
+    def finish(
+        self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, keys: Array
+    ) -> Chain:
+        """Returns the chain: what is still missing at t = 0 is missing in the sample."""
+        return chain
+
+
+def merged(fresh: Array, old: Array, empty: float, new: Array, kept: Array) -> Array:
+    """Returns fresh [B, L + 1] where `new` and old [B, L] where `kept`, to the front: [B, L].
+
+    fresh[b, g] comes before old[b, g]. `empty` fills up the row. Where there is no room for all,
+    new ones are left out from the end on.
+    """
+    length = old.shape[1]
+    room = length - jnp.sum(kept, axis=1, keepdims=True)
+    before = jnp.minimum(jnp.cumsum(new, axis=1), room)
+    new = jnp.diff(before, axis=1, prepend=0) > 0
+    kept_before = jnp.pad(jnp.cumsum(kept, axis=1), ((0, 0), (1, 0)))
+    of_old = jnp.where(kept, kept_before[:, :-1] + before[:, :-1], length)
+    of_new = jnp.where(new, kept_before + before - 1, length)
+    row = jnp.arange(len(old))[:, None]
+    out = jnp.full_like(old, empty).at[row, of_old].set(old, mode="drop")
+    return out.at[row, of_new].set(fresh.astype(old.dtype), mode="drop")
