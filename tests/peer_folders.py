@@ -46,6 +46,7 @@ TOLD = {
     "llada2": {},
     "qwen3moe": {},
     "sdarmoe": {},
+    "diffullama": dict(mask_token_id=81),
     "gpt2": {},
     "diffugpt": dict(mask_token_id=119),
     "md4_text": dict(data_shape=[16]),
@@ -53,7 +54,9 @@ TOLD = {
     "md4_text_time_free": dict(data_shape=[16]),
 }  # fmt: skip
 # Those in the layout of transformers' Llama and Qwen.
-DECODERS = ("dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe")
+DECODERS = (
+    "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "diffullama",
+)  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Letters and special entries of the vocabulary.
 ENTRIES = {"llada": (125, 3), **dict.fromkeys((*DECODERS, *GPTS, "lladamoe", "llada2"), (120, 4))}
