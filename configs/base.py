@@ -211,7 +211,8 @@ def get_config() -> ConfigDict:
             sample=dict(
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
-                # confidence(score, per_step, noise, rule, limit, semi_autoregressive) |
+                # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
+                # edit_passes) |
                 # remask(strategy, eta, since, until, loop, held) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # metropolis(proposals, level) | left_to_right, for causal networks |

@@ -95,6 +95,7 @@ def test_the_mask_is_that_of_the_tokenizer_or_of_their_code(tmp_path):
     ):
         (folder / file).write_text(json.dumps({"mask_token": entry}))
         agrees(md4_jax.load(folder))
+        (folder / file).unlink()
     named = peer_folder(tmp_path / "named", "diffullama")
     (named / "tokenizer_config.json").write_text(json.dumps({"mask_token": "a"}))
     agrees(md4_jax.load(named))  # config.json goes before
