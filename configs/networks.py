@@ -33,6 +33,12 @@ GPT2 = dict(
     feed_forward="gelu", qkv_bias=True, out_bias=True, norm="layer", norm_eps=1e-5,
     norm_parameters="affine", head_bias=False, tied=True, time_conditioning=False,
 )  # fmt: skip
+# ModernBERT (arXiv:2412.13663) with the head of its language model: network.name="modernbert".
+MODERNBERT = dict(
+    feed_forward="geglu", norm="layer", norm_eps=1e-5, norm_parameters="scale", tied=True,
+    rotary_base=160_000.0, time_conditioning=False, initial="torch", scan_blocks=False,
+    window=128, global_every=3, local_base=10_000.0,
+)  # fmt: skip
 # The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
 DDPM = dict(
     channels=128, blocks=2, multipliers=(1, 2, 2, 2), attention_at=(16,), input="intensity",

@@ -86,7 +86,7 @@ class Attention(nn.Module):
                 rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
                 rotate(key, turns=turns, grid=o.grid),
             )
-            where = dict(segments=segments, causal=o.causal, index=index)
+            where = dict(segments=segments, causal=o.causal, index=index, reach=o.reach)
             if keys is not None and o.attention_dropout:
                 dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
                 mixed = attend_dropping(*turned, value, dropout=dropout, **where)
@@ -169,7 +169,7 @@ class Block(nn.Module):
                 6, x_BxLxD.shape, condition_BxGxC, jnp.dtype(o.dtype), o.feed_forward == "glu"
             )
             first, second = six[:3], six[3:]
-        y_BxLxD = normalized(o, x_BxLxD, first, "attention_norm")
+        y_BxLxD = x_BxLxD if o.bare else normalized(o, x_BxLxD, first, "attention_norm")
         near = {}
         if o.local_width:
             near = {"near": y_BxLxD}

@@ -25,20 +25,21 @@ def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
     """Marks the entries of an array that no parameter stands for."""
     symbols = model.domain.vocab_size
     marks = np.zeros(array.shape, bool)
-    is_head = any(word in name for word in ("output_layer.linear", "lm_head", "transformer.ff_out"))
+    is_head = any(word in name for word in HEADS)
     is_table = any(word in name for word in ("embed", "wte")) and "blocks" not in name
     has_mask = model.config["process"]["name"] in ("masking", "hybrid")
     tied = model.config["network"].get("tied")
-    if is_head and has_mask and not tied:
+    if is_head and has_mask and (marks.ndim == 1 or not tied):
         marks[symbols + 1 :] = True
         marks[model.config["tokenizer"].get("mask", symbols)] = True
-    elif (is_head and marks.ndim == 1 and has_mask) or (is_table or is_head):
+    elif is_table or is_head:
         marks[symbols + (0 if marks.ndim == 1 else has_mask) :] = True
     if name.startswith("Transformer_0/Dense_") and array.shape[-1] == symbols + 1:
         marks[..., symbols:] = True
     return marks
 
 
+HEADS = ("output_layer.linear", "lm_head", "transformer.ff_out", "decoder.")
 CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
 
 
