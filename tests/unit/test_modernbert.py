@@ -67,6 +67,15 @@ def test_two_documents_do_not_see_each_other(folder):
     np.testing.assert_allclose(found, np.concatenate(alone, axis=1), atol=5e-5)
 
 
+def test_it_is_never_told_the_time():
+    network, params = built(ModernBert)
+    assert network.time_free
+    found = [logits(network, params, t=jnp.full(3, t)) for t in (0.1, 0.9)]
+    np.testing.assert_array_equal(*found)
+    with pytest.raises(UserError, match="needs network.time_conditioning=False, not True"):
+        ModernBert(5, size=16, heads=2, time_conditioning=True)
+
+
 def test_a_local_layer_reaches_half_its_window():
     """Of one global and two local layers with 4 near tokens, the latter alone reach 4 further."""
     network, params = built(ModernBert, depth=3, global_every=3, window=4, initial="torch")
