@@ -226,6 +226,7 @@ def get_config() -> ConfigDict:
                 memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
                 cached=True,  # keep their keys and values; False: recompute them
                 dual_cache=False,  # blocks also see later tokens, as they were before the block
+                next_token=False,  # a block begins with the likeliest token after the one before
                 stop="",  # end_of_text: a text ends with the block that has it; '': never
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none

@@ -169,7 +169,8 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, domain
     if not block:
         return loop.sample
     stop = Stop(_ends(sample.stop, domain), sample.min_entropy)
-    return Blocks(block, sample.memory or data.length, stop, sample.cached, sample.dual_cache)
+    window = sample.memory or data.length
+    return Blocks(block, window, stop, sample.cached, sample.dual_cache, sample.next_token)
 
 
 def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
