@@ -73,7 +73,6 @@ def attend(
     segments: Array | None = None,
     causal: bool = False,
     index: Array | None = None,
-    reach: int | None = None,
     kernel: str = "plain",
 ) -> Array:
     """Computes softmax(q k^T / sqrt(Dh)) v, [B, L, H, Dh], with the softmax in float32.
@@ -83,7 +82,6 @@ def attend(
     segments  int32 [B, L]: a token attends only to tokens of its own segment
     causal    a token attends only to itself and to tokens on its left
     index     int32 [B, P]: positions of the queries, if these are not all positions
-    reach     tokens that a token sees on each side of itself; None: all. Not for splash
     kernel    plain, the formula; rounded, the same with operands of products in bfloat16; splash,
               the TPU kernel, used for all queries and a length of whole tiles; cudnn, the kernel
               for NVIDIA GPUs
@@ -94,25 +92,45 @@ def attend(
         return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
     if kernel == "cudnn" and causal and segments is None and index is None:
         return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, None, causal=True)
-    mask = _visible(key_BxLxHxDh.shape[1], segments, index, causal=causal, reach=reach)
+    mask = _visible(key_BxLxHxDh.shape[1], segments, index, causal=causal)
     return attend_masked(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask, kernel)
 
 
+def attend_near(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    reach: int,
+    segments: Array | None = None,
+    index: Array | None = None,
+    kernel: str = "plain",
+) -> Array:
+    """Computes `attend` where a token sees only `reach` tokens on each side, and itself.
+
+    All scores are computed, and those of tokens that are far are masked.
+    """
+    heads, length = query.shape[2], key.shape[1]
+    key, value = shared(key, heads), shared(value, heads)
+    asked = jnp.arange(length)[None] if index is None else index
+    mask = (jnp.abs(asked[:, :, None] - jnp.arange(length)) <= reach)[:, None]
+    if segments is not None:
+        mask &= _visible(length, segments, index, causal=False)
+    return attend_masked(query, key, value, mask, kernel)
+
+
 def _visible(
-    length: int, segments: Array | None, index: Array | None, *, causal: bool, reach: int | None
+    length: int, segments: Array | None, index: Array | None, *, causal: bool
 ) -> Array | None:
     """Marks the keys that each query sees, bool [B or 1, 1, Q, L]; None: all of them."""
     mask = None
     if segments is not None:
         asking = segments if index is None else jnp.take_along_axis(segments, index, axis=1)
         mask = (asking[:, :, None] == segments[:, None, :])[:, None]
-    asked = jnp.arange(length)[None] if index is None else index
     if causal:
+        asked = jnp.arange(length)[None] if index is None else index
         left = (asked[:, :, None] >= jnp.arange(length))[:, None]
         mask = left if mask is None else mask & left
-    if reach is not None:
-        near = (jnp.abs(asked[:, :, None] - jnp.arange(length)) <= reach)[:, None]
-        mask = near if mask is None else mask & near
     return mask
 
 
@@ -131,7 +149,6 @@ def attend_dropping(
     segments: Array | None = None,
     causal: bool = False,
     index: Array | None = None,
-    reach: int | None = None,
 ) -> Array:
     """Computes `attend` with dropout (keys [B], form) of the softmax's weights, by the formula.
 
@@ -145,7 +162,7 @@ def attend_dropping(
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, places)
     share = 1.0 - form.rate
     draw = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, share, (heads, length))))
-    mask = _visible(length, segments, index, causal=causal, reach=reach)
+    mask = _visible(length, segments, index, causal=causal)
     return attend_where(query, key, value, mask, form, jnp.swapaxes(draw(keys), 1, 2))
 
 

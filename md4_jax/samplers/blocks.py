@@ -93,10 +93,8 @@ class Blocks:
             here = jax.tree.map(lambda x: _block(x, b, block), prompt)
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
             chain = start(process, here, fold(own, len(grid)))
-            if self.next_token:
-                chain = _with_next(denoiser, process, chain, cache)
-            course = Course(grid, own, here.tokens, trace)
-            return continued(within, process, step, chain, course)
+            chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
+            return continued(within, process, step, chain, Course(grid, own, here.tokens, trace))
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
@@ -106,10 +104,8 @@ class Blocks:
             if not self.dual_cache:
                 _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
-            z, confidence = (
-                put(z, new, b * block, axis=1),
-                put(confidence, chain.confidence, b * block, axis=1),
-            )
+            z = put(z, new, b * block, axis=1)
+            confidence = put(confidence, chain.confidence, b * block, axis=1)
             used = chain.evaluations + self.dual_cache
             evaluations = evaluations + jnp.where(ended, 0, used)
             if path is not None:
@@ -128,8 +124,8 @@ class Blocks:
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, state
         )
-        chain = Chain(z, prompt.mask, confidence, evaluations)
-        return chain, _placed(frames, prompt, process.mask_id, trace) if trace else None
+        found = _placed(frames, prompt, process.mask_id, trace) if trace else None
+        return Chain(z, prompt.mask, confidence, evaluations), found
 
     def _empty(self, blocks: Blockwise, z: Array) -> Any:
         """Makes a cache of the shapes that a text z needs."""
