@@ -217,7 +217,8 @@ def get_config() -> ConfigDict:
                 # ancestral | tweedie | euler | tau_leaping(several) | first_hitting |
                 # flow(rate), with process uniform or metric_path |
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
-                # confidence(score, per_step, noise, rule, limit, semi_autoregressive) |
+                # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
+                # edit_passes) |
                 # remask(strategy, eta, since, until, loop, held) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # metropolis(proposals, level) | left_to_right, for causal networks |
@@ -232,6 +233,7 @@ def get_config() -> ConfigDict:
                 memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
                 cached=True,  # keep their keys and values; False: recompute them
                 dual_cache=False,  # blocks also see later tokens, as they were before the block
+                next_token=False,  # a block begins with the likeliest token after the one before
                 stop="",  # end_of_text: a text ends with it, or with the block that has it
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none

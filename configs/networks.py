@@ -9,29 +9,26 @@ MD4 = dict(
 MD4_TIME_FREE = dict(MD4, norm="rms", time_conditioning=False)
 # The DiT of SEDD, MDLM, Duo, BD3-LM and GIDD.
 DIT = dict(
-    feed_forward="gelu",
-    norm="layer",
-    norm_eps=1e-5,
-    norm_parameters="scale",
-    time_embedding="dit",
-    condition=128,
-    initial="torch",
-)
+    feed_forward="gelu", norm="layer", norm_eps=1e-5, norm_parameters="scale",
+    time_embedding="dit", condition=128, initial="torch",
+)  # fmt: skip
 # RADD's has no time.
 RADD = dict(DIT, norm_parameters="affine", time_conditioning=False)
 # LLaDA (arXiv:2502.09992), a LLaMA that is not causal.
 LLADA = dict(
-    norm_eps=1e-5,
-    norm_parameters="scale",
-    head_bias=False,
-    rotary_base=500_000.0,
-    time_conditioning=False,
-    initial="torch",
-)
+    norm_eps=1e-5, norm_parameters="scale", head_bias=False, rotary_base=500_000.0,
+    time_conditioning=False, initial="torch",
+)  # fmt: skip
 # GPT-2, and DiffuGPT (arXiv:2410.17891), a GPT-2 that is not causal: with network.positions.
 GPT2 = dict(
     feed_forward="gelu", qkv_bias=True, out_bias=True, norm="layer", norm_eps=1e-5,
     norm_parameters="affine", head_bias=False, tied=True, time_conditioning=False,
+)  # fmt: skip
+# ModernBERT (arXiv:2412.13663) with the head of its language model: network.name="modernbert".
+MODERNBERT = dict(
+    feed_forward="geglu", norm="layer", norm_eps=1e-5, norm_parameters="scale", tied=True,
+    rotary_base=160_000.0, time_conditioning=False, initial="torch", scan_blocks=False,
+    window=128, global_every=3, local_base=10_000.0,
 )  # fmt: skip
 # The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
 DDPM = dict(

@@ -46,6 +46,8 @@ TOLD = {
     "llada2": {},
     "qwen3moe": {},
     "sdarmoe": {},
+    "diffullama": dict(mask_token_id=81),
+    "modernbert": dict(mask_token_id=122),
     "gpt2": {},
     "diffugpt": dict(mask_token_id=119),
     "md4_text": dict(data_shape=[16]),
@@ -53,10 +55,13 @@ TOLD = {
     "md4_text_time_free": dict(data_shape=[16]),
 }  # fmt: skip
 # Those in the layout of transformers' Llama and Qwen.
-DECODERS = ("dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe")
+DECODERS = (
+    "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "diffullama",
+)  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Letters and special entries of the vocabulary.
-ENTRIES = {"llada": (125, 3), **dict.fromkeys((*DECODERS, *GPTS, "lladamoe", "llada2"), (120, 4))}
+OTHERS = ("lladamoe", "llada2", "modernbert")
+ENTRIES = {"llada": (125, 3), **dict.fromkeys((*DECODERS, *GPTS, *OTHERS), (120, 4))}
 # Printable characters that stand for themselves in a byte-level vocabulary.
 LETTERS = "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, [*range(0x21, 0x61), *range(0xA1, 0xAD)]))
 LETTERS += "".join(map(chr, range(0xAE, 0xC7)))[: 125 - len(LETTERS)]
@@ -80,7 +85,7 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
     folder.mkdir(parents=True)
     shutil.copy(INSTANCES / f"{name}.safetensors", folder / "model.safetensors")
     told = dict(TOLD[name])
-    if name.startswith(("llada", "md4", *DECODERS, *GPTS)):
+    if name.startswith(("llada", "md4", "modernbert", *DECODERS, *GPTS)):
         told = {**answers(name)["config"], **told}
     (folder / "config.json").write_text(json.dumps({**told, **changes}))
     letters, special = ENTRIES.get(name, (11, 0))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.unet import UNet
@@ -18,6 +19,7 @@ CONVOLVED = dict(vocab_size=5, shape=(2, 3, 1), blocks=1)
 SIZES_OF = {
     Transformer: SIZES,
     Partition: SIZES,
+    ModernBert: SIZES | dict(window=4, global_every=2),
     UNet: CONVOLVED | dict(channels=64),
     UViT: CONVOLVED | dict(channels=32, size=16, depth=2, heads=2, patch=1),
     DiT: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, head_size=16),

@@ -170,8 +170,8 @@ def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, ends: 
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
-    stop = Stop(ends, sample.min_entropy)
-    return Blocks(block, sample.memory or data.length, stop, sample.cached, sample.dual_cache)
+    stop, window = Stop(ends, sample.min_entropy), sample.memory or data.length
+    return Blocks(block, window, stop, sample.cached, sample.dual_cache, sample.next_token)
 
 
 def _ends(stop: str, domain: Domain) -> tuple[int, ...]:

@@ -188,7 +188,7 @@ def _check_blocks(experiment: Experiment) -> None:
             f"{options.stop!r} with sample.min_entropy={options.min_entropy} may end some early"
         )
     if not block:
-        for key in ("memory", "min_entropy", "dual_cache"):
+        for key in ("memory", "min_entropy", "dual_cache", "next_token"):
             if getattr(options, key):
                 raise UserError(
                     f"sample.{key}={getattr(options, key)} is for sampling block by block: "
@@ -205,6 +205,13 @@ def _check_blocks(experiment: Experiment) -> None:
             "network.tables=0 and network.causal=False"
         )
     _check_dual_cache(experiment)
+    shifted = experiment.config["network"].get("shifted", False)
+    if options.next_token and (options.dual_cache or not shifted):
+        raise UserError(
+            "sample.next_token=True draws the first token of a block from the end of the block "
+            "before: it needs network.shifted=True and sample.dual_cache=False, not "
+            f"{shifted} and {options.dual_cache}"
+        )
     if options.stride:
         raise UserError(
             f"sample.stride={options.stride} is for sampling without blocks: set it to 0. With "

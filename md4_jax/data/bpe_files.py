@@ -42,6 +42,20 @@ def from_path(path: str):
     raise UserError(f"tokenizer.path: no tokenizer at {here}; it should hold {expected}")
 
 
+def mask_of(folder: Place) -> int | None:
+    """Returns the entry that the files of a tokenizer name as the mask; None if they name none."""
+    for file in (folder / CONFIG, folder / "special_tokens_map.json"):
+        try:
+            told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except ValueError as error:
+            raise UserError(f"{file} is not readable JSON: {error}") from error
+        mask = told.get("mask_token") if isinstance(told, dict) else None
+        mask = mask.get("content") if isinstance(mask, dict) else mask
+        if isinstance(mask, str):
+            return from_path(str(folder)).token_to_id(mask)
+    return None
+
+
 def pieces(text: str) -> Iterator[str]:
     """Cuts a long text before a space between two word characters.
 

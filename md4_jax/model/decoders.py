@@ -8,8 +8,13 @@ SDAR (arXiv:2510.06303) and Fast-dLLM v2 (arXiv:2509.26328) are block diffusion:
 and what comes before it. SDAR was made of Qwen3 and takes logits from the token's own position,
 Fast-dLLM v2 of Qwen2.5 and from the position before it. Qwen3 and SDAR also come with layers of
 experts.
+
+DiffuLLaMA (arXiv:2410.17891) was made of Llama 2, sees both sides and takes logits from the
+position before. Its class DiscreteDiffusionModel names arrays in its own way; a DiffuLLaMA may also
+be stored as a Llama.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,19 +26,22 @@ from md4_jax.runtime.tensors import Tensors
 
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen")
-MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", *BLOCKWISE)
+MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "diffullama", *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
-SHIFTED = ("dream", "fast_dllm_qwen")
+SHIFTED = ("dream", "fast_dllm_qwen", "diffullama")
+# The class that `architectures` of config.json names, whose model_type is that of a Llama.
+DIFFULLAMA = "DiscreteDiffusionModel"
 # What the code of these models takes where their config.json does not say it.
 IMPLIED = {
     "sdar": {"block_size": 4, "mask_token_id": 151_669},
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
+    "diffullama": {"mask_token_id": 811},
 }
 # What the layouts of the arrays are those of, if it is another name.
 BASES = {
     "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
-    "mistral": "llama",
+    "mistral": "llama", "diffullama": "llama",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -41,9 +49,9 @@ NAMES = {
     ("qwen2", True, True): "Fast_dLLM_Qwen",
     ("qwen3", False, True): "sdar",
     ("qwen3_moe", False, True): "sdar_moe",
+    ("llama", True, False): "diffullama",
 }
-TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-FIRST = "model.layers.0."
+HEAD = "lm_head.weight"
 EXPERTS = r"model\.layers\.(?:\d+)\.mlp\.experts\.(\d+)\."
 # The longest sequences by default: models are trained on as many as 32,768 tokens and more.
 LENGTH = 2048
@@ -57,18 +65,28 @@ BUILT = {
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
     _check(told, tensors)
-    kind = str(told["model_type"]).lower()
+    kind = "diffullama" if is_diffullama(told, tensors) else str(told["model_type"]).lower()
     told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
-    network = _network(told, tensors)
+    trunk, table = published.llama_names(tensors)
+    if kind == "diffullama":  # its code takes the rows from its tokenizer
+        told.pop("vocab_size", None)
+    network = _network(told, tensors, trunk, table)
     # What Qwen3's layers of experts and LLaDA-MoE's are called is the same.
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
-    found = of_masks(told, tensors, network, convert, (TABLE, HEAD), LENGTH)
+    found = of_masks(told, tensors, network, convert, (table, HEAD), LENGTH)
     found = found._replace(told_of=told_of)
     if kind in CAUSAL:
         return from_the_left(found, told, tensors)
-    network["shifted"] = kind in SHIFTED or bool(told.get("right_shift_logits", False))
+    network["shifted"] = bool(told.get("right_shift_logits", kind in SHIFTED))
     block = told.get(block_key(kind))
     return found if block is None else in_blocks(found, block)
+
+
+def is_diffullama(told: Mapping[str, Any], tensors: Tensors) -> bool:
+    """Returns whether config.json or the names of the arrays are those of a DiffuLLaMA."""
+    trunk, table = published.llama_names(tensors)
+    named = table in tensors and DIFFULLAMA in (told.get("architectures") or [])
+    return trunk == published.DIFFUSION or named
 
 
 def block_key(kind: str) -> str:
@@ -81,38 +99,43 @@ def told_of(told: Mapping[str, Any], kind: str, *, shifted: bool, block: int) ->
 
     told   config.json of the other
     block  tokens of a block; 0: the model sees whole texts
+
+    A DiffuLLaMA stays one, whose arrays may have names of its own.
     """
     base = kind.removeprefix("a2d-")
     base = BASES.get(base, base)
     name = NAMES.get((base, shifted, block > 0), f"a2d-{base}")
+    name = kind if kind == "diffullama" else name
     left = ["right_shift_logits", "block_size", "bd_size"]
     if name.lower() != kind:  # another project's code
         left += ["architectures", "auto_map"]
     found = {key: value for key, value in told.items() if key not in left}
     found["model_type"] = name
-    if shifted and name.lower() not in SHIFTED:
-        found["right_shift_logits"] = True
+    if name == "diffullama":
+        found |= {"model_type": "llama", "architectures": [DIFFULLAMA]}
+    if shifted != (name.lower() in SHIFTED):
+        found["right_shift_logits"] = shifted
     if block:
         found[block_key(name.lower())] = block
     return found
 
 
-def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Returns the section of the network."""
-    size = tensors.shape(TABLE)[1]
+def _network(told: Mapping[str, Any], tensors: Tensors, trunk: str, table: str) -> dict[str, Any]:
+    """Returns the section of the network; see `published.llama_names`."""
+    size, first = tensors.shape(table)[1], f"{trunk}layers.0."
     heads = needed(told, tensors, "num_attention_heads")
-    queries = tensors.shape(f"{FIRST}self_attn.q_proj.weight")[0]
+    queries = tensors.shape(f"{first}self_attn.q_proj.weight")[0]
     rotary = _rotary(told)
     network = {
         **files.shipped("networks").LLADA,
         "size": size,
-        "depth": tensors.count(r"model\.layers\.(\d+)\."),
-        **_feed_forward(told, tensors),
+        "depth": tensors.count(rf"{re.escape(trunk)}layers\.(\d+)\."),
+        **_feed_forward(told, tensors, first),
         "heads": heads,
         "kv_heads": told.get("num_key_value_heads") or 0,
         "head_dim": 0 if queries == size else queries // heads,
-        "qkv_bias": f"{FIRST}self_attn.q_proj.bias" in tensors,
-        "qk_norm": f"{FIRST}self_attn.q_norm.weight" in tensors,
+        "qkv_bias": f"{first}self_attn.q_proj.bias" in tensors,
+        "qk_norm": f"{first}self_attn.q_norm.weight" in tensors,
         "tied": bool(told.get("tie_word_embeddings", False)) or HEAD not in tensors,
         "rotary_base": float(told.get("rope_theta") or rotary.get("rope_theta") or 10_000.0),
         "rotary_scaling": _scaling(rotary),
@@ -122,14 +145,17 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     return network
 
 
-def _feed_forward(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """Returns the keys of the network's feed-forward layers, plain or of experts."""
+def _feed_forward(told: Mapping[str, Any], tensors: Tensors, first: str) -> dict[str, Any]:
+    """Returns the keys of the network's feed-forward layers, plain or of experts.
+
+    first: what the names of the first layer's arrays begin with
+    """
     count = tensors.count(EXPERTS)
     if not count:
-        hidden = tensors.shape(f"{FIRST}mlp.gate_proj.weight")[0]
+        hidden = tensors.shape(f"{first}mlp.gate_proj.weight")[0]
         agree(told, tensors, intermediate_size=hidden)
         return {"hidden": hidden, "experts": 0}
-    hidden = tensors.shape(f"{FIRST}mlp.experts.0.gate_proj.weight")[0]
+    hidden = tensors.shape(f"{first}mlp.experts.0.gate_proj.weight")[0]
     agree(told, tensors, num_experts=count, moe_intermediate_size=hidden)
     return {
         "hidden": hidden,
@@ -158,9 +184,10 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
             f"{tensors.folder}: config.json says sliding_window={told['sliding_window']}: layers "
             "that see only near tokens are not known"
         )
+    first = published.llama_names(tensors)[0] + "layers.0."
     for name in ("self_attn.o_proj.bias", "mlp.gate_proj.bias"):
-        if FIRST + name in tensors:
-            raise UserError(f"{tensors.folder} has biases {FIRST + name!r}, which are not known")
+        if first + name in tensors:
+            raise UserError(f"{tensors.folder} has biases {first + name!r}, which are not known")
 
 
 def _rotary(told: Mapping[str, Any]) -> Mapping[str, Any]:

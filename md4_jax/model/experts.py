@@ -1,7 +1,8 @@
 """Published diffusion models with layers of experts: LLaDA-MoE and LLaDA2.
 
 LLaDA-MoE (arXiv:2509.24389) is a LLaDA. LLaDA2 (arXiv:2512.15745) is a block diffusion model: a
-token sees its own block of 32, in which all see one another, and the blocks before it.
+token sees its own block of 32, in which all see one another, and the blocks before it. The network
+of LLaDA2.1 is the same.
 """
 
 import re
@@ -133,4 +134,6 @@ def _check(told: Mapping[str, Any], tensors: Tensors, built: Mapping[str, Any]) 
 
 
 # Values of model_type, and what is left of the names of the classes.
-KINDS = {"lladamoe": llada_moe, "llada2_moe": llada2, "llada2moe": llada2}
+KINDS = {"lladamoe": llada_moe} | dict.fromkeys(
+    ("llada2_moe", "llada2moe", "llada21_moe", "llada21moe"), llada2
+)

@@ -129,7 +129,7 @@ def _of_others(
 ) -> Model:
     """Reads the checkpoint of another project; name: of it, for the layout."""
     tensors = Tensors(folder)
-    peer = peers.peer(told, tensors)
+    peer = peers.peer(peers.with_mask(told, folder), tensors)
     asked = peers.config_of(peer, _tokenizer(folder, peer))
     foreign.allow(foreign.names_in(changes))
     config_lib.override(asked, changes, schema.accepts)

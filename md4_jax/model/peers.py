@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model import decoders, experts, gpt2
+from md4_jax.data import bpe_files
+from md4_jax.model import decoders, experts, gpt2, modernbert
 from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
 from md4_jax.networks import published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
-NAMED = ("bd3lm", "mdlm", "duo", "llada", "gpt2", *experts.KINDS, *decoders.KINDS)
+NAMED = ("bd3lm", "mdlm", "duo", "llada", "gpt2", "modernbert", *experts.KINDS, *decoders.KINDS)
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -23,10 +25,21 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return found._replace(kind=kind)
 
 
+def with_mask(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
+    """Returns config.json with the mask that the folder's tokenizer names, if it names none."""
+    has = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+    if told.get("mask_token_id") is not None or not has:
+        return told
+    mask = bpe_files.mask_of(folder)
+    return told if mask is None else {**told, "mask_token_id": mask}
+
+
 def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
     """Returns the project that a folder comes from."""
     if prefix_of(tensors) == DIFFUSION:  # whatever its config.json says, which is a GPT-2's
         return "diffugpt"
+    if decoders.is_diffullama(told, tensors):
+        return "diffullama"
     named = [str(told.get("model_type", "")), *map(str, told.get("architectures") or [])]
     for name in named:
         for kind in NAMED:
@@ -225,6 +238,7 @@ KINDS = {
     "md4": _md4,
     "gpt2": gpt2.peer,
     "diffugpt": gpt2.peer,
+    "modernbert": modernbert.peer,
     **experts.KINDS,
     **dict.fromkeys(decoders.KINDS, decoders.peer),
 }

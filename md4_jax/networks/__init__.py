@@ -1,6 +1,7 @@
 """Networks by their name in a config; each option class has `build() -> Network`."""
 
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.unet import UNet
@@ -12,4 +13,5 @@ NETWORKS = {
     "uvit": UViT,
     "dit": DiT,
     "partition": Partition,
+    "modernbert": ModernBert,
 }

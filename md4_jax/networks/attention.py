@@ -96,6 +96,29 @@ def attend(
     return attend_masked(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask, kernel)
 
 
+def attend_near(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    reach: int,
+    segments: Array | None = None,
+    index: Array | None = None,
+    kernel: str = "plain",
+) -> Array:
+    """Computes `attend` where a token sees only `reach` tokens on each side, and itself.
+
+    All scores are computed, and those of tokens that are far are masked.
+    """
+    heads, length = query.shape[2], key.shape[1]
+    key, value = shared(key, heads), shared(value, heads)
+    asked = jnp.arange(length)[None] if index is None else index
+    mask = (jnp.abs(asked[:, :, None] - jnp.arange(length)) <= reach)[:, None]
+    if segments is not None:
+        mask &= _visible(length, segments, index, causal=False)
+    return attend_masked(query, key, value, mask, kernel)
+
+
 def _visible(
     length: int, segments: Array | None, index: Array | None, *, causal: bool
 ) -> Array | None:

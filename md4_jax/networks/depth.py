@@ -48,7 +48,7 @@ def stack(o: Any, block_size: int = 0, unroll: int = 1) -> nn.Module | list[nn.M
     if not o.scan_blocks:
         # All layers of a shifted network compute both halves of block diffusion.
         block, last = _recomputed(o, prevent_cse=True), -1 if o.shifted else count - 1
-        return [block(o, block_size, n == last) for n in range(count)]
+        return [block(o.of_layer(n), block_size, n == last) for n in range(count)]
     block = _recomputed(o, prevent_cse=False)
     return nn.scan(
         block,

@@ -268,8 +268,10 @@ def check_experts(o: Any) -> None:
                     f"network.experts, or leave network.{key}=0"
                 )
         return
-    if o.feed_forward == "gelu":
-        raise UserError("network.experts needs network.feed_forward swiglu or glu, not 'gelu'")
+    if o.feed_forward not in ("swiglu", "glu"):
+        raise UserError(
+            f"network.experts needs network.feed_forward swiglu or glu, not {o.feed_forward!r}"
+        )
     if o.depth and o.dense_layers >= o.depth:
         raise UserError(
             f"network.dense_layers={o.dense_layers} must be below network.depth={o.depth}: without "

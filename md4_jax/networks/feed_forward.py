@@ -34,6 +34,15 @@ def glu(gate: Array, up: Array) -> Array:
     return nn.sigmoid(gate) * up
 
 
+@jax.checkpoint
+def geglu(gate: Array, up: Array) -> Array:
+    """Computes GELU(gate) * up, with the exact GELU; the backward pass computes it again."""
+    return nn.gelu(gate, approximate=False) * up
+
+
+GATED = {"swiglu": swiglu, "glu": glu, "geglu": geglu}
+
+
 class FeedForward(nn.Module):
     """Gated layer f(x W_gate) * (x W_up) W_down (arXiv:2002.05202), or two layers with GELU.
 
@@ -61,7 +70,7 @@ class FeedForward(nn.Module):
         if plain:
             hidden_BxLxF = nn.gelu(layer("up", x_BxLxD, o.hidden), approximate=True)
         else:
-            gated = swiglu if o.feed_forward == "swiglu" else glu
+            gated = GATED[o.feed_forward]
             hidden_BxLxF = gated(*(layer(name, x_BxLxD, o.hidden) for name in ("gate", "up")))
         if keys is not None and o.hidden_dropout:
             keep = kept(folded(keys, HIDDEN), o.hidden_dropout, hidden_BxLxF.shape[1:])

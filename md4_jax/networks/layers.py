@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import Form, attend, attend_dropping, rounding
+from md4_jax.networks.attention import Form, attend, attend_dropping, attend_near, rounding
 from md4_jax.networks.blocks import Cache, block_diffusion_attention
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
@@ -51,8 +51,7 @@ class Attention(nn.Module):
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         batch, _, size = x_BxLxD.shape
         length, asked = x_BxLxD.shape[1], partial(at, index=index, halved=self.block and self.last)
-        asking = asked(x_BxLxD)
-        each = o.attention_size
+        asking, each = asked(x_BxLxD), o.attention_size
         kernel = rounding(o.attention, o.products)
         query, key, value = (
             Linear(
@@ -86,12 +85,14 @@ class Attention(nn.Module):
                 rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
                 rotate(key, turns=turns, grid=o.grid),
             )
-            where = dict(segments=segments, causal=o.causal, index=index)
-            if keys is not None and o.attention_dropout:
+            turned, where = (*turned, value), dict(segments=segments, index=index)
+            if o.reach is not None:
+                mixed = attend_near(*turned, reach=o.reach, kernel=kernel, **where)
+            elif keys is not None and o.attention_dropout:
                 dropout = folded(keys, WEIGHTS), Form.dropping(kernel, o.attention_dropout)
-                mixed = attend_dropping(*turned, value, dropout=dropout, **where)
+                mixed = attend_dropping(*turned, dropout=dropout, causal=o.causal, **where)
             else:
-                mixed = attend(*turned, value, kernel=kernel, **where)
+                mixed = attend(*turned, kernel=kernel, causal=o.causal, **where)
         mixed_BxLxF = mixed.reshape(*asking.shape[:2], o.heads * each)
         out = Linear(
             size, dtype, self.zero_output, o.out_bias, o.initial, products=o.products,
@@ -169,7 +170,7 @@ class Block(nn.Module):
                 6, x_BxLxD.shape, condition_BxGxC, jnp.dtype(o.dtype), o.feed_forward == "glu"
             )
             first, second = six[:3], six[3:]
-        y_BxLxD = normalized(o, x_BxLxD, first, "attention_norm")
+        y_BxLxD = x_BxLxD if o.bare else normalized(o, x_BxLxD, first, "attention_norm")
         near = {}
         if o.local_width:
             near = {"near": y_BxLxD}

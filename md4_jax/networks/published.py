@@ -20,6 +20,8 @@ Arrays = Mapping[str, np.ndarray]
 Read = Callable[[], np.ndarray]
 Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
+# What the names of arrays begin with in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891).
+DIFFUSION = "denoise_model."
 
 
 class View(Mapping):
@@ -189,6 +191,16 @@ def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     return nested(found, put)
 
 
+def llama_names(arrays: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns what the names of the layers begin with, and the name of the embedding's matrix.
+
+    They are those of transformers' Llama, or of the class DiscreteDiffusionModel of DiffuLLaMA.
+    """
+    if f"{DIFFUSION}layers.0.input_layernorm.weight" in arrays:
+        return DIFFUSION, "embed_tokens.weight"
+    return "model.", "model.embed_tokens.weight"
+
+
 def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts models in the layout of transformers' Llama and Qwen, with the mask last."""
     norms = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"} if options.qk_norm else {}
@@ -207,10 +219,10 @@ def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     vectors["attention_norm/scale"] = "input_layernorm.weight"
     vectors["feed_forward_norm/scale"] = "post_attention_layernorm.weight"
     gives |= {ours: lambda a, x=theirs: a(x) for ours, theirs in vectors.items()}
-    found = blocks(arrays, "model.layers.{}.{}", gives, options)
-    symbols, table = options.vocab_size, "model.embed_tokens.weight"
+    symbols, (trunk, table) = options.vocab_size, llama_names(arrays)
+    found = blocks(arrays, trunk + "layers.{}.{}", gives, options)
     found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
-    found["final_norm/scale"] = lambda: arrays["model.norm.weight"]
+    found["final_norm/scale"] = lambda: arrays[f"{trunk}norm.weight"]
     if not options.tied:
         found["head/kernel"] = lambda: of_symbols(arrays["lm_head.weight"].T, symbols)
     return nested(found, put)

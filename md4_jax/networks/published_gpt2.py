@@ -8,6 +8,7 @@ from typing import Any
 
 from md4_jax.networks.linear import rounded
 from md4_jax.networks.published import (
+    DIFFUSION,
     Arrays,
     Put,
     blocks,
@@ -20,7 +21,6 @@ from md4_jax.protocols import Params
 
 HEAD = "lm_head.weight"
 # What the names of the blocks begin with: GPT-2 with and without its head, DiffuGPT.
-DIFFUSION = "denoise_model."
 PREFIXES = ("transformer.", "", DIFFUSION)
 # Their names -> ours. Query, key and value lie side by side in `c_attn`.
 LAYERS = {"attention/out": "attn.c_proj", "feed_forward/up": "mlp.c_fc"}

@@ -75,7 +75,11 @@ def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
         index = _before(segments, places) - since
         return jnp.take_along_axis(h, index[..., None], axis=1), (found, text)
 
-    return Blockwise(blocks.features, empty_cache, append_block, around)
+    def following(cache: tuple[Any, Array]) -> tuple[Array, Array]:
+        before, last = cache
+        return last, before.count > 0
+
+    return Blockwise(blocks.features, empty_cache, append_block, around, following)
 
 
 def _moved(h: Array, before: Array, segments: Array | None) -> Array:

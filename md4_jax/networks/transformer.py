@@ -27,7 +27,7 @@ from md4_jax.protocols import Array, Network, UserError
 CHOICES = {
     "attention": KERNELS,
     "dtype": ("float32", "bfloat16"),
-    "feed_forward": ("swiglu", "glu", "gelu"),
+    "feed_forward": ("swiglu", "glu", "geglu", "gelu"),
     "initial": INITIAL,
     "norm": ("rms", "layer"),
     "norm_parameters": ("auto", "scale", "affine"),
@@ -45,10 +45,9 @@ SHIFTED = {
     "tables": "their estimate of a position is added to the features of that position",
 }
 RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout", "lora_dropout")
-NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition")
-NOT_NEGATIVE += ("local_width", "classes", "tables_tokens", "tables_hidden", "lora_rank")
-NOT_NEGATIVE += ("experts", "expert_hidden", "shared_hidden", "dense_layers", "balance")
-NOT_NEGATIVE += ("router_z", "positions")
+NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition", "local_width")
+NOT_NEGATIVE += ("classes", "tables_tokens", "tables_hidden", "lora_rank", "experts", "balance")
+NOT_NEGATIVE += ("expert_hidden", "shared_hidden", "dense_layers", "router_z", "positions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Transformer:
     hidden             width of the feed-forward layer; 0: 8/3 of size, rounded up to a multiple of
                        64, or 4 size with gelu
     feed_forward       swiglu, gated by silu; glu, gated by a sigmoid, which is then the activation
-                       of the condition too; gelu, two layers with biases
+                       of the condition too; geglu, gated by GELU; gelu, two layers with biases
     kv_heads           heads of keys and values, each for several heads of queries; 0: as many
     head_dim           features of a head; 0: size / heads
     qkv_bias, out_bias  give queries, keys and values a bias, and the output of attention
@@ -76,8 +75,7 @@ class Transformer:
     products           operands of linear layers and attention, with float32 sums: float32, on
                        TPUs and GPUs as XLA rounds them; bfloat16; or auto, bfloat16 on CPUs
                        that have instructions for it
-    scan_blocks        compiles one block for all depths, so that compile time does not grow;
-                       unrolled blocks are faster on CPUs
+    scan_blocks        compiles one block for all depths; unrolled blocks are faster on CPUs
     remat              what the backward pass computes again to save memory: nothing (none), all
                        but matrix products (dots), or whole blocks (full)
     causal             a position sees nothing to its right
@@ -124,6 +122,7 @@ class Transformer:
     rotary: ClassVar[bool] = True
     has_vectors: ClassVar[bool] = True  # whether a vector is learnt for each symbol
     hidden_dropout: ClassVar[float] = 0.0
+    reach, bare = None, False  # tokens seen on each side (None: all); no norm before attention
 
     vocab_size: int
     size: int = 768
@@ -240,6 +239,10 @@ class Transformer:
         beyond = rounded(symbols_read(self) if self.tied else self.vocab_size) - self.vocab_size
         return 0 < beyond < self.vocab_size // 8 and not (self.tables or self.is_ordinal)
 
+    def of_layer(self, number: int) -> "Transformer":
+        """Returns the options of an unrolled block, by its number."""
+        return self
+
     def resolved(self, platform: str) -> "Transformer":
         """Returns the options with widths and kernel in place of 0 and auto."""
         kernel = kernel_for(self.attention, platform, self.attention_size, self.dtype)
@@ -256,11 +259,11 @@ class Transformer:
         """Makes the network for a platform."""
         options = self.resolved(platform)
         module = TransformerModule(options, unroll=unrolled(options, platform))
-        tokens = jnp.zeros((1, 2), jnp.int32)
 
         def init(key: Array):
             # Rolled up: XLA takes minutes for initial values of 12 blocks side by side on a GPU.
-            return TransformerModule(options).init(key, tokens, jnp.zeros((1,)))["params"]
+            rolled, tokens = TransformerModule(options), jnp.zeros((1, 2), jnp.int32)
+            return rolled.init(key, tokens, jnp.zeros((1,)))["params"]
 
         # A convolution, tables and a causal mask reach across the borders of blocks.
         blockwise = not (self.causal or self.local_width or self.tables or self.gaps)

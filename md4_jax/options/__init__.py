@@ -132,6 +132,8 @@ class SampleOptions:
     cached      whether their keys and values are cached, or computed again for each block
     dual_cache  whether a block also sees the later tokens, through keys and values that are
                 computed once for each block (Fast-dLLM)
+    next_token  whether the first token of a block is the likeliest one after the block before, for
+                shifted networks (Fast-dLLM v2)
     stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
                 vocabulary such as '<|eot_id|>'; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
@@ -157,6 +159,7 @@ class SampleOptions:
     memory: int = 0
     cached: bool = True
     dual_cache: bool = False
+    next_token: bool = False
     stop: str = ""
     min_entropy: float = 0.0
     label: int = -1

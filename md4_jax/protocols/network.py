@@ -48,12 +48,15 @@ class Blockwise(NamedTuple):
                   itself and what the cache holds
     around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
                   text that also sees all others in the cache; None: z is the whole text
+    following     cache -> (h [B, D], bool []): the features of the token that comes next, which a
+                  shifted network has already, and whether there is a token before it
     """
 
     features: Callable[..., Array] | None
     empty_cache: Callable[[int, int], Any]
     append_block: Callable[[Array, Array, Any], tuple[Array, Any]]
     around: Callable[..., tuple[Array, Any]] | None = None
+    following: Callable[[Any], tuple[Array, Array]] | None = None
 
     def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
         """Returns the same functions, in which the network gets signal(t) in place of t."""
@@ -62,7 +65,9 @@ class Blockwise(NamedTuple):
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())))
 
         append_block, around = (_telling(f, signal) for f in (self.append_block, self.around))
-        return Blockwise(self.features and features, self.empty_cache, append_block, around)
+        return self._replace(
+            features=self.features and features, append_block=append_block, around=around
+        )
 
 
 def _telling(function: Callable | None, signal: Callable) -> Callable | None:

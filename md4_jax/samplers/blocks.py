@@ -9,7 +9,8 @@ import numpy as np
 
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain, SamplerStep
-from md4_jax.samplers.loop import Frames, sample
+from md4_jax.samplers.draw import probability
+from md4_jax.samplers.loop import Course, Frames, continued, fold, start
 
 
 class Stop(NamedTuple):
@@ -41,7 +42,7 @@ class Stop(NamedTuple):
 class Blocks:
     """Draws x_b ~ p(x_b | earlier tokens) block by block (block diffusion, arXiv:2503.09573).
 
-    Each block is sampled by `loop.sample`.
+    Each block is sampled as `loop.sample` does.
 
     block   number of tokens of a block
     window  number of earlier tokens that a block sees, a multiple of block. Only their keys and
@@ -53,6 +54,10 @@ class Blocks:
                 given ones. Before each block the keys and values of all other tokens are computed,
                 and kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
                 `window` and `cached` then have no effect
+    next_token  for a shifted network: the first token of each block but that of the text is the
+                likeliest one after the block before, whatever the temperature, and the block's
+                steps begin with it (Fast-dLLM v2, arXiv:2509.26328). The cache has its features,
+                so that it costs no network evaluation
     """
 
     block: int
@@ -60,6 +65,7 @@ class Blocks:
     stop: Stop = Stop()
     cached: bool = True
     dual_cache: bool = False
+    next_token: bool = False
 
     def __call__(
         self,
@@ -86,7 +92,9 @@ class Blocks:
             )
             here = jax.tree.map(lambda x: _block(x, b, block), prompt)
             own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
-            return sample(within, process, step, grid=grid, keys=own, prompt=here, trace=trace)
+            chain = start(process, here, fold(own, len(grid)))
+            chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
+            return continued(within, process, step, chain, Course(grid, own, here.tokens, trace))
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
@@ -96,10 +104,8 @@ class Blocks:
             if not self.dual_cache:
                 _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
-            z, confidence = (
-                put(z, new, b * block, axis=1),
-                put(confidence, chain.confidence, b * block, axis=1),
-            )
+            z = put(z, new, b * block, axis=1)
+            confidence = put(confidence, chain.confidence, b * block, axis=1)
             used = chain.evaluations + self.dual_cache
             evaluations = evaluations + jnp.where(ended, 0, used)
             if path is not None:
@@ -114,12 +120,12 @@ class Blocks:
         shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
         frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
-        start = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
+        state = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
-            lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, start
+            lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, state
         )
-        chain = Chain(z, prompt.mask, confidence, evaluations)
-        return chain, _placed(frames, prompt, process.mask_id, trace) if trace else None
+        found = _placed(frames, prompt, process.mask_id, trace) if trace else None
+        return Chain(z, prompt.mask, confidence, evaluations), found
 
     def _empty(self, blocks: Blockwise, z: Array) -> Any:
         """Makes a cache of the shapes that a text z needs."""
@@ -141,6 +147,19 @@ class Blocks:
         if self.dual_cache:
             return blocks.around(z, t, b * self.block, cache)
         return blocks.append_block(z, t, cache)
+
+
+def _with_next(denoiser: Denoiser, process: Any, chain: Chain, cache: Any) -> Chain:
+    """Puts the likeliest token into the first position of a block, if that is a mask."""
+    h, follows = denoiser.blocks.following(cache)
+    logits = denoiser.unembed(h)
+    token = jnp.argmax(logits, axis=-1).astype(chain.z.dtype)
+    put = follows & process.is_noise(chain.z[:, 0])
+    sure = jnp.where(put, probability(logits, token), chain.confidence[:, 0])
+    return chain._replace(
+        z=chain.z.at[:, 0].set(jnp.where(put, token, chain.z[:, 0])),
+        confidence=chain.confidence.at[:, 0].set(sure),
+    )
 
 
 def entropy(tokens: Array) -> Array:

@@ -11,6 +11,8 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.editing import replaced, settled
+from md4_jax.samplers.loop import without_noise
 from md4_jax.samplers.orders import blocks_of, in_order, masks_share
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
@@ -22,7 +24,7 @@ RULES = ("count", "threshold", "factor", "entropy")
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["transform", "noise", "limit"],
-    meta_fields=["score", "per_step", "rule", "semi_autoregressive"],
+    meta_fields=["score", "per_step", "rule", "semi_autoregressive", "edit", "edit_passes"],
 )
 @dataclasses.dataclass(frozen=True)
 class Confidence:
@@ -49,10 +51,18 @@ class Confidence:
               positions of a block. Blocks are filled from left to right, counted from the end of
               the prompt, and all of them are visible as masks (LLaDA). 0: one block
     noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT); for rule='count'
+    edit      in each step tokens are also drawn in the places of those that earlier steps drew, and
+              replace them if they are other tokens of at least this probability (LLaDA2.1's
+              editing threshold; inclusionAI, ZHZisZZ/dllm). 0: tokens stay
+    edit_passes
+              after the last mask is revealed tokens are replaced further, until a network
+              evaluation replaces none, with at most this number of evaluations
 
     The samples do not have the distribution of the model. With margin or entropy and without noise
     the positions depend only on the logits, and the evaluator `path` gives the likelihood of the
-    samples. With probability the order depends on the drawn tokens, and there is no likelihood.
+    samples. With probability the order depends on the drawn tokens, and there is no likelihood;
+    nor is there with `edit`, which also uses the network's outputs at visible tokens. Losses on
+    masks do not train these.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))
@@ -65,12 +75,14 @@ class Confidence:
     rule: str = "count"
     limit: float = 0.0
     semi_autoregressive: int = 0
+    edit: float = 0.0
+    edit_passes: int = 16
 
     def __post_init__(self):
         for key, value, values in (("score", self.score, SCORES), ("rule", self.rule, RULES)):
             if value not in values:
                 raise UserError(f"sample.{key} must be one of {', '.join(values)}, not {value!r}")
-        for key in ("per_step", "semi_autoregressive", "noise", "limit"):
+        for key in ("per_step", "semi_autoregressive", "noise", "limit", "edit", "edit_passes"):
             value = getattr(self, key)
             if isinstance(value, float | int) and value < 0:
                 raise UserError(f"sample.{key} must not be negative, not {value}")
@@ -98,6 +110,16 @@ class Confidence:
         if self.is_adaptive and isinstance(self.noise, float | int) and self.noise:
             raise UserError(
                 f"sample.noise={self.noise} is for sample.rule='count', not {self.rule!r}"
+            )
+        if self.edit > 1:
+            raise UserError(
+                f"sample.edit is the least probability of a new token, as 0.9 is, not {self.edit}"
+            )
+        if self.edit and self.semi_autoregressive:
+            raise UserError(
+                f"sample.edit={self.edit} replaces tokens of the block that is being drawn, and "
+                f"sample.semi_autoregressive={self.semi_autoregressive} draws all blocks in one "
+                "go: leave one of them at 0, and for block diffusion set sample.block"
             )
 
     @property
@@ -138,6 +160,9 @@ class Confidence:
         tokens = draw_token(token_keys, self.transform(outputs))
         gumbel = jax.vmap(lambda key: jax.random.gumbel(key, chain.z.shape[1:]))(noise_keys)
         chosen = self._chosen(process, chain, outputs, tokens, due, self.noise * t * gumbel)
+        if self.edit:
+            draws = (due > 0)[:, None]
+            chosen |= draws & replaced(process, chain, outputs, tokens, self.edit)
         return chain._replace(
             z=jnp.where(chosen, tokens, chain.z),
             confidence=jnp.where(chosen, probability(outputs, tokens), chain.confidence),
@@ -147,7 +172,17 @@ class Confidence:
     @property
     def is_deterministic(self) -> bool:
         """Whether the positions to reveal are a function of the logits alone."""
-        return self.score != "probability" and self.noise == 0
+        return self.score != "probability" and self.noise == 0 and not self.edit
+
+    def finish(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
+        """Draws the masks that are left, and replaces tokens while the network changes any."""
+        chain = without_noise(denoiser, process, self.transform, chain, jnp.float32(0.0), keys)
+        if not self.edit:
+            return chain
+        return settled(
+            denoiser, process, chain, keys,
+            transform=self.transform, limit=self.edit, passes=self.edit_passes,
+        )  # fmt: skip
 
     def reveals(self, process: RevealsMasks, chain: Chain, logits: Array, s: Array) -> Array:
         """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""

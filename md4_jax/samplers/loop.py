@@ -50,14 +50,22 @@ def sample(
     sequences are returned too.
     """
     chain = start(process, prompt, fold(keys, len(grid)))
+    return continued(denoiser, process, step, chain, Course(grid, keys, prompt.tokens, trace))
+
+
+def continued(
+    denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, course: Course
+) -> tuple[Chain, Frames | None]:
+    """Runs what `sample` does from the chain at t = 1 on."""
+    trace = course.trace
     if reveal.has_schedule(step, process):
         run = _by_schedule
     elif isinstance(step, LeftToRight) and denoiser.blocks and not denoiser.blocks.features:
         run = _one_by_one
     else:
         run = _step_by_step
-    chain, frames = run(denoiser, process, step, chain, Course(grid, keys, prompt.tokens, trace))
-    chain = put_prompt(chain, prompt.tokens)
+    chain, frames = run(denoiser, process, step, chain, course)
+    chain = put_prompt(chain, course.tokens)
     if not trace:
         return chain, None
     last = Frames(chain.z[None, :trace], chain.confidence[None, :trace])

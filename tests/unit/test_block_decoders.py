@@ -93,6 +93,46 @@ def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
     assert found == told["left_to_right"][:16]
 
 
+@pytest.mark.parametrize("number", range(6))
+def test_the_tokens_that_fast_dllm_v2_s_sampler_draws(number, models):
+    """In parts of a block, the surest first, after a first token that costs no evaluation."""
+    told = answers("fast_dllm_v2_samples")[number]
+    keys = {key: told[key] for key in ("limit", "semi_autoregressive")}
+    options = dict(name="confidence", rule="threshold", steps=4, next_token=True) | keys
+    length = len(told["tokens"])
+    found, passes = drawn(models["fast_dllm_v2"], told["prompt"], length, **options)
+    assert found == told["tokens"] and passes == told["passes"]
+
+
+def test_the_first_token_of_a_block_is_the_likeliest_whatever_the_temperature(models):
+    """Of the first block it is drawn as the others are, as there is no token before it."""
+    model = models["fast_dllm_v2"]
+    drawings = [
+        drawn(model, [], 12, name="confidence", next_token=True, steps=4, temperature=2.0, seed=n)[
+            0
+        ]
+        for n in range(12)
+    ]
+    denoiser = model.experiment.network.denoiser(model.params)
+    for row in drawings:
+        text = jnp.asarray([row])
+        whole = of_blocks(model, jnp.full_like(text, SYMBOLS), text)[0]
+        assert row[4] == int(jnp.argmax(whole[4])) and row[8] == int(jnp.argmax(whole[8]))
+    assert len({row[0] for row in drawings}) > 4 and denoiser.blocks.following is not None
+
+
+@pytest.mark.parametrize(
+    "name, keys, said",
+    [
+        ("sdar", {}, "network.shifted=True and sample.dual_cache=False, not False and False"),
+        ("fast_dllm_v2", {"dual_cache": True}, "sample.dual_cache=False, not True and True"),
+    ],
+)
+def test_a_first_token_that_the_cache_does_not_give_is_refused(name, keys, said, models):
+    with pytest.raises(UserError, match=said):
+        models[name].sample(num=1, length=8, steps=4, next_token=True, **keys)
+
+
 @pytest.mark.parametrize(
     "name, block, mask",
     [("sdar", 4, 151_669), ("sdarmoe", 4, 151_669), ("fast_dllm_v2", 32, 151_665)],

@@ -25,19 +25,21 @@ def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
     """Marks the entries of an array that no parameter stands for."""
     symbols = model.domain.vocab_size
     marks = np.zeros(array.shape, bool)
-    is_head = any(word in name for word in ("output_layer.linear", "lm_head", "transformer.ff_out"))
+    is_head = any(word in name for word in HEADS)
     is_table = any(word in name for word in ("embed", "wte")) and "blocks" not in name
     has_mask = model.config["process"]["name"] in ("masking", "hybrid")
     tied = model.config["network"].get("tied")
-    if is_head and has_mask and not tied:
-        marks[symbols:] = True
-    elif (is_head and marks.ndim == 1 and has_mask) or (is_table or is_head):
+    if is_head and has_mask and (marks.ndim == 1 or not tied):
+        marks[symbols + 1 :] = True
+        marks[model.config["tokenizer"].get("mask", symbols)] = True
+    elif is_table or is_head:
         marks[symbols + (0 if marks.ndim == 1 else has_mask) :] = True
     if name.startswith("Transformer_0/Dense_") and array.shape[-1] == symbols + 1:
         marks[..., symbols:] = True
     return marks
 
 
+HEADS = ("output_layer.linear", "lm_head", "transformer.ff_out", "decoder.")
 CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
 
 
@@ -80,7 +82,7 @@ def test_a_causal_model_stays_one(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name, shifted, kind",
-    [("qwen2", True, "Dream"), ("qwen2", False, "a2d-qwen2"), ("llama", True, "a2d-llama")],
+    [("qwen2", True, "Dream"), ("qwen2", False, "a2d-qwen2"), ("llama", False, "a2d-llama")],
 )
 def test_a_causal_model_leaves_as_a_diffusion_model(name, shifted, kind, tmp_path):
     """With its mask as an entry of its own, and read again it is the same model."""

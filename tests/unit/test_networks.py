@@ -13,6 +13,7 @@ from md4_jax.networks import NETWORKS
 from md4_jax.networks.attention import attend
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
 from md4_jax.networks.layers import LocalMixing
+from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.ordinal import log_masses
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.rotary import Turns, rotate
@@ -82,8 +83,8 @@ def test_every_position_sees_every_other(make):
 
 @every_network
 def test_time_is_used_if_and_only_if_the_network_says_so(make):
-    if make is Partition:
-        pytest.skip("this network is never told the time, which test_partition.py tests")
+    if make in (Partition, ModernBert):
+        pytest.skip("these networks are never told the time, which their own tests check")
     conditioned, params = built(make)
     assert not conditioned.time_free
     difference = np.abs(logits(conditioned, params) - logits(conditioned, params, t=T + 0.01))
@@ -378,7 +379,7 @@ def test_impossible_sizes_are_refused(options, words):
 @pytest.mark.parametrize("time_conditioning", [True, False])
 def test_every_parameter_learns_from_the_true_initialisation(make, time_conditioning):
     """Zeros that multiply zeros would never move: after four plain steps every array has."""
-    if make is Partition and time_conditioning:
+    if make in (Partition, ModernBert) and time_conditioning:
         pytest.skip("this network is never told the time")
     options = dict(time_conditioning=time_conditioning)
     if make is Transformer:

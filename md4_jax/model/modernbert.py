@@ -1,0 +1,86 @@
+"""ModernBERT (arXiv:2412.13663) as a masked diffusion model: dLLM's BERT-Chat, and its base.
+
+dLLM trains it further on conversations with the loss of masked diffusion. Each token is predicted
+at its own position.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.config import files
+from md4_jax.model.peer import Peer, agree, needed, of_masks
+from md4_jax.networks.published_modernbert import BIAS, HEAD, TABLE, from_modernbert
+from md4_jax.protocols import UserError
+from md4_jax.runtime.tensors import Tensors
+
+# Keys of config.json -> what they must say, if they are there.
+BUILT = {
+    "hidden_activation": "gelu", "classifier_activation": "gelu", "tie_word_embeddings": True,
+    "decoder_bias": True, "norm_bias": False, "attention_bias": False, "mlp_bias": False,
+    "classifier_bias": False, "rope_scaling": None,
+}  # fmt: skip
+# The longest sequences by default: dLLM trained BERT-Chat on as many tokens.
+LENGTH = 1024
+
+
+def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
+    told = {key: value for key, value in told.items() if value is not None}
+    for key, value in BUILT.items():
+        if told.get(key, value) != value:
+            raise UserError(
+                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
+            )
+    for name in (TABLE, BIAS, "head.dense.weight"):
+        if name not in tensors:
+            raise UserError(
+                f"{tensors.folder} has no array {name!r}, as a ModernBertForMaskedLM has: without "
+                "its head it predicts no tokens"
+            )
+    found = of_masks(told, tensors, _network(told, tensors), from_modernbert, (TABLE, HEAD), LENGTH)
+    return found._replace(tables=(*found.tables, BIAS))
+
+
+def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Returns the section of the network."""
+    size, first = tensors.shape(TABLE)[1], "model.layers.0."
+    network = {
+        **files.shipped("networks").MODERNBERT,
+        "name": "modernbert",
+        "size": size,
+        "depth": tensors.count(r"model\.layers\.(\d+)\."),
+        "hidden": tensors.shape(f"{first}mlp.Wo.weight")[1],
+        "heads": needed(told, tensors, "num_attention_heads"),
+        "norm_eps": float(told.get("norm_eps", 1e-5)),
+        "window": told.get("local_attention", 128),
+        "global_every": told.get("global_attn_every_n_layers", 3),
+    }
+    every, near = _bases(told, tensors)
+    network |= {"rotary_base": every, "local_base": near}
+    agree(
+        told, tensors, hidden_size=size, num_hidden_layers=network["depth"],
+        intermediate_size=network["hidden"],
+    )  # fmt: skip
+    return network
+
+
+def _bases(told: Mapping[str, Any], tensors: Tensors) -> tuple[float, float]:
+    """Returns the bases of rotary positions: of layers that see all tokens, and of local ones.
+
+    transformers 5 tells them by the kinds of layers, under `rope_parameters`.
+    """
+    every = told.get("global_rope_theta", 160_000.0)
+    near = told.get("local_rope_theta", every if "global_rope_theta" in told else 10_000.0)
+    for kind, turns in (told.get("rope_parameters") or {}).items():
+        if kind not in ("full_attention", "sliding_attention") or (
+            turns.get("rope_type", "default") != "default"
+        ):
+            raise UserError(
+                f"{tensors.folder}: config.json says rope_parameters.{kind}={turns!r}, which is "
+                "not known: only rope_theta of full_attention and sliding_attention is"
+            )
+        if kind == "full_attention":
+            every = turns["rope_theta"]
+        else:
+            near = turns["rope_theta"]
+    return float(every), float(near)
