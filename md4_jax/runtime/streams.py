@@ -53,6 +53,8 @@ def silence_libraries() -> None:
     """Silences the logs of libraries; this package reports its errors itself."""
     for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # It prints by itself what the root logger would print once more.
+    logging.getLogger("huggingface_hub").propagate = False
     # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
     others = sys.unraisablehook
 
