@@ -177,10 +177,12 @@ class Checkpoints:
         return self._has_failed
 
     def _not_saved(self, error: Exception) -> UserError:
+        steps = ", ".join(map(str, self._on_disk()))
+        kept = f"Whole checkpoints: of step {steps}" if steps else "There is no whole checkpoint"
+        then = "to resume" if steps else "to begin anew"
         return UserError(
-            f"a checkpoint could not be saved in {self.directory}: {items.reason(error)}. "
-            f"Checkpoints that are whole: steps {self._on_disk()}; free some space or "
-            "mend the directory, then start the same command again to resume"
+            f"a checkpoint could not be saved in {self.directory}: {items.reason(error)}. {kept}; "
+            f"free some space or mend the directory, then start the same command again {then}"
         )
 
     def _on_disk(self) -> list[int]:
