@@ -218,7 +218,7 @@ def test_the_best_before_stays_until_the_next_one_is_whole(opened, tmp_path, mon
 
     monkeypatch.setattr(checkpoints._manager._checkpointer, "save", full)
     checkpoints.best = lambda steps: 3 if 3 in steps else 1
-    with pytest.raises(UserError, match="No space left on device.*steps \\[1, 2\\]"):
+    with pytest.raises(UserError, match="No space left on device.*of step 1, 2;"):
         checkpoints.save(3, state(3), {})
     assert steps(tmp_path) == [1, 2]
 
@@ -319,6 +319,20 @@ def failing_saves(checkpoints, monkeypatch, times: int) -> None:
     monkeypatch.setattr(checkpoint.retries.time, "sleep", lambda seconds: None)
 
 
+@pytest.mark.parametrize(
+    "saved, said", [((), "There is no whole checkpoint;"), ((1,), "Whole checkpoints: of step 1;")]
+)
+def test_a_save_that_fails_names_the_checkpoints_that_there_are(saved, said, opened, monkeypatch):
+    checkpoints = opened(keep=2, retries=0)
+    for step in saved:
+        checkpoints.save(step, state(step), {})
+    assert not checkpoints.wait()
+    failing_saves(checkpoints, monkeypatch, 1)
+    with pytest.raises(UserError, match=f"No space left.*{said}"):
+        checkpoints.save(2, state(2), {})
+        checkpoints.wait()
+
+
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_save_that_fails_for_a_while(times, opened, tmp_path, monkeypatch):
     checkpoints = opened(keep=1, retries=3)
@@ -337,7 +351,7 @@ def test_a_save_that_fails_too_often(opened, tmp_path, monkeypatch):
     failing_saves(checkpoints, monkeypatch, 9)
     checkpoints.save(2, state(2), {})
     assert checkpoints.wait()
-    with pytest.raises(UserError, match="No space left on device.*steps \\[1\\]"):
+    with pytest.raises(UserError, match="No space left on device.*of step 1;"):
         checkpoints.save(2, state(2), {})
     assert steps(tmp_path) == [1]
 
