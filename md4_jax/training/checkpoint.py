@@ -119,12 +119,12 @@ class Checkpoints:
         """
         wrong = self._difference(step, record, saved)
         if wrong:
-            before = [s for s in self.steps() if s != step]
+            before = ", ".join(str(s) for s in self.steps() if s != step)
+            others = f"No other was deleted; those before it are of step {before}"
             raise UserError(
                 f"checkpoint {step} in {self.directory} was written, but cannot be read back: "
-                f"{wrong}. No other was deleted; those before it are of steps {before}. Mend the "
-                "directory or its disk and start the same command again, or choose another "
-                "--workdir"
+                f"{wrong}. {others if before else 'There is no other'}. Mend the directory or its "
+                "disk and start the same command again, or choose another --workdir"
             )
         self._is_proven = True
 

@@ -81,7 +81,7 @@ def test_none_is_deleted_before_the_first_was_read_back(opened, tmp_path, monkey
     damage_at_commit(monkeypatch, 3)
     with pytest.raises(UserError, match="checkpoint 3 .* cannot be read back") as caught:
         opened(keep=1).save(3, state(3), {})
-    assert "No other was deleted" in str(caught.value) and "steps [1, 2]" in str(caught.value)
+    assert "No other was deleted" in str(caught.value) and "of step 1, 2." in str(caught.value)
     assert steps(tmp_path) == [1, 2, 3]
     monkeypatch.undo()
     found, _ = opened(keep=1).restore(jax.tree.map(shape, state(0)), say=lambda line: None)
@@ -92,7 +92,7 @@ def test_none_is_deleted_before_the_first_was_read_back(opened, tmp_path, monkey
 @pytest.mark.usefixtures("collected")
 def test_a_first_save_that_cannot_be_read_back(opened, monkeypatch):
     damage_at_commit(monkeypatch, 1)
-    with pytest.raises(UserError, match="checkpoint 1 .* cannot be read back.* of steps \\[\\]"):
+    with pytest.raises(UserError, match="checkpoint 1 .* cannot be read back.*There is no other"):
         opened(keep=1).save(1, state(1), {})
 
 
