@@ -279,22 +279,18 @@ def _evaluated(
     return step, dict(suite.run(names, params, step, _say))
 
 
-def _summary(
-    experiment: Experiment, workdir: Place, step: int, results: dict[str, dict[str, Any]]
-) -> str:
+def _summary(experiment: Experiment, workdir: Place, step: int, results: dict[str, dict]) -> str:
     """Logs the results of a finished training; returns a summary of them and of the files."""
-    found: list[float] = []
+    found, retries = [], experiment.checkpoint.retries
     for name, result in results.items():
-        kept = {"eval": name, "step": step, **result}
-        report.keep(workdir, kept, experiment.checkpoint.retries)
+        report.keep(workdir, {"eval": name, "step": step, **result}, retries)
         found = found or levels(result)
     bounds = [
         f"; {eval_report.label(name, result['split'])}: {eval_report.line(result)}"
         for name, result in results.items()
         if "bits_per_token" in result
     ]
-    has_events = "tensorboard" in words(experiment.log.trackers)
-    events = f" (and TensorBoard: {workdir})" if has_events else ""
+    events = f" (and TensorBoard: {workdir})" * ("tensorboard" in words(experiment.log.trackers))
     return (
         f"\ntrained to step {step}{''.join(bounds)}\n"
         f"  loss curve    {report.picture(workdir, found)}\n"

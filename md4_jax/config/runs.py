@@ -170,7 +170,8 @@ def beginning(
             "network.lora_rank adapts a model that is trained already: name its run by "
             "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
         )
-    other, directory = other_run(experiment, "train.initial", asked)
+    hint = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a published model"
+    other, directory = other_run(experiment, "train.initial", asked, hint)
     if taught:
         _check_teacher(experiment, other)
     check_checkpoint(other, directory)

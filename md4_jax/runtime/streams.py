@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from typing import Any, TextIO
@@ -30,8 +31,13 @@ class Lasting:
 
 
 def outlive() -> None:
-    """Makes this process go on when nobody can read what it prints; its logs are files anyway."""
-    sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(sys.stderr)
+    """Makes this process go on when nobody can read what it prints; its logs are files anyway.
+
+    Streams that are closed from the start are None: their numbers would go to the next files.
+    """
+    is_whole = sys.stdout and sys.stderr
+    silent = None if is_whole else open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = Lasting(sys.stdout or silent), Lasting(sys.stderr or silent)
 
 
 # Control characters but for line ends and tabs, changes of direction, and halves of a pair.

@@ -18,6 +18,7 @@ from md4_jax.runtime.paths import Place, exists, is_remote, place
 
 MIN_DOCUMENTS = 20
 LARGE_BYTES = 1 << 26  # from this on, tokens are kept in shards
+MOST_LOOKED_AT = 16  # files
 MOST_FACTS = 1000  # files whose hashes the manifest lists
 
 
@@ -68,7 +69,14 @@ class TextFiles:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return ()
+        """Names a text with line ends of Windows, if one of the first files has them."""
+        found = next(filter(formats.has_windows_ends, self._files[:MOST_LOOKED_AT]), None)
+        if found is None:
+            return ()
+        said = (
+            f"{found} has line ends of Windows, \\r\\n: the model learns to write both characters."
+        )
+        return (f"{said} To train on \\n alone convert it first, for example by dos2unix",)
 
     @functools.cached_property
     def is_large(self) -> bool:

@@ -1,5 +1,6 @@
 """Documents of one file: text, JSON, tables of cells, Parquet, and archives of text files."""
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 
 from md4_jax.data.sources.records import Document, Keys, check_key, of_json, of_line, of_table
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, is_remote
 
 MARK = "\ufeff"  # the byte order mark that editors of Windows write before a text in UTF-8
 PARQUET = b"PAR1"  # the first and the last bytes of such a file
@@ -23,6 +24,7 @@ INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
 LINES = (".jsonl", ".ndjson")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+FIRST_BYTES = 1 << 16
 LARGEST = 1 << 30  # bytes of a document that is unpacked
 ERRORS = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
@@ -44,6 +46,14 @@ def is_new_table(path: Place) -> bool:
 def is_archive(path: Place) -> bool:
     """Returns whether the file is an archive of text files."""
     return path.name.endswith(ARCHIVES)
+
+
+def has_windows_ends(path: Place) -> bool:
+    """Returns whether a text on a disk begins with lines that end in \\r\\n, not in \\n."""
+    if is_remote(path) or is_table(path) or is_archive(path) or path.suffix in COMPRESSED:
+        return False
+    with _opened(path) as (_, content):
+        return b"\r\n" in content.read(FIRST_BYTES)
 
 
 def count(path: Place) -> int:
@@ -247,6 +257,8 @@ def _decode(where: str, raw: bytes, offset: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not offset:
+            raise UserError(f"{where} is UTF-16 text: convert it to UTF-8") from error
         raise UserError(
             f"{where} is not UTF-8 text: byte {raw[error.start : error.start + 1]!r} at offset "
             f"{offset + error.start}. Convert it to UTF-8, or take it out of data.path."

@@ -315,6 +315,22 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
     assert read(TextFiles(str(path)))[0][0] == "a\N{REPLACEMENT CHARACTER} b🙂"
 
 
+def test_line_ends_of_windows_are_named_where_they_are_part_of_the_text(tmp_path):
+    (tmp_path / "b.txt").write_bytes(b"a\r\nb\r\n")
+    (tmp_path / "a.csv").write_bytes(b"text\r\nb\r\n")
+    (tmp_path / "c.txt").write_bytes(b"a\nb\n")
+    warnings = TextFiles(str(tmp_path)).warnings
+    assert len(warnings) == 1 and "b.txt has line ends of Windows" in warnings[0]
+    for name in ("a.csv", "c.txt"):
+        assert TextFiles(str(tmp_path / name)).warnings == ()
+
+
+def test_utf_16_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes("größe".encode("utf-16"))
+    with pytest.raises(UserError, match="a.txt is UTF-16 text: convert it to UTF-8"):
+        read(TextFiles(str(tmp_path / "a.txt")))
+
+
 def test_a_damaged_gzip_file(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"hello" * 100)[:20])
