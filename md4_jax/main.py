@@ -85,7 +85,7 @@ def main() -> None:
     except UserError as error:
         code = streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
-        print("interrupted; the same command continues from the last checkpoint", file=sys.stderr)
+        print("interrupted; give the same command again to train on", file=sys.stderr)
         code = 130
     except Exception as error:
         code = distributed.fault(error)

@@ -21,6 +21,7 @@ from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment
 from md4_jax.options import DataOptions
+from md4_jax.options.parts import words
 from md4_jax.perf import aot as plans
 from md4_jax.perf import chips
 from md4_jax.perf.bench import bench, table
@@ -87,7 +88,7 @@ def train_mode(call: Call) -> int:
         step, results = _evaluated(experiment, suite, suite.final(), workdir)
         best = runs.best_line(experiment, workdir)
         if jax.process_index() == 0:
-            _say(_summary(workdir, step, results, experiment.checkpoint.retries) + best)
+            _say(_summary(experiment, workdir, step, results) + best)
     return 0
 
 
@@ -278,9 +279,9 @@ def _evaluated(
     return step, dict(suite.run(names, params, step, _say))
 
 
-def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]], retries: int) -> str:
+def _summary(experiment: Experiment, workdir: Place, step: int, results: dict[str, dict]) -> str:
     """Logs the results of a finished training; returns a summary of them and of the files."""
-    found: list[float] = []
+    found, retries = [], experiment.checkpoint.retries
     for name, result in results.items():
         report.keep(workdir, {"eval": name, "step": step, **result}, retries)
         found = found or levels(result)
@@ -289,10 +290,11 @@ def _summary(workdir: Place, step: int, results: dict[str, dict[str, Any]], retr
         for name, result in results.items()
         if "bits_per_token" in result
     ]
+    events = f" (and TensorBoard: {workdir})" * ("tensorboard" in words(experiment.log.trackers))
     return (
         f"\ntrained to step {step}{''.join(bounds)}\n"
         f"  loss curve    {report.picture(workdir, found)}\n"
         f"  samples       {workdir / 'samples'}\n"
-        f"  metrics       {workdir / report.METRICS} (and TensorBoard: {workdir})\n"
+        f"  metrics       {workdir / report.METRICS}{events}\n"
         f"  checkpoints   {workdir / 'checkpoints'}"
     )

@@ -121,6 +121,7 @@ def audit(
     problems: tuple[tuple[int, int], ...] = PROBLEMS,
     steps: int = 80,
     seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Audit:
     """Decides whether an objective is a bound of -log p with a process.
 
@@ -133,6 +134,7 @@ def audit(
     objective, process  instances as in `protocols`; the process is made anew for few symbols
     problems            (symbols, length) of each problem
     steps               of gradient ascent
+    say                 prints a line before each problem, which may take a minute
 
     UserError for what cannot be enumerated (`why_not`).
     """
@@ -140,9 +142,15 @@ def audit(
         raise UserError(f"{type(objective).__name__} cannot be audited: {why}")
     with jax.enable_x64(True):
         asked = [problem(objective, process, *size) for size in problems]
-        results = tuple(_audited(one, steps, jax.random.key(seed)) for one in asked)
+        results = []
+        for number, one in enumerate(asked, 1):
+            say(
+                f"problem {number} of {len(asked)}, all texts of {one.length} tokens over "
+                f"{one.symbols} symbols ..."
+            )
+            results.append(_audited(one, steps, jax.random.key(seed)))
     claims, is_loose = bool(objective.is_bound(process)), getattr(objective, "is_loose", False)
-    return Audit(objective, process, claims, results, is_loose)
+    return Audit(objective, process, claims, tuple(results), is_loose)
 
 
 def _audited(problem: Problem, steps: int, key: Array) -> Audited:

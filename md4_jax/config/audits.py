@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,10 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return found, process
 
 
+def _told(say: Callable[[str], None], key: str, line: str) -> None:
+    say(f"{key}: {line}")
+
+
 def run(config: Mapping[str, Any], say: Callable[[str], None]) -> int:
     """Audits the objectives of a config; returns 1 if one claims to be a bound and is none.
 
@@ -47,7 +52,8 @@ def run(config: Mapping[str, Any], say: Callable[[str], None]) -> int:
     found, process = objectives(config)
     results = {}
     for key, objective in found.items():
-        result = audit(objective, process, steps=options.steps, seed=options.seed)
+        told = partial(_told, say, key)
+        result = audit(objective, process, steps=options.steps, seed=options.seed, say=told)
         say(f"{key}: {text(result)}\n")
         results[key] = numbers(result)
     say(json.dumps(results))

@@ -1,10 +1,13 @@
 """Command line: flags, assignments to config keys, and the command that starts it again."""
 
 import argparse
+import difflib
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
+from md4_jax.config.load import unknown
 from md4_jax.options.parts import words
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -47,6 +50,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     flags, others = parser.parse_known_args(plain)
     if others:
         _refuse(parser, others)
+    if flags.mode not in MODES:
+        raise unknown("--mode", flags.mode, list(MODES))
     for name in ("config", "workdir"):
         # As a path it would be the current directory.
         if getattr(flags, name) == "":
@@ -65,9 +70,14 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if flags.mode == "sweep" and not (flags.config and flags.workdir):
         raise UserError("--mode sweep needs --config FILE, and --workdir DIR for its runs")
     _check_source(flags)
-    flags.evals, flags.trust = tuple(words(flags.evals)), tuple(words(flags.trust))
+    flags.evals, flags.trust = _different(flags.evals), _different(flags.trust)
     assignments |= {"plan.topology": flags.topology} if flags.topology else {}
     return flags, assignments
+
+
+def _different(text: str) -> tuple[str, ...]:
+    """Splits 'a, b, a' into ('a', 'b')."""
+    return tuple(dict.fromkeys(words(text)))
 
 
 def _check_source(flags: argparse.Namespace) -> None:
@@ -127,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mode",
         default="train",
-        choices=MODES,
         help="train (default), eval, sample; bench: time it; plan: compile it for a pod; prepare: "
         "fetch and tokenise data; import: start from another project's checkpoint; audit: check "
         "that a loss is a bound; serve: a page in the browser; ls: list runs; sweep: try values",
@@ -136,12 +145,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
-    """Raises UserError for a config key without its prefix; else exits with the usage."""
+    """Raises UserError for the first argument that is unknown, with what may have been meant."""
+    flags = [flag for action in parser._actions for flag in action.option_strings]
     for argument in others:
-        if re.match(r"--\w+\.\w", argument):
-            raise UserError(
-                f"unknown flag {argument}: did you mean --config.{argument.removeprefix('--')}?"
-            )
+        name, equals, value = argument.partition("=")
+        key = re.sub("^-*", "", name)
+        if name in MODES:
+            raise UserError(f"unknown argument {name}: did you mean --mode {name}?")
+        if Path(name).suffix == ".py":
+            raise UserError(f"unknown argument {name}: did you mean --config {name}?")
+        if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
+            raise UserError(f"unknown flag {name}: did you mean {near[0]}?")
+        if re.match(r"\w+\.\w", key) and (name.startswith("-") or equals):
+            first, _, rest = key.partition(".")
+            key = rest if difflib.get_close_matches(first, ["config"], cutoff=0.75) else key
+            meant = f"--config.{key}{equals}{value}"
+            raise UserError(f"unknown flag {argument}: did you mean {meant}?")
     parser.error(
         f"unknown arguments: {' '.join(others)}; keys are set by --config.SECTION.KEY=VALUE"
     )

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from ml_collections import ConfigDict
 
 import md4_jax
 from md4_jax.config.load import unknown
+from md4_jax.config.values import spelled
 from md4_jax.protocols import UserError
 from md4_jax.runtime.commit import PACKAGE_ROOT
 
@@ -47,7 +49,7 @@ def load(path: str) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
+        said = _of_config(error) or f"{type(error).__name__}: {error}"
         raise UserError(f"--config {path}{_line(file, error)}: {said}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"--config {path}: get_config() must return an ml_collections.ConfigDict")
@@ -98,6 +100,27 @@ def _line(file: Path, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
     return f", line {lines[-1]}" if lines else ""
+
+
+def _of_config(error: Exception) -> str:
+    """Says as the command line does what a ConfigDict does not have or take; '' if it is no such.
+
+    It raises its own errors: of a name that it lacks, and of a value of another type.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    section = frames[-1][0].f_locals.get("self") if frames else None
+    if not isinstance(section, ConfigDict):
+        return ""
+    if isinstance(error, (AttributeError, KeyError)):
+        name, known = re.search(r"'(\w+)\\?'", str(error)), list(section.keys())
+        is_top = all(isinstance(section[key], ConfigDict) for key in known)
+        kind = "section" if is_top else "key"
+        return str(unknown(f"config {kind}", name[1], known)) if name else ""
+    found = re.search(r"field '(\w+)' .*?\. (.*) is of .* type <class '(\w+)'>$", str(error))
+    types = {"bool": bool, "int": int, "float": float, "str": str}
+    if found and found[3] in types:
+        return f"{found[1]} must be {spelled(types[found[3]])}, not {found[2]}"
+    return ""
 
 
 def _arguments(path: str, module: Any, argument: str) -> list[str]:

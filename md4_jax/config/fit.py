@@ -48,7 +48,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             )
         )
     if needs.blockwise and not network.blockwise:
-        raise UserError(f"{said} needs {_whole_blocks(experiment.config['network'])}")
+        raise UserError(f"{said} needs {whole_blocks(experiment.config['network'])}")
     if needs.mixtures and not network.mixtures:
         raise UserError(
             f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
@@ -80,7 +80,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
 
 
-def _whole_blocks(network: Mapping[str, Any]) -> str:
+def whole_blocks(network: Mapping[str, Any]) -> str:
     """Returns what a config must change for a network that works block by block, and why."""
     wrong = [key for key, fits in BLOCKWISE.items() if network.get(key, fits) != fits]
     if not wrong:

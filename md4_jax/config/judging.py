@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from md4_jax.config.runs import averaged, other_run
+from md4_jax.config.runs import averaged, check_checkpoint, other_run
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.suite import Judge, RunOf
 from md4_jax.experiment import Experiment
@@ -28,6 +28,7 @@ def judge_of(experiment: Experiment) -> Judge | None:
         return lambda params: (experiment, params)
     hint = "; 'self' is the run that samples"
     judge, directory = other_run(experiment, "sample.judge", asked, hint)
+    check_checkpoint(judge, directory)
     return lambda params: (judge, averaged(judge, directory)[1])
 
 

@@ -83,8 +83,12 @@ def _section(config: dict[str, Any], parents: list[str], key: str) -> dict[str, 
                     f"{part} needs a source: give --config.{part}.name=text, or another"
                 )
             error = unknown("config section", ".".join(parents[: depth + 1]), sections(config))
-            hint = f". To add an evaluator give --config.evals.{parent}.name=KIND"
-            raise UserError(f"{error}{hint if (parents[0], depth) == ('evals', 1) else ''}")
+            hints = {
+                "evals": f". To add an evaluator give --config.evals.{parent}.name=KIND",
+                "process": ". To add it give --config.process.insertion.name=linear",
+            }
+            is_one = depth == 1 and (parents[0] == "evals" or parent == "insertion")
+            raise UserError(f"{error}{hints.get(parents[0], '') if is_one else ''}")
         section = section[parent]
     return section
 
@@ -95,6 +99,8 @@ def _may_be_new(parents: list[str], depth: int, key: str) -> bool:
         return parents[2] in OF_EVALUATORS
     if parents == ["sample", "reward"]:  # which older runs lack
         return depth == 1
+    if parents == ["process", "insertion"]:  # the second schedule of process.name=insertion
+        return (depth, key) == (1, "name")
     if parents[:2] == ["data", "parts"]:  # of a mixture
         return depth > 0 and (len(parents), key) == (3, "name")
     return (parents[0], depth, len(parents), key) == ("evals", 1, 2, "name")

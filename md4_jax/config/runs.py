@@ -52,6 +52,14 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
     return step, {**ema, "network": stored(ema["network"], experiment.network.parameters)}
 
 
+def check_checkpoint(experiment: Experiment, workdir: Place) -> None:
+    """Raises UserError if a run does not hold the checkpoint that eval.checkpoint names."""
+    steps = _read(experiment, workdir, Checkpoints.steps)
+    if not steps:
+        raise UserError(f"{workdir} holds no checkpoint yet: train it first")
+    _asked_step(experiment, workdir, steps)
+
+
 def _asked_step(
     experiment: Experiment, workdir: Place, steps: list[int], asked: str | int = ""
 ) -> int | None:
@@ -162,10 +170,11 @@ def beginning(
             "network.lora_rank adapts a model that is trained already: name its run by "
             "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
         )
-    other, directory = other_run(experiment, "train.initial", asked)
+    hint = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a published model"
+    other, directory = other_run(experiment, "train.initial", asked, hint)
     if taught:
         _check_teacher(experiment, other)
-    _read(other, directory, lambda kept: _asked_step(other, directory, kept.steps()))
+    check_checkpoint(other, directory)
     own, its = (_shapes(abstract_params(e)["network"]) for e in (experiment, other))
     new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
     if {path: shape for path, shape in own.items() if path not in new} != its:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from md4_jax.config.fit import whole_blocks
 from md4_jax.experiment import Experiment, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings, templates
@@ -199,11 +200,13 @@ def _check_blocks(experiment: Experiment) -> None:
     for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
         if size % block:
             raise UserError(f"sample.block={block} must divide {key}={size}")
-    if not (isinstance(experiment.process, RevealsMasks) and experiment.network.blockwise):
+    if not isinstance(experiment.process, RevealsMasks):
         raise UserError(
-            f"sample.block={block} needs process.name='masking', network.local_width=0, "
-            "network.tables=0 and network.causal=False"
+            f"sample.block={block} needs process.name='masking', not "
+            f"{experiment.config['process']['name']!r}"
         )
+    if not experiment.network.blockwise:
+        raise UserError(f"sample.block={block} needs {whole_blocks(experiment.config['network'])}")
     _check_dual_cache(experiment)
     shifted = experiment.config["network"].get("shifted", False)
     if options.next_token and (options.dual_cache or not shifted):

@@ -55,7 +55,9 @@ def check_made(directory: pathlib.Path) -> None:
 
 
 def _unwritable(directory: pathlib.Path, error: OSError) -> UserError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Free some space there, or set" if is_full else "Set the environment variable"
     return UserError(
-        f"cannot write to the cache directory {directory}: {error.strerror}. Free some space "
-        "there, or set MD4_JAX_CACHE to a directory with more."
+        f"cannot write to the cache directory {directory}: {error.strerror}. {remedy} "
+        f"MD4_JAX_CACHE to a directory {'with more' if is_full else 'that you can write to'}"
     )

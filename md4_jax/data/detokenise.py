@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from md4_jax.data.sources.formats import Document, Part
+from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.sources.splits import digest
 from md4_jax.protocols import UserError
 

@@ -22,7 +22,7 @@ from md4_jax.data.shards import (
     write,
     write_lengths,
 )
-from md4_jax.data.sources.formats import Document, Part
+from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.tokenizers import id_dtype
 from md4_jax.data.workers import Pool, cores
 from md4_jax.protocols import UserError

@@ -17,6 +17,7 @@ from md4_jax.protocols import Array, Params, UserError, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
+from md4_jax.runtime.tensors import is_folder
 
 MARK = "transformers:"
 # Beginnings of names that are no directories -> the packages that read them, and their extra.
@@ -59,8 +60,14 @@ def check_source(key: str, name: str) -> None:
                     f"{key}={name} needs {' and '.join(lacking)}: pip install 'md4_jax[{extra}]'"
                 )
             return
-    if not place(name, key).is_dir():
+    folder = place(name, key)
+    if not folder.is_dir():
         raise UserError(f"{key}={name} is no directory of a run or of a model")
+    of_run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    if not is_folder(folder) and not any((of_run / "checkpoints").glob("[0-9]*")):
+        raise UserError(
+            f"{key}={name} holds neither a run with a checkpoint nor a model in *.safetensors"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from md4_jax.experiment import (
 )
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
-from md4_jax.generate.prompts import check_beginnings, templates
+from md4_jax.generate.prompts import check_beginnings, remarks, templates
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
@@ -46,6 +46,8 @@ class DrawnSamples:
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and bound."""
         prompts = _prompts(experiment, context)
+        for remark in remarks(experiment.prompt, prompts):
+            context.say(f"warning: {remark}")
         drawn = drawn_samples(experiment, params, context.programs, prompts)
         judged = _judged(experiment, params, context, drawn.tokens)
         if jax.process_index() != 0:

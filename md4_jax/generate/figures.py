@@ -9,6 +9,7 @@ from md4_jax.runtime.paths import Place
 
 HELD_OUT = ("tab:orange", "tab:red", "tab:purple")
 MOST = 70  # symbols side by side
+LINE = 13.0  # points between the lines of labels
 
 
 def _pyplot() -> Any:
@@ -37,9 +38,9 @@ def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) 
         steps, values, errors = zip(*points, strict=True)
         label = f"{key.removesuffix(ends)}, moving average of the parameters"
         axes.errorbar(steps, values, errors, fmt="o-", color=HELD_OUT[number % 3], label=label)
-    for order, level in enumerate(ladder, start=1):
+    for level in ladder:
         axes.axhline(level, color="tab:green", linewidth=0.7, linestyle="--")
-        axes.text(1.0, level, f" {order}-gram", transform=axes.get_yaxis_transform(), va="center")
+    _label(axes, ladder)
     axes.set_xlabel("step")
     is_image = any(key.endswith("/bits_per_dimension") for row in rows for key in row)
     axes.set_ylabel(f"bits per {'dimension' if is_image else 'token'}")
@@ -47,6 +48,36 @@ def loss_curve(rows: Sequence[dict], path: Place, ladder: Sequence[float] = ()) 
     axes.legend(loc="upper right")
     path.parent.mkdir(parents=True, exist_ok=True)
     _save(figure, path)
+
+
+def _label(axes: Any, ladder: Sequence[float]) -> None:
+    """Writes the names of n-gram levels beside a plot, apart even where levels are close."""
+    low, high = axes.get_ylim()
+    size = axes.get_position().height * axes.figure.get_size_inches()[1] * 72  # points
+    beside = dict(textcoords=axes.get_yaxis_transform(), xycoords=axes.get_yaxis_transform())
+    line = dict(arrowstyle="-", color="tab:green", linewidth=0.7, shrinkA=0, shrinkB=0)
+    heights = apart(ladder, LINE * (high - low) / size)
+    for order, (level, height) in enumerate(zip(ladder, heights, strict=True), start=1):
+        told = dict(va="center", arrowprops=line, annotation_clip=False, **beside)
+        axes.annotate(f"{order}-gram", (1.0, level), (1.03, height), **told)
+
+
+def apart(values: Sequence[float], least: float) -> np.ndarray:
+    """Returns numbers in the order of `values` that differ by at least `least`.
+
+    They are those with the smallest sum of squared changes: values that are too close form groups
+    with equal distances, and a group has the mean of its values.
+    """
+    order = np.argsort(values, kind="stable")
+    groups: list[list[float]] = []  # of values less the distance below them
+    for rank, value in enumerate(np.asarray(values, float)[order]):
+        groups.append([value - rank * least])
+        while len(groups) > 1 and np.mean(groups[-1]) < np.mean(groups[-2]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    found = np.empty(len(order))
+    means = [np.mean(group) for group in groups for _ in group]
+    found[order] = np.array(means) + least * np.arange(len(order))
+    return found
 
 
 def _save(figure: Any, path: Place) -> None:

@@ -49,6 +49,23 @@ def templates(
     return [Prompt(tokens, given)]
 
 
+def remarks(options: PromptOptions, prompts: Iterable[Prompt]) -> list[str]:
+    """Says what a user may not have meant: a template without blanks, and nothing to draw."""
+    said = []
+    if options.template and options.blank not in options.template:
+        said.append(
+            f"sample.template has no blank {options.blank!r}: samples only begin with it, as with "
+            "sample.prompt"
+        )
+    full = [prompt for prompt in prompts if np.asarray(prompt.mask).all()]
+    if full:
+        said.append(
+            f"all {full[0].mask.size} tokens of a sample are given, so that nothing is drawn: "
+            "give fewer, or raise sample.length"
+        )
+    return said
+
+
 def check_beginnings(prompts: Iterable[Prompt]) -> None:
     """Raises UserError for prompts, each [L], that are not the beginning of a text that grows."""
     for prompt in prompts:

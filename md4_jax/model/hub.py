@@ -1,5 +1,7 @@
 """Folders on the Hugging Face hub: fetched or found in its cache, and pushed."""
 
+import pathlib
+import re
 from typing import Any
 
 from md4_jax.protocols import UserError
@@ -13,18 +15,32 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.bpe", "README.md")
 def snapshot(name: str) -> Place:
     """Returns the folder of USER/NAME or USER/NAME@REVISION in the cache, fetched if need be."""
     repository, _, revision = name.removeprefix(MARK).partition("@")
+    library = _library()
     try:
+        if re.fullmatch("[0-9a-f]{40}", revision):
+            _ask_for_commit(library, repository, revision)
         return Place(
-            _library().snapshot_download(
+            library.snapshot_download(
                 repository, revision=revision or None, allow_patterns=list(FILES)
             )
         )
-    except UserError:
-        raise
     except Exception as error:  # the library raises many kinds
         raise UserError(
             f"{MARK}{repository} is not in the hub's cache and cannot be fetched: {_first(error)}"
         ) from error
+
+
+def _ask_for_commit(library: Any, repository: str, commit: str) -> None:
+    """Raises the library's error unless the commit is in the cache, or the hub answers.
+
+    The library itself asks for the files of a commit six times within 23 s, with a warning each
+    time, before it says that there is no network; for a branch it asks once.
+    """
+    from huggingface_hub import constants
+
+    name = f"models--{repository.replace('/', '--')}"
+    if not (pathlib.Path(constants.HF_HUB_CACHE) / name / "snapshots" / commit).is_dir():
+        library.HfApi().repo_info(repository, revision=commit, timeout=10)
 
 
 def push(folder: Place, name: str, *, private: bool) -> str:
@@ -48,4 +64,5 @@ def _library() -> Any:
 
 
 def _first(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first.removeprefix("Got: ")[:200]

@@ -5,21 +5,24 @@ from typing import Any, NamedTuple
 from md4_jax.config import load as config_lib
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists
-from md4_jax.training.report import kept
+from md4_jax.runtime.streams import printable
+from md4_jax.training.report import EVALUATIONS, kept
 
 HEAD = ("run", "objective", "network", "steps", "bits", "by", "commit")
 
 
 class Found(NamedTuple):
-    """Row of the table: its cells, and its bits per token to sort by, inf if unknown."""
+    """Row of the table: its cells, its bits per token to sort by, inf if unknown, and a remark."""
 
     cells: tuple[str, ...]
     bits: float
+    remark: str = ""
 
 
 def table(folder: Place) -> str:
     """Formats the runs in a folder, or the folder itself if it is one, the fewest bits first.
 
+    Below the table it says of each run what cannot be read, and why.
     UserError if there is none.
     """
     is_folder = exists(folder) and folder.is_dir()
@@ -30,22 +33,35 @@ def table(folder: Place) -> str:
     found = sorted(map(_found, runs), key=lambda run: run.bits)
     lines = [HEAD, *(run.cells for run in found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    remarks = [f"{run.cells[0]}: {' '.join(run.remark.split())}" for run in found if run.remark]
+    return printable("\n".join(rows + remarks))
 
 
 def _found(run: Place) -> Found:
+    name = run.name if run.name.isprintable() else ascii(run.name)
     try:
-        asked = config_lib.stored(run) or {}
+        return _read(run, name)
+    except (UserError, OSError) as error:
+        why = str(error)
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{run / config_lib.FILE} is not as md4_jax writes it ({error!r})"
+    return Found((name, "unreadable", *[""] * (len(HEAD) - 2)), float("inf"), why)
+
+
+def _read(run: Place, name: str) -> Found:
+    asked, remark = config_lib.stored(run) or {}, ""
+    try:
         rows = kept(run)
-    except (UserError, ValueError):
-        return Found((run.name, "unreadable", *[""] * (len(HEAD) - 2)), float("inf"))
+    except (OSError, ValueError) as error:
+        rows, remark = [], f"{run / EVALUATIONS} cannot be read: {error}"
     bounds = [row for row in rows if "bits_per_token" in row and "command" not in row]
     result = next((row for row in reversed(bounds) if row["eval"] == "test"), None)
     result = result or (bounds[-1] if bounds else {})
     network = asked["network"]
     sizes = [network[key] for key in ("depth", "size") if key in network]
     cells = (
-        run.name,
+        name,
         asked["objective"]["name"],
         f"{network['name']} {' x '.join(map(str, sizes))}".strip(),
         f"{_step(run):,} of {asked['train']['num_steps']:,}",
@@ -53,7 +69,7 @@ def _found(run: Place) -> Found:
         result.get("eval", ""),
         result.get("commit", "")[:12],
     )
-    return Found(cells, result.get("bits_per_token", float("inf")))
+    return Found(cells, result.get("bits_per_token", float("inf")), remark)
 
 
 def _step(run: Place) -> int:

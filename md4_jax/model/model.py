@@ -21,7 +21,7 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import answers, bounds, folder, hub, inputs, peft_writing
+from md4_jax.model import answers, bounds, folder, hub, inputs, peft_writing, pickling
 from md4_jax.model.adapters import merged as without_adapters
 from md4_jax.model.layout import Layout
 from md4_jax.protocols import Params, Prompt, UserError
@@ -54,7 +54,7 @@ class Generated(NamedTuple):
 
 
 @dataclasses.dataclass
-class Model:
+class Model(pickling.Unpickled):
     """Trained model, made by `md4_jax.load`.
 
     experiment  objects made from the config: network, process, domain, mesh and others

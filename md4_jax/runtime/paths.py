@@ -216,6 +216,8 @@ def check_links(directory: Place) -> None:
 def check_writable(directory: Place) -> None:
     """Makes the directory if need be; UserError with the reason if it cannot be written."""
     try:
+        if not is_remote(directory) and directory.is_file():
+            raise UserError(f"--workdir {directory} is a file, and not a directory")
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".writable-{os.getpid()}"
         probe.write_text("")

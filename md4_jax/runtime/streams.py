@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from typing import Any, TextIO
@@ -30,8 +31,13 @@ class Lasting:
 
 
 def outlive() -> None:
-    """Makes this process go on when nobody can read what it prints; its logs are files anyway."""
-    sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(sys.stderr)
+    """Makes this process go on when nobody can read what it prints; its logs are files anyway.
+
+    Streams that are closed from the start are None: their numbers would go to the next files.
+    """
+    is_whole = sys.stdout and sys.stderr
+    silent = None if is_whole else open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = Lasting(sys.stdout or silent), Lasting(sys.stderr or silent)
 
 
 # Control characters but for line ends and tabs, changes of direction, and halves of a pair.
@@ -53,6 +59,8 @@ def silence_libraries() -> None:
     """Silences the logs of libraries; this package reports its errors itself."""
     for name in ("absl", "asyncio"):  # Orbax logs tracebacks of what it also raises
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # It prints by itself what the root logger would print once more.
+    logging.getLogger("huggingface_hub").propagate = False
     # After a failed read, Orbax's unfinished reads raise when they are garbage-collected.
     others = sys.unraisablehook
 

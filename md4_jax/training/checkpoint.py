@@ -119,12 +119,12 @@ class Checkpoints:
         """
         wrong = self._difference(step, record, saved)
         if wrong:
-            before = [s for s in self.steps() if s != step]
+            before = ", ".join(str(s) for s in self.steps() if s != step)
+            others = f"No other was deleted; those before it are of step {before}"
             raise UserError(
                 f"checkpoint {step} in {self.directory} was written, but cannot be read back: "
-                f"{wrong}. No other was deleted; those before it are of steps {before}. Mend the "
-                "directory or its disk and start the same command again, or choose another "
-                "--workdir"
+                f"{wrong}. {others if before else 'There is no other'}. Mend the directory or its "
+                "disk and start the same command again, or choose another --workdir"
             )
         self._is_proven = True
 
@@ -177,10 +177,12 @@ class Checkpoints:
         return self._has_failed
 
     def _not_saved(self, error: Exception) -> UserError:
+        steps = ", ".join(map(str, self._on_disk()))
+        kept = f"Whole checkpoints: of step {steps}" if steps else "There is no whole checkpoint"
+        then = "to resume" if steps else "to begin anew"
         return UserError(
-            f"a checkpoint could not be saved in {self.directory}: {items.reason(error)}. "
-            f"Checkpoints that are whole: steps {self._on_disk()}; free some space or "
-            "mend the directory, then start the same command again to resume"
+            f"a checkpoint could not be saved in {self.directory}: {items.reason(error)}. {kept}; "
+            f"free some space or mend the directory, then start the same command again {then}"
         )
 
     def _on_disk(self) -> list[int]:

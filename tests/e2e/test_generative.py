@@ -84,7 +84,9 @@ def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_
     monkeypatch.setitem(judges.PACKAGES, judges.MARK, (("no_such_package",), "judge"))
     words = ("--config", tiny, "--workdir", tmp_path / "run")
     kind = keys("evals.judged.name=generative_perplexity", "evals.judged.final=True")
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     for judge, said in (
+        (tmp_path / "empty", "empty holds neither a run with a checkpoint nor a model in *.safe"),
         (tmp_path / "none", f"judge={tmp_path / 'none'} is no directory of a run or of a model"),
         ("transformers:gpt2", "needs no_such_package: pip install 'md4_jax[judge]'"),
     ):

@@ -268,6 +268,14 @@ def test_m11_the_sums_are_those_of_the_identity():
             np.testing.assert_allclose(np.exp(-nats[:9]).sum(), 0.84991548841, rtol=2e-6)
 
 
+def test_the_problems_are_named_before_they_are_solved():
+    told = []
+    audit(MD4(), Masking(2), problems=((2, 1), (3, 1)), steps=1, say=told.append)
+    assert told == [
+        f"problem {n} of 2, all texts of 1 tokens over {n + 1} symbols ..." for n in (1, 2)
+    ]
+
+
 def test_an_objective_that_does_not_fit_the_process_is_refused():
     """Also one of an evaluator, before anything is audited."""
     config = families.get_config("udlm").to_dict()

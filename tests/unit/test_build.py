@@ -336,7 +336,7 @@ def test_nested_sections_are_made_first():
               sample=dict(name="left_to_right"), evals=dict()),
          "network.tables=640 needs network.causal=False"),
         (dict(network__tables=640, sample__block=16),
-         "sample.block=16 needs .* network.tables=0 and "),
+         "sample.block=16 needs network.tables=0, not 640: tables would cross"),
         (dict(data__separate_documents=True), "needs a tokenizer with an end-of-text token"),
         (dict(sample__grid="cosin"), r"unknown sample.grid 'cosin'; did you mean 'cosine'\?"),
         (dict(sample__top_p=0.0), r"sample.top_p must lie in \(0, 1\]"),

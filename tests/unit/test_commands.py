@@ -45,6 +45,29 @@ def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
         command.parse([flag, ""])
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--mode trian", "unknown --mode 'trian'; did you mean 'train'?"),
+        ("--confg a.py", "unknown flag --confg: did you mean --config?"),
+        ("--workdri=a", "unknown flag --workdri: did you mean --workdir?"),
+        ("train --config a.py", "unknown argument train: did you mean --mode train?"),
+        ("a.py --workdir b", "unknown argument a.py: did you mean --config a.py?"),
+        ("--train.seed=8", "did you mean --config.train.seed=8?"),
+        ("train.seed=8", "did you mean --config.train.seed=8?"),
+        ("--confg.train.seed=8", "did you mean --config.train.seed=8?"),
+    ],
+)
+def test_a_misspelt_flag_is_answered_by_the_nearest(words, said):
+    with pytest.raises(UserError) as error:
+        command.parse(words.split())
+    assert said in str(error.value)
+
+
+def test_an_evaluator_that_is_named_twice_runs_once():
+    assert command.parse(["--mode", "eval", "--evals", "b,a,b"])[0].evals == ("b", "a")
+
+
 def complaint(words: list[str]) -> str:
     """What the program would say against the arguments; '' if nothing."""
     words = [re.sub(r"=N$", "=1", word) for word in words]

@@ -285,6 +285,9 @@ def test_checkpoints_without_a_config(tmp_path):
         config.stored(tmp_path)
 
 
+OF_BASE = "from configs import base\ndef get_config(): c = base.get_config(); "
+
+
 @pytest.mark.parametrize(
     "content, words",
     [
@@ -292,6 +295,19 @@ def test_checkpoints_without_a_config(tmp_path):
         ("x = 1", "a config is a Python file with a get_config"),
         ("def get_config():\n    return {}", "must return an ml_collections.ConfigDict"),
         ("def get_config():\n    return 1 / 0", "mine.py, line 2: ZeroDivisionError"),
+        (
+            OF_BASE + "c.trian.batch_size = 8",
+            "section 'trian'; did you mean 'train'",
+        ),
+        (
+            OF_BASE + "c['trian'].size = 8",
+            "section 'trian'; did you mean 'train'",
+        ),
+        (
+            OF_BASE + "c.train.seed = c.train.sede",
+            "unknown config key 'sede'; did you mean 'seed'.*num_steps",
+        ),
+        (OF_BASE + "c.train.seed = 'x'", "line 2: seed must be a whole number, not x$"),
     ],
 )
 def test_a_config_file_that_cannot_be_made(content, words, tmp_path, monkeypatch):
@@ -419,6 +435,17 @@ def test_a_config_without_evaluators_is_refused_in_words(change, words, tmp_path
         schema.load_config(str(file), {})
     with pytest.raises(UserError, match="evals"):  # also with keys under a kind of evaluator
         schema.load_config(str(file), {"evals.path.limit": "3"})
+
+
+def test_the_command_line_may_add_the_second_schedule_of_insertion():
+    base = str(commits.PACKAGE_ROOT / "configs" / "base.py")
+    changes = {"process.insertion.name": "power", "process.insertion.exponent": "2"}
+    found = schema.load_config(base, {"process.name": "insertion", **changes})
+    assert found["process"]["insertion"] == {"name": "power", "exponent": 2}
+    with pytest.raises(UserError, match="unknown key in process 'insertion'"):
+        schema.load_config(base, changes)
+    with pytest.raises(UserError, match=r"To add it give --config.process.insertion.name=linear$"):
+        schema.load_config(base, {"process.name": "insertion", "process.insertion.exponent": "2"})
 
 
 def test_a_run_without_a_reward_may_be_given_one(tmp_path):

@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
 from md4_jax.generate import figures
@@ -36,6 +37,29 @@ def test_reveal_times_of_windows():
     second = [[A, B, MASK], [A, B, B], [A, B, B]]
     times = figures.reveal_times(np.array([first, second]), grid, MASK)
     np.testing.assert_array_equal(times, [0.5, 0.0, 0.5])
+
+
+def test_numbers_are_moved_apart_and_no_further_than_need_be():
+    np.testing.assert_allclose(figures.apart([3.0, 1.0, 2.0], 1.0), [3.0, 1.0, 2.0])
+    np.testing.assert_allclose(figures.apart([2.0, 5.0, 2.2, 2.1], 1.0), [1.1, 5.0, 3.1, 2.1])
+    np.testing.assert_allclose(figures.apart([1.0, 1.0, 1.6], 1.0), [0.2, 1.2, 2.2], atol=1e-12)
+    assert figures.apart([], 1.0).size == 0
+
+
+@pytest.mark.parametrize("ladder", [[4.8, 3.5, 2.41, 2.40, 2.405], [2.5] * 12, [90.0, 2.1, 2.0]])
+def test_the_labels_of_n_grams_do_not_overlap(ladder, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure))
+    rows = [{"step": n, "train_bits_per_token": 2.0 + 3.0 / n} for n in range(1, 9)]
+    figures.loss_curve(rows, tmp_path / "loss.png", ladder)
+    (figure,) = kept
+    figure.canvas.draw()
+    texts = [text for text in figure.axes[0].texts if text.get_text().endswith("-gram")]
+    boxes = [Text.get_window_extent(text) for text in texts]  # without their lines
+    assert len(boxes) == len(ladder)
+    for number, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:number])
+    assert [text.xy[1] for text in texts] == ladder  # where their lines begin
 
 
 @pytest.mark.parametrize("count", [3, 300])

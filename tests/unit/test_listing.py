@@ -50,6 +50,34 @@ def test_a_run_alone_and_a_broken_one(tmp_path):
     assert "unreadable" in listing.table(place(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        ('{"package": "other"}', "was not written by md4_jax"),
+        ('{"package": "md4_jax", "config": {"network": {}}}', "is not as md4_jax writes it"),
+        (None, "Is a directory"),
+    ],
+)
+def test_below_the_table_is_why_a_run_cannot_be_read(content, why, tmp_path):
+    made(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    file = tmp_path / "b" / "config.json"
+    file.mkdir() if content is None else file.write_text(content)
+    *_, b, last = listing.table(place(tmp_path)).splitlines()
+    assert b.split() == ["b", "unreadable"]
+    assert last.startswith("b: ")
+    assert why in last
+
+
+def test_damaged_results_hide_no_run_and_names_break_no_line(tmp_path):
+    run = made(tmp_path / "a\nb\033[1m", (5,))
+    (run / "evaluations.jsonl").write_text('{"eval": "te')
+    _, row, last = listing.table(place(tmp_path)).splitlines()
+    assert row.split()[:2] == [r"'a\nb\x1b[1m'", "any_order"]
+    assert "5 of 3,500" in row
+    assert "evaluations.jsonl cannot be read: " in last
+
+
 def test_nothing_there(tmp_path):
     with pytest.raises(UserError, match="holds no run: md4_jax ls DIR"):
         main.run(["ls", str(tmp_path / "none")])

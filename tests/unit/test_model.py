@@ -1,8 +1,10 @@
 """Models of other projects and of this one, as `md4_jax.load` returns them."""
 
 import ast
+import copy
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -324,6 +326,32 @@ def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
     assert len(mdlm.programs) == before
     mdlm.sample(num=2, steps=5)
     assert len(mdlm.programs) == before + 1
+
+
+def test_a_model_is_copied_and_not_pickled(mdlm):
+    with pytest.raises(UserError, match=r"cannot be pickled.*md4_jax.load\('.*model.save"):
+        pickle.dumps(mdlm)
+    for copied in (copy.copy(mdlm), copy.deepcopy(mdlm)):
+        assert copied is not mdlm
+        assert repr(copied) == repr(mdlm)
+
+
+def test_without_network_a_commit_is_asked_for_once(monkeypatch):
+    """The library repeats the question for the files of a commit for 23 s."""
+    asked = []
+
+    class Interface:
+        def repo_info(self, name, **options):
+            asked.append(name)
+            raise ConnectionError("Got: no network")
+
+    stand_in = types.SimpleNamespace(
+        HfApi=Interface, snapshot_download=lambda *_, **options: asked.append("files")
+    )
+    monkeypatch.setattr(hub, "_library", lambda: stand_in)
+    with pytest.raises(UserError, match="hf:nobody/nothing is not in .* fetched: no network$"):
+        md4_jax.load(f"hf:nobody/nothing@{'0' * 40}")
+    assert asked == ["nobody/nothing"]
 
 
 def test_the_hubs_cache_is_enough(folders, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import stat
 
 import pytest
 
+from md4_jax.protocols import UserError
 from md4_jax.runtime import paths
 
 
@@ -63,3 +64,9 @@ def test_a_file_system_whose_directories_cannot_be_flushed(number, is_fine, tmp_
         with pytest.raises(OSError, match="Input/output"):
             paths.replace(file, "new")
     assert file.read_text() == "new"
+
+
+def test_a_file_is_no_workdir(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(UserError, match="--workdir .*a is a file, and not a directory"):
+        paths.check_writable(paths.place(tmp_path / "a"))

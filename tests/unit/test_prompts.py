@@ -28,6 +28,17 @@ def listed(template):
     return [int(k) if g else FREE for k, g in zip(*template, strict=True)]
 
 
+def test_what_a_user_may_not_have_meant_is_said():
+    said = lambda length, **options: prompts.remarks(  # noqa: E731
+        PromptOptions(**options), built(length, **options)
+    )
+    assert said(4, template="a_b") == said(4, prompt="abc") == said(4) == []
+    (remark,) = said(4, template="abc")
+    assert "sample.template has no blank '_': samples only begin with it" in remark
+    (remark,) = said(4, prompt="ab", suffix="cd")
+    assert "all 4 tokens of a sample are given, so that nothing is drawn" in remark
+
+
 def test_nothing_is_given_by_default():
     assert one(3) == [FREE] * 3
 

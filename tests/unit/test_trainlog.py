@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from md4_jax import modes
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.protocols import UserError
 from md4_jax.training import loop
@@ -26,6 +27,16 @@ class Paper:
 
     def say(self, text):
         self.lines.append(text)
+
+
+@pytest.mark.parametrize("trackers", ["tensorboard", "", "wandb,tensorboard"])
+def test_the_summary_names_tensorboard_only_where_it_has_events(trackers, tmp_path):
+    experiment = types.SimpleNamespace(
+        log=types.SimpleNamespace(trackers=trackers), checkpoint=types.SimpleNamespace(retries=0)
+    )
+    said = modes._summary(experiment, tmp_path, 3, {})
+    assert ("TensorBoard" in said) == ("tensorboard" in trackers)
+    assert "metrics.jsonl" in said
 
 
 def new_log(paper, *, is_bound=True, every=4, held_out="validation"):

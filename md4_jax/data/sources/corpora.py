@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from md4_jax.data.sources.formats import Document
+from md4_jax.data.sources.records import Document
 
 Shape = Callable[[Iterator[Document]], Iterator[Document]]
 

@@ -11,13 +11,14 @@ from typing import Any
 from md4_jax.data import contents
 from md4_jax.data.labelled import Labelled, own_sequences
 from md4_jax.data.sources import formats
-from md4_jax.data.sources.formats import Document, Keys, Part
+from md4_jax.data.sources.records import Document, Keys, Part
 from md4_jax.data.sources.splits import bounds, check_split, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
 MIN_DOCUMENTS = 20
 LARGE_BYTES = 1 << 26  # from this on, tokens are kept in shards
+MOST_LOOKED_AT = 16  # files
 MOST_FACTS = 1000  # files whose hashes the manifest lists
 
 
@@ -27,7 +28,7 @@ class TextFiles:
 
     path        a file, a directory (all files below it), a glob pattern, in
                 which ** also matches folders, or a tuple of these
-    text_key    key of the text in a JSON line, or column of a Parquet file
+    text_key    key of the text in a record: an object of JSON, or a row of a table
     label_key   likewise of the label, a name or a number from 0 on; each document is then one
                 sequence. "": no labels, and documents are joined
     prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
@@ -37,9 +38,10 @@ class TextFiles:
     validation  fraction of the documents if below 1, otherwise their number
     test        likewise; the last documents are test, those before validation
 
-    A .jsonl file holds one document per line, a .parquet file one per row, and an archive (.zip,
-    .tar, .tar.gz, .tar.xz) one per file in it, in its order. Any other file is one document. Text
-    and lines may be compressed (.gz, .xz). The customary held-out set of OpenWebText is its last
+    A .jsonl file holds one document per line, a .json file one per object of its list, a .parquet,
+    .csv or .tsv file one per row, and an archive (.zip, .tar, .tar.gz, .tar.xz) one per file in it,
+    in its order. Any other file is one document. All but archives and .parquet may be compressed
+    (.gz, .xz). The customary held-out set of OpenWebText is its last
     100,000 documents.
     Fewer than 20 documents without labels are split by characters instead, in the same order,
     and amounts then count characters.
@@ -67,7 +69,14 @@ class TextFiles:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return ()
+        """Names a text with line ends of Windows, if one of the first files has them."""
+        found = next(filter(formats.has_windows_ends, self._files[:MOST_LOOKED_AT]), None)
+        if found is None:
+            return ()
+        said = (
+            f"{found} has line ends of Windows, \\r\\n: the model learns to write both characters."
+        )
+        return (f"{said} To train on \\n alone convert it first, for example by dos2unix",)
 
     @functools.cached_property
     def is_large(self) -> bool:
@@ -81,7 +90,7 @@ class TextFiles:
 
     def content(self) -> str:
         """Returns a hash of the documents, however they are split."""
-        return digest("text", contents.of_texts(self._files), self.text_key)
+        return digest("text", contents.of_texts(self._files), self.text_key, *self._as_records)
 
     def facts(self) -> list[list[str | int]]:
         """Returns [name, SHA-256] of each file, as the manifest of shards lists them."""
@@ -106,6 +115,7 @@ class TextFiles:
         more = (self.label_key,) if self.label_key else ()
         more += ("prompt", self.prompt_key) if self.prompt_key else ()
         more += ("messages", self.messages_key) if self.messages_key else ()
+        more += self._as_records
         return digest("text", facts, self.text_key, self.validation, self.test, *more)
 
     def documents(self, split: str) -> Iterator[str]:
@@ -155,6 +165,11 @@ class TextFiles:
         return own_sequences(self)
 
     @property
+    def _as_records(self) -> tuple[str, ...]:
+        """Tells tokens in the cache from those of versions that read such files as one text."""
+        return ("records",) if any(map(formats.is_new_table, self._files)) else ()
+
+    @property
     def _size(self) -> int:
         return sum(path.stat().length for path in self._files)
 
@@ -165,8 +180,8 @@ class TextFiles:
             wrong = [path for path in found if getattr(self, key) and not formats.is_table(path)]
             if wrong:
                 raise UserError(
-                    f"data.{key}={getattr(self, key)!r} needs files of JSON lines, .jsonl or "
-                    f".jsonl.gz, or .parquet, and data.path has {wrong[0]}"
+                    f"data.{key}={getattr(self, key)!r} needs files of records: .jsonl, .json, "
+                    f".csv, .tsv (all also .gz) or .parquet. data.path has {wrong[0]}"
                 )
         return found
 

@@ -1,21 +1,20 @@
-"""Documents of one file: text, JSON lines, Parquet, and archives of text files."""
+"""Documents of one file: text, JSON, tables of cells, Parquet, and archives of text files."""
 
+import codecs
 import contextlib
 import gzip
 import io
-import json
 import lzma
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
-from md4_jax.data.messages import conversation
-from md4_jax.data.surrogates import without_surrogates
+from md4_jax.data.sources.records import Document, Keys, check_key, of_json, of_line, of_table
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, is_remote
 
 MARK = "\ufeff"  # the byte order mark that editors of Windows write before a text in UTF-8
 PARQUET = b"PAR1"  # the first and the last bytes of such a file
@@ -23,6 +22,9 @@ ROWS_AT_ONCE = 1024
 COMPRESSED = {".gz": gzip.open, ".xz": lzma.open}
 INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
+LINES = (".jsonl", ".ndjson")
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+FIRST_BYTES = 1 << 16
 LARGEST = 1 << 30  # bytes of a document that is unpacked
 ERRORS = (
     OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
@@ -31,70 +33,14 @@ ERRORS = (
 )  # fmt: skip
 
 
-class Document(NamedTuple):
-    """A text and its origin.
-
-    line      number of the line or row in its file, from 1 on; 0: another kind of file
-    start     number of characters of the file before the text
-    label     value of data.label_key; '' without labels
-    prompt    value of data.prompt_key; '' without prompts
-    messages  value of data.messages_key, each {"role": ..., "content": ...}; () without
-    member    name in an archive; '' outside of archives
-    position  bytes of the file that were read so far, for a display of progress
-    """
-
-    text: str
-    path: Place
-    line: int = 0
-    start: int = 0
-    label: str | int = ""
-    prompt: str = ""
-    messages: tuple[dict[str, Any], ...] = ()
-    member: str = ""
-    position: int = 0
-
-    @property
-    def where(self) -> str:
-        """Names the file and the place in it."""
-        member = f", {self.member}" if self.member else ""
-        line = f", line {self.line}" if self.line else ""
-        start = f", from character {self.start} on" if self.start else ""
-        return f"{self.path}{member}{line}{start}"
-
-
-class Keys(NamedTuple):
-    """Keys of a JSON line, or columns of a Parquet file: of its text, label, prompt and messages.
-
-    '' for one that is not read.
-    """
-
-    text: str
-    label: str = ""
-    prompt: str = ""
-    messages: str = ""
-
-    def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
-        """Returns the document of a record, a line or a row; UserError if it lacks a key."""
-        if self.messages:
-            _check_key(where, record, "messages_key", self.messages)
-            told = conversation(f"{where}: {self.messages!r}", record[self.messages])
-            return Document("", path, number, messages=told)
-        label = _label(where, record, self.label) if self.label else ""
-        prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
-        text = _text(where, record, "text_key", self.text)
-        return Document(text, path, number, label=label, prompt=prompt)
-
-
-class Part(NamedTuple):
-    """File of a corpus: its bytes, and a function that yields its documents."""
-
-    size: int
-    read: Callable[[], Iterator[Document]]
-
-
 def is_table(path: Place) -> bool:
-    """Returns whether the file has a document in each line or row."""
-    return path.suffix == ".parquet" or _is_lines(path)
+    """Returns whether the file has a document in each line, row or record."""
+    return path.suffix == ".parquet" or _kind(path) in LINES or is_new_table(path)
+
+
+def is_new_table(path: Place) -> bool:
+    """Returns whether the file has records, and was read as one text by earlier versions."""
+    return _kind(path) in (".json", ".ndjson", *SEPARATORS)
 
 
 def is_archive(path: Place) -> bool:
@@ -102,10 +48,21 @@ def is_archive(path: Place) -> bool:
     return path.name.endswith(ARCHIVES)
 
 
+def has_windows_ends(path: Place) -> bool:
+    """Returns whether a text on a disk begins with lines that end in \\r\\n, not in \\n."""
+    if is_remote(path) or is_table(path) or is_archive(path) or path.suffix in COMPRESSED:
+        return False
+    with _opened(path) as (_, content):
+        return b"\r\n" in content.read(FIRST_BYTES)
+
+
 def count(path: Place) -> int:
     """Counts the documents of a file; blank lines are none."""
-    if _is_lines(path):
+    if _kind(path) in LINES:
         return sum(1 for line in _raw_lines(path) if line.strip())
+    if _kind(path) in (".json", *SEPARATORS):
+        with _explained(path):
+            return sum(1 for _ in _records(path))
     if path.suffix == ".parquet":
         with _parquet(path) as table:
             return table.metadata.num_rows
@@ -114,15 +71,19 @@ def count(path: Place) -> int:
 
 def read(path: Place, keys: Keys) -> Iterator[Document]:
     """Yields the documents of a file; UserError for one that cannot be read."""
-    if _is_lines(path):
+    if _kind(path) in LINES:
         return _lines(path, keys)
+    if _kind(path) in (".json", *SEPARATORS):
+        return _of_records(path, keys)
     if path.suffix == ".parquet":
         return _rows(path, keys)
     return _members(path) if is_archive(path) else iter([_whole(path)])
 
 
-def _is_lines(path: Place) -> bool:
-    return path.name.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
+def _kind(path: Place) -> str:
+    """Returns how the name ends, in small letters and without .gz or .xz."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".xz")
+    return name[name.rfind(".") :] if "." in name else ""
 
 
 @contextlib.contextmanager
@@ -156,11 +117,14 @@ def bounded(where: str, raw: bytes) -> bytes:
     return raw
 
 
-def _whole(path: Place) -> Document:
+def _content(path: Place) -> bytes:
     with _opened(path) as (file, content):
         raw = content.read() if content is file else content.read(LARGEST + 1)
-    if path.suffix in COMPRESSED:
-        raw = bounded(str(path), raw)
+    return bounded(str(path), raw) if path.suffix in COMPRESSED else raw
+
+
+def _whole(path: Place) -> Document:
+    raw = _content(path)
     if raw.startswith(PARQUET) and raw.endswith(PARQUET):
         raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
     return Document(_decode(str(path), raw, 0), path, position=path.stat().length)
@@ -172,17 +136,63 @@ def _lines(path: Place, keys: Keys) -> Iterator[Document]:
         for number, line in enumerate(_split(path, content), 1):
             if line.strip():
                 where = f"{path}, line {number}"
-                record = _record(where, _decode(str(path), line, offset))
+                record = of_line(where, _decode(str(path), line, offset))
                 found = keys.document(where, record, path, number)
                 yield found._replace(position=file.tell())
             offset += len(line)
+
+
+def _of_records(path: Place, keys: Keys) -> Iterator[Document]:
+    """Yields the documents of a JSON file or of a table with a header."""
+    with _explained(path):
+        for number, (where, record, position) in enumerate(_records(path), 1):
+            if _kind(path) in SEPARATORS and _is_number(record.get(keys.label)):
+                record[keys.label] = int(record[keys.label])  # every cell of a table is text
+            yield keys.document(where, record, path, number)._replace(position=position)
+
+
+@contextlib.contextmanager
+def _explained(path: Place) -> Iterator[None]:
+    """Adds to a UserError how the file could be read as plain text."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"{error}. A {_kind(path)} file is read as records. To train on its characters as they "
+            "are, give it a name that ends in .txt"
+        ) from error
+
+
+def _records(path: Place) -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Yields (place, record, bytes that were read so far)."""
+    if _kind(path) not in SEPARATORS:
+        size = path.stat().length
+        for where, record in of_json(str(path), _decode(str(path), _content(path), 0)):
+            yield where, record, size
+        return
+    with _opened(path) as (file, content):
+        lines = _texts(path, content)
+        for line, record in of_table(str(path), lines, SEPARATORS[_kind(path)]):
+            yield f"{path}, line {line}", record, file.tell()
+
+
+def _texts(path: Place, content: BinaryIO) -> Iterator[str]:
+    offset = 0
+    for line in _split(path, content):
+        yield _decode(str(path), line, offset)
+        offset += len(line)
+
+
+def _is_number(label: Any) -> bool:
+    """Returns whether a cell holds a whole number as it is usually written."""
+    return isinstance(label, str) and label.isdecimal() and str(int(label)) == label
 
 
 def _rows(path: Place, keys: Keys) -> Iterator[Document]:
     wanted = {f"{name}_key": key for name, key in keys._asdict().items() if key}
     with _parquet(path) as table:
         for option, key in wanted.items():
-            _check_key(str(path), table.schema_arrow.names, option, key)
+            check_key(str(path), table.schema_arrow.names, option, key)
         size, number = path.stat().length, 0
         for batch in table.iter_batches(ROWS_AT_ONCE, columns=[*dict.fromkeys(wanted.values())]):
             for record in batch.to_pylist():
@@ -247,42 +257,10 @@ def _decode(where: str, raw: bytes, offset: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not offset:
+            raise UserError(f"{where} is UTF-16 text: convert it to UTF-8") from error
         raise UserError(
             f"{where} is not UTF-8 text: byte {raw[error.start : error.start + 1]!r} at offset "
             f"{offset + error.start}. Convert it to UTF-8, or take it out of data.path."
         ) from error
     return text if offset else text.removeprefix(MARK)
-
-
-def _record(where: str, line: str) -> dict[str, Any]:
-    """Parses the object of one JSON line."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
-        raise UserError(f"{where}: not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: not a JSON object but a {type(record).__name__}")
-    return record
-
-
-def _check_key(where: str, keys: Any, option: str, key: str) -> None:
-    if key not in keys:
-        has = ", ".join(sorted(keys))
-        raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}")
-
-
-def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
-    _check_key(where, record, option, key)
-    text = record[key]
-    if not isinstance(text, str):
-        raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
-    return without_surrogates(text)
-
-
-def _label(where: str, record: dict[str, Any], key: str) -> str | int:
-    _check_key(where, record, "label_key", key)
-    label = record[key]
-    if not isinstance(label, str | int) or isinstance(label, bool):
-        kind = type(label).__name__
-        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but a {kind}")
-    return label

@@ -17,7 +17,7 @@ from md4_jax.data.lock import alone
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.corpora import ALL_THREE, CORPORA, File, Recipe, section_of
 from md4_jax.data.sources.files import check_messages, matching
-from md4_jax.data.sources.formats import Document, Part
+from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root

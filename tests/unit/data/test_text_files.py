@@ -16,7 +16,7 @@ from md4_jax.data import SOURCES, contents
 from md4_jax.data.packing import token_stream
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.shakespeare import Shakespeare
-from md4_jax.data.sources.splits import SPLITS, bounds
+from md4_jax.data.sources.splits import SPLITS, bounds, digest
 from md4_jax.data.tokenizers import Characters
 from md4_jax.protocols import UserError
 
@@ -221,6 +221,81 @@ def test_a_parquet_file_of_another_name_is_told_from_text(tmp_path):
         read(TextFiles(str(path)))
 
 
+TEXT_OF_RECORDS = [f'dö "c", {i}\r\nend' for i in range(30)]
+
+
+def cells(separator: str) -> str:
+    """The same records as a table, with quotes, separators and line ends in its cells."""
+    quoted = ['"' + text.replace('"', '""') + '"' for text in TEXT_OF_RECORDS]
+    rows = [f"{n}{separator}{text}" for n, text in enumerate(quoted)]
+    return "\r\n".join([f"label{separator}text", *rows[:10], "", *rows[10:], ""])
+
+
+@pytest.mark.parametrize(
+    "name, written",
+    [
+        ("a.json", json.dumps([{"text": text, "n": 1} for text in TEXT_OF_RECORDS], indent=2)),
+        ("b.json", "".join(json.dumps({"text": text}) + "\n" for text in TEXT_OF_RECORDS)),
+        ("a.ndjson", "".join(json.dumps({"text": text}) + "\n" for text in TEXT_OF_RECORDS)),
+        ("a.csv", cells(",")),
+        ("a.TSV", cells("\t")),
+        ("a.csv.gz", cells(",")),
+    ],
+    ids=lambda value: value if len(value) < 10 else "",
+)
+def test_records_of_other_files_are_documents(tmp_path, name, written):
+    path = tmp_path / name
+    raw = b"\xef\xbb\xbf" + written.encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    source = TextFiles(str(path), validation=2, test=3)
+    assert [text for split in read(source) for text in split] == TEXT_OF_RECORDS
+    assert list(source.documents("test")) == TEXT_OF_RECORDS[-3:]
+    (part,) = source.sections()["text"]
+    positions = [document.position for document in part.read()]
+    assert positions == sorted(positions)
+    assert positions[-1] == part.size
+
+
+def test_labels_and_prompts_of_a_table_of_cells(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,label,text\n" + "why,3,because\n" * 2 + "who,03,I\n")
+    labels = [one.label for one in TextFiles(str(path), label_key="label", test=0).labelled("all")]
+    assert labels == [3, 3, "03"]  # which is a name, as in JSON
+    pairs = TextFiles(str(path), prompt_key="prompt", test=0).pairs("all")
+    assert list(pairs) == [("why", "because")] * 2 + [("who", "I")]
+
+
+@pytest.mark.parametrize(
+    "name, written, said",
+    [
+        ("a.json", '[{"text": "a"}, {"txt": "b"}]', "record 2: no key 'text'.*it has txt"),
+        ("a.json", '["a", "b"]', "record 1: not a JSON object but a str"),
+        ("a.json", '{\n"version": 1,\n"data": [{"text": "a"}]\n}', "no key 'text'.*data, version"),
+        ("a.json", '[{"text": "a"}, {"te', "a.json: not JSON"),
+        ("a.json", "Once upon a time", "a.json, line 1: not JSON"),
+        ("a.csv", "label;text\n1;a\n", "no key 'text' .*it has label;text"),
+        ("a.csv", "label,text\n1,a,b\n", "line 2: the row has 3 cells, and the header has 2"),
+        ("a.csv", 'text\nb\n"a\n', "line 3: the row cannot be cut into cells"),
+        ("a.csv", "text,text\na,b\n", "names the column 'text' twice"),
+    ],
+)
+def test_a_file_that_is_no_records_says_how_to_read_it_as_text(tmp_path, name, written, said):
+    path = tmp_path / name
+    path.write_text(written)
+    with pytest.raises(UserError, match=rf"(?s){said}.*ends in \.txt"):
+        read(TextFiles(str(path)))
+
+
+def test_tokens_that_were_once_those_of_the_plain_text_are_not_used(tmp_path):
+    """A cache may hold those of an earlier version, under the fingerprint of the same file."""
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "a"}]')
+    source = TextFiles(str(path))
+    plain = digest("text", contents.of_texts([path]), "text", 0.05, 0.05)
+    assert source.fingerprint() != plain
+    assert source.content() != digest("text", contents.of_texts([path]), "text")
+
+
 def test_a_text_that_cannot_be_encoded_is_named(tmp_path):
     """The split, the file and the place in it."""
     path = write_lines(tmp_path / "a.jsonl", [*(["abc"] * 39), "abQ"])
@@ -238,6 +313,22 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud83d b\\ud83d\\ude42"}\n' * 20)
     assert read(TextFiles(str(path)))[0][0] == "a\N{REPLACEMENT CHARACTER} b🙂"
+
+
+def test_line_ends_of_windows_are_named_where_they_are_part_of_the_text(tmp_path):
+    (tmp_path / "b.txt").write_bytes(b"a\r\nb\r\n")
+    (tmp_path / "a.csv").write_bytes(b"text\r\nb\r\n")
+    (tmp_path / "c.txt").write_bytes(b"a\nb\n")
+    warnings = TextFiles(str(tmp_path)).warnings
+    assert len(warnings) == 1 and "b.txt has line ends of Windows" in warnings[0]
+    for name in ("a.csv", "c.txt"):
+        assert TextFiles(str(tmp_path / name)).warnings == ()
+
+
+def test_utf_16_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes("größe".encode("utf-16"))
+    with pytest.raises(UserError, match="a.txt is UTF-16 text: convert it to UTF-8"):
+        read(TextFiles(str(tmp_path / "a.txt")))
 
 
 def test_a_damaged_gzip_file(tmp_path):

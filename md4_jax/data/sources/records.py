@@ -1,0 +1,166 @@
+"""Records of a file of data: lines of JSON, a list in JSON, or a table with a header."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from md4_jax.data.messages import conversation
+from md4_jax.data.surrogates import without_surrogates
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
+
+LARGEST_CELL = 1 << 30  # bytes; the module csv has 131,072 as its default
+
+
+class Document(NamedTuple):
+    """A text and its origin.
+
+    line      number of the line or row in its file, from 1 on; 0: another kind of file
+    start     number of characters of the file before the text
+    label     value of data.label_key; '' without labels
+    prompt    value of data.prompt_key; '' without prompts
+    messages  value of data.messages_key, each {"role": ..., "content": ...}; () without
+    member    name in an archive; '' outside of archives
+    position  bytes of the file that were read so far, for a display of progress
+    """
+
+    text: str
+    path: Place
+    line: int = 0
+    start: int = 0
+    label: str | int = ""
+    prompt: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    member: str = ""
+    position: int = 0
+
+    @property
+    def where(self) -> str:
+        """Names the file and the place in it."""
+        member = f", {self.member}" if self.member else ""
+        line = f", line {self.line}" if self.line else ""
+        start = f", from character {self.start} on" if self.start else ""
+        return f"{self.path}{member}{line}{start}"
+
+
+class Keys(NamedTuple):
+    """Keys of a JSON line, or columns of a Parquet file: of its text, label, prompt and messages.
+
+    '' for one that is not read.
+    """
+
+    text: str
+    label: str = ""
+    prompt: str = ""
+    messages: str = ""
+
+    def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
+        """Returns the document of a record, a line or a row; UserError if it lacks a key."""
+        if self.messages:
+            check_key(where, record, "messages_key", self.messages)
+            told = conversation(f"{where}: {self.messages!r}", record[self.messages])
+            return Document("", path, number, messages=told)
+        label = _label(where, record, self.label) if self.label else ""
+        prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
+        text = _text(where, record, "text_key", self.text)
+        return Document(text, path, number, label=label, prompt=prompt)
+
+
+class Part(NamedTuple):
+    """File of a corpus: its bytes, and a function that yields its documents."""
+
+    size: int
+    read: Callable[[], Iterator[Document]]
+
+
+def of_json(where: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (place, record) of a JSON text: a list of objects, one object, or one on each line.
+
+    UserError for anything else.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if text.lstrip().startswith("["):  # a list that is cut short, for example
+            raise UserError(f"{where}: not JSON ({error})") from error
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                place = f"{where}, line {number}"
+                yield place, of_line(place, line)
+        return
+    for number, record in enumerate(found if isinstance(found, list) else [found], 1):
+        place = f"{where}, record {number}"
+        yield place, _object(place, record)
+
+
+def of_table(where: str, lines: Iterable[str], separator: str) -> Iterator[tuple[int, dict]]:
+    """Yields (line, {column: cell}) of the rows below a header; blank rows are left out.
+
+    A cell in double quotes may hold separators and line ends, and \"\" stands for one quote
+    (RFC 4180). UserError for a row that does not fit the header.
+    """
+    csv.field_size_limit(LARGEST_CELL)
+    reader, header = csv.reader(lines, delimiter=separator, strict=True), None
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if header is None:
+                header = _header(where, cells)
+            elif len(cells) != len(header):
+                raise UserError(
+                    f"{where}, line {reader.line_num}: the row has {len(cells)} cells, and the "
+                    f"header has {len(header)} columns: {', '.join(header)}"
+                )
+            else:
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise UserError(
+            f"{where}, line {reader.line_num}: the row cannot be cut into cells ({error})"
+        ) from error
+
+
+def _header(where: str, cells: list[str]) -> list[str]:
+    if twice := [name for name in cells if cells.count(name) > 1]:
+        raise UserError(f"{where}: the header names the column {twice[0]!r} twice")
+    return cells
+
+
+def of_line(where: str, line: str) -> dict[str, Any]:
+    """Returns the record of one line of JSON; UserError if it holds no object."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise UserError(f"{where}: not JSON ({error})") from error
+    return _object(where, record)
+
+
+def _object(where: str, record: Any) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: not a JSON object but a {type(record).__name__}")
+    return record
+
+
+def check_key(where: str, keys: Iterable[str], option: str, key: str) -> None:
+    """Raises UserError, which lists the keys that there are, if a record lacks one."""
+    if key not in keys:
+        has = ", ".join(sorted(keys))
+        raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}")
+
+
+def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
+    check_key(where, record, option, key)
+    text = record[key]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
+    return without_surrogates(text)
+
+
+def _label(where: str, record: dict[str, Any], key: str) -> str | int:
+    check_key(where, record, "label_key", key)
+    label = record[key]
+    if not isinstance(label, str | int) or isinstance(label, bool):
+        kind = type(label).__name__
+        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but a {kind}")
+    return label

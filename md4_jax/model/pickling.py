@@ -1,0 +1,31 @@
+"""Refusal to pickle a model, which holds compiled programs and arrays on devices."""
+
+import copy
+from typing import Any
+
+from md4_jax.protocols import UserError
+
+
+class Unpickled:
+    """Base of a class with an `origin`; its objects can be copied, and not be pickled."""
+
+    origin: str
+
+    def __copy__(self) -> Any:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises UserError; `pickle` calls it, also for an object that goes to another process."""
+        raise UserError(
+            f"a Model cannot be pickled, nor sent to another process: call md4_jax.load("
+            f"{self.origin!r}) there. To keep a model, write it with model.save('FOLDER'), which "
+            "md4_jax.load('FOLDER') reads"
+        )
