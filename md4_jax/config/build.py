@@ -10,7 +10,7 @@ from md4_jax.config.evaluators import evaluators
 from md4_jax.config.load import parse, unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import build_section, options_from
-from md4_jax.data.domains import Domain, TextDomain
+from md4_jax.data.domains import Domain
 from md4_jax.evals.rewards import NoReward
 from md4_jax.experiment import Experiment
 from md4_jax.options import (
@@ -178,12 +178,12 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
     """Returns the symbols that sample.stop means; UserError if the vocabulary has none."""
     if not stop:
         return ()
-    if not isinstance(domain, TextDomain):
-        raise UserError(f"sample.stop={stop!r} ends texts, and the data of this run are no text")
     if stop == "end_of_text":
-        if domain.eot_id is None:
+        if getattr(domain, "eot_id", None) is None:
             raise UserError("sample.stop='end_of_text' needs a tokenizer with an end-of-text token")
         return (domain.eot_id,)
+    if not hasattr(domain, "tokenizer"):
+        raise UserError(f"sample.stop={stop!r} ends texts, and the data of this run are no text")
     id_of = getattr(domain.tokenizer, "id_of", lambda entry: None)
     entries = [stop] if id_of(stop) is not None else stop.split()
     found = [id_of(entry) for entry in entries]

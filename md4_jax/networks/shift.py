@@ -6,7 +6,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, Blockwise
+from md4_jax.protocols import Array, Blockwise, UserError
+
+# Options that exclude `shifted`, and why.
+EXCLUDED = {
+    "gaps": "the gap before a symbol is read off the features of that symbol",
+    "causal": "the autoregressive objective shows the network the token before each position",
+    "tables": "their estimate of a position is added to the features of that position",
+}
+
+
+def check_shifted(options: Any) -> None:
+    """Raises UserError for options that do not go together with `network.shifted`."""
+    for key, why in EXCLUDED.items():
+        if options.shifted and getattr(options, key):
+            raise UserError(
+                f"network.shifted=True needs network.{key}={type(getattr(options, key))()}: {why}"
+            )
 
 
 def shifted_features(

@@ -21,6 +21,7 @@ from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.rotary import BASE, check_rotary
 from md4_jax.networks.rows import Rows
+from md4_jax.networks.shift import check_shifted
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, UserError
 
@@ -37,12 +38,6 @@ CHOICES = {
     "remat": tuple(REMAT),
     "router": tuple(SCORES),
     "time_embedding": tuple(TIME_EMBEDDINGS),
-}
-# Why `shifted` excludes another option.
-SHIFTED = {
-    "gaps": "the gap before a symbol is read off the features of that symbol",
-    "causal": "the autoregressive objective shows the network the token before each position",
-    "tables": "their estimate of a position is added to the features of that position",
 }
 RATES = ("dropout", "attention_dropout", "embedding_dropout", "label_dropout", "lora_dropout")
 NOT_NEGATIVE = ("depth", "hidden", "kv_heads", "head_dim", "embedding", "condition", "local_width")
@@ -196,12 +191,7 @@ class Transformer:
             )
         if self.head_dim % 2:
             raise UserError(f"network.head_dim={self.head_dim} must be even, for rotary positions")
-        for key in SHIFTED:
-            if self.shifted and getattr(self, key):
-                raise UserError(
-                    f"network.shifted=True needs network.{key}={type(getattr(self, key))()}: "
-                    + SHIFTED[key]
-                )
+        check_shifted(self)
         check_growing(self)
         if self.norm_eps <= 0:
             raise UserError(f"network.norm_eps={self.norm_eps} must be above 0")
