@@ -13,6 +13,8 @@ from md4_jax.runtime.paths import place
 
 def test_a_folder_without_a_model_is_no_judge(tmp_path):
     said = "evals.a.judge=.*run holds neither a run with a checkpoint nor a model"
+    with pytest.raises(UserError, match="evals.a.judge=.*run is no directory of a run"):
+        judges.check_source("evals.a.judge", str(tmp_path / "run"))
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=said):
