@@ -25,6 +25,11 @@ always, from z, with c = 0, or c = 1 and all of the source's weight on the mask:
     solver = MixtureDiscreteEulerSolver(model, path, len(out), source)
     solver.sample(torch.full((4_000_000, 1), z), None, time_grid=torch.tensor([0.5, 0.75, 1.0]),
                   return_intermediates=True, div_free=c)[1]
+
+and with the outputs of wrong_denoiser.py, at 1 - t, those of whole samples:
+
+    solver.sample(torch.randint(0, 3, (4_000_000, 2)), None,
+                  time_grid=torch.tensor([0.0, 0.3, 0.7, 1.0])) @ torch.tensor([3, 1])
 """
 
 import numpy as np
@@ -116,3 +121,14 @@ FROM_TOKEN = {
 # The share that stays with c = 1: at the mask, and at a symbol of which the model is sure.
 STAYED = {1: (0.3682625, 0.6067330), 2: (0.5134500, 0.3678373)}
 DRAWS = 4_000_000
+# Frequencies of samples of two tokens, in lexicographic order.
+SAMPLED = {
+    1: [
+        0.096938, 0.107329, 0.15699, 0.10684525, 0.0882995, 0.10753825, 0.13828025, 0.1047965,
+        0.09298325,
+    ],
+    2: [
+        0.096517, 0.106367, 0.15471175, 0.10743625, 0.08818075, 0.106816, 0.141292, 0.10606575,
+        0.0926135,
+    ],
+}  # fmt: skip

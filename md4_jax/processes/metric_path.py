@@ -52,7 +52,7 @@ class MetricPath:
 
     vocab_size: int
     power: float = 1.0
-    table: tuple[float, ...] = ()
+    table: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     scale: float = 3.0
     exponent: float = 1.0
     offset: float = 0.0

@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flow_matching_numbers import FROM_TOKEN, LOGITS, SCHEDULES, UNIFORM, X, Z
+from flow_matching_numbers import DRAWS, FROM_TOKEN, LOGITS, SAMPLED, SCHEDULES, UNIFORM, X, Z
+from wrong_denoiser import wrong_outputs
 
 from md4_jax.auditor import audit
 from md4_jax.auditor.report import text
@@ -22,16 +23,6 @@ P, ALL, V = exact.P_V3L2, exact.sequences(3, 2), 3
 THEIRS = 1.31475
 of_mu = pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 in_float64 = pytest.mark.usefixtures("x64")
-
-
-def wrong_outputs() -> Denoiser:
-    """Outputs that depend on z and t, and are right for no data."""
-
-    def features(z, t):
-        phase = 1.0 + 2.1 * jnp.sum(z * jnp.array([3, 1]), axis=1) + 3.0 * t
-        return jnp.sin(phase[:, None, None] + 3.7 * jnp.arange(2)[:, None] + 5.3 * jnp.arange(3))
-
-    return Denoiser(features, lambda h: h)
 
 
 def bound(denoiser, process, x=ALL, **rule) -> np.ndarray:
@@ -210,6 +201,19 @@ def test_a_frozen_step_has_the_frequencies_of_their_solver(n):
     theirs = np.array(FROM_TOKEN[n])
     found = np.bincount(np.asarray(z).ravel(), minlength=3) / count
     assert (np.abs(found - theirs) < 4.5 * np.sqrt(theirs * (1.0 - theirs) / count)).all()
+
+
+@in_float64
+@pytest.mark.parametrize("n", [1, 2])
+def test_samples_of_their_solver_have_the_law_of_frozen_steps(n):
+    """Three steps, the last of which draws every token: 4 million samples, to 4 standard errors."""
+    process, theirs = Uniform(3, SCHEDULES[n], "mixture"), np.array(SAMPLED[n])
+
+    def gap(frozen: bool) -> float:
+        law = chain_law(wrong_outputs(), process, np.array([0.0, 0.3, 0.7, 1.0]), frozen=frozen)
+        return np.max(np.abs(law - theirs) / np.sqrt(law * (1.0 - law) / DRAWS))
+
+    assert gap(True) < 4.0 < gap(False)
 
 
 @of_mu

@@ -1,11 +1,15 @@
 """Noise by distances: its law, its bound and its steps, against sums over all symbols in numpy."""
 
+import json
+
 import exact
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from wrong_denoiser import wrong_outputs
 
+from md4_jax.config.schema import build_section, load_config
 from md4_jax.objectives.generalized_kl import GeneralizedKL
 from md4_jax.processes.metric_path import MetricPath, distances_of
 from md4_jax.protocols import Denoiser, UserError
@@ -75,16 +79,6 @@ def right_outputs(process, p: np.ndarray) -> Denoiser:
         level = process.sharpness(t)[:, None, None]
         norm = jax.nn.logsumexp(-level * d.T, axis=-1)
         return prior - level * d[z] - norm[:, None]
-
-    return Denoiser(features, lambda h: h)
-
-
-def wrong_outputs() -> Denoiser:
-    """Outputs that depend on z and t, and are right for no data."""
-
-    def features(z, t):
-        phase = 1.0 + 2.1 * jnp.sum(z * jnp.array([3, 1]), axis=1) + 3.0 * t
-        return jnp.sin(phase[:, None, None] + 3.7 * jnp.arange(2)[:, None] + 5.3 * jnp.arange(3))
 
     return Denoiser(features, lambda h: h)
 
@@ -285,6 +279,16 @@ def test_tables():
         MetricPath(5, power=2.0, table=distances_of(vectors)).distances, right, rtol=1e-6
     )
     np.testing.assert_allclose(MetricPath(3, table=TABLE).distances[1, 0], 3.0 / 1.5)
+
+
+def test_a_table_in_a_config():
+    """As a run's config.json has it, a list; it is not printed."""
+    distances = [0.0 if z == x else 1.0 + (z < x) for z in range(27) for x in range(27)]
+    words = {"process.table": ",".join(map(str, distances))}
+    section = json.loads(json.dumps(load_config("configs/flow_text8.py:metric", words)["process"]))
+    process = build_section("process", section, vocab_size=27)
+    assert process == MetricPath(27, table=tuple(distances)) != MetricPath(27)
+    assert "table" not in repr(process) and hash(process) != hash(MetricPath(27))
 
 
 @pytest.mark.parametrize(
