@@ -13,8 +13,6 @@ from md4_jax.config import schema
 from md4_jax.data.sources import text8
 from md4_jax.data.tokenizers import Bytes
 
-pytestmark = pytest.mark.slow
-
 # Assignments of the command line -> what the message must hold.
 CONFIG = [
     # Unknown names: the nearest is suggested, the known ones are listed.
@@ -127,14 +125,17 @@ def test_wrong_arguments(arguments, said, refused):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--config"], ["--config", "x", "--mode", "trian"], ["--config", "x", "--worksdir=y"]],
+    "arguments, said",
+    [
+        (["--config"], "usage: python -m md4_jax.main"),
+        (["--config", "x", "--mode", "trian"], "unknown --mode 'trian'; did you mean 'train'?"),
+        (["--config", "x", "--worksdir=y"], "unknown flag --worksdir: did you mean --workdir?"),
+    ],
 )
-def test_wrong_flags_show_the_usage(arguments, run):
+def test_wrong_flags(arguments, said, run):
     ended = run(*arguments)
     assert ended.code == 2
-    assert "usage: python -m md4_jax.main" in ended.err
-    assert "Traceback" not in ended.err
+    assert said in ended.err and not ended.out
 
 
 @pytest.fixture
@@ -231,12 +232,14 @@ def test_a_workdir_whose_checkpoints_could_not_be_read(name, tiny, tmp_path, ref
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_is_read_whatever_its_directory_is_called_later(copy, tiny, run, tmp_path):
     moved = copy.rename(tmp_path / "run[1]")
     for mode in ("eval", "sample"):
         assert run("--config", tiny, "--workdir", moved, "--mode", mode).code == 0
 
 
+@pytest.mark.slow
 def test_another_config_in_the_workdir(copy, tiny, refused, snapshot, run):
     before = snapshot(copy)
     at = ("--config", tiny, "--workdir", copy)
@@ -251,11 +254,13 @@ def test_another_config_in_the_workdir(copy, tiny, refused, snapshot, run):
     assert run(*at, "--mode", "sample").code == 0
 
 
+@pytest.mark.slow
 def test_another_kind_of_section_in_the_workdir(copy, tiny, refused):
     message = refused("--config", tiny, "--workdir", copy, "--config.objective.name=any_order")
     assert "objective.name: 'md4' in the workdir, 'any_order' asked for" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval", "sample", "bench", "plan"])
 def test_a_run_of_its_own_config_may_change_what_is_free_alone(mode, copy, refused, snapshot):
     before = snapshot(copy)
@@ -286,6 +291,7 @@ def test_a_workdir_of_somebody_else(mode, foreign, tiny, tmp_path, refused, snap
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eval", "sample"])
 def test_nothing_trained_yet(mode, tiny, tmp_path, refused, copy):
     message = refused("--config", tiny, "--workdir", tmp_path / "none", "--mode", mode)
@@ -299,6 +305,7 @@ def test_nothing_trained_yet(mode, tiny, tmp_path, refused, copy):
     assert not (copy / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_network_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     """Both numbers, and no workdir that would then hold the wrong network to its config."""
     workdir = tmp_path / "run"
@@ -315,6 +322,7 @@ def test_network_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_batch_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     workdir = tmp_path / "run"
     process = start(
@@ -349,11 +357,13 @@ def test_the_second_schedule_is_known_by_name(refused):
     assert "process.insertion.name 'cosin'" in message and "mean 'cosine'?" in message
 
 
+@pytest.mark.slow
 def test_the_stored_config_is_what_was_asked(trained, tiny):
     stored = json.loads((Path(trained) / "config.json").read_text())
     assert stored["config"] == schema.load_config(str(tiny), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "sample"])
 def test_devices_that_jax_does_not_find(mode, copy, program):
     ended = program("--mode", mode, "--workdir", copy, JAX_PLATFORMS="cuda")
