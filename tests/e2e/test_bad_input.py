@@ -127,13 +127,18 @@ def test_wrong_arguments(arguments, said, refused):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--config"], ["--config", "x", "--mode", "trian"], ["--config", "x", "--worksdir=y"]],
+    "arguments, said",
+    [
+        (["--config"], "usage: python -m md4_jax.main"),
+        (["--config", "x", "--zzz=y"], "usage: python -m md4_jax.main"),
+        (["--config", "x", "--mode", "trian"], "did you mean 'train'?"),
+        (["--config", "x", "--worksdir=y"], "did you mean --workdir?"),
+    ],
 )
-def test_wrong_flags_show_the_usage(arguments, run):
+def test_wrong_flags_show_the_usage_or_the_nearest(arguments, said, run):
     ended = run(*arguments)
     assert ended.code == 2
-    assert "usage: python -m md4_jax.main" in ended.err
+    assert said in ended.err
     assert "Traceback" not in ended.err
 
 
