@@ -43,6 +43,8 @@ def load(
     foreign.allow(trust)
     devices.platform()
     keep_programs()
+    if not str(source):  # as a path it would be the current directory
+        raise UserError("the name of the model is empty: give a run, a folder or hf:USER/NAME")
     folder, changes = runs.named_checkpoint(found(str(source)))
     changes |= {key: str(value) for key, value in (config or {}).items()}
     told = _json(folder / config_lib.FILE)

@@ -328,6 +328,11 @@ def test_a_program_is_compiled_once_for_the_same_shapes(mdlm):
     assert len(mdlm.programs) == before + 1
 
 
+def test_an_empty_name_is_not_the_current_directory():
+    with pytest.raises(UserError, match="the name of the model is empty"):
+        md4_jax.load("")
+
+
 def test_a_model_is_copied_and_not_pickled(mdlm):
     with pytest.raises(UserError, match=r"cannot be pickled.*md4_jax.load\('.*model.save"):
         pickle.dumps(mdlm)

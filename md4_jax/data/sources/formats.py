@@ -227,6 +227,10 @@ def _members(path: Place) -> Iterator[Document]:
         else:
             found = _of_tar(file)
         for name, raw in found:
+            if name.lower().endswith((*LINES, *SEPARATORS, ".parquet")):
+                raise UserError(
+                    f"{path} holds {name}, a file of records: unpack it, and name it by data.path"
+                )
             text = _decode(f"{path}, {name}", raw, 0)
             yield Document(text, path, member=name, position=file.tell())
 

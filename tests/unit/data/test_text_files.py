@@ -325,6 +325,14 @@ def test_line_ends_of_windows_are_named_where_they_are_part_of_the_text(tmp_path
         assert TextFiles(str(tmp_path / name)).warnings == ()
 
 
+def test_records_in_an_archive_are_not_read_as_text(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "a text")
+        archive.writestr("data/train.CSV", "text\na\n")
+    with pytest.raises(UserError, match="a.zip holds data/train.CSV, a file of records: unpack it"):
+        read(TextFiles(str(tmp_path / "a.zip")))
+
+
 def test_utf_16_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("größe".encode("utf-16"))
     with pytest.raises(UserError, match="a.txt is UTF-16 text: convert it to UTF-8"):
