@@ -77,7 +77,7 @@ def read(path: Place, keys: Keys) -> Iterator[Document]:
         return _of_records(path, keys)
     if path.suffix == ".parquet":
         return _rows(path, keys)
-    return _members(path) if is_archive(path) else iter([_whole(path)])
+    return _members(path) if is_archive(path) else iter([whole(path)])
 
 
 def _kind(path: Place) -> str:
@@ -227,10 +227,6 @@ def _members(path: Place) -> Iterator[Document]:
         else:
             found = _of_tar(file)
         for name, raw in found:
-            if name.lower().endswith((*LINES, *SEPARATORS, ".parquet")):
-                raise UserError(
-                    f"{path} holds {name}, a file of records: unpack it, and name it by data.path"
-                )
             text = _decode(f"{path}, {name}", raw, 0)
             yield Document(text, path, member=name, position=file.tell())
 
