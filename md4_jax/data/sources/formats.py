@@ -123,7 +123,8 @@ def _content(path: Place) -> bytes:
     return bounded(str(path), raw) if path.suffix in COMPRESSED else raw
 
 
-def _whole(path: Place) -> Document:
+def whole(path: Place) -> Document:
+    """Returns a file as one text, whatever its name says."""
     raw = _content(path)
     if raw.startswith(PARQUET) and raw.endswith(PARQUET):
         raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
