@@ -98,7 +98,7 @@ class TextFiles:
 
     def sections(self) -> dict[str, list[Part]]:
         """Returns the files of each section of the corpus, in order; here there is one."""
-        read = lambda path: lambda: formats.read(path, Keys(self.text_key))  # noqa: E731
+        read = lambda path: lambda: _read(path, Keys(self.text_key))  # noqa: E731
         return {"text": [Part(path.stat().length, read(path)) for path in self._files]}
 
     def ranges(self, split: str, documents: Mapping[str, int]) -> list[tuple[str, int, int]]:
@@ -151,7 +151,7 @@ class TextFiles:
 
     def _all(self) -> Iterator[Document]:
         for path in self._files:
-            yield from formats.read(path, self._keys)
+            yield from _read(path, self._keys)
 
     @property
     def _keys(self) -> Keys:
@@ -184,6 +184,17 @@ class TextFiles:
                     f".csv, .tsv (all also .gz) or .parquet. data.path has {wrong[0]}"
                 )
         return found
+
+
+def _read(path: Place, keys: Keys) -> Iterator[Document]:
+    """Yields the documents of a file; UserError for records in an archive, which are not cut."""
+    for document in formats.read(path, keys):
+        if document.member.lower().endswith((*formats.LINES, *formats.SEPARATORS, ".parquet")):
+            raise UserError(
+                f"{path} holds {document.member}, a file of records: unpack it, and name it by "
+                "data.path"
+            )
+        yield document
 
 
 def check_messages(source: Any) -> None:

@@ -77,7 +77,7 @@ def read(path: Place, keys: Keys) -> Iterator[Document]:
         return _of_records(path, keys)
     if path.suffix == ".parquet":
         return _rows(path, keys)
-    return _members(path) if is_archive(path) else iter([_whole(path)])
+    return _members(path) if is_archive(path) else iter([whole(path)])
 
 
 def _kind(path: Place) -> str:
@@ -123,7 +123,8 @@ def _content(path: Place) -> bytes:
     return bounded(str(path), raw) if path.suffix in COMPRESSED else raw
 
 
-def _whole(path: Place) -> Document:
+def whole(path: Place) -> Document:
+    """Returns a file as one text, whatever its name says."""
     raw = _content(path)
     if raw.startswith(PARQUET) and raw.endswith(PARQUET):
         raise UserError(f"data.path: {path} is a Parquet file: call it {path.name}.parquet")
@@ -227,10 +228,6 @@ def _members(path: Place) -> Iterator[Document]:
         else:
             found = _of_tar(file)
         for name, raw in found:
-            if name.lower().endswith((*LINES, *SEPARATORS, ".parquet")):
-                raise UserError(
-                    f"{path} holds {name}, a file of records: unpack it, and name it by data.path"
-                )
             text = _decode(f"{path}, {name}", raw, 0)
             yield Document(text, path, member=name, position=file.tell())
 

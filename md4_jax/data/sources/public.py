@@ -228,6 +228,8 @@ class PublicText:
         if self.messages_key:
             keys = formats.Keys("", messages=self.messages_key)
         found = formats.read(path, keys)
+        if formats.is_new_table(path):  # the recipe of the corpus cuts it into rows
+            found = iter([formats.whole(path)])
         if section:
             found = (one for one in found if self._section(one.member) == section)
         return self._recipe.shape(found)

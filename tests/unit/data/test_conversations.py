@@ -376,7 +376,7 @@ def test_keys_that_do_not_go_together(tmp_path):
     with pytest.raises(UserError, match="data.turns must be 'all', 'last' or 'each', not 'first'"):
         DataOptions(turns="first")
     (tmp_path / "talk.txt").write_text("hi")
-    with pytest.raises(UserError, match="data.messages_key='talk' needs files of JSON lines"):
+    with pytest.raises(UserError, match="data.messages_key='talk' needs files of records"):
         list(TextFiles(str(tmp_path / "*.txt"), messages_key="talk").conversations("all"))
     path = written(tmp_path / "talks.jsonl", [messages(TALK)], key="talks")
     with pytest.raises(

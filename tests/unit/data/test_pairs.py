@@ -107,7 +107,7 @@ def test_what_is_refused(corpus, tmp_path):
     with pytest.raises(UserError, match="data.padding must be 'hidden' or 'end_of_text', not 'x'"):
         DataOptions(8, padding="x")
     (tmp_path / "texts.txt").write_text("some text")
-    with pytest.raises(UserError, match="data.prompt_key='q' needs .*JSON lines.* has .*txt"):
+    with pytest.raises(UserError, match="data.prompt_key='q' needs files of records.* has .*txt"):
         list(TextFiles(str(tmp_path / "texts.*"), prompt_key="q").pairs("all"))
 
 
