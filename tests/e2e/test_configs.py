@@ -31,6 +31,7 @@ SMALL = {
     "network.scan_blocks": False,
     "objective.block": 8,
     "objective.timesteps": 4,
+    "process.masks": 8,
     "process.timesteps": 4,
     "optim.warmup_steps": 4,
     "train.num_steps": 20,
@@ -75,6 +76,7 @@ LONG += ("configs/image_families.py:d3pm", "configs/image_families.py:tauldr")
 # Made small they differ from another one by a width, a rate or a source of text. That they can be
 # built, and their parameters split, is among the quick tests (test_build.py).
 ALIKE = (
+    "configs/flow_text8.py:mixture",
     "configs/genmd4_owt.py", "configs/genmd4_small.py", "configs/imagenet64.py",
     "configs/llada_8b.py", "configs/mdlm_owt.py", "configs/mnist.py", "configs/owt_1b.py",
     "configs/owt_8b.py", "configs/owt_medium.py", "configs/radd_owt.py:lambda_dce",

@@ -28,7 +28,8 @@ class TextFiles:
 
     path        a file, a directory (all files below it), a glob pattern, in
                 which ** also matches folders, or a tuple of these
-    text_key    key of the text in a record: an object of JSON, or a row of a table
+    text_key    key of the text in a record: an object of JSON, or a row of a table. "": all of a
+                file is one text, whatever its name says, as for a folder of source code
     label_key   likewise of the label, a name or a number from 0 on; each document is then one
                 sequence. "": no labels, and documents are joined
     prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
@@ -65,6 +66,11 @@ class TextFiles:
                 f"data.label_key={self.label_key!r} and data.prompt_key={self.prompt_key!r} do not "
                 "go together: take one of them"
             )
+        for key in ("label_key", "prompt_key"):
+            if getattr(self, key) and not self.text_key:
+                raise UserError(
+                    f"data.{key}={getattr(self, key)!r} needs data.text_key, the key of the text"
+                )
         check_messages(self)
 
     @property
@@ -140,7 +146,7 @@ class TextFiles:
 
     def _split(self, split: str) -> Iterator[Document]:
         check_split(split)
-        count = sum(map(formats.count, self._files))
+        count = sum(formats.count(path, self._keys) for path in self._files)
         amounts = {"validation": self.validation, "test": self.test}
         if count >= MIN_DOCUMENTS or self._is_table:
             start, stop = bounds(count, split, unit="documents", **amounts)
@@ -167,7 +173,8 @@ class TextFiles:
     @property
     def _as_records(self) -> tuple[str, ...]:
         """Tells tokens in the cache from those of versions that read such files as one text."""
-        return ("records",) if any(map(formats.is_new_table, self._files)) else ()
+        is_read = not self._keys.is_plain and any(map(formats.is_new_table, self._files))
+        return ("records",) if is_read else ()
 
     @property
     def _size(self) -> int:
@@ -176,6 +183,12 @@ class TextFiles:
     @functools.cached_property
     def _files(self) -> list[Place]:
         found = matching(self.path)
+        if self._keys.is_plain:
+            tables = (path for path in found if path.suffix == ".parquet")
+            if table := next(tables, None):
+                raise UserError(
+                    f"data.text_key='' reads texts, and {table} is a table: name a column"
+                )
         for key in ("label_key", "prompt_key", "messages_key"):
             wrong = [path for path in found if getattr(self, key) and not formats.is_table(path)]
             if wrong:
@@ -189,10 +202,11 @@ class TextFiles:
 def _read(path: Place, keys: Keys) -> Iterator[Document]:
     """Yields the documents of a file; UserError for records in an archive, which are not cut."""
     for document in formats.read(path, keys):
-        if document.member.lower().endswith((*formats.LINES, *formats.SEPARATORS, ".parquet")):
+        records = (*formats.LINES, *formats.SEPARATORS, ".parquet")
+        if not keys.is_plain and document.member.lower().endswith(records):
             raise UserError(
                 f"{path} holds {document.member}, a file of records: unpack it, and name it by "
-                "data.path"
+                "data.path, or set data.text_key='' to train on its characters as they are"
             )
         yield document
 

@@ -56,8 +56,10 @@ def has_windows_ends(path: Place) -> bool:
         return b"\r\n" in content.read(FIRST_BYTES)
 
 
-def count(path: Place) -> int:
+def count(path: Place, keys: Keys) -> int:
     """Counts the documents of a file; blank lines are none."""
+    if keys.is_plain:
+        return sum(1 for _ in _members(path)) if is_archive(path) else 1
     if _kind(path) in LINES:
         return sum(1 for line in _raw_lines(path) if line.strip())
     if _kind(path) in (".json", *SEPARATORS):
@@ -71,6 +73,8 @@ def count(path: Place) -> int:
 
 def read(path: Place, keys: Keys) -> Iterator[Document]:
     """Yields the documents of a file; UserError for one that cannot be read."""
+    if keys.is_plain:
+        return _members(path) if is_archive(path) else iter([whole(path)])
     if _kind(path) in LINES:
         return _lines(path, keys)
     if _kind(path) in (".json", *SEPARATORS):
@@ -160,7 +164,7 @@ def _explained(path: Place) -> Iterator[None]:
     except UserError as error:
         raise UserError(
             f"{error}. A {_kind(path)} file is read as records. To train on its characters as they "
-            "are, give it a name that ends in .txt"
+            "are, give it a name that ends in .txt, or set data.text_key='' for all files"
         ) from error
 
 

@@ -47,13 +47,18 @@ class Document(NamedTuple):
 class Keys(NamedTuple):
     """Keys of a JSON line, or columns of a Parquet file: of its text, label, prompt and messages.
 
-    '' for one that is not read.
+    '' for one that is not read. Without text and messages all of a file is one text.
     """
 
     text: str
     label: str = ""
     prompt: str = ""
     messages: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether files are texts, whatever their names say."""
+        return not (self.text or self.messages)
 
     def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
         """Returns the document of a record, a line or a row; UserError if it lacks a key."""

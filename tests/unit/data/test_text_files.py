@@ -333,6 +333,32 @@ def test_records_in_an_archive_are_not_read_as_text(tmp_path):
         read(TextFiles(str(tmp_path / "a.zip")))
 
 
+def test_without_a_key_every_file_is_a_text(tmp_path):
+    """As a folder of source code is meant to be."""
+    written = {
+        "a.csv": "x,y\n1,2\n",
+        "b.json": '{"name": 1}',
+        "c.jsonl": "[1]\n",
+        "d.py": "import this",
+    }
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    with zipfile.ZipFile(tmp_path / "e.zip", "w") as archive:
+        archive.writestr("f.json", "[]")
+    plain = TextFiles(str(tmp_path), text_key="", validation=0, test=0)
+    assert read(plain)[0] == [*written.values(), "[]"]
+    with pytest.raises(UserError, match=r"a.csv, line 2: no key 'text'.* or set data.text_key=''"):
+        read(TextFiles(str(tmp_path)))
+    for number in range(20):  # enough for splits of whole documents
+        (tmp_path / f"{number}.csv").write_text("a\nb\n")
+    assert list(TextFiles(str(tmp_path), text_key="", test=3).documents("test"))[-1] == "[]"
+    with pytest.raises(UserError, match="data.label_key='y' needs data.text_key"):
+        TextFiles(str(tmp_path), text_key="", label_key="y")
+    (tmp_path / "g.parquet").write_bytes(b"PAR1 PAR1")
+    with pytest.raises(UserError, match="data.text_key='' reads texts, and .*g.parquet is a table"):
+        read(TextFiles(str(tmp_path), text_key=""))
+
+
 def test_utf_16_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("größe".encode("utf-16"))
     with pytest.raises(UserError, match="a.txt is UTF-16 text: convert it to UTF-8"):
