@@ -1,6 +1,6 @@
 """Trains one step of every objective with every process that it goes with; prints JSON.
 
-The same with MD4 and every network of images.
+The same with MD4 and every other network.
 
 pairs.py first|all: on a mesh of one device and on one of eight, in float32; all the pairs, or each
 objective but those ALIKE with the first process that it goes with, and one network of images.
@@ -33,8 +33,7 @@ MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=2, fsdp=2, tenso
 ALIKE = (
     "md4_discrete", "t_dce", "lambda_dce", "along_order", "autoregressive", "concrete_score",
     "score_entropy", "gidd", "d3pm", "dcd", "any_order", "cross_entropy", "uniform_elbo", "sdtt",
-    "generalized_kl",
-    "every_order",
+    "generalized_kl", "every_order", "flexmdm", "edit_flow",
 )  # fmt: skip
 
 
@@ -79,9 +78,11 @@ def numbers(mesh, is_brief: bool) -> dict[str, dict[str, float]]:
             fitting = [] if name in ALIKE else fitting[:1]
         for kind in fitting:
             found[f"{name}, {kind}"] = one_step(make(), PROCESSES[kind](VOCAB), mesh)
-    images = [make for make in SIZES_OF if make not in (Transformer, Partition)]
-    for make in images[: 1 if is_brief else None]:
-        sizes = SIZES_OF[make] | dict(vocab_size=VOCAB, shape=(4, 4, 2), dropout=0.1)
+    others = [make for make in SIZES_OF if make not in (Transformer, Partition)]
+    images = [make for make in others if "shape" in SIZES_OF[make]]
+    for make in images[:1] if is_brief else others:
+        sizes = SIZES_OF[make] | dict(vocab_size=VOCAB, dropout=0.1)
+        sizes |= dict(shape=(4, 4, 2)) if make in images else {}
         found[make.__name__] = one_step(MD4(), Masking(VOCAB), mesh, make(**sizes))
     return found
 
