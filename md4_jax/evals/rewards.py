@@ -110,6 +110,10 @@ class JudgeReward:
 
         return LogProbability(judge, self.batch_size)
 
+    def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
+        """Raises TypeError: the judge is not read."""
+        raise TypeError("this reward reads a judge: call what its `opened` returns")
+
 
 @dataclasses.dataclass(frozen=True)
 class LogProbability:
