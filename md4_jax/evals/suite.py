@@ -33,7 +33,7 @@ class Suite:
         self._experiment, self._workdir = experiment, workdir
         self._corpus, self._judge, self._run_of = corpus, judge, run_of
         self._programs: dict[Any, Any] = {}
-        if experiment.steering is not None and run_of is not None:
+        if run_of is not None and experiment.steering is not None:
             steering = experiment.steering.opened(run_of, self._programs)
             self._experiment = experiment._replace(steering=steering)
 
