@@ -170,9 +170,12 @@ def test_ids_of_several_ends(tmp_path):
 @pytest.mark.parametrize(
     "name, keys",
     [
-        ("dream", {}), ("qwen3", ADAPTED), ("sdar", {}), ("qwen2", BLOCKS),
+        ("dream", {}), ("qwen2", BLOCKS),
         ("qwen3moe", BLOCKS | {"network.shifted": False, "network.balance": 0.01}),
-        *(pytest.param(*c, marks=pytest.mark.campaign) for c in (("qwen2", {}), ("llama", BLOCKS))),
+        *(
+            pytest.param(*case, marks=pytest.mark.campaign)
+            for case in (("qwen2", {}), ("llama", BLOCKS), ("qwen3", ADAPTED), ("sdar", {}))
+        ),
     ],
 )  # fmt: skip
 def test_training_goes_on(name, keys, folders, tmp_path):

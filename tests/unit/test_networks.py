@@ -479,7 +479,14 @@ def test_padding_is_not_counted():
         assert network.size(params) == others + used
 
 
-@pytest.mark.parametrize("options", [{}, dict(time_conditioning=False), dict(remat="full")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(dict(time_conditioning=False), marks=pytest.mark.campaign),
+        pytest.param(dict(remat="full"), marks=pytest.mark.campaign),
+    ],
+)
 @pytest.mark.slow
 def test_a_loop_over_blocks_is_unrolled_on_gpus_and_computes_the_same(options):
     """Same parameters, features, gradients, features in blocks, and features with a cache."""
