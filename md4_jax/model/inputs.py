@@ -1,7 +1,7 @@
 """Inputs that a model is given in Python, checked."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,15 @@ def check_text(domain: Any, method: str, text: Any) -> None:
         raise UserError(f"{method} takes text, and this model has {domain.unit}s")
     if not isinstance(text, str):
         raise UserError(f"{method} takes text, not {text!r}")
+
+
+def texts_of(texts: Any) -> list[Any]:
+    """Returns one text, or any number of them, as a list; UserError for what holds no texts."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise UserError(f"score takes a text or a list of texts, not {texts!r}")
+    return list(texts)
 
 
 def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:

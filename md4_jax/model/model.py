@@ -199,8 +199,8 @@ class Model(pickling.Unpickled):
         bound = LikelihoodBound(
             self.bound(objective), draws=draws, stride=stride, batch_size=batch_size, seed=seed
         )
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        return score_texts(self.experiment, self.params, texts, bound, self.programs, label)
+        asked = inputs.texts_of(texts)
+        return score_texts(self.experiment, self.params, asked, bound, self.programs, label)
 
     def token_costs(
         self, text: str, *, estimates: int = 4, objective: str = "", label: int = -1

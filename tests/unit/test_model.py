@@ -301,6 +301,8 @@ def test_infilling_ends_with_the_text(mdlm):
         (lambda m: m.sample(prompt=None), "sample.prompt must be text, not None"),
         (lambda m: m.sample(template=["a_"]), r"sample.template must be text, not \['a_'\]"),
         (lambda m: m.score(["ab", 1]), "text 1 must be text, not 1"),
+        (lambda m: m.score(3), "score takes a text or a list of texts, not 3"),
+        (lambda m: m.score(b"ab"), "score takes a text or a list of texts, not b'ab'"),
         (lambda m: m.token_costs(b"ab"), "token_costs takes text, not b'ab'"),
         (lambda m: m.logits([0, -1]), "the token -1 must lie between 0 and"),
         (lambda m: m.logits([[0, 9999]]), "the token 9999 must lie .*, where .* is the mask"),
