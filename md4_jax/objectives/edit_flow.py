@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.flexmdm import open_gaps, order_nats, poisson_divergence, texts
+from md4_jax.objectives.flexmdm import gap_excess, order_nats, texts
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import Grows, InsertsTokens
+from md4_jax.processes.capabilities import InsertsTokens
 from md4_jax.processes.deletion import Deleted
 from md4_jax.processes.edits import Edited
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
@@ -76,17 +76,3 @@ def inserted_nats(
     h_BxLxD = jnp.take_along_axis(h_BxMxD, noised.gap[..., None], axis=1)
     rows = (batch.tokens,)
     return at_noise(denoiser, h_BxLxD, noised.deleted, reduce=token_nats, padded=True, rows=rows)
-
-
-def gap_excess(
-    process: Grows, batch: Batch, noised: Deleted | Edited, outputs: Array, t: Array
-) -> Array:
-    """Returns sum_g D(c_g, y_g) over the gaps in which tokens may be missing, [B]."""
-    held = noised.z != process.absent_id
-    _, fixed = texts(process, batch)
-    # A mask that is to be deleted has no source, though a number stands there.
-    tokens = ~process.is_noise(noised.z)
-    stays = tokens & jnp.take_along_axis(fixed, noised.source, axis=1)
-    opened = open_gaps(held, stays, noised.missing)
-    divergence = poisson_divergence(noised.missing, process.log_missing(outputs, t))
-    return jnp.sum(jnp.where(opened, divergence, 0.0), axis=1)

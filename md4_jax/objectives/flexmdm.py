@@ -1,7 +1,7 @@
 """Bound of masked diffusion with texts of any length: docs/families/flexible_length.md."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -60,20 +60,15 @@ class FlexMDM:
         self, denoiser: Denoiser, process: InsertsMasks, batch: Batch, noised: Noised, t: Array
     ) -> tuple[Array, Array]:
         """Returns the integrands of unmasking and of insertion at (z, t), each [B]."""
-        z, source, missing = noised
-        _, fixed = texts(process, batch)
+        z, source, _ = noised
         h_BxMxD, outputs = denoiser.gaps(z, t)
         targets = jnp.take_along_axis(batch.tokens, source, axis=1)
         masks = z == process.mask_id
         h_BxLxD = h_BxMxD[:, :-1]
         nats = at_noise(denoiser, h_BxLxD, masks, reduce=token_nats, padded=True, rows=(targets,))
-        held = z != process.absent_id
-        opened = open_gaps(held, held & jnp.take_along_axis(fixed, source, axis=1), missing)
-        excess = jnp.where(
-            opened, poisson_divergence(missing, process.log_missing(outputs, t)), 0.0
-        )
+        excess = gap_excess(process, batch, noised, outputs, t)
         unmasking = masked_weight(process.schedule, t) * jnp.sum(nats, axis=1)
-        return unmasking, masked_weight(process.insertion, t) * jnp.sum(excess, axis=1)
+        return unmasking, masked_weight(process.insertion, t) * excess
 
 
 def texts(process: Grows, batch: Batch) -> tuple[Array, Array]:
@@ -85,6 +80,21 @@ def texts(process: Grows, batch: Batch) -> tuple[Array, Array]:
     counts = jnp.asarray(batch.loss_mask)
     text = jnp.cumsum(counts[:, ::-1], axis=1)[:, ::-1] > 0
     return jnp.where(text, batch.tokens, process.absent_id), text & ~counts
+
+
+def gap_excess(process: Grows, batch: Batch, noised: Any, outputs: Array, t: Array) -> Array:
+    """Returns sum_g D(c_g, y_g) over the gaps in which tokens may be missing, [B].
+
+    noised: a text with its z, source and missing, as those of `Noised`
+    """
+    held = noised.z != process.absent_id
+    _, fixed = texts(process, batch)
+    # A mask that is to be deleted has no source, though a number stands there.
+    tokens = ~process.is_noise(noised.z)
+    stays = tokens & jnp.take_along_axis(fixed, noised.source, axis=1)
+    opened = open_gaps(held, stays, noised.missing)
+    divergence = poisson_divergence(noised.missing, process.log_missing(outputs, t))
+    return jnp.sum(jnp.where(opened, divergence, 0.0), axis=1)
 
 
 def open_gaps(held: Array, fixed: Array, missing: Array) -> Array:

@@ -6,8 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.edit_flow import gap_excess, inserted_nats
-from md4_jax.objectives.flexmdm import order_nats, texts
+from md4_jax.objectives.edit_flow import inserted_nats
+from md4_jax.objectives.flexmdm import gap_excess, order_nats, texts
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats

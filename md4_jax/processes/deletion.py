@@ -5,14 +5,15 @@ docs/families/edit_flows.md
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.insertion import aligned, present_share
+from md4_jax.processes.growing import Growing
+from md4_jax.processes.insertion import aligned
 from md4_jax.processes.scheduled import uniforms
-from md4_jax.processes.schedules import Linear, covers_unit_interval
+from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule
 
 
@@ -35,62 +36,11 @@ class Deleted(NamedTuple):
     gap: Array
 
 
-class OneSchedule:
-    """Methods that the processes of texts that grow share, if they have one schedule."""
-
-    timesteps: ClassVar[None] = None
-    shows_clean: ClassVar[bool] = True
-
-    vocab_size: int
-    schedule: Schedule
-
-    def init(self) -> Self:
-        """Returns itself: there are no leaves to make."""
-        return self
-
-    def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
-        return {}
-
-    @property
-    def absent_id(self) -> int:
-        return self.vocab_size + 1
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] is whole."""
-        with jax.ensure_compile_time_eval():
-            return covers_unit_interval(self.schedule)
-
-    def log_missing(self, outputs: Array, t: Array) -> Array:
-        """Returns log y_g = outputs + log(1 - alpha_t), [B, L + 1]: outputs [B, L + 1], t [B].
-
-        Few tokens are missing near t = 0, where a network could not learn so small a number.
-        """
-        return outputs + jnp.log(self.schedule.one_minus_alpha(t))[:, None]
-
-    def insert_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(a token is present at s | it is absent at t), s < t."""
-        return present_share(self.schedule, s, t)
-
-    def is_noise(self, z: Array) -> Array:
-        """Marks what is no token: bool like z."""
-        return z >= self.vocab_size
-
-    def noise_left(self, t: Array) -> Array:
-        """Returns whether z_t may lack tokens: bool []."""
-        return t > 0.0
-
-    def signal(self, t: Array) -> Array:
-        """Returns t, on which the number of missing tokens depends."""
-        return t
-
-
 @functools.partial(
     jax.tree_util.register_dataclass, data_fields=[], meta_fields=["vocab_size", "schedule"]
 )
 @dataclasses.dataclass(frozen=True)
-class Deletion(OneSchedule):
+class Deletion(Growing):
     """Independent deletion of tokens: the insertions of Edit Flows (arXiv:2506.09487), reversed.
 
     A token is present at t with probability alpha_t. The noisy text is the string of the tokens

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from md4_jax.processes.deletion import OneSchedule
+from md4_jax.processes.growing import Growing
 from md4_jax.processes.insertion import aligned
 from md4_jax.processes.scheduled import uniforms
 from md4_jax.processes.schedules import Linear
@@ -49,7 +49,7 @@ class Edited(NamedTuple):
     meta_fields=["vocab_size", "schedule", "masks"],
 )
 @dataclasses.dataclass(frozen=True)
-class Edits(OneSchedule):
+class Edits(Growing):
     """Insertions, deletions and replacements that turn masks into a text (arXiv:2506.09487).
 
     At t = 1 there is a text of N = `masks` masks, of which those at the places of a prompt are

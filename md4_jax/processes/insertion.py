@@ -5,13 +5,14 @@ docs/families/flexible_length.md
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.growing import Growing, share_regained
 from md4_jax.processes.scheduled import uniforms
-from md4_jax.processes.schedules import Linear, covers_unit_interval
+from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule
 
 
@@ -35,7 +36,7 @@ class Noised(NamedTuple):
     meta_fields=["vocab_size", "schedule", "insertion"],
 )
 @dataclasses.dataclass(frozen=True)
-class Insertion:
+class Insertion(Growing):
     """Masking of tokens, and removal of the masks (FlexMDM, arXiv:2509.01025).
 
     A token is present at t with probability a_t, alpha of `insertion`. One that is removed at tau
@@ -44,34 +45,18 @@ class Insertion:
     position on, and the symbol V + 1 behind them. The mask is V.
     """
 
-    timesteps: ClassVar[None] = None
-    shows_clean: ClassVar[bool] = True
-
     vocab_size: int
     schedule: Schedule = Linear()
     insertion: Schedule = Linear()
-
-    def init(self) -> "Insertion":
-        """Returns itself: there are no leaves to make."""
-        return self
-
-    def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
-        return {}
 
     @property
     def mask_id(self) -> int:
         return self.vocab_size
 
     @property
-    def absent_id(self) -> int:
-        return self.vocab_size + 1
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether both schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
-        with jax.ensure_compile_time_eval():
-            return covers_unit_interval(self.schedule) and covers_unit_interval(self.insertion)
+    def presence(self) -> Schedule:
+        """Schedule whose alpha, a_t, is the probability that a token is present."""
+        return self.insertion
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z_t ~ q(. | x), [B, L], from x [B, L], which ends in absent_id if it is shorter."""
@@ -96,42 +81,13 @@ class Insertion:
         present = removal >= self.insertion.one_minus_alpha(t)[:, None]
         return present, masking * removed >= at_t
 
-    def log_missing(self, outputs: Array, t: Array) -> Array:
-        """Returns log y_g = outputs + log(1 - a_t), [B, L + 1]: outputs [B, L + 1], t [B].
-
-        Few tokens are missing near t = 0, where a network could not learn so small a number.
-        """
-        return outputs + jnp.log(self.insertion.one_minus_alpha(t))[:, None]
-
-    def insert_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(a token is present at s | it is absent at t) = (a_s - a_t) / (1 - a_t)."""
-        return present_share(self.insertion, s, t)
-
     def unmask_probability(self, s: Array, t: Array) -> Array:
         """Returns P(a token is clean at s | it is masked at t) = (b_s - b_t) / (1 - b_t)."""
-        return present_share(self.schedule, s, t)
-
-    def is_noise(self, z: Array) -> Array:
-        """Marks masks and what is absent: bool like z."""
-        return z >= self.mask_id
-
-    def noise_left(self, t: Array) -> Array:
-        """Returns whether z_t may lack tokens or hold masks: bool []."""
-        return t > 0.0
-
-    def signal(self, t: Array) -> Array:
-        """Returns t, on which both rates depend."""
-        return t
+        return share_regained(self.schedule, s, t)
 
     def prior(self, keys: Array, length: int) -> Array:
         """Returns empty texts, int32 [B, length]: exact if a_1 = 0."""
         return jnp.full((keys.shape[0], length), self.absent_id, jnp.int32)
-
-
-def present_share(schedule: Schedule, s: Array, t: Array) -> Array:
-    """Returns (alpha_s - alpha_t) / (1 - alpha_t), and 1 where 1 - alpha_t underflows to 0."""
-    at_s, at_t = schedule.one_minus_alpha(s), schedule.one_minus_alpha(t)
-    return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
 
 
 def aligned(symbols: Array, present: Array, text: Array, absent_id: int) -> Noised:

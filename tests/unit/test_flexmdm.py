@@ -19,7 +19,7 @@ from md4_jax.objectives.flexmdm import (
     poisson_divergence,
 )
 from md4_jax.processes.insertion import Insertion, Noised
-from md4_jax.processes.schedules import Cosine, Linear, Polynomial
+from md4_jax.processes.schedules import Cosine, Linear, LogLinear, Polynomial
 from md4_jax.protocols import Denoiser, Prompt, UserError, batch_of
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.insertion import ORDERS, Insert, inserted
@@ -336,6 +336,12 @@ def test_texts_are_whole_at_0_and_empty_at_1():
         z = process.corrupt(exact.keys_for(0, 2), x, jnp.full(2, t))
         np.testing.assert_array_equal(z, expected)
     assert process.is_complete
+
+
+@pytest.mark.parametrize("key", ["schedule", "insertion"])
+def test_it_is_no_bound_if_either_schedule_stops_short(key):
+    assert FlexMDM().is_bound(Insertion(2))
+    assert not FlexMDM().is_bound(Insertion(2, **{key: LogLinear(eps=0.01)}))
 
 
 def test_a_wrong_network_costs_more_and_the_paper_s_loss_is_a_constant_above(x64):

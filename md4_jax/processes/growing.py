@@ -1,0 +1,71 @@
+"""Texts whose length changes: what their processes share."""
+
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.schedules import covers_unit_interval
+from md4_jax.protocols import Array, Schedule
+
+
+class Growing:
+    """Methods that the processes of texts that grow share."""
+
+    timesteps: ClassVar[None] = None
+    shows_clean: ClassVar[bool] = True
+
+    vocab_size: int
+    schedule: Schedule
+
+    def init(self) -> Self:
+        """Returns itself: there are no leaves to make."""
+        return self
+
+    def learned(self) -> dict[str, Array]:
+        """Returns nothing: nothing is learned."""
+        return {}
+
+    @property
+    def absent_id(self) -> int:
+        return self.vocab_size + 1
+
+    @property
+    def presence(self) -> Schedule:
+        """Schedule whose alpha, a_t, is the probability that a token is present."""
+        return self.schedule
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
+        with jax.ensure_compile_time_eval():
+            return all(map(covers_unit_interval, (self.schedule, self.presence)))
+
+    def log_missing(self, outputs: Array, t: Array) -> Array:
+        """Returns log y_g = outputs + log(1 - a_t), [B, L + 1]: outputs [B, L + 1], t [B].
+
+        Few tokens are missing near t = 0, where a network could not learn so small a number.
+        """
+        return outputs + jnp.log(self.presence.one_minus_alpha(t))[:, None]
+
+    def insert_probability(self, s: Array, t: Array) -> Array:
+        """Returns P(a token is present at s | it is absent at t) = (a_s - a_t) / (1 - a_t)."""
+        return share_regained(self.presence, s, t)
+
+    def is_noise(self, z: Array) -> Array:
+        """Marks masks and what is absent: bool like z."""
+        return z >= self.vocab_size
+
+    def noise_left(self, t: Array) -> Array:
+        """Returns whether z_t may lack tokens or hold masks: bool []."""
+        return t > 0.0
+
+    def signal(self, t: Array) -> Array:
+        """Returns t, on which the rates depend."""
+        return t
+
+
+def share_regained(schedule: Schedule, s: Array, t: Array) -> Array:
+    """Returns (alpha_s - alpha_t) / (1 - alpha_t), and 1 where 1 - alpha_t underflows to 0."""
+    at_s, at_t = schedule.one_minus_alpha(s), schedule.one_minus_alpha(t)
+    return jnp.where(at_t > 0, (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0), 1.0)
