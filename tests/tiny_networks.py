@@ -51,4 +51,10 @@ def bound(segments=None, **options):
 
 
 def logits(network, params, z=Z, t=T, **context):
-    return jax.jit(lambda p, z, t, context: network.bind(p, context)(z, t))(params, z, t, context)
+    return logits_of(network, params, z, t, context)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(network, params, z, t, context):
+    """Traced and compiled once for each network, however often it is called."""
+    return network.bind(params, context)(z, t)

@@ -1,6 +1,7 @@
 """Low-rank adapters: what they add, their gradient, and what stays frozen beside them."""
 
 import dataclasses
+import functools
 
 import chex
 import exact
@@ -37,6 +38,12 @@ def paths(tree) -> dict[str, jax.Array]:
     return {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+@functools.cache
+def fresh(options):
+    """The first parameters of a network, by one program instead of one for each operation."""
+    return jax.jit(options.build().init)(jax.random.key(0))
+
+
 def shaken(params, seed=0):
     """The parameters, with noise on all of them: fresh ones have heads and branches of zeros."""
     leaves, structure = jax.tree.flatten(params)
@@ -58,20 +65,20 @@ def test_fresh_adapters_change_no_bit(plain, scan):
     """Of the parameters beside them, nor of the logits. Every linear layer of a block has one."""
     plain = dataclasses.replace(plain, scan_blocks=scan)
     adapted = dataclasses.replace(plain, lora_rank=RANK)
-    fresh = [jax.jit(options.build().init)(jax.random.key(0)) for options in (plain, adapted)]
-    rest = matching(fresh[1], adapted.adapters, matches=False)
-    chex.assert_trees_all_equal(rest, fresh[0])
-    pairs = {name for name in paths(fresh[1]) if "lora" in name}
+    before, after = fresh(plain), fresh(adapted)
+    rest = matching(after, adapted.adapters, matches=False)
+    chex.assert_trees_all_equal(rest, before)
+    pairs = {name for name in paths(after) if "lora" in name}
     blocks = ["blocks"] if scan else ["blocks_0", "blocks_1"]
     assert len(pairs) == 2 * len(LAYERS) * len(blocks)
     assert all(any(f"/{layer}/lora_a" in name for name in pairs) for layer in LAYERS)
-    shapes = paths(fresh[1])
+    shapes = paths(after)
     for name in pairs:
         values = np.asarray(shapes[name])
         assert (values == 0).all() if "lora_b" in name else (values != 0).all()
     base = shaken(rest)
     z = np.random.default_rng(1).integers(0, plain.vocab_size + 1, (3, 16))
-    found = logits(adapted, joined(base, matching(fresh[1], adapted.adapters)), z)
+    found = logits(adapted, joined(base, matching(after, adapted.adapters)), z)
     expected = logits(plain, base, z)
     assert found.tobytes() == expected.tobytes() and np.ptp(expected) > 1
 
@@ -123,10 +130,10 @@ def test_merged_matrices_give_the_same_logits_and_the_gradient(scan):
     """With G the gradient of the merged W: that of A is s G B^T, and that of B is s A^T G."""
     adapted = dataclasses.replace(ADAPTED, scan_blocks=scan)
     plain = dataclasses.replace(PLAIN, scan_blocks=scan)
-    params = shaken(adapted.build().init(jax.random.key(0)))
+    params = shaken(fresh(adapted))
     scale = ALPHA / RANK
     dense = merged(params, scale)
-    chex.assert_trees_all_equal_shapes(dense, plain.build().init(jax.random.key(0)))
+    chex.assert_trees_all_equal_shapes(dense, fresh(plain))
     z = np.random.default_rng(1).integers(0, V + 1, (3, 6))
     found, expected = logits(adapted, params, z), logits(plain, dense, z)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -190,7 +197,7 @@ def test_steps_move_the_adapters_alone(name, dtype, scan):
     copies = {"adamw": 4, "muon": 3}[name]  # Muon has no second moment
     rest = sizes(after) - sizes(after.frozen) - copies * sizes(after.params)
     assert 0 <= rest < 300
-    whole = sum(x.size for x in jax.tree.leaves(PLAIN.build().init(jax.random.key(0))))
+    whole = sum(x.size for x in jax.tree.leaves(fresh(PLAIN)))
     assert sizes(after.frozen) == whole * jnp.dtype(dtype).itemsize
 
 
@@ -199,9 +206,10 @@ def test_the_step_computes_with_what_is_frozen():
     network, optimizer, state = started(optimizer=optax.sgd(1.0))
     state = state._replace(params={**state.params, "network": shaken(state.params["network"])})
     after, metrics = trained(network, optimizer, state, steps=1)
-    plain = init_state(jax.random.key(0), network._replace(adapters=""), Masking(V), optimizer)
+    unadapted = network._replace(adapters="")
+    plain = jax.jit(lambda: init_state(jax.random.key(0), unadapted, Masking(V), optimizer))()
     all_trained = plain._replace(params=state.whole, ema=state.whole)
-    other, expected = trained(network._replace(adapters=""), optimizer, all_trained, steps=1)
+    other, expected = trained(unadapted, optimizer, all_trained, steps=1)
     np.testing.assert_allclose(metrics["nats"], expected["nats"], rtol=1e-6)
     wanted = matching(other.params["network"], network.adapters)
     jax.tree.map(
@@ -235,7 +243,7 @@ def test_microbatches_change_nothing_but_rounding():
 def test_an_expression_chooses_what_is_trained():
     """Of any network; what the process learns is trained beside it."""
     network = PLAIN.build()
-    params = {"network": network.init(jax.random.key(0)), "process": {"raw_power": jnp.ones(5)}}
+    params = {"network": fresh(PLAIN), "process": {"raw_power": jnp.ones(5)}}
     params_of, frozen = divided(params, network, "head|norm/")
     names = set(paths(params_of["network"]))
     assert names == {n for n in paths(params["network"]) if "head" in n or "norm/" in n}
@@ -246,7 +254,7 @@ def test_an_expression_chooses_what_is_trained():
     assert divided(params, network, ".") == (params, ())
     # Some layers' adapters alone, as PEFT's target_modules.
     network = ADAPTED.build()
-    params = {"network": network.init(jax.random.key(0)), "process": Masking(V)}
+    params = {"network": fresh(ADAPTED), "process": Masking(V)}
     chosen, _ = divided(params, network, "attention/(query|value)/lora")
     assert len(paths(chosen["network"])) == 4
 
