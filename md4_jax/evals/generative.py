@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.judges import MARK, check_source, cut, mauve, opened
@@ -13,7 +14,7 @@ from md4_jax.evals.metrics import Likelihood
 from md4_jax.evals.samples import decoded, drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import diversity, writers
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Batch, Params, UserError
 from md4_jax.samplers.draw import WIDTH
 
 RULES = ("first", "all")
@@ -118,10 +119,18 @@ class GenerativePerplexity:
         """Returns MAUVE against as many texts of the split, cut to the same length."""
         corpus = context.corpus(self.data)
         batches = corpus.eval_batches(self.split, batch_size=1, rows=np.arange(1))
-        rows = [batch.tokens[0] for _, batch in zip(range(len(ids)), batches, strict=False)]
-        _, theirs = self._cut(judge, [corpus.domain.decode(row) for row in rows])
+        texts = [text_of(corpus, batch) for _, batch in zip(range(len(ids)), batches, strict=False)]
+        _, theirs = self._cut(judge, texts)
         sets = (judge.features(part, self.batch_size) for part in (ids, theirs))
         return {"split": self.split, "mauve": mauve(*sets), "mauve_references": len(theirs)}
+
+
+def text_of(corpus: Corpus, batch: Batch) -> str:
+    """Returns the text of the first sequence of a batch, with its prompt and without padding."""
+    row = batch.tokens[0]
+    if "segments" in batch.context:
+        row = row[batch.context["segments"][0] >= 0]
+    return corpus.domain.decode(row)
 
 
 def _numbers(nats: np.ndarray, size: np.ndarray, text: list) -> dict[str, Any]:

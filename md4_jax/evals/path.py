@@ -181,6 +181,11 @@ class PathLikelihood:
                 f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path: set "
                 "it to 1"
             )
+        if experiment.steering is not None:
+            raise UserError(
+                f"{key}: sample.reward.name={experiment.config['sample']['reward']['name']!r} "
+                "changes the law of the samples, and a path knows nothing of it: set it to none"
+            )
         if sample_block(experiment):
             raise UserError(
                 f"{key} is for sampling without blocks, and a block has "

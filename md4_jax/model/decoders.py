@@ -179,10 +179,11 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
             f"{tensors.folder}: config.json scales rotary positions by {form!r}, which is not "
             "known: only 'llama3' is"
         )
-    if told.get("sliding_window") and told.get("use_sliding_window") is not False:
+    kinds = set(told.get("layer_types") or ()) - {"full_attention"}
+    if kinds or (told.get("sliding_window") and told.get("use_sliding_window") is not False):
         raise UserError(
-            f"{tensors.folder}: config.json says sliding_window={told['sliding_window']}: layers "
-            "that see only near tokens are not known"
+            f"{tensors.folder}: config.json says sliding_window={told.get('sliding_window')} and "
+            f"layer_types={told.get('layer_types')}: layers that see only near tokens are not known"
         )
     first = published.llama_names(tensors)[0] + "layers.0."
     for name in ("self_attn.o_proj.bias", "mlp.gate_proj.bias"):

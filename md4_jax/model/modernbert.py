@@ -53,8 +53,8 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         "heads": needed(told, tensors, "num_attention_heads"),
         "norm_eps": float(told.get("norm_eps", 1e-5)),
         "window": told.get("local_attention", 128),
-        "global_every": told.get("global_attn_every_n_layers", 3),
     }
+    network["global_every"] = _global_every(told, tensors, network["depth"])
     every, near = _bases(told, tensors)
     network |= {"rotary_base": every, "local_base": near}
     agree(
@@ -62,6 +62,24 @@ def _network(told: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
         intermediate_size=network["hidden"],
     )  # fmt: skip
     return network
+
+
+def _global_every(told: Mapping[str, Any], tensors: Tensors, depth: int) -> int:
+    """Returns how many layers there are for one that sees all tokens.
+
+    transformers 5 lists the kinds of all layers, and goes by that list.
+    """
+    kinds = told.get("layer_types")
+    if kinds is None:
+        return told.get("global_attn_every_n_layers", 3)
+    seeing_all = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
+    every = seeing_all[1] if len(seeing_all) > 1 else depth
+    if len(kinds) != depth or seeing_all != list(range(0, depth, every)):
+        raise UserError(
+            f"{tensors.folder}: config.json says layer_types={kinds}: only lists of {depth} layers "
+            "are known in which the first and then every n-th has full_attention"
+        )
+    return every
 
 
 def _bases(told: Mapping[str, Any], tensors: Tensors) -> tuple[float, float]:

@@ -87,6 +87,11 @@ def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    if told.get("causal"):
+        raise UserError(
+            f"{tensors.folder}: config.json says causal=True: it is BD3-LM's autoregressive "
+            "baseline, which is not known"
+        )
     return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
 
 
@@ -167,6 +172,7 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True,
         "alibi": False, "attention_layer_norm": False, "input_emb_norm": False,
         "scale_logits": False, "include_bias": False, "include_qkv_bias": False,
+        "clip_qkv": None,
     }  # fmt: skip
     for key, value in built.items():
         if told.get(key, value) not in (value, None):
@@ -182,7 +188,7 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "hidden": tensors.shape(f"{trunk}blocks.0.ff_proj.weight")[0],
         "heads": needed(told, tensors, "n_heads"),
         "kv_heads": told.get("n_kv_heads") or 0,
-        "tied": f"{trunk}ff_out.weight" not in tensors,
+        "tied": bool(told.get("weight_tying")) or f"{trunk}ff_out.weight" not in tensors,
     }
     network["rotary_base"] = float(told.get("rope_theta", network["rotary_base"]))
     network["norm_eps"] = float(told.get("rms_norm_eps", network["norm_eps"]))

@@ -64,7 +64,10 @@ def _free(
     """Returns the denoiser that does not know the label or, without one, the prompt."""
     if "label" in context or prompt is None:
         return network.denoiser(params, {k: v for k, v in context.items() if k != "label"})
-    return hidden(network.denoiser(params, context), prompt.mask, params["process"].mask_id)
+    mask = jnp.asarray(prompt.mask)
+    if network.causal:  # which reads each token one position later, behind the start of the text
+        mask = jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))
+    return hidden(network.denoiser(params, context), mask, params["process"].mask_id)
 
 
 def hidden(denoiser: Denoiser, mask: Array, mask_id: int) -> Denoiser:
@@ -168,6 +171,10 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         other, second = free.append_block(z, t, caches[1])
         return jnp.concatenate([one, other], axis=-1), (first, second)
 
+    def following(caches: tuple[Any, Any]) -> tuple[Array, Array]:
+        one, follows = told.following(caches[0])
+        return jnp.concatenate([one, free.following(caches[1])[0]], axis=-1), follows
+
     def around(z: Array, t: Array, begin: Array, caches: Any) -> tuple[Array, Any]:
         one, first = told.around(z, t, begin, caches and caches[0])
         other, second = free.around(z, t, begin, caches and caches[1])
@@ -178,4 +185,5 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
         append_block,
         around if told.around and free.around else None,
+        following if told.following and free.following else None,
     )

@@ -30,6 +30,9 @@ def test_the_path_of_a_sampler(run, refused, own):
     message = refused(*at, *some, "--config.sample.name=confidence")
     assert "evals.path: sample.name='confidence' has no likelihood along a path" in message
     assert "sample.top_k=3 gives most texts" in refused(*at, *some, "--config.sample.top_k=3")
+    reward = ("--config.sample.reward.name=pattern", "--config.sample.reward.pattern=a")
+    message = refused(*at, *some, *reward)
+    assert "evals.path: sample.reward.name='pattern' changes the law of the samples" in message
 
 
 @pytest.mark.slow

@@ -126,6 +126,24 @@ def test_a_mask_that_cannot_be_is_refused(name, mask, said, tmp_path):
         md4_jax.load(folder, {"tokenizer.mask": mask})
 
 
+@pytest.mark.parametrize(
+    "name, changes, said",
+    [
+        ("bd3lm", {"causal": True}, "causal=True: it is BD3-LM's autoregressive baseline"),
+        ("llada", {"clip_qkv": 8.0}, "clip_qkv=8.0; only None is known"),
+    ],
+)
+def test_switches_that_are_not_known_are_refused(name, changes, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(peer_folder(tmp_path, name, **changes))
+
+
+def test_a_llada_whose_head_is_tied_reads_no_other(tmp_path):
+    """Whatever is stored under its name."""
+    model = md4_jax.load(peer_folder(tmp_path, "llada", weight_tying=True))
+    assert model.config["network"]["tied"] and "head" not in model.params["network"]
+
+
 @pytest.mark.parametrize("name, letters", [("mdlm", 14), ("llada", 125)])
 def test_a_vocabulary_of_another_size_is_refused(name, letters, tmp_path):
     """Of more entries than there are rows, or of so few that padding does not explain it."""

@@ -2,14 +2,18 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_networks
 from peer_folders import answers, chat_folder, peer_folder
 
 import md4_jax
 from md4_jax.evals.samples import drawn_samples
+from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Prompt, UserError, batch_of
+from md4_jax.samplers.guidance import guided
 
 CLOSE, SYMBOLS, BLOCK = 1e-5, 123, 4
 NAMES = ("sdar", "fast_dllm_v2", "sdarmoe")
@@ -119,6 +123,23 @@ def test_the_first_token_of_a_block_is_the_likeliest_whatever_the_temperature(mo
         whole = of_blocks(model, jnp.full_like(text, SYMBOLS), text)[0]
         assert row[4] == int(jnp.argmax(whole[4])) and row[8] == int(jnp.argmax(whole[8]))
     assert len({row[0] for row in drawings}) > 4 and denoiser.blocks.following is not None
+
+
+def test_guidance_keeps_the_features_of_the_next_token():
+    """The first token of a block is then the likeliest by the guided logits."""
+    network, params = tiny_networks.built(classes=2, shifted=True, time_conditioning=False)
+    both = {"network": jax.tree.map(jnp.asarray, params), "process": Masking(5)}
+    z, label = jnp.asarray([[1, 4, 0], [2, 2, 3]]), {"label": jnp.asarray([0, 1])}
+
+    def following(denoiser):
+        cache = denoiser.blocks.append_block(z, jnp.zeros(2), denoiser.blocks.empty_cache(2, 3))[1]
+        h, follows = denoiser.blocks.following(cache)
+        assert bool(follows)
+        return jax.nn.log_softmax(denoiser.unembed(h))
+
+    told, free = (following(network.denoiser(both, context)) for context in (label, {}))
+    found = following(guided(network, both, label, 2.5)[0])
+    np.testing.assert_allclose(found, jax.nn.log_softmax(2.5 * told - 1.5 * free), atol=CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -362,6 +362,23 @@ def test_a_prompt_is_obeyed_more_or_less(weight):
         assert not laws.accepted(counts, wrong * exact.P_V3L2.sum(axis=0) ** (1.0 - other))
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_without_the_prompt_a_causal_network_sees_none_of_it(weight):
+    """At weight 0 what is drawn behind a prompt is the same whatever the prompt is."""
+    network, params = tiny_networks.built(depth=1, causal=True)
+    sampler = make_sampler(network, sample, uniform(3), MESH, guidance=weight)
+    step, options = SAMPLERS["left_to_right"](), SampleOptions(num=8, batch_size=8)
+    given = [
+        Prompt(np.array(x), np.arange(6) < 3) for x in ([0, 1, 2, 0, 0, 0], [4, 3, 4, 0, 0, 0])
+    ]
+    params = {"network": params, "process": Masking(5)}
+    one, other = (
+        draw_samples(sampler, params, step, options, [prompt], window=6).tokens for prompt in given
+    )
+    assert (one[:, :3] == given[0].tokens[:3]).all() and (other[:, :3] == given[1].tokens[:3]).all()
+    assert (one[:, 3:] == other[:, 3:]).all() == (weight == 0.0)
+
+
 def test_hidden_positions_are_masks_to_the_network():
     """In a transformer, whole, at some positions, and with repeated rows."""
     network, params = tiny_networks.built(depth=1)

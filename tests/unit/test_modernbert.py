@@ -131,6 +131,20 @@ def test_bases_as_transformers_5_tells_them(tmp_path):
     np.testing.assert_allclose(model.logits(z), expected, atol=CLOSE)
 
 
+def test_kinds_of_layers_as_transformers_5_lists_them(tmp_path):
+    """The list alone says which layers see all tokens: every third one, or all."""
+    kinds = ["full_attention", *["sliding_attention"] * 2, "full_attention", "sliding_attention"]
+    model = md4_jax.load(
+        peer_folder(tmp_path, "modernbert", layer_types=kinds, global_attn_every_n_layers=2)
+    )
+    z, expected = theirs()
+    np.testing.assert_allclose(model.logits(z), expected, atol=CLOSE)
+    everywhere = dict(layer_types=["full_attention"] * 5)
+    model = md4_jax.load(peer_folder(tmp_path / "all", "modernbert", **everywhere))
+    assert model.config["network"]["global_every"] == 1
+    assert np.abs(model.logits(z) - expected).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
@@ -144,6 +158,8 @@ def test_bases_as_transformers_5_tells_them(tmp_path):
             {"rope_parameters": {"full_attention": {"rope_theta": 1.0, "rope_type": "yarn"}}},
             "rope_parameters.full_attention=.*, which is not known",
         ),
+        ({"layer_types": ["sliding_attention"] * 5}, "only lists of 5 layers are known in which"),
+        ({"layer_types": ["full_attention"] * 4}, "only lists of 5 layers are known in which"),
     ],
 )
 def test_what_is_not_known_is_refused(changes, said, tmp_path):

@@ -9,6 +9,7 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import domain_of
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.tokenizers import Bytes, Characters
+from md4_jax.evals.generative import text_of
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 
@@ -53,6 +54,15 @@ def test_only_answers_count(corpus):
     assert batch.text.tolist() == [[1, 1], [1, 1], [2, 1], [6, 2]]
     assert data.sizes(["train", "test"]) == {"train": (4, 12), "test": (1, 1)}
     assert shown(data.stream("train")) == "2$4$20a long"
+
+
+def test_texts_that_samples_are_compared_with_have_no_padding(corpus):
+    """MAUVE's references are the prompt and the answer; the padding is no text."""
+    data = corpus()
+    batches = data.eval_batches("train", batch_size=1, rows=np.arange(1))
+    texts = [text_of(data, batch) for batch in batches]
+    ended = [data.domain.decode([*text.encode(), END]) for text in ("1+1=2", "2+2=4")]
+    assert texts == [*ended, "10+10=20", "a?a long"]
 
 
 def test_ends_of_text_that_count(corpus):
