@@ -150,7 +150,8 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
     except UserError as error:
         raise UserError(
             f"{error}. To evaluate this run on another text name it as an evaluator's data: "
-            "--evals other --config.evals.other.name=likelihood --config.evals.other.data.path=FILE"
+            "--evals other --config.evals.other.name=likelihood --config.evals.other.split=all "
+            "--config.evals.other.data.path=FILE"
         ) from error
 
 

@@ -135,7 +135,9 @@ class LogProbability:
 
 def _check_text(name: str, domain: Any) -> None:
     if not hasattr(domain, "encode"):
-        raise UserError(f"sample.reward.name={name!r} reads text, and this run has images")
+        raise UserError(
+            f"sample.reward.name={name!r} is for text, and the data of this run are none"
+        )
 
 
 REWARDS = {"none": NoReward, "pattern": Pattern, "judge": JudgeReward}
