@@ -13,7 +13,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 USAGE = (
-    "python -m md4_jax.main [MODE [DIR]] [--config FILE] [--workdir DIR] [--mode MODE] "
+    "python -m md4_jax [MODE [DIR]] [--config FILE] [--workdir DIR] [--mode MODE] "
     "[--config.KEY=VALUE]"
 )
 KEYS = (
@@ -180,4 +180,4 @@ def again(
     writes = mode in ("train", *OF_A_RUN)
     said += [f"--workdir={workdir}"] if writes or not flags.config else []
     said += [f"--config.{key}={value}" for key, value in assignments.items()]
-    return "python -m md4_jax.main " + shlex.join(said)
+    return "python -m md4_jax " + shlex.join(said)

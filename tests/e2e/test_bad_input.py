@@ -131,8 +131,8 @@ def test_wrong_arguments(arguments, said, refused):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--config"], "usage: python -m md4_jax.main"),
-        (["--config", "x", "--zzz=y"], "usage: python -m md4_jax.main"),
+        (["--config"], "usage: python -m md4_jax"),
+        (["--config", "x", "--zzz=y"], "usage: python -m md4_jax"),
         (["--config", "x", "--mode", "trian"], "unknown --mode 'trian'; did you mean 'train'?"),
         (["--config", "x", "--worksdir=y"], "unknown flag --worksdir: did you mean --workdir?"),
     ],
