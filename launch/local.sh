@@ -12,4 +12,4 @@ source launch/environment.sh "$build"
 if [ $# -eq 0 ]; then
   set -- --config configs/quickstart.py
 fi
-exec python -m md4_jax.main "$@"
+exec python -m md4_jax "$@"

@@ -1,5 +1,27 @@
-"""`python -m md4_jax` is `python -m md4_jax.main`."""
+"""`python -m md4_jax`, and the command md4_jax."""
 
-from md4_jax.main import main
+import os
+import signal
 
-main()
+
+def main() -> None:
+    """Imports the package, which takes seconds and may be interrupted, and runs the command."""
+    is_free = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_free:  # and not ignored, as behind nohup
+        signal.signal(signal.SIGINT, _leave)
+    from md4_jax import main
+
+    if is_free:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    main.main()
+
+
+def _leave(number: int, frame: object) -> None:
+    """Ends the process without a traceback: libraries that are being imported may drop errors."""
+    del number, frame
+    os.write(2, b"interrupted while starting: nothing has changed\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
     again = command.again(flags, workdir, assignments)
     run = None if flags.config else workdir
     distributed.check_alike(_facts(flags, config))
-    call = modes.Call(config, workdir, again, flags.evals, run, flags.back, judging.read)
+    call = modes.Call(config, workdir, again, flags.evals, run, flags.back, judging.FOREIGN)
     return modes.run(flags.mode, call)
 
 
@@ -62,7 +62,7 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
         config = schema.load_config(flags.config, said | varied, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
         calls[name] = functools.partial(
-            modes.run, "train", modes.Call(config, folder / name, again, others=judging.read)
+            modes.run, "train", modes.Call(config, folder / name, again, others=judging.FOREIGN)
         )
         facts[name] = _facts(flags, config)
     distributed.check_alike(facts)
@@ -85,7 +85,7 @@ def main() -> None:
     except UserError as error:
         code = streams.print_user_error(error)
     except KeyboardInterrupt:  # the training loop handles its own
-        print("interrupted; give the same command again to train on", file=sys.stderr)
+        print("interrupted: give the same command again to go on", file=sys.stderr)
         code = 130
     except Exception as error:
         code = distributed.fault(error)

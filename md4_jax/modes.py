@@ -73,10 +73,11 @@ def train_mode(call: Call) -> int:
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)
     suite = _suite(experiment, call, corpus)
-    sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
+    with inputs.as_before(kept, workdir):
+        sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
     begin = runs.beginning(experiment, workdir, _say)
     with _open_workdir(experiment, call, workdir):
-        for warning in corpus.source.warnings:
+        for warning in inputs.warnings(corpus):
             _say(f"warning: {warning}")
         for name, size in sizes.items():
             _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
@@ -150,11 +151,8 @@ def bench_mode(call: Call) -> int:
     """Prints a table of times, then the same as a line of JSON; writes no file."""
     asked = call.config
     domain = inputs.random_tokens(asked, "bench")
-    if domain:
-        experiment, corpus = build.experiment(asked, domain), None
-    else:
-        experiment, corpus = _experiment(asked, call.run)
-    result = bench(experiment, corpus)
+    made = (build.experiment(asked, domain), None) if domain else _experiment(asked, call.run)
+    result = bench(*made)
     _say(f"{call.command}\n{table(result)}")
     _say(report.as_json({"commit": commit(), **result}))
     return 0
@@ -165,7 +163,7 @@ def prepare_mode(call: Call) -> int:
     asked = call.config
     domain, source = inputs.domain_and_source(asked, call.run)
     corpus = corpus_of(source, domain, options_from(DataOptions, asked["data"]))
-    for warning in source.warnings:
+    for warning in inputs.warnings(corpus):
         _say(f"warning: {warning}")
     sizes, changed = {}, inputs.corpora(asked, domain, corpus)
     sizes["train"] = corpus.sizes(["train"])["train"]
@@ -201,7 +199,7 @@ def run(mode: str, call: Call) -> int:
     if mode not in ("plan", "prepare"):  # these need no device
         for line in devices.remarks(call.config["network"] if mode == "train" else {}):
             _say(line)
-    with errors.said(call.workdir):
+    with errors.said(call.workdir, resumes=mode == "train"):
         return MODES[mode](call)
 
 
@@ -251,7 +249,7 @@ def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experimen
 def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> Suite:
     """Returns the evaluators, ready to run; UserError if sample.judge names no run."""
     corpora = inputs.corpora(experiment.config, experiment.domain, corpus)
-    judge, run_of = judging.judge_of(experiment), judging.run_of(experiment, call.others)
+    judge, run_of = judging.judge_of(experiment), judging.Others(experiment, call.others)
     return Suite(experiment, call.workdir, corpora, judge, run_of)
 
 

@@ -91,7 +91,7 @@ LOSSES = (
 def timed(row: Row) -> dict[str, Any]:
     """Times a row in a process of its own; {"error": reason} if it fails."""
     words = program.bench_words(row.config, row.keys, row.part, 3, 0.7)
-    command = [sys.executable, "-m", "md4_jax.main", *words]
+    command = [sys.executable, "-m", "md4_jax", *words]
     environment = dict(os.environ)
     if NAMES in row.keys:
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {names.GRAPHS}".strip()

@@ -1,4 +1,4 @@
-"""Runs `python -m md4_jax.main` as a user does, and reads what it prints and leaves."""
+"""Runs `python -m md4_jax` as a user does, and reads what it prints and leaves."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def call(words: list[str], log: Path | None = None, **variables: str) -> str:
     log: a file for standard output and error. variables: added to the environment. Raises Refused
     for exit code 2, and SystemExit with the error text for any other failure.
     """
-    command = [sys.executable, "-m", "md4_jax.main", *words]
+    command = [sys.executable, "-m", "md4_jax", *words]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": paths} | variables
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -72,4 +72,4 @@ def config_words(config: str, keys: str) -> list[str]:
 
 def written(words: list[str]) -> str:
     """Returns the command as a user would type it from the root of the checkout."""
-    return "python -m md4_jax.main " + shlex.join(words).replace(f"{ROOT}/", "")
+    return "python -m md4_jax " + shlex.join(words).replace(f"{ROOT}/", "")

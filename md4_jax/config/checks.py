@@ -162,7 +162,8 @@ def _check_classes(experiment: Experiment) -> None:
     if not labels:
         raise UserError(
             f"network.classes={classes} needs data with labels, such as data.name='text' with "
-            "data.label_key, or images with data.labels=True; this data has none"
+            "data.label_key, or images with data.labels=True; this data has none: set "
+            "network.classes=0"
         )
     names = ", ".join(map(repr, labels[:20])) + (", ..." if len(labels) > 20 else "")
     raise UserError(

@@ -13,7 +13,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 USAGE = (
-    "python -m md4_jax.main [serve|ls|sweep] [--config FILE] [--workdir DIR] [--mode MODE] "
+    "python -m md4_jax [MODE [DIR]] [--config FILE] [--workdir DIR] [--mode MODE] "
     "[--config.KEY=VALUE]"
 )
 KEYS = (
@@ -23,8 +23,8 @@ KEYS = (
 MODES = (
     "train", "eval", "sample", "serve", "bench", "plan", "prepare", "import", "audit", "ls", "sweep"
 )  # fmt: skip
-# Modes that may be said as a first word, with what a second word is then.
-SHORT = {"serve": "--from", "ls": "--workdir", "sweep": "--workdir"}
+# The mode may be the first word. What a second word is then: --workdir, except for these.
+SECOND = {"serve": "--from", "import": "--from"}
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -32,8 +32,8 @@ OF_A_RUN = ("eval", "sample")
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     """Returns (flags, {'section.key': text}); UserError for an assignment without a value."""
     plain, assignments, rest = [], {}, list(arguments)
-    if rest and rest[0] in SHORT:
-        more = [SHORT[rest[0]]] if rest[1:] and rest[1][:1] != "-" else []
+    if rest and rest[0] in MODES:
+        more = [SECOND.get(rest[0], "--workdir")] if rest[1:] and rest[1][:1] != "-" else []
         rest = ["--mode", rest[0], *more, *rest[1:]]
     while rest:
         argument = rest.pop(0)
@@ -151,7 +151,7 @@ def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
         name, equals, value = argument.partition("=")
         key = re.sub("^-*", "", name)
         if name in MODES:
-            raise UserError(f"unknown argument {name}: did you mean --mode {name}?")
+            raise UserError(f"unknown argument {name}: a mode comes first, or as --mode {name}")
         if Path(name).suffix == ".py":
             raise UserError(f"unknown argument {name}: did you mean --config {name}?")
         if near := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
@@ -180,4 +180,4 @@ def again(
     writes = mode in ("train", *OF_A_RUN)
     said += [f"--workdir={workdir}"] if writes or not flags.config else []
     said += [f"--config.{key}={value}" for key, value in assignments.items()]
-    return "python -m md4_jax.main " + shlex.join(said)
+    return "python -m md4_jax " + shlex.join(said)

@@ -1,8 +1,9 @@
 """Domain and data source of a config, and the corpora of its evaluators."""
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from md4_jax.config import chats, foreign
@@ -124,6 +125,32 @@ def _source(section: Mapping[str, Any], chat: Chat | None) -> Any:
         form = chat or chats.named(section)
         return Conversations(source, form, options_from(DataOptions, section).turns)
     return Detokenised(source, rules) if rules else source
+
+
+@contextlib.contextmanager
+def as_before(kept: Mapping[str, Any] | None, workdir: Place) -> Iterator[None]:
+    """Adds to a UserError about the data what to do if a run in workdir began with other data.
+
+    kept: the config of that run; None for a new one
+    """
+    try:
+        yield
+    except UserError as error:
+        if kept is None:
+            raise
+        raise UserError(
+            f"{error}\nThe run in {workdir} could read its data when it began. If they have "
+            "changed since then, put them back as they were to resume. To train on the new data "
+            "take another --workdir"
+        ) from error
+
+
+def warnings(corpus: Corpus) -> tuple[str, ...]:
+    """Returns what a user should know about the data: sentences of the source and of its size."""
+    found = corpus.source.warnings
+    if corpus.domain.vocab_size > 1:
+        return found
+    return (*found, "the data have a single symbol, so there is nothing to learn: all bits are 0")
 
 
 def check_files(section: Mapping[str, Any], chat: Chat | None) -> None:

@@ -45,7 +45,7 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
     found = _read(experiment, workdir, read)
     if found is None:
-        raise UserError(f"{workdir} holds no checkpoint yet: train it first")
+        raise _no_checkpoint(workdir)
     step, ema, host = found
     if state.frozen:
         return step, joined(ema, base.read(workdir, state.frozen, host))
@@ -56,8 +56,17 @@ def check_checkpoint(experiment: Experiment, workdir: Place) -> None:
     """Raises UserError if a run does not hold the checkpoint that eval.checkpoint names."""
     steps = _read(experiment, workdir, Checkpoints.steps)
     if not steps:
-        raise UserError(f"{workdir} holds no checkpoint yet: train it first")
+        raise _no_checkpoint(workdir)
     _asked_step(experiment, workdir, steps)
+
+
+def _no_checkpoint(workdir: Place) -> UserError:
+    if is_folder(workdir):
+        return UserError(
+            f"{workdir} is a saved model and no run: --mode import --from {workdir} --workdir NEW "
+            "makes a run of it"
+        )
+    return UserError(f"{workdir} holds no checkpoint yet: train it first")
 
 
 def _asked_step(
@@ -141,7 +150,8 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
     except UserError as error:
         raise UserError(
             f"{error}. To evaluate this run on another text name it as an evaluator's data: "
-            "--evals other --config.evals.other.name=likelihood --config.evals.other.data.path=FILE"
+            "--evals other --config.evals.other.name=likelihood --config.evals.other.split=all "
+            "--config.evals.other.data.path=FILE"
         ) from error
 
 

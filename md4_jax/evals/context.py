@@ -1,7 +1,7 @@
 """Inputs of an evaluator besides the model, and functions that evaluators share."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,16 @@ from md4_jax.runtime.sharding import batch_shards
 SPLITS = ("train", "validation", "test", "all")
 
 
+class RunOf(Protocol):
+    """Reads other models by (key, source), with any tokenizer; the key is for errors."""
+
+    def __call__(self, key: str, asked: str) -> tuple[Experiment, Params, bool]:
+        """Returns (experiment, params, whether this package trained it)."""
+
+    def is_causal(self, key: str, asked: str) -> bool:
+        """Returns whether the network of a directory is causal, without its parameters."""
+
+
 class Context(NamedTuple):
     """Inputs of one evaluation.
 
@@ -22,8 +32,7 @@ class Context(NamedTuple):
     workdir   directory of the run
     corpus    (changes of the `data` section) -> the corpus, tokenised when it is first read
     judge     params -> (experiment, params) of the judge of samples; None: no judge
-    run_of    (key, source) -> (experiment, params, is_own) of another model, with any tokenizer.
-              The key is for errors. is_own: whether this package trained it
+    run_of    reads other models
     programs  cache of compiled functions, which evaluators share and which lasts for the run
     earlier   {name: result} of the evaluators that already ran on the same parameters
     say       prints text, in the first process only
@@ -34,7 +43,7 @@ class Context(NamedTuple):
     workdir: Place
     corpus: Callable[[Mapping[str, Any]], Corpus]
     judge: Callable[[Params], tuple[Experiment, Params]] | None
-    run_of: Callable[[str, str], tuple[Experiment, Params, bool]] | None
+    run_of: RunOf | None
     programs: dict[Any, Any]
     earlier: Mapping[str, Mapping[str, Any]]
     say: Callable[[str], None]

@@ -1,7 +1,7 @@
 """Generative perplexity of samples, which a causal judge computes, and the samples' entropy."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,9 @@ class GenerativePerplexity:
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
 
-    def check_source(self, key: str) -> None:
+    def check_source(self, key: str, is_causal: Callable[[str, str], bool]) -> None:
         """Raises UserError if there is no such judge, before a run begins."""
-        check_source(f"{key}.judge", self.judge)
+        check_source(f"{key}.judge", self.judge, is_causal)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns perplexity and bits under the judge, entropies and how they were found."""

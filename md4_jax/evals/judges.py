@@ -22,6 +22,7 @@ from md4_jax.runtime.tensors import is_folder
 MARK = "transformers:"
 # Beginnings of names that are no directories -> the packages that read them, and their extra.
 PACKAGES = {MARK: (("torch", "transformers"), "judge"), "hf:": (("huggingface_hub",), "hub")}
+NOT_CAUSAL = "is not causal: name a run or a model with network.causal"
 
 
 class Judged(NamedTuple):
@@ -51,8 +52,11 @@ def cut(ids: Sequence[np.ndarray], length: int, end: int | None) -> list[np.ndar
     return found
 
 
-def check_source(key: str, name: str) -> None:
-    """Raises UserError for a judge that cannot be read, at start-up: it is read when it judges."""
+def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> None:
+    """Raises UserError for a judge that cannot be read, at start-up: it is read when it judges.
+
+    is_causal: (key, directory) -> whether its network is causal
+    """
     for mark, (packages, extra) in PACKAGES.items():
         if name.startswith(mark):
             if lacking := [p for p in packages if importlib.util.find_spec(p) is None]:
@@ -68,6 +72,8 @@ def check_source(key: str, name: str) -> None:
         raise UserError(
             f"{key}={name} holds neither a run with a checkpoint nor a model in *.safetensors"
         )
+    if not is_causal(key, name):
+        raise UserError(f"{key}={name} {NOT_CAUSAL}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +194,7 @@ def opened(
         return programs[kept]
     other, params, is_own = run_of(key, source)
     if not other.network.causal:
-        raise UserError(f"{key}={source} is not causal: name a run with network.causal")
+        raise UserError(f"{key}={source} {NOT_CAUSAL}")
     return (RunJudge if is_own else PublishedJudge)(other, params, programs)
 
 

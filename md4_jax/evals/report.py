@@ -13,7 +13,7 @@ def line(result: dict[str, Any]) -> str:
     unit = next(u for u in ("character", "dimension", "token") if f"bits_per_{u}" in result)
     parts = {part: result.get(f"{part}_bits_per_token") for part in PARTS}
     sign = "" if result["exact"] else "<= "
-    other = ", ".join(f"{part} {bits:.4f}" for part, bits in parts.items() if bits)
+    other = ", ".join(f"{part} {bits:z.4f}" for part, bits in parts.items() if bits)
     other = other and f" (including {other})"
 
     def said(name: str, form: str) -> str:
@@ -52,7 +52,7 @@ def learned(process: Any, domain: Any, most: int = 10) -> str:
         values = np.asarray(values)
         order = np.argsort(-values, kind="stable")
         lines.append(
-            f"{name} by symbol: min {values.min():.4f}, mean {values.mean():.4f}, "
+            f"{name} by symbol: min {values.min():z.4f}, mean {values.mean():z.4f}, "
             f"max {values.max():.4f}"
         )
         for word, ids in (("largest", order[:most]), ("smallest", order[::-1][:most])):

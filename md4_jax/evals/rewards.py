@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.evals import judges
+from md4_jax.evals.context import RunOf
 from md4_jax.protocols import UserError
 
 
@@ -94,13 +95,13 @@ class JudgeReward:
         """Raises UserError if the data are no text."""
         _check_text("judge", domain)
 
-    def opened(self, run_of: Callable, programs: dict) -> "LogProbability":
+    def opened(self, run_of: RunOf, programs: dict) -> "LogProbability":
         """Returns the reward; the judge is read when it is first asked, and kept in `programs`.
 
         UserError if there is no such judge.
         """
         key = "sample.reward.judge"
-        judges.check_source(key, self.judge)
+        judges.check_source(key, self.judge, run_of.is_causal)
 
         def judge() -> Any:
             kept = (key, self.judge)
@@ -134,7 +135,9 @@ class LogProbability:
 
 def _check_text(name: str, domain: Any) -> None:
     if not hasattr(domain, "encode"):
-        raise UserError(f"sample.reward.name={name!r} reads text, and this run has {domain.unit}s")
+        raise UserError(
+            f"sample.reward.name={name!r} is for text, and the data of this run are none"
+        )
 
 
 REWARDS = {"none": NoReward, "pattern": Pattern, "judge": JudgeReward}

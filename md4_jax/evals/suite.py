@@ -5,13 +5,12 @@ from typing import Any
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import SplitSize
-from md4_jax.evals.context import Context
+from md4_jax.evals.context import Context, RunOf
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
 
 Judge = Callable[[Params], tuple[Experiment, Params]]
-RunOf = Callable[[str, str], tuple[Experiment, Params, bool]]
 
 
 class Suite:
@@ -19,7 +18,7 @@ class Suite:
 
     corpus  (changes of the `data` section) -> the corpus
     judge   params -> (experiment, params) of the judge of samples; None: no judge
-    run_of  (key, source) -> (experiment, params, is_own) of another model
+    run_of  reads other models
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Suite:
         for name in names:
             evaluator = self._experiment.evals[name]
             if hasattr(evaluator, "check_source"):
-                evaluator.check_source(f"evals.{name}")
+                evaluator.check_source(f"evals.{name}", self._run_of.is_causal)
             if evaluator.needs_data:
                 try:
                     corpus = self._corpus(evaluator.data)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.config import foreign
-from md4_jax.config.judging import run_of
+from md4_jax.config.judging import Others
 from md4_jax.experiment import Experiment
 from md4_jax.options import PromptOptions
 from md4_jax.processes.capabilities import ObservesMasks
@@ -58,7 +58,7 @@ def opened(experiment: Experiment, programs: dict) -> Experiment:
         return experiment
     from md4_jax.model import judging  # which imports `load`, and that this file
 
-    steering = experiment.steering.opened(run_of(experiment, judging.read), programs)
+    steering = experiment.steering.opened(Others(experiment, judging.FOREIGN), programs)
     return experiment._replace(steering=steering)
 
 

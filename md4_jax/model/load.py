@@ -47,19 +47,13 @@ def load(
         raise UserError("the name of the model is empty: give a run, a folder or hf:USER/NAME")
     folder, changes = runs.named_checkpoint(found(str(source)))
     changes |= {key: str(value) for key, value in (config or {}).items()}
-    told = _json(folder / config_lib.FILE)
+    told = told_by(folder)
     if told.get("package") == "md4_jax":
         if adapters:
             raise UserError(
                 f"adapters={adapters} go on a published model, and {folder} is one of this package"
             )
         return _own(folder, told, changes)
-    if (folder / peft_config.FILE).exists() and not told:
-        base = peft_config.read(folder).base
-        raise UserError(
-            f"{folder} holds an adapter alone, of {base}: load that, with adapters={folder} "
-            f"(--from BASE --adapters {folder})"
-        )
     return _of_others(folder, told, changes, _named(str(source), folder), adapters)
 
 
@@ -271,9 +265,11 @@ def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
         )
 
 
-def _json(file: Place) -> dict[str, Any]:
-    """Returns a JSON object; {} if there is no file."""
+def told_by(folder: Place) -> dict[str, Any]:
+    """Returns a folder's config.json, {} without one; UserError for an adapter alone."""
+    file = folder / config_lib.FILE
     if not file.exists():
+        peft_config.check_no_adapter(folder)
         return {}
     try:
         found = json.loads(file.read_text())

@@ -108,6 +108,16 @@ def read(folder: Place) -> Lora:
     return Lora(file, told)
 
 
+def check_no_adapter(folder: Place) -> None:
+    """Raises UserError if a folder without a model's config.json holds an adapter alone."""
+    if (folder / FILE).exists():
+        base = read(folder).base
+        raise UserError(
+            f"{folder} holds an adapter alone, of {base}: load that, with adapters={folder} "
+            f"(--from BASE --adapters {folder})"
+        )
+
+
 def matches(asked: str | Iterable[str], module: str) -> bool:
     """Returns whether a name is one of PEFT's `target_modules`.
 

@@ -12,11 +12,22 @@ from md4_jax.runtime.paths import Place
 SMALLER = (
     "lower train.batch_size, evals.NAME.batch_size or sample.batch_size, or the network's sizes"
 )
+_WRITABLE = "let this user write there, or copy the run to where you may write,"
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+}
 
 
 @contextlib.contextmanager
-def said(workdir: Place) -> Iterator[None]:
-    """Raises UserError instead of an error of the system."""
+def said(workdir: Place, *, resumes: bool = True) -> Iterator[None]:
+    """Raises UserError instead of an error of the system.
+
+    resumes: whether the same command goes on where it was stopped
+    """
     try:
         yield
     except MemoryError as error:
@@ -28,11 +39,11 @@ def said(workdir: Place) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
-        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+        remedy = REMEDIES.get(error.errno, "mend that")
+        after = ", which resumes from the last complete checkpoint" if resumes else ""
         raise UserError(
             f"{error.filename or 'a file'}: {error.strerror} (errno {error.errno}), while working "
-            f"on {workdir}: {remedy} and start the same command again, which resumes from the last "
-            "complete checkpoint"
+            f"on {workdir}: {remedy} and start the same command again{after}"
         ) from error
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # of Rust, which is no Exception

@@ -110,7 +110,7 @@ def start(environment):
 
 @pytest.fixture(scope="session")
 def program(start):
-    """`python -m md4_jax.main ARGUMENTS` in a process of its own, to its end."""
+    """`python -m md4_jax ARGUMENTS` in a process of its own, to its end."""
 
     def program(*arguments, **variables) -> Ended:
         process = start("-m", "md4_jax.main", *arguments, **variables)

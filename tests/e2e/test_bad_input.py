@@ -5,13 +5,17 @@ import random
 import zipfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from md4_jax.config import schema
+from md4_jax.config import inputs, schema
+from md4_jax.config import load as config_lib
+from md4_jax.data.domains import TextDomain, keep_domain
 from md4_jax.data.sources import text8
-from md4_jax.data.tokenizers import Bytes
+from md4_jax.data.tokenizers import Bytes, Characters
+from md4_jax.runtime.paths import place
 
 # Assignments of the command line -> what the message must hold.
 CONFIG = [
@@ -127,8 +131,8 @@ def test_wrong_arguments(arguments, said, refused):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--config"], "usage: python -m md4_jax.main"),
-        (["--config", "x", "--zzz=y"], "usage: python -m md4_jax.main"),
+        (["--config"], "usage: python -m md4_jax"),
+        (["--config", "x", "--zzz=y"], "usage: python -m md4_jax"),
         (["--config", "x", "--mode", "trian"], "unknown --mode 'trian'; did you mean 'train'?"),
         (["--config", "x", "--worksdir=y"], "unknown flag --worksdir: did you mean --workdir?"),
     ],
@@ -211,7 +215,8 @@ def test_a_character_that_training_text_lacks(train_on, tmp_path):
     """Found at the start, though it stands in the test split."""
     path = tmp_path / "some.txt"
     path.write_bytes(letters(2000) + b"Q")
-    assert "character 'Q' at offset" in train_on("text", path)
+    message = train_on("text", path)
+    assert "character 'Q' at offset" in message and "when it began" not in message
 
 
 def test_a_file_that_is_not_utf8(train_on, tmp_path):
@@ -224,6 +229,54 @@ def test_broken_json_lines(train_on, tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text('{"text": "a"}\n' * 30 + '{"text": \n')
     assert "line 31: not JSON" in train_on("text", path)
+
+
+def begun(tmp_path, tiny, text):
+    """The flags of a run on a text, which has its config and tokenizer but is not trained yet."""
+    (tmp_path / "some.txt").write_text(text)
+    said = {"data.name": "text", "data.path": str(tmp_path / "some.txt")}
+    asked = schema.load_config(str(tiny), said)
+    config_lib.store(place(tmp_path / "run"), asked)
+    domain = TextDomain(Characters("".join(sorted(set(text)))), asked["data"]["length"])
+    keep_domain(domain, place(tmp_path / "run"))
+    return ["--workdir", tmp_path / "run"]
+
+
+def test_a_text_that_got_new_characters(tiny, tmp_path, refused):
+    """A run that is resumed is told that its data may have changed; a new one is not."""
+    (tmp_path / "run").mkdir()
+    flags = begun(tmp_path, tiny, letters(3000).decode())
+    (tmp_path / "some.txt").write_text(letters(3000).decode() + "Q")
+    message = refused(*flags)
+    assert "character 'Q' at offset" in message
+    assert f"The run in {tmp_path / 'run'} could read its data when it began" in message
+
+
+@pytest.mark.parametrize("symbols, said", [(1, 1), (2, 0)])
+def test_data_of_one_symbol_are_remarked_upon(symbols, said):
+    source, domain = SimpleNamespace(warnings=()), SimpleNamespace(vocab_size=symbols)
+    found = inputs.warnings(SimpleNamespace(source=source, domain=domain))
+    assert len(found) == said and all("nothing to learn" in text for text in found)
+
+
+def test_a_saved_model_is_no_run(tiny, tmp_path, refused):
+    (tmp_path / "run").mkdir()
+    flags = begun(tmp_path, tiny, letters(3000).decode())
+    (tmp_path / "run" / "model.safetensors").touch()
+    for mode in ("eval", "sample"):
+        message = refused(*flags, "--mode", mode)
+        assert f"{tmp_path / 'run'} is a saved model and no run: --mode import --from" in message
+
+
+@pytest.mark.parametrize(
+    "name, line", [("some.csv", "id,body\n1,a b\n"), ("some.jsonl", '{"body": 1}')]
+)
+def test_records_without_the_key_of_the_text(name, line, train_on, tmp_path):
+    (tmp_path / name).write_text(line)
+    message = train_on("text", tmp_path / name)
+    assert (
+        "no key 'text' (data.text_key); it has body" in message and ": set data.text_key" in message
+    )
 
 
 @pytest.mark.parametrize("name", ["run[1]", "run?", "*", "a\\b", "seed[0]/run"])

@@ -54,13 +54,13 @@ def test_shellcheck(script):
 
 
 def test_local_without_arguments_is_the_quickstart(launch):
-    assert launch("local.sh")[-1] == "[-m][md4_jax.main][--config][configs/quickstart.py]"
+    assert launch("local.sh")[-1] == "[-m][md4_jax][--config][configs/quickstart.py]"
 
 
 def test_local_passes_arguments_on(launch):
     arguments = ("--config", "a b.py", "--config.sample.num=3", "--workdir", "x y", "*")
     assert launch("local.sh", *arguments)[-1] == (
-        "[-m][md4_jax.main][--config][a b.py][--config.sample.num=3][--workdir][x y][*]"
+        "[-m][md4_jax][--config][a b.py][--config.sample.num=3][--workdir][x y][*]"
     )
 
 
@@ -100,7 +100,7 @@ def test_what_a_worker_installs_exists(extra, launch):
 
 def test_a_worker_joins_the_others(launch, monkeypatch):
     arguments = ("--config", "a.py", "--workdir", "x y")
-    expected = "[-m][md4_jax.main][--distributed][auto][--config][a.py][--workdir][x y]"
+    expected = "[-m][md4_jax][--distributed][auto][--config][a.py][--workdir][x y]"
     assert launch("worker.sh", *arguments)[-1] == expected
 
 

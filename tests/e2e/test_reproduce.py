@@ -35,7 +35,7 @@ def test_a_quick_table_is_made_kept_continued_and_shown(reproduce, tmp_path):
     steps, four = made["rows"]
     row = made["rows"][four]
     assert row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
-    assert row["commands"][0].startswith("python -m md4_jax.main --mode=bench --config=configs/")
+    assert row["commands"][0].startswith("python -m md4_jax --mode=bench --config=configs/")
     text = page.read_text()
     assert "A quick run" in text and f"| {four} | {row['network_evaluations']:,.1f} |" in text
     assert "Not measured yet: recipes, families, speed, entropy" in text

@@ -35,7 +35,7 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     files |= {f"md4_jax/{p.relative_to(source)}" for p in source.glob("configs/*.py")}
     assert files <= names
     assert "Requires-Dist: safetensors" in metadata and "Provides-Extra: cuda12" in metadata
-    assert "md4_jax = md4_jax.main:main" in scripts
+    assert "md4_jax = md4_jax.__main__:main" in scripts
     empty.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "md4_jax", "--mode", "prepare", "--config", "quickstart"],

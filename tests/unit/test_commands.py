@@ -51,7 +51,7 @@ def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
         ("--mode trian", "unknown --mode 'trian'; did you mean 'train'?"),
         ("--confg a.py", "unknown flag --confg: did you mean --config?"),
         ("--workdri=a", "unknown flag --workdri: did you mean --workdir?"),
-        ("train --config a.py", "unknown argument train: did you mean --mode train?"),
+        ("--config a.py train", "unknown argument train: a mode comes first, or as --mode train"),
         ("a.py --workdir b", "unknown argument a.py: did you mean --config a.py?"),
         ("--train.seed=8", "did you mean --config.train.seed=8?"),
         ("train.seed=8", "did you mean --config.train.seed=8?"),
@@ -62,6 +62,23 @@ def test_a_misspelt_flag_is_answered_by_the_nearest(words, said):
     with pytest.raises(UserError) as error:
         command.parse(words.split())
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words, long",
+    [
+        ("train --config a.py", "--mode train --config a.py"),
+        ("train runs/a", "--mode train --workdir runs/a"),
+        ("eval runs/a --evals b", "--mode eval --workdir runs/a --evals b"),
+        ("sample runs/a", "--mode sample --workdir runs/a"),
+        ("serve runs/a", "--mode serve --from runs/a"),
+        ("import hf:gpt2 --workdir a", "--mode import --from hf:gpt2 --workdir a"),
+        ("ls", "--mode ls"),
+        ("ls runs", "--mode ls --workdir runs"),
+    ],
+)
+def test_the_mode_may_be_the_first_word(words, long):
+    assert command.parse(words.split()) == command.parse(long.split())
 
 
 def test_an_evaluator_that_is_named_twice_runs_once():

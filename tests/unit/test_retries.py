@@ -53,6 +53,17 @@ def test_the_last_failure_is_said(naps, tmp_path):
     assert "/disk/file: Input/output error (errno 5)" in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_run_of_somebody_else_is_not_resumed_by_sampling(number, tmp_path):
+    said = errors.said(paths.place(tmp_path), resumes=False)
+    with pytest.raises(UserError) as caught, said:
+        raise OSError(number, "it is locked", "/disk/file")
+    assert "or copy the run to where you may write, and start the same command again" in str(
+        caught.value
+    )
+    assert "resumes" not in str(caught.value)
+
+
 def test_rows_wait_in_memory_and_are_written_once(naps, tmp_path, monkeypatch):
     writer = Writer(paths.place(tmp_path), resume_step=0, retries=3)
     monkeypatch.setattr(writers, "append", failing(2, paths.append))

@@ -26,7 +26,7 @@ def test_a_pattern_counts_matches_that_do_not_overlap():
 def test_patterns_are_of_texts():
     with pytest.raises(UserError, match=r"sample\.reward\.pattern='\(' is no regular expression"):
         Pattern("(")
-    with pytest.raises(UserError, match="'pattern' reads text, and this run has values"):
+    with pytest.raises(UserError, match="'pattern' is for text, and the data of this run are none"):
         Pattern("a").check(types.SimpleNamespace(unit="value"))
 
 

@@ -1,7 +1,10 @@
 """The program starts without the libraries that only some runs need."""
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 # Plots, curves, a tracker, data of other formats, the hub.
 LATER = (
@@ -18,3 +21,28 @@ def test_what_takes_long_to_import_waits_for_its_use():
     code = f"import sys, md4_jax.modes; print([name for name in {LATER} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interruption_while_libraries_are_imported_has_one_line(ignored, tmp_path):
+    """Though they may swallow the exception; what a shell made deaf to Ctrl-C stays so."""
+    (tmp_path / "jax.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(1)\n"
+        "except BaseException:\n    pass\n"
+        "raise SystemExit(3)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    handler = "SIG_IGN" if ignored else "default_int_handler"
+    code = f"import signal; signal.signal(signal.SIGINT, signal.{handler})"
+    code += "; from md4_jax.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (
+        (3, "") if ignored else (130, "interrupted while starting: nothing has changed\n")
+    )

@@ -79,7 +79,7 @@ def test_runs_in_turn_and_one_that_fails(tmp_path, monkeypatch, capsys):
     table = told.out.split("\n\n")[-1]
     assert "batch_size=8 " in table and "batch_size=32 " in table and "batch_size=16" not in table
     # The command that a run says continues that run alone.
-    assert calls[0].command.startswith("python -m md4_jax.main --config=quickstart --mode=train ")
+    assert calls[0].command.startswith("python -m md4_jax --config=quickstart --mode=train ")
     assert "--config.train.batch_size=8" in calls[0].command and "vary" not in calls[0].command
 
 

@@ -151,7 +151,7 @@ def check_key(where: str, keys: Iterable[str], option: str, key: str) -> None:
     """Raises UserError, which lists the keys that there are, if a record lacks one."""
     if key not in keys:
         has = ", ".join(sorted(keys))
-        raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}")
+        raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}: set data.{option}")
 
 
 def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
