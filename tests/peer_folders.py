@@ -24,6 +24,7 @@ TOLD = {
     "mdlm": dict(SIZES, architectures=["MDLM"], model_type="mdlm", time_conditioning=False),
     "bd3lm": dict(SIZES, architectures=["BD3LM"], model_type="bd3lm", block_size=4, adaln=True),
     "duo": dict(SIZES, architectures=["DUO"], model_type="DUO", var_min=True),
+    "udlm": dict(SIZES, architectures=["UDLM"], model_type="udlm", cfg=False, cfg_num_classes=-1),
     "sedd_absorb": dict(SEDD, graph=dict(type="absorb", file="data")),
     "sedd_uniform": dict(
         SEDD, graph=dict(type="uniform", file="data"),
@@ -46,6 +47,7 @@ TOLD = {
     "llada2": {},
     "qwen3moe": {},
     "sdarmoe": {},
+    "rnd1": {},
     "diffullama": dict(mask_token_id=81),
     "modernbert": dict(mask_token_id=122),
     "gpt2": {},
@@ -56,12 +58,19 @@ TOLD = {
 }  # fmt: skip
 # Those in the layout of transformers' Llama and Qwen.
 DECODERS = (
-    "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "diffullama",
+    "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "rnd1",
+    "diffullama",
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
+# Instances with the arrays of another one.
+ARRAYS = {"rnd1": "qwen3moe"}
 # Letters and special entries of the vocabulary.
 OTHERS = ("lladamoe", "llada2", "modernbert")
-ENTRIES = {"llada": (125, 3), **dict.fromkeys((*DECODERS, *GPTS, *OTHERS), (120, 4))}
+ENTRIES = {
+    "llada": (125, 3),
+    "udlm": (12, 0),
+    **dict.fromkeys((*DECODERS, *GPTS, *OTHERS), (120, 4)),
+}
 # Printable characters that stand for themselves in a byte-level vocabulary.
 LETTERS = "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, [*range(0x21, 0x61), *range(0xA1, 0xAD)]))
 LETTERS += "".join(map(chr, range(0xAE, 0xC7)))[: 125 - len(LETTERS)]
@@ -83,7 +92,8 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
     """Makes the folder of an instance, with `changes` of its config.json."""
     folder = directory / name
     folder.mkdir(parents=True)
-    shutil.copy(INSTANCES / f"{name}.safetensors", folder / "model.safetensors")
+    arrays = INSTANCES / f"{ARRAYS.get(name, name)}.safetensors"
+    shutil.copy(arrays, folder / "model.safetensors")
     told = dict(TOLD[name])
     if name.startswith(("llada", "md4", "modernbert", *DECODERS, *GPTS)):
         told = {**answers(name)["config"], **told}

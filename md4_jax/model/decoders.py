@@ -9,6 +9,9 @@ and what comes before it. SDAR was made of Qwen3 and takes logits from the token
 Fast-dLLM v2 of Qwen2.5 and from the position before it. Qwen3 and SDAR also come with layers of
 experts.
 
+RND1 was made of Qwen3's network with experts. It sees both sides and takes logits from the position
+before.
+
 DiffuLLaMA (arXiv:2410.17891) was made of Llama 2, sees both sides and takes logits from the
 position before. Its class DiscreteDiffusionModel names arrays in its own way; a DiffuLLaMA may also
 be stored as a Llama.
@@ -26,13 +29,15 @@ from md4_jax.runtime.tensors import Tensors
 
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen")
-MASKED = ("dream", "a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "diffullama", *BLOCKWISE)
+A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama")
+MASKED = ("dream", "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
-SHIFTED = ("dream", "fast_dllm_qwen", "diffullama")
+SHIFTED = ("dream", "rnd1", "fast_dllm_qwen", "diffullama")
 # The class that `architectures` of config.json names, whose model_type is that of a Llama.
 DIFFULLAMA = "DiscreteDiffusionModel"
 # What the code of these models takes where their config.json does not say it.
 IMPLIED = {
+    "rnd1": {"mask_token_id": 151_669},
     "sdar": {"block_size": 4, "mask_token_id": 151_669},
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
@@ -41,7 +46,7 @@ IMPLIED = {
 # What the layouts of the arrays are those of, if it is another name.
 BASES = {
     "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
-    "mistral": "llama", "diffullama": "llama",
+    "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -49,6 +54,7 @@ NAMES = {
     ("qwen2", True, True): "Fast_dLLM_Qwen",
     ("qwen3", False, True): "sdar",
     ("qwen3_moe", False, True): "sdar_moe",
+    ("qwen3_moe", True, False): "rnd1",
     ("llama", True, False): "diffullama",
 }
 HEAD = "lm_head.weight"

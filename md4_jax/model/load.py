@@ -190,9 +190,9 @@ def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
     if "tokenizer.json" in names or {"vocab.json", "merges.txt"} <= names:
         found = bpe_files.from_path(str(folder))
         end = None if peer.ends is None else found.id_to_token(peer.ends)
-        has = found.token_to_id(END_OF_TEXT) is not None
-        return {"name": "bpe", "path": str(folder), "eot": END_OF_TEXT if has else end}
-    return {"name": "bpe", "hub": peer.tokenizer}
+        named = (name for name in (END_OF_TEXT, peer.eot) if found.token_to_id(name) is not None)
+        return {"name": "bpe", "path": str(folder), "eot": next(named, end)}
+    return {"name": "bpe", "hub": peer.tokenizer, "eot": peer.eot}
 
 
 def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:

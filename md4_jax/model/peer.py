@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from md4_jax.data.tokenizers import END_OF_TEXT
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
@@ -28,6 +29,7 @@ class Peer(NamedTuple):
     renamed    name of an array -> its name in such a model
     buffers    regular expression of the names of arrays that are no parameters, and are not written
     transposed  whether linear layers are stored as [in, out], and not as PyTorch's are
+    eot        entry of `tokenizer` that ends a text
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Peer(NamedTuple):
     renamed: Callable[[str], str] = str
     buffers: str = ""
     transposed: bool = False
+    eot: str = END_OF_TEXT
 
 
 def of_masks(

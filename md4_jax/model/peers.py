@@ -15,7 +15,17 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
-NAMED = ("bd3lm", "mdlm", "duo", "llada", "gpt2", "modernbert", *experts.KINDS, *decoders.KINDS)
+NAMED = (
+    "bd3lm",
+    "mdlm",
+    "duo",
+    "udlm",
+    "llada",
+    "gpt2",
+    "modernbert",
+    *experts.KINDS,
+    *decoders.KINDS,
+)
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -103,6 +113,19 @@ def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return _dit(told, tensors, process, {"name": "uniform_elbo"})
 
 
+def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Reads a UDLM, which was trained on entries of BERT's vocabulary, the mask among them."""
+    if told.get("cfg"):
+        raise UserError(
+            f"{tensors.folder}: config.json says cfg=true: a UDLM with labels is not known, since "
+            "it adds their vectors behind the activation of the time's"
+        )
+    found = _duo(told, tensors)
+    if not told.get("time_conditioning", True):
+        found.sections["process"]["conditioning"] = "zero"
+    return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")
+
+
 def _gidd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     process = {"name": "hybrid", "uniform": float(told["p_uniform"]), "gamma": 1.0}
     names = {"n_heads": "num_attention_heads", "model_length": "max_seq_len"}
@@ -137,7 +160,7 @@ def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 def _dit(
     told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
 ) -> Peer:
-    """Reads the sizes of the DiT of SEDD, RADD, MDLM, Duo, BD3-LM and GIDD from its arrays."""
+    """Reads the sizes of the DiT of SEDD, MDLM and those that took it from them from its arrays."""
     prefix = _prefix(tensors)
     if prefix is None:
         raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
@@ -237,6 +260,7 @@ KINDS = {
     "mdlm": _mdlm,
     "bd3lm": _bd3lm,
     "duo": _duo,
+    "udlm": _udlm,
     "gidd": _gidd,
     "sedd": _sedd,
     "radd": _radd,

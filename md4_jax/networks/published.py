@@ -121,7 +121,7 @@ def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
 
 
 def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
-    """Converts the DiT of SEDD, RADD, MDLM, Duo, BD3-LM and GIDD, all with one set of names.
+    """Converts the DiT of SEDD, RADD, MDLM, UDLM, Duo, BD3-LM and GIDD, all with one set of names.
 
     The head's column of the mask is left out: no loss and no sampler uses it.
     """

@@ -41,6 +41,27 @@ def test_dream_is_a_diffusion_model(folders):
     assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
 
 
+@pytest.mark.parametrize("told", [{}, {"mask_token_id": None}])
+def test_rnd1_is_a_qwen3_with_experts_that_sees_both_sides(told, tmp_path):
+    folder = peer_folder(tmp_path, "rnd1", **told)
+    if told:  # the mask that its code takes then, which is no row of the tiny one
+        with pytest.raises(UserError, match="the mask is 151669"):
+            md4_jax.load(folder)
+        return
+    model, expected = md4_jax.load(folder), answers("rnd1")
+    found = model.logits(expected["z"])
+    np.testing.assert_allclose(found, np.asarray(expected["outputs"])[..., :123], atol=CLOSE)
+    assert model.config["network"]["shifted"] and model.config["objective"]["name"] == "md4"
+    exported = model.export(tmp_path / "exported")
+    assert json.loads((exported / "config.json").read_text())["model_type"] == "rnd1"
+    held = load_file(folder / "model.safetensors")
+    kept = load_file(exported / "model.safetensors")
+    # Rows of padding behind the 124 entries, and the head's row of the mask, are written as 0.
+    for name in held:
+        rows = {"model.embed_tokens.weight": 124, "lm_head.weight": 123}.get(name)
+        assert np.array_equal(held[name][:rows], kept[name][:rows])
+
+
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "qwen3moe"])
 def test_causal_models_are_autoregressive_baselines(name, folders):
     """The start of a text is the mask, whose vector is that of the entry that begins texts."""

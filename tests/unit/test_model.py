@@ -82,6 +82,24 @@ def test_duo(folders):
     assert model.domain.vocab_size == 12 and model.domain.decode([0, 11, 1]) == "ab"
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_udlm(timed, tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, "udlm", time_conditioning=timed))
+    told = answers("udlm")
+    found = model.logits(told["z"], time_of(model, told["sigma"]))
+    expected = np.asarray(told["outputs" if timed else "outputs_sigma_zero"])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # All rows are symbols, the entry that BERT has for a mask among them.
+    assert model.domain.vocab_size == 12 and model.config["objective"]["name"] == "uniform_elbo"
+    assert np.isfinite(model.score("abab", draws=2).nats).all()
+    assert model.sample(num=1, steps=2).tokens.shape == (1, 16)
+
+
+def test_a_udlm_with_labels_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cfg=true: a UDLM with labels is not known"):
+        md4_jax.load(peer_folder(tmp_path, "udlm", cfg=True, cfg_num_classes=3))
+
+
 def test_bd3lm(folders):
     model, told = md4_jax.load(folders["bd3lm"]), answers("bd3lm")
     denoiser = model.experiment.network.denoiser(model.params)

@@ -41,6 +41,7 @@ NETWORKS = {
     "radd": (dict(SIZES, **networks.RADD), published.from_dit),
     "mdlm": (DIT, published.from_dit),
     "duo": (dict(DIT, vocab_size=12), published.from_dit),
+    "udlm": (dict(DIT, vocab_size=12), published.from_dit),
     "bd3lm": (DIT, published.from_dit),
     "gidd": (DIT, published.from_dit),
     "llada": (
@@ -116,7 +117,7 @@ def close(found, expected) -> None:
 
 
 @pytest.mark.parametrize("fed, outputs", [(None, "outputs"), (0.0, "outputs_sigma_zero")])
-@pytest.mark.parametrize("name", ["mdlm", "duo", "bd3lm"])
+@pytest.mark.parametrize("name", ["mdlm", "duo", "udlm", "bd3lm"])
 def test_the_dit_of_mdlm_and_its_successors(name, fed, outputs):
     """Their column of the mask is no symbol, and MDLM and BD3-LM set it to -inf."""
     answers, _ = peer(name)
