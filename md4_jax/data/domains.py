@@ -40,11 +40,9 @@ class Domain(Protocol):
 
         Its key "domain" is a name in DOMAINS, or package.module:attribute of the class.
         """
-        ...
 
     def decode(self, row: Sequence[int] | Array) -> Any:
         """Returns the text of the symbols, or the uint8 array of an image."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

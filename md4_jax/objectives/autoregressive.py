@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 

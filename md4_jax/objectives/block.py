@@ -3,14 +3,13 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 
@@ -83,7 +82,7 @@ class BlockDiffusion:
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        order_keys, mask_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        order_keys, mask_keys = split_keys(keys)
         u_BxG = self._spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
         z, noise_BxG = self._masked(process, batch, u_BxG, mask_keys)
         nats = self.loss_at(denoiser, process, batch, z, noise_BxG)

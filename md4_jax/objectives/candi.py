@@ -10,6 +10,7 @@ from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.md4 import SMALLEST_TIME, masked, masked_weight, prompted
 from md4_jax.objectives.token_nats import counted, token_nats, widened
 from md4_jax.processes.capabilities import ObservesMasks
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 FORMS = ("bound", "cross_entropy")
@@ -56,7 +57,7 @@ class CANDI:
         self, denoiser: Denoiser, process: ObservesMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         t = jnp.maximum(u, SMALLEST_TIME)
-        of_masks, of_noise = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        of_masks, of_noise = split_keys(keys)
         z = prompted(batch, process.corrupt(of_masks, batch.tokens, t))
         y = process.observed(of_noise, batch.tokens, t)
         nats = self.loss_at(denoiser, process, batch, z, y, t)

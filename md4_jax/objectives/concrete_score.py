@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.md4 import prompted
 from md4_jax.objectives.token_nats import counted, excess_squares, ratio_error
 from md4_jax.processes.capabilities import RedrawsUniformly
+from md4_jax.processes.draws import split_keys
 from md4_jax.processes.neighbours import (
     SMALLEST_TIME,
     degree,
@@ -72,7 +72,7 @@ class ConcreteScore:
     ) -> tuple[Array, dict[str, Array]]:
         one_level = self.time is not None
         t = jnp.full_like(u, self.time) if one_level else jnp.maximum(u, SMALLEST_TIME)
-        noise_keys, move_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        noise_keys, move_keys = split_keys(keys)
         z = prompted(batch, process.corrupt(noise_keys, batch.tokens, t))
         extra = {"noised": jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}
         if self.form == "denoising":

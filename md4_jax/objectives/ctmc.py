@@ -3,12 +3,12 @@
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.md4 import SMALLEST_TIME, prompted
 from md4_jax.objectives.token_nats import counted, rate_divergence, rate_excess, token_nats
 from md4_jax.processes.capabilities import HasGenerator
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 PASSES = ("one_weighted", "one", "two", "score_entropy")
@@ -85,7 +85,7 @@ class CTMC:
         t = self.first_time + (1.0 - self.first_time) * u
         # At t = 1 beta may be infinite, so t keeps one float32 step from both ends.
         t = jnp.clip(t, SMALLEST_TIME, 1.0 - SMALLEST_TIME)
-        noise, more = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        noise, more = split_keys(keys)
         z = prompted(batch, process.corrupt(noise, batch.tokens, t))
         if self.passes == "score_entropy":
             return self._with_ends(self.loss_at(denoiser, process, batch, z, t), process, batch, z)

@@ -10,6 +10,7 @@ from md4_jax.objectives.head import at_noise, at_positions, noise_of
 from md4_jax.objectives.md4 import DiscreteMD4, prompted
 from md4_jax.objectives.token_nats import counted, divergence_nats, token_nats
 from md4_jax.processes.capabilities import HasPosterior, RevealsMasks
+from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 DEFAULT_TIMESTEPS = 1000
@@ -154,7 +155,7 @@ class D3PM:
 
         def term(i: Array) -> Array:
             step = jnp.full(batch.tokens.shape[0], i)
-            each = jax.vmap(jax.random.fold_in, (0, None))(keys, i)
+            each = fold_keys(keys, i)
             z = prompted(batch, self.corrupt(process, batch.tokens, step, each))
             return self.loss_at(denoiser, process, batch, z, step) / last
 

@@ -10,7 +10,7 @@ from md4_jax.objectives.block import check_blocks, in_blocks
 from md4_jax.objectives.head import CAPACITIES, at_positions
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import fold_keys, uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Network, UserError
 
 LARGEST_BLOCK = 12
@@ -114,7 +114,7 @@ class EveryOrder:
             return jnp.sum(nats, axis=2)
 
         def one(order: Array) -> Array:
-            own = jax.vmap(jax.random.fold_in, (0, None))(keys, order)
+            own = fold_keys(keys, order)
             draws = in_blocks(uniforms(own, length), self.block)
             rank_BxGxN = jnp.argsort(jnp.argsort(draws, axis=2), axis=2)
             nats = jax.lax.map(lambda number: step(rank_BxGxN, number), jnp.arange(self.block))

@@ -10,6 +10,7 @@ from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.md4 import masked, prompted
 from md4_jax.objectives.token_nats import counted, expected, token_nats
 from md4_jax.processes.capabilities import RevealsBySymbol
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
@@ -46,7 +47,7 @@ class GenMD4:
         self, denoiser: Denoiser, process: RevealsBySymbol, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         t = self.first_time + (1.0 - self.first_time) * u
-        pair = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        pair = split_keys(keys)
         z_2xBxL = jnp.stack([prompted(batch, process.corrupt(k, batch.tokens, t)) for k in pair])
         nats, surrogate = self.pair(denoiser, process, batch, z_2xBxL, t)
         recon = self.reconstruction(process, batch)

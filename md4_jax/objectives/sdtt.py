@@ -10,8 +10,7 @@ from md4_jax.objectives.distillation import Distillation, apart, teacher_of
 from md4_jax.objectives.head import CAPACITIES, at_positions, noise_of
 from md4_jax.objectives.md4 import masked, noised
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.draws import draw_symbol
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import draw_symbol, fold_keys, split_keys, uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 # Part of the positions for which the head is computed where the teacher draws tokens: a step
@@ -63,7 +62,7 @@ class SDTT(Distillation):
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        noise_keys, own = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        noise_keys, own = split_keys(keys)
         z, t = noised(process, batch, u, noise_keys)
         nats = self.loss_at(denoiser, process, batch, z, t, own)
         told = jnp.full(t.shape, teacher_of(denoiser).round, jnp.float32)
@@ -106,10 +105,10 @@ class SDTT(Distillation):
 
         def taken(number: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
             z, before = state
-            open_, own = noise_of(process, batch, z), fold(keys, number)
+            open_, own = noise_of(process, batch, z), fold_keys(keys, number)
             h = teacher.features(z, time(number))
             revealed = process.reveal_probability(time(number + 1), time(number))
-            reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(own), 1, 0)
+            reveal_keys, token_keys = split_keys(own)
             chosen = open_ & (uniforms(reveal_keys, z.shape[1]) < revealed[:, None])
             z = jnp.where(chosen, drawn(teacher, h, chosen, token_keys), z)
             return z, jnp.where(open_[..., None], h, before)
@@ -133,8 +132,3 @@ def drawn(teacher: Denoiser, h: Array, chosen: Array, keys: Array) -> Array:
 
     found = at_positions(teacher, h, chosen, reduce=reduce, rows=(bits,), capacities=REVEALED)
     return found.astype(jnp.int32)
-
-
-def fold(keys: Array, number: Array | int) -> Array:
-    """Folds a number into each key [B]."""
-    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)

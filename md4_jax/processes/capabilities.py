@@ -6,9 +6,6 @@ these methods will do, whatever its class.
 
 from typing import Any, Protocol, runtime_checkable
 
-from md4_jax.processes.flows import FollowsDistances as FollowsDistances
-from md4_jax.processes.flows import HasFlow as HasFlow
-from md4_jax.processes.flows import PredictsClean
 from md4_jax.protocols import Array, Mixture, Process, Schedule
 
 
@@ -24,19 +21,15 @@ class RevealsMasks(Process, Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
-        ...
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask), s < t."""
-        ...
 
     def mask_each(self, keys: Array, x: Array, probability: Array) -> Array:
         """Masks each token of row b with probability[b], independently."""
-        ...
 
     def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
         """Masks count[b] of the tokens that `among` marks: (z, 1 - alpha [B])."""
-        ...
 
 
 @runtime_checkable
@@ -110,43 +103,33 @@ class ObservesMasks(Process, Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether alpha runs from 1 to 0, so that a bound over t in [0, 1] misses no term."""
-        ...
 
     def observed(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws y_t = onehot(x) + sigma_t noise."""
-        ...
 
     def precision(self, t: Array) -> Array:
         """Returns 1 / sigma_t^2, like t."""
-        ...
 
     def precision_slope(self, t: Array) -> Array:
         """Returns the derivative of 1 / sigma_t^2, below 0, like t."""
-        ...
 
     def seen(self, z: Array, y: Array, t: Array) -> Mixture:
         """Returns what the network reads of (z, y)."""
-        ...
 
     def evidence(self, y: Array, t: Array) -> Array | None:
         """Returns what is added to its outputs to make them logits of x, [B, L, V], or None."""
-        ...
 
     def reveal_probability(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask), s < t."""
-        ...
 
     def earlier(self, keys: Array, y: Array, x: Array, s: Array, t: Array) -> Array:
         """Draws y_s given y_t = y and x, s < t."""
-        ...
 
     def prior_observed(self, keys: Array, length: int) -> Array:
         """Draws the y_1 that sampling starts from, float32 [B, length, V]."""
-        ...
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(y_1 | x) || prior) of each token, in nats, like x."""
-        ...
 
 
 @runtime_checkable
@@ -158,11 +141,17 @@ class RevealsBySymbol(Process, Protocol):
 
     def reveal_probabilities(self, s: Array, t: Array) -> Array:
         """Returns P(z_s is clean | z_t is the mask, x = k) for each symbol k: [V]."""
-        ...
 
     def log_probability(self, z: Array, x: Array, t: Array) -> Array:
         """Returns log q(z_n | x_n, t) of each token [B, L], differentiable in w."""
-        ...
+
+
+@runtime_checkable
+class PredictsClean(Process, Protocol):
+    """Distribution of the clean tokens, computed from the network's outputs [B, L, V]."""
+
+    def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:
+        """Returns log p(x | z_t = z) [B, L, V] up to a constant, the step to clean data."""
 
 
 @runtime_checkable
@@ -171,7 +160,6 @@ class HasReverse(PredictsClean, Protocol):
 
     def reverse_logits(self, outputs: Array, z: Array, s: Array, t: Array) -> Array:
         """Returns log p(z_s | z_t = z) [B, L, S] up to a constant, s < t, each [B]."""
-        ...
 
 
 @runtime_checkable
@@ -180,15 +168,12 @@ class HasPosterior(HasReverse, Protocol):
 
     def pinned(self) -> "HasPosterior":
         """Returns the process with alpha = 1 at t = 0, so that the last step leaves no noise."""
-        ...
 
     def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
         """Returns log q(z_s | z_t = z, x) [B, L, S] up to a constant."""
-        ...
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
-        ...
 
 
 @runtime_checkable
@@ -197,7 +182,6 @@ class HasRates(Process, Protocol):
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns the rates of z_n -> y at t, 0 at y = z_n: [B, L, S]."""
-        ...
 
 
 @runtime_checkable
@@ -206,11 +190,9 @@ class HasForwardRates(HasRates, Protocol):
 
     def beta(self, t: Array) -> Array:
         """Returns -alpha'_t / alpha_t; large, not infinite, where alpha is 0."""
-        ...
 
     def forward_rates(self, z: Array) -> Array:
         """Returns the rates of z_n -> y without beta, 0 at y = z_n: [B, L, S]."""
-        ...
 
 
 @runtime_checkable
@@ -219,7 +201,6 @@ class HasScore(Process, Protocol):
 
     def log_score(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns log s [B, L, S], at least float32; 0 at z itself."""
-        ...
 
 
 @runtime_checkable
@@ -231,19 +212,15 @@ class RedrawsUniformly(HasScore, HasReverse, Protocol):
 
     def ratio(self, t: Array) -> Array:
         """Returns rho, like t."""
-        ...
 
     def odds(self, t: Array) -> Array:
         """Returns 1 / rho - 1, like t."""
-        ...
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
-        ...
 
     def reconstruction_nats(self, x: Array) -> Array:
         """Returns -E log p(x | z_0) per token, in nats, for a decoder without network: like x."""
-        ...
 
 
 @runtime_checkable
@@ -255,15 +232,12 @@ class Interpolates(HasReverse, Protocol):
     @property
     def earliest(self) -> float:
         """The smallest time that is drawn, before which there is next to no noise."""
-        ...
 
     def levels(self, t: Array) -> tuple[Array, Array, Array]:
         """Returns (alpha_t, probability of each symbol as noise, probability of the mask)."""
-        ...
 
     def jump_rates(self, t: Array) -> tuple[Array, Array]:
         """Returns the forward rates (to each clean symbol, to the mask), from any symbol."""
-        ...
 
 
 @runtime_checkable
@@ -272,24 +246,54 @@ class HasGenerator(HasScore, HasForwardRates, Protocol):
 
     def backward_rates(self, z: Array) -> Array:
         """Returns R[y, z_n] without beta, 0 at y = z_n: [B, L, S]."""
-        ...
 
     def exit_rate(self, z: Array) -> Array:
         """Returns the sum of R[z, y] over y other than z, without beta, like z."""
-        ...
 
     def score_given(self, z: Array, x: Array, t: Array) -> Array:
         """Returns q(y | x_n) / q(z_n | x_n), the score given x: [B, L, S]."""
-        ...
 
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
         """Draws one jump of the forward chain among the positions that `movable` marks."""
-        ...
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
-        ...
 
     def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
         """Returns -E log p(x | z_t) per token, in nats, for a decoder without network: like x."""
-        ...
+
+
+@runtime_checkable
+class HasFlow(PredictsClean, Protocol):
+    """Chain from noise to data, given x, in which a token only moves towards x."""
+
+    def flow_step(
+        self, keys: Array, z: Array, x: Array, times: tuple[Array, Array], frozen: bool
+    ) -> Array:
+        """Draws z_s given z_t = z and x, [B, L]; times (s, t), s < t, each [B].
+
+        frozen: the rates are those of t, without what is known of them between s and t.
+        """
+
+
+@runtime_checkable
+class FollowsDistances(HasFlow, Protocol):
+    """Noise q(z_t = z | x) prop exp(-beta_t d(z, x)) by the distance d of two symbols."""
+
+    parametrisation: str
+
+    @property
+    def distances(self) -> Array:
+        """d[z, x] >= 0, [V, V]; 0 for z = x alone."""
+
+    def sharpness(self, t: Array) -> Array:
+        """Returns beta_t, like t; 0 at t = 1."""
+
+    def sharpness_slope(self, t: Array) -> Array:
+        """Returns the derivative of beta_t, below 0, like t."""
+
+    def prior_nats(self, x: Array) -> Array:
+        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+
+    def reconstruction_nats(self, x: Array) -> Array:
+        """Returns -E log p(x | z_0) per token, in nats, for a decoder without network: like x."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.draws import uniforms
 from md4_jax.processes.growing import Growing
 from md4_jax.processes.insertion import aligned
-from md4_jax.processes.scheduled import uniforms
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule
 

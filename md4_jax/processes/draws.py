@@ -1,4 +1,4 @@
-"""Draws from rows of transition matrices."""
+"""Random keys and draws of a batch, with one key for each sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,27 @@ from md4_jax.protocols import Array
 
 # Probabilities become whole numbers of this fraction, whose sums are exact.
 UNIT = 2.0**-31
+
+
+def split_keys(keys: Array, count: int = 2) -> Array:
+    """Splits each key [B] into `count` independent ones: [count, B]."""
+    return jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, count))(keys), 1, 0)
+
+
+def fold_keys(keys: Array, number: Array | int) -> Array:
+    """Folds a number into each key [B]."""
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+
+def uniforms(keys: Array, length: int) -> Array:
+    """Draws a uniform for each position, float32 [B, length], with keys [B]."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)
+
+
+def uniform_symbols(keys: Array, length: int, count: int) -> Array:
+    """Draws one of `count` symbols for each position, int32 [B, length], with keys [B]."""
+    draw = jax.vmap(lambda key: jax.random.randint(key, (length,), 0, count))
+    return draw(keys).astype(jnp.int32)
 
 
 def draw_rows(keys: Array, law: Array, x: Array) -> Array:

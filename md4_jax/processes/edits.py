@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.processes.growing import Growing
 from md4_jax.processes.insertion import aligned
-from md4_jax.processes.scheduled import uniforms
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError
 
@@ -84,7 +84,7 @@ class Edits(Growing):
         Where such a token follows one that does not stay, nobody could know how many masks lie
         between them: there are none in such a text.
         """
-        of_alignment, of_edits = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        of_alignment, of_edits = split_keys(keys)
         length, place = x.shape[1], jnp.arange(x.shape[1])
         text = x != self.absent_id
         free = text & ~fixed

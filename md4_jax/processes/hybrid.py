@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
 from md4_jax.processes.schedules import LATEST
 from md4_jax.protocols import Array, UserError
 
@@ -138,12 +138,11 @@ class Hybrid:
         First whether a token is noise and then of which kind, so that neither probability is too
         small for the bits of a float32 uniform.
         """
-        when, kind, what = jnp.moveaxis(jax.vmap(lambda key: jax.random.split(key, 3))(keys), 1, 0)
+        when, kind, what = split_keys(keys, 3)
         length, c = x.shape[1], self._spread(t)
         noised = uniforms(when, length) < ((t + c) / (1.0 + c))[:, None]
         masked = uniforms(kind, length) < (t / jnp.maximum(t + c, LEAST))[:, None]
-        draw = lambda key: jax.random.randint(key, (length,), 0, self.vocab_size)  # noqa: E731
-        noise = jnp.where(masked, self.mask_id, jax.vmap(draw)(what))
+        noise = jnp.where(masked, self.mask_id, uniform_symbols(what, length, self.vocab_size))
         return jnp.where(noised, noise, x).astype(jnp.int32)
 
     def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:

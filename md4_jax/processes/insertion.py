@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.processes.growing import Growing, share_regained
-from md4_jax.processes.scheduled import uniforms
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule
 
@@ -64,7 +64,7 @@ class Insertion(Growing):
 
     def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Noised:
         """Draws z_t with its alignment; the tokens that `fixed` marks, bool [B, L], stay clean."""
-        first, second = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        first, second = split_keys(keys)
         removal, masking = uniforms(first, x.shape[1]), uniforms(second, x.shape[1])
         present, clean = self.states(removal, masking, t)
         text = x != self.absent_id

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.conditioning import check_conditioning
-from md4_jax.processes.scheduled import Scheduled, uniforms
+from md4_jax.processes.draws import uniforms
+from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear, covers_unit_interval
 from md4_jax.protocols import Array, Schedule
 

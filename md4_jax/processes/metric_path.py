@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.processes.draws import draw_rows
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import draw_rows, split_keys, uniform_symbols, uniforms
 from md4_jax.protocols import Array, UserError
 
 PARAMETRISATIONS = ("joint", "mixture")
@@ -150,10 +149,7 @@ class MetricPath:
 
     def prior(self, keys: Array, length: int) -> Array:
         """Draws uniform symbols, int32 [B, length]."""
-        draw = functools.partial(
-            jax.random.randint, shape=(length,), minval=0, maxval=self.vocab_size
-        )
-        return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
+        return uniform_symbols(keys, length, self.vocab_size)
 
     def prior_nats(self, x: Array) -> Array:
         """Returns 0 for each token, since z_1 is uniform."""
@@ -186,7 +182,7 @@ class MetricPath:
         distances = self.distances
         nearer = jnp.maximum(distances[z, x][..., None] - distances.T[x], 0.0)
         law = jnp.take_along_axis(self.marginal(t), x[..., None], axis=1) * nearer
-        when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        when, what = split_keys(keys)
         target = jax.vmap(jax.random.categorical)(what, jnp.log(law)).astype(z.dtype)
         chance = -jnp.expm1(-change[:, None] * jnp.sum(law, axis=-1))
         moved = jnp.where(uniforms(when, z.shape[1]) < chance, target, z)

@@ -9,7 +9,7 @@ import numpy as np
 
 from md4_jax.processes import kernels
 from md4_jax.processes.conditioning import check_conditioning
-from md4_jax.processes.draws import draw_rows
+from md4_jax.processes.draws import draw_rows, split_keys
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
 from md4_jax.protocols import Array, Schedule, UserError
@@ -207,7 +207,7 @@ class Rates(Scheduled):
 
         Rows without a possible jump stay as they are.
         """
-        where, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        where, what = split_keys(keys)
         rates = jnp.where(movable, self.exit_rate(z), 0.0)
         position = _draw(where, jnp.log(rates)[:, None])
         there = jnp.take_along_axis(z, position, axis=1)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import jax
-
 from md4_jax.processes.conditioning import signal
 from md4_jax.protocols import Array, Schedule
 
@@ -35,8 +33,3 @@ class Scheduled:
     def signal(self, t: Array) -> Array:
         """Returns the time input of the network, like t."""
         return signal(self.conditioning, self.schedule, t)
-
-
-def uniforms(keys: Array, length: int) -> Array:
-    """Draws a uniform for each position, float32 [B, length], with keys [B]."""
-    return jax.vmap(lambda key: jax.random.uniform(key, (length,)))(keys)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import uniforms
 from md4_jax.protocols import Array, UserError
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.conditioning import check_conditioning
-from md4_jax.processes.draws import draw_rows
+from md4_jax.processes.draws import draw_rows, uniform_symbols
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError
@@ -138,10 +138,7 @@ class Transition(Scheduled):
         """Draws z_T of the model, int32 [B, length]: uniform symbols, or all masks."""
         if self.mask_id is not None:
             return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
-        draw = functools.partial(
-            jax.random.randint, shape=(length,), minval=0, maxval=self.vocab_size
-        )
-        return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
+        return uniform_symbols(keys, length, self.vocab_size)
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_T | x) || prior) of each token, in nats, like x."""

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.conditioning import check_conditioning
-from md4_jax.processes.scheduled import Scheduled, uniforms
+from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
+from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import (
     LATEST,
     Linear,
@@ -71,7 +72,7 @@ class Uniform(Scheduled):
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
         """Draws z_t ~ q(. | x), [B, L], from x [B, L], t [B] and keys [B]."""
-        when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        when, what = split_keys(keys)
         redrawn = uniforms(when, x.shape[1]) < self.schedule.one_minus_alpha(t)[:, None]
         return jnp.where(redrawn, self.prior(what, x.shape[1]), x)
 
@@ -87,10 +88,7 @@ class Uniform(Scheduled):
 
     def prior(self, keys: Array, length: int) -> Array:
         """Draws uniform symbols, int32 [B, length]."""
-        draw = functools.partial(
-            jax.random.randint, shape=(length,), minval=0, maxval=self.vocab_size
-        )
-        return jax.vmap(lambda key: draw(key))(keys).astype(jnp.int32)
+        return uniform_symbols(keys, length, self.vocab_size)
 
     def prior_nats(self, x: Array) -> Array:
         """Returns KL(q(z_1 | x) || uniform) of each token, in nats, like x; 0 if alpha_1 = 0.

@@ -13,7 +13,7 @@ from md4_jax.processes.capabilities import (
     RevealsBySymbol,
     RevealsMasks,
 )
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.chain import Chain, RevealsIndependently
 from md4_jax.samplers.draw import draw_token, probability
@@ -59,7 +59,7 @@ class Ancestral:
     def _reveal_by_symbol(
         self, process: RevealsBySymbol, chain: Chain, outputs: Array, s, t, keys
     ) -> Chain:
-        reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        reveal_keys, token_keys = split_keys(keys)
         each = process.reveal_probabilities(s, t)
         logits, revealed = reveal_by_symbol(self.transform(outputs), each)
         tokens = draw_token(token_keys, logits)
@@ -88,7 +88,7 @@ def reveal_masks(
 
     `reveal.py` can draw the reveals of all steps beforehand, with the same distribution.
     """
-    reveal_keys, token_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    reveal_keys, token_keys = split_keys(keys)
     draws = uniforms(reveal_keys, chain.z.shape[1])
     revealed = process.is_noise(chain.z) & (draws < step.reveal_probability(process, s, t))
     return draw_where(denoiser, step.transform, chain, revealed, t=t, keys=token_keys)

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
-from md4_jax.samplers.loop import Course, Frames, continued, fold, start
+from md4_jax.samplers.loop import Course, Frames, continued, start
 
 
 class Stop(NamedTuple):
@@ -91,8 +92,8 @@ class Blocks:
                 accelerator=Accelerator(denoiser.accelerator.groups),
             )
             here = jax.tree.map(lambda x: _block(x, b, block), prompt)
-            own = jax.vmap(jax.random.fold_in, (0, None))(keys, b)
-            chain = start(process, here, fold(own, len(grid)))
+            own = fold_keys(keys, b)
+            chain = start(process, here, fold_keys(own, len(grid)))
             chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
             return continued(within, process, step, chain, Course(grid, own, here.tokens, trace))
 

@@ -60,7 +60,6 @@ class SamplerStep(Protocol):
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
         """Draws z_s given z_t = chain.z, with one random key a sequence."""
-        ...
 
 
 @runtime_checkable
@@ -72,7 +71,6 @@ class RevealsIndependently(SamplerStep, Protocol):
 
     def reveal_probability(self, process: Any, s: Array, t: Array) -> Array:
         """P(a mask at time t is revealed in the step to s)."""
-        ...
 
 
 @runtime_checkable
@@ -83,11 +81,9 @@ class RevealsInOrder(SamplerStep, Protocol):
         self, process: Any, chain: Chain, grid: Array | np.ndarray, keys: Array
     ) -> RevealSchedule:
         """Draws the order of the masks that are revealed between the ends of the grid."""
-        ...
 
     def per_round(self, length: int) -> int:
         """Returns the largest number of positions in a round."""
-        ...
 
 
 @runtime_checkable
@@ -96,7 +92,6 @@ class Finishes(SamplerStep, Protocol):
 
     def finish(self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array) -> Chain:
         """Returns the chain without noise, given one random key a sequence."""
-        ...
 
 
 @runtime_checkable
@@ -106,12 +101,9 @@ class RevealsByLogits(SamplerStep, Protocol):
     @property
     def is_deterministic(self) -> bool:
         """Whether they are a function of the logits alone, so that samples have a likelihood."""
-        ...
 
     def reveals(self, process: Any, chain: Chain, logits: Array, s: Array) -> Array:
         """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
-        ...
 
     def time(self, process: Any, chain: Chain, t: Array) -> Array:
         """Returns the time input of the network in a step from t: [B]."""
-        ...

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.draw import draw_token, probability
@@ -155,7 +156,7 @@ class Confidence:
         keys: Array,
     ) -> Chain:
         """Reveals the masks with the highest scores, at least due [B] in each sequence."""
-        token_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        token_keys, noise_keys = split_keys(keys)
         outputs = denoiser(chain.z, self.time(process, chain, t))
         tokens = draw_token(token_keys, self.transform(outputs))
         gumbel = jax.vmap(lambda key: jax.random.gumbel(key, chain.z.shape[1:]))(noise_keys)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import InsertsTokens
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -36,7 +36,7 @@ class Edit:
     def __call__(
         self, denoiser: Denoiser, process: InsertsTokens, chain: Chain, s: Array, t: Array, keys
     ) -> Chain:
-        of_gap, of_token = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        of_gap, of_token = split_keys(keys)
         rows, length = chain.z.shape
         times = jnp.full(rows, t)
         h, outputs = denoiser.gaps(chain.z, times)

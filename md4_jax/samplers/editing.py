@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
@@ -42,7 +43,7 @@ def settled(
 
     def edit(state: tuple[Array, Array, Chain]) -> tuple[Array, Array, Chain]:
         number, active, chain = state
-        own = jax.vmap(jax.random.fold_in, (0, None))(keys, number + 1)
+        own = fold_keys(keys, number + 1)
         outputs = denoiser(chain.z, jnp.zeros(len(chain.z)))
         tokens = draw_token(own, transform(outputs))
         changed = active[:, None] & replaced(process, chain, outputs, tokens, limit)

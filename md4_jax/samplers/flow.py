@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasFlow
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -48,7 +49,7 @@ class Flow:
     def __call__(
         self, denoiser: Denoiser, process: HasFlow, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
-        clean_keys, jump_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        clean_keys, jump_keys = split_keys(keys)
         before, now = (jnp.full(len(chain.z), time) for time in (s, t))
         outputs = self.transform(denoiser(chain.z, now))
         logits = process.clean_logits(outputs, chain.z, now)

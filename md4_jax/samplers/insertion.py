@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import Grows, InsertsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -48,9 +48,7 @@ class Insert:
     def __call__(
         self, denoiser: Denoiser, process: InsertsMasks, chain: Chain, s: Array, t: Array, keys
     ) -> Chain:
-        of_reveal, of_token, of_gap = jnp.moveaxis(
-            jax.vmap(lambda key: jax.random.split(key, 3))(keys), 1, 0
-        )
+        of_reveal, of_token, of_gap = split_keys(keys, 3)
         times = jnp.full(chain.z.shape[:1], t)
         h, outputs = denoiser.gaps(chain.z, times)
         revealed = uniforms(of_reveal, chain.z.shape[1]) < process.unmask_probability(s, t)

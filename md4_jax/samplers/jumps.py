@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasRates, RevealsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated, reveal_masks
 from md4_jax.samplers.chain import Chain
@@ -23,7 +23,7 @@ def moves(rates: Array, probability: Array, z: Array, keys: Array) -> tuple[Arra
 
     A jump goes to y in proportion to rates[..., y]; rates [B, L, S] are 0 at z itself.
     """
-    when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    when, what = split_keys(keys)
     target = draw_token(what, jnp.log(rates))
     jumped = uniforms(when, z.shape[1]) < probability
     total = jnp.sum(rates, axis=-1)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
@@ -97,7 +98,7 @@ class Live:
         run = _Run(asked, params, (context, jnp.float32(weight), prompt), kind, keys, prompt)
         with jax.set_mesh(self._mesh):
             count = jnp.int32(len(asked.grid))
-            chain = self._start(params["process"], prompt, loop.fold(keys, count))
+            chain = self._start(params["process"], prompt, fold_keys(keys, count))
         if reveal.has_schedule(asked.step, params["process"]):
             yield from self._by_schedule(run, chain)
         else:
@@ -115,7 +116,7 @@ class Live:
         for index in range(count, 0, -1):
             times = jnp.float32(grid[index - 1]), jnp.float32(grid[index])
             with jax.set_mesh(self._mesh):
-                keys = loop.fold(run.keys, index)
+                keys = fold_keys(run.keys, index)
                 chain = self._step(
                     run.params, run.told, step, chain, times, run.prompt.tokens, keys,
                     kind=run.kind,
@@ -123,7 +124,7 @@ class Live:
                 if index == 1:
                     chain = self._finish(
                         run.params, run.told, step, chain, run.prompt.tokens,
-                        loop.fold(run.keys, 0), kind=run.kind,
+                        fold_keys(run.keys, 0), kind=run.kind,
                     )  # fmt: skip
             yield seen(count - index + 1)
 
@@ -134,7 +135,7 @@ class Live:
         # Few capacities, so that few programs are compiled; it changes no token.
         most = min(length, 2 ** (most - 1).bit_length())
         with jax.set_mesh(self._mesh):
-            grid, own = jnp.asarray(asked.grid), loop.fold(run.keys, count)
+            grid, own = jnp.asarray(asked.grid), fold_keys(run.keys, count)
             process = run.params["process"]
             passes = self._plan(process, asked.step, chain, grid, own, capacity=most)
         state = reveal.begin(chain)
@@ -145,7 +146,7 @@ class Live:
         yield Watched(0, count, *(x[0] for x in to_host(state[2:])), 0)
         for k, at in enumerate(taken):
             with jax.set_mesh(self._mesh):
-                own = loop.fold(run.keys, len(asked.grid) + 1)
+                own = fold_keys(run.keys, len(asked.grid) + 1)
                 state = self._pass(
                     run.params, run.told, asked.step.transform, passes, state, own,
                     kind=run.kind, capacity=most,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.capabilities import ObservesMasks, PredictsClean
+from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, Finishes, RevealsIndependently, SamplerStep
@@ -49,7 +50,7 @@ def sample(
     (if alpha_0 < 1) is replaced by draws from the denoiser. The paths of the first `trace`
     sequences are returned too.
     """
-    chain = start(process, prompt, fold(keys, len(grid)))
+    chain = start(process, prompt, fold_keys(keys, len(grid)))
     return continued(denoiser, process, step, chain, Course(grid, keys, prompt.tokens, trace))
 
 
@@ -74,7 +75,7 @@ def continued(
 
 def start(process: Any, prompt: Prompt, keys: Array) -> Chain:
     """Draws the chain at t = 1, with the prompt in it."""
-    prior_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    prior_keys, noise_keys = split_keys(keys)
     z = process.prior(prior_keys, prompt.tokens.shape[1])
     mask = jnp.asarray(prompt.mask)
     chain = Chain(z, mask, mask.astype(jnp.float32), jnp.zeros(len(z), jnp.int32))
@@ -99,16 +100,6 @@ def put_prompt(chain: Chain, tokens: Array) -> Chain:
     )
 
 
-def step_keys(keys: Array) -> tuple[Array, Array]:
-    """Splits a step's keys [B] into those of its draws and those of the prompt's noise."""
-    own, noise = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-    return own, noise
-
-
-def fold(keys: Array, index: Array | int) -> Array:
-    return jax.vmap(jax.random.fold_in, (0, None))(keys, index)
-
-
 def _step_by_step(
     denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, course: Course
 ) -> tuple[Chain, Frames]:
@@ -117,12 +108,12 @@ def _step_by_step(
     times = jnp.asarray(grid)
 
     def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
-        both, own = (times[index - 1], times[index]), fold(keys, index)
+        both, own = (times[index - 1], times[index]), fold_keys(keys, index)
         after = one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own)
         return after, Frames(chain.z[:traced], chain.confidence[:traced])
 
     chain, frames = jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
-    return finish(denoiser, process, step, chain, fold(keys, 0)), frames
+    return finish(denoiser, process, step, chain, fold_keys(keys, 0)), frames
 
 
 def one_step(
@@ -137,7 +128,7 @@ def one_step(
 ) -> Chain:
     """Takes one step between the times (s, t), with the prompt's tokens [B, L] as seen at s."""
     s, t = times
-    own_keys, noise_keys = step_keys(keys)
+    own_keys, noise_keys = split_keys(keys)  # of its draws, of the prompt's noise
     after = step(denoiser, process, chain, s, t, own_keys)
     now = s if step.level is None else jnp.float32(step.level)
     return put_prompt(after, prompt_at(process, tokens, now, noise_keys))
@@ -154,11 +145,11 @@ def _by_schedule(
     # tokens on CPU.
     grid, keys, _, traced = course
     count, length = len(grid) - 1, chain.z.shape[1]
-    schedule = reveal.schedule_of(step, process, chain, grid, fold(keys, count))
+    schedule = reveal.schedule_of(step, process, chain, grid, fold_keys(keys, count))
     most = reveal.capacity_of(step, process, grid, length)
     after = reveal.run(
         denoiser, step.transform, chain, schedule,
-        keys=fold(keys, count + 2), capacity=most,
+        keys=fold_keys(keys, count + 2), capacity=most,
     )  # fmt: skip
     rounds = count if isinstance(step, RevealsIndependently) else max(count, length)
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
@@ -171,7 +162,12 @@ def _one_by_one(
     grid, keys, _, traced = course
     count, rounds = len(grid) - 1, step.rounds(grid, chain.z.shape[1])
     steps = jnp.asarray(count - rounds)
-    after = one_by_one(denoiser, step, process, chain, lambda n: step_keys(fold(keys, steps[n]))[0])
+
+    def own_keys(n: Array) -> Array:
+        """Returns the keys with which `one_step` fills position n."""
+        return split_keys(fold_keys(keys, steps[n]))[0]
+
+    after = one_by_one(denoiser, step, process, chain, own_keys)
     revealed = jnp.where(process.is_noise(chain.z[:traced]), rounds, NEVER)
     return after, _replayed(chain, after, revealed, count)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import EditsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -37,9 +37,7 @@ class MaskedEdit:
     def __call__(
         self, denoiser: Denoiser, process: EditsMasks, chain: Chain, s: Array, t: Array, keys
     ) -> Chain:
-        of_edit, of_deletion, of_gap, of_token, of_mask = jnp.moveaxis(
-            jax.vmap(lambda key: jax.random.split(key, 5))(keys), 1, 0
-        )
+        of_edit, of_deletion, of_gap, of_token, of_mask = split_keys(keys, 5)
         rows, length = chain.z.shape
         times, share = jnp.full(rows, t), process.insert_probability(s, t)
         h, replacing, outputs = denoiser.edits(chain.z, times)

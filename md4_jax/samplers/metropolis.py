@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RedrawsUniformly
+from md4_jax.processes.draws import fold_keys, split_keys, uniforms
 from md4_jax.processes.neighbours import degree, log_ratios, moved, random_move
-from md4_jax.processes.scheduled import uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -69,7 +69,7 @@ class Metropolis:
         keys: Array,
     ) -> Chain:
         def propose(chain: Chain, index: Array) -> tuple[Chain, None]:
-            here = jax.vmap(jax.random.fold_in, (0, None))(keys, index)
+            here = fold_keys(keys, index)
             return self.propose(denoiser, process, chain, here), None
 
         return jax.lax.scan(propose, chain, jnp.arange(self.proposals))[0]
@@ -79,7 +79,7 @@ class Metropolis:
     ) -> Chain:
         """Makes one proposal for each sequence and accepts or rejects it; prompts stay."""
         z, times = chain.z, jnp.full(chain.z.shape[:1], self.level)
-        move_keys, chance_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        move_keys, chance_keys = split_keys(keys)
         where, symbol = random_move(move_keys, z, process.vocab_size, ~chain.prompt_mask)
         index = where[:, None]
         outputs = denoiser.unembed(denoiser.features_at(z, times, index))

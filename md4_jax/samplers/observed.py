@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import ObservesMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
@@ -27,9 +27,7 @@ def reveal_observed(
     s. With the right network that is the exact law of (z_s, y_s) of each position given all of
     (z_t, y_t), and the positions are drawn independently.
     """
-    of_reveal, of_token, of_noise = jnp.moveaxis(
-        jax.vmap(lambda key: jax.random.split(key, 3))(keys), 1, 0
-    )
+    of_reveal, of_token, of_noise = split_keys(keys, 3)
     before, now = (jnp.full(chain.z.shape[:1], time) for time in times)
     revealed = uniforms(of_reveal, chain.z.shape[1]) < process.reveal_probability(*times)
     after, tokens = _revealed(transform, denoiser, process, chain, revealed, now, of_token)

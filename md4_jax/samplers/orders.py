@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule, RevealsInOrder
@@ -51,7 +51,7 @@ def run_segment(
     step: RevealsInOrder, denoiser: Denoiser, process, chain: Chain, s, t, keys
 ) -> Chain:
     """Runs one step from t to s by a schedule of its own."""
-    schedule_keys, draw_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+    schedule_keys, draw_keys = split_keys(keys)
     schedule = step.schedule(process, chain, jnp.stack([s, t]), schedule_keys)
     most = step.per_round(chain.z.shape[1])
     return reveal.run(denoiser, step.transform, chain, schedule, keys=draw_keys, capacity=most)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
@@ -54,7 +55,7 @@ class PathPlanning:
         t: Array,
         keys: Array,
     ) -> Chain:
-        token_keys = jax.vmap(lambda key: jax.random.split(key)[0])(keys)
+        token_keys, _ = split_keys(keys)
         masks = process.is_noise(chain.z)
         outputs = denoiser(chain.z, jnp.full(len(chain.z), t))
         tokens = jnp.where(masks, draw_token(token_keys, self.transform(outputs)), chain.z)

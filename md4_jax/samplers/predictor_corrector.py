@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasForwardRates, RevealsMasks
+from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral, evaluated
@@ -57,12 +58,13 @@ class PredictorCorrector:
     def __call__(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
-        fold = jax.vmap(jax.random.fold_in, (0, None))
         predict = PREDICTORS[self.predictor](transform=self.transform)
-        chain = predict(denoiser, process, chain, s, t, fold(keys, 0))
+        chain = predict(denoiser, process, chain, s, t, fold_keys(keys, 0))
 
         def body(index: Array, chain: Chain) -> Chain:
-            return self.correct(denoiser, process, chain, s, self.size * (t - s), fold(keys, index))
+            return self.correct(
+                denoiser, process, chain, s, self.size * (t - s), fold_keys(keys, index)
+            )
 
         count = jnp.where(s > 0, self.corrections, 0)
         return jax.lax.fori_loop(1, count + 1, body, chain)

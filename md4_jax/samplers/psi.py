@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasReverse
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -56,9 +56,7 @@ class Psi:
     def __call__(
         self, denoiser: Denoiser, process: HasReverse, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
-        choice_keys, reverse_keys, guess_keys, noise_keys = jnp.moveaxis(
-            jax.vmap(functools.partial(jax.random.split, num=4))(keys), 1, 0
-        )
+        choice_keys, reverse_keys, guess_keys, noise_keys = split_keys(keys, 4)
         before, now = (jnp.full(len(chain.z), time) for time in (s, t))
         transform = self.transform
         if self.greedy_tail:

@@ -1,6 +1,5 @@
 """Sampling by a reveal schedule, drawn before the network is called: docs/samplers.md."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.scheduled import uniforms
+from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Process
 from md4_jax.samplers.chain import (
     NEVER,
@@ -237,9 +236,7 @@ def exchange(
     the remasked ones. Prompts stay.
     """
     remasked, revealed = probabilities
-    take_keys, reveal_keys, token_keys = jnp.moveaxis(
-        jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
-    )
+    take_keys, reveal_keys, token_keys = split_keys(keys, 3)
     masks, length = process.is_noise(chain.z), chain.z.shape[1]
     taken = ~masks & ~chain.prompt_mask & (uniforms(take_keys, length) < remasked)
     chosen = masks & (uniforms(reveal_keys, length) < revealed)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.options import SampleOptions
+from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
@@ -96,7 +97,7 @@ class _Run(NamedTuple):
 
 
 def _start(run: _Run) -> Chain:
-    return loop.start(run.process, run.prompt, loop.fold(run.keys, len(run.grid)))
+    return loop.start(run.process, run.prompt, fold_keys(run.keys, len(run.grid)))
 
 
 def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) -> Chain:
@@ -106,7 +107,7 @@ def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) 
 
     def body(number: Array, chain: Chain) -> Chain:
         index = first - number
-        both, own = (times[index - 1], times[index]), loop.fold(run.keys, index)
+        both, own = (times[index - 1], times[index]), fold_keys(run.keys, index)
         return loop.one_step(
             run.denoiser, run.process, run.step, chain, both, tokens=run.prompt.tokens, keys=own
         )
@@ -115,14 +116,14 @@ def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) 
 
 
 def _look(run: _Run, chain: Chain, index: Array) -> tuple[Array, Array]:
-    own, step = loop.fold(loop.fold(run.keys, len(run.grid) + 1), index), run.step
+    own, step = fold_keys(fold_keys(run.keys, len(run.grid) + 1), index), run.step
     now = jnp.asarray(run.grid)[index] if step.level is None else jnp.float32(step.level)
     guess = loop.without_noise(run.denoiser, run.process, step.transform, chain, now, own)
     return loop.put_prompt(guess, run.prompt.tokens).z, guess.evaluations
 
 
 def _finish(run: _Run, chain: Chain) -> Chain:
-    chain = loop.finish(run.denoiser, run.process, run.step, chain, loop.fold(run.keys, 0))
+    chain = loop.finish(run.denoiser, run.process, run.step, chain, fold_keys(run.keys, 0))
     return loop.put_prompt(chain, run.prompt.tokens)
 
 
@@ -198,12 +199,12 @@ def _batch(
 def _particle_keys(keys: Array, particles: int) -> Array:
     """Returns the keys [S P] of the particles of samples with keys [S]."""
     each = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
-    return each(loop.fold(keys, 0), jnp.arange(particles)).reshape(-1)
+    return each(fold_keys(keys, 0), jnp.arange(particles)).reshape(-1)
 
 
 def _uniforms(keys: Array, index: int) -> np.ndarray:
     """Returns a number in [0, 1) for each sample, float64 [S], for the resampling at an index."""
-    own = loop.fold(loop.fold(keys, 1), index)
+    own = fold_keys(fold_keys(keys, 1), index)
     bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(own))
     high, low = bits.astype(np.uint64).T
     return (high * 2**21 + (low >> np.uint64(11))) / 2.0**53

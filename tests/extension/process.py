@@ -6,7 +6,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.scheduled import Scheduled, uniforms
+from md4_jax.processes.draws import split_keys, uniforms
+from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule
 
@@ -44,7 +45,7 @@ class Hybrid(Scheduled):
         return jax.vmap(draw)(keys).astype(jnp.int32)
 
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        when, what = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        when, what = split_keys(keys)
         redrawn = uniforms(when, x.shape[1]) < self.schedule.one_minus_alpha(t)[:, None]
         return jnp.where(redrawn, self.prior(what, x.shape[1]), x)
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasReverse
+from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Denoiser, Needs
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -29,7 +30,7 @@ class GuessAndNoise:
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
         """The chain at s."""
-        guess_keys, noise_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        guess_keys, noise_keys = split_keys(keys)
         times = jnp.full(len(chain.z), t)
         logits = process.clean_logits(self.transform(denoiser(chain.z, times)), chain.z, times)
         guess = draw_token(guess_keys, logits)
