@@ -76,11 +76,12 @@ LONG += ("configs/image_families.py:d3pm", "configs/image_families.py:tauldr")
 # Made small they differ from another one by a width, a rate or a source of text. That they can be
 # built, and their parameters split, is among the quick tests (test_build.py).
 ALIKE = (
-    "configs/flow_text8.py:mixture",
+    "configs/block_owt.py", "configs/d3pm_lm1b.py", "configs/flow_text8.py:mixture",
     "configs/genmd4_owt.py", "configs/genmd4_small.py", "configs/imagenet64.py",
     "configs/llada_8b.py", "configs/mdlm_owt.py", "configs/mnist.py", "configs/owt_1b.py",
     "configs/owt_8b.py", "configs/owt_medium.py", "configs/radd_owt.py:lambda_dce",
-    "configs/sedd_owt.py:absorb_small", "configs/text8_fast.py", "configs/text8_gpu.py",
+    "configs/sedd_owt.py:absorb", "configs/text8_fast.py", "configs/text8_gpu.py",
+    "configs/text8_tables.py",  # quickstart.py has tables too
     "configs/image_families.py:md4",
     "configs/sdtt_owt.py",  # test_distil.py trains a student by this objective
 )  # fmt: skip

@@ -86,12 +86,11 @@ def drawn(trained_on: str, name: str, loop, steps=24, **options):
     return out.tokens
 
 
-# One sampler for each model; the others are of campaigns.
+# One sampler for each kind of noise; the others are of campaigns.
 ORDINARY = {
     ("masking", "ancestral"): [],
     ("uniform", "tweedie"): pytest.mark.slow,
     ("autoregressive", "left_to_right"): pytest.mark.slow,
-    ("block", "first_hitting"): pytest.mark.slow,
 }
 
 
