@@ -4,17 +4,15 @@ docs/families/edit_flows.md
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import uniforms
 from md4_jax.processes.growing import Growing
 from md4_jax.processes.insertion import aligned
 from md4_jax.processes.schedules import Linear
-from md4_jax.protocols import Array, Schedule
+from md4_jax.protocols import Array, Schedule, pytree
 
 
 class Deleted(NamedTuple):
@@ -36,9 +34,7 @@ class Deleted(NamedTuple):
     gap: Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=[], meta_fields=["vocab_size", "schedule"]
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Deletion(Growing):
     """Independent deletion of tokens: the insertions of Edit Flows (arXiv:2506.09487), reversed.

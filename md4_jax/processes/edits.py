@@ -4,10 +4,8 @@ docs/families/edit_flows.md
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
@@ -15,7 +13,7 @@ from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.processes.growing import Growing
 from md4_jax.processes.insertion import aligned
 from md4_jax.processes.schedules import Linear
-from md4_jax.protocols import Array, Schedule, UserError
+from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 
 class Edited(NamedTuple):
@@ -43,11 +41,7 @@ class Edited(NamedTuple):
     alignment: Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["vocab_size", "schedule", "masks"],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Edits(Growing):
     """Insertions, deletions and replacements that turn masks into a text (arXiv:2506.09487).

@@ -1,7 +1,6 @@
 """Masks through which the hidden token is still seen, in Gaussian noise: docs/families/candi.md."""
 
 import dataclasses
-import functools
 import math
 
 import jax
@@ -11,23 +10,12 @@ from jax.scipy.special import ndtri
 from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.masking import Masks
 from md4_jax.processes.schedules import Linear
-from md4_jax.protocols import Array, Mixture, Schedule, UserError
+from md4_jax.protocols import Array, Mixture, Schedule, UserError, pytree
 
 PARAMETRISATIONS = ("mixture", "joint")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=[
-        "vocab_size",
-        "schedule",
-        "confusion_start",
-        "confusion_end",
-        "parametrisation",
-        "conditioning",
-    ],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class GaussianMasking(Masks):
     """Masking in which a masked token is observed in Gaussian noise (CANDI, arXiv:2510.22510).

@@ -1,7 +1,6 @@
 """Noise that is partly the mask and partly a uniform symbol: docs/families/gidd.md."""
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
 from md4_jax.processes.schedules import LATEST
-from md4_jax.protocols import Array, UserError
+from md4_jax.protocols import Array, UserError, pytree
 
 # Lower bound of a probability that is 0 only where no token can be, so that its log is finite.
 LEAST = 1e-30
@@ -18,11 +17,7 @@ LEAST = 1e-30
 FINEST = 40.0
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["vocab_size", "uniform", "gamma"],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
     """Noise that is partly random symbols and partly the mask V (GIDD, arXiv:2503.04482).

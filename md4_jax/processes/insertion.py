@@ -4,16 +4,14 @@ docs/families/flexible_length.md
 """
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.processes.growing import Growing, share_regained
 from md4_jax.processes.schedules import Linear
-from md4_jax.protocols import Array, Schedule
+from md4_jax.protocols import Array, Schedule, pytree
 
 
 class Noised(NamedTuple):
@@ -30,11 +28,7 @@ class Noised(NamedTuple):
     missing: Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["vocab_size", "schedule", "insertion"],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Insertion(Growing):
     """Masking of tokens, and removal of the masks (FlexMDM, arXiv:2509.01025).

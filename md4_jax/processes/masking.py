@@ -1,7 +1,6 @@
 """Masked (absorbing) forward process: docs/families/md4.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -11,7 +10,7 @@ from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import uniforms
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear, covers_unit_interval
-from md4_jax.protocols import Array, Schedule
+from md4_jax.protocols import Array, Schedule, pytree
 
 
 class Masks(Scheduled):
@@ -56,11 +55,7 @@ class Masks(Scheduled):
         return jnp.full((keys.shape[0], length), self.mask_id, jnp.int32)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["vocab_size", "schedule", "conditioning"],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Masking(Masks):
     """Masking: each token becomes the mask V independently with probability 1 - alpha_t.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.draws import draw_rows, split_keys, uniform_symbols, uniforms
-from md4_jax.protocols import Array, UserError
+from md4_jax.protocols import Array, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture")
 MOST_SYMBOLS = 2048
@@ -18,13 +18,7 @@ MOST_SYMBOLS = 2048
 LEAST = 2.0**-24
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=[
-        "vocab_size", "power", "table", "scale", "exponent", "offset", "parametrisation",
-    ],
-)  # fmt: skip
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class MetricPath:
     """Noise q(z_n = z | x_n = x) prop exp(-beta_t d(z, x)), x at t = 0 (arXiv:2412.03487).

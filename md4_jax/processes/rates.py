@@ -1,7 +1,6 @@
 """Continuous-time Markov chains as forward processes: docs/families/tauldr.md."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import draw_rows, split_keys
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
-from md4_jax.protocols import Array, Schedule, UserError
+from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}
 # Kernels of symbols on a line, with the default of stationary_width.
@@ -24,14 +23,7 @@ PARAMETRISATIONS = ("joint", "mixture")
 MOST_SYMBOLS = 2048
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=[
-        "vocab_size", "schedule", "kernel", "parametrisation", "rate_width", "stationary_width",
-        "conditioning",
-    ],
-)  # fmt: skip
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Rates(Scheduled):
     """Markov chain in which tokens jump from x to y at the rate beta(t) R[x, y].

@@ -1,7 +1,6 @@
 """Masking with a schedule for each symbol: docs/families/genmd4.md."""
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
@@ -9,14 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import uniforms
-from md4_jax.protocols import Array, UserError
+from md4_jax.protocols import Array, UserError, pytree
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["raw_power"],
-    meta_fields=["vocab_size", "initial_power"],
-)
+@pytree("raw_power")
 @dataclasses.dataclass(frozen=True)
 class StateDependent:
     """Masking of symbol k with probability t^{w_k} at time t, w = softplus(raw_power) learned.

@@ -13,7 +13,7 @@ from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import draw_rows, uniform_symbols
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import Linear
-from md4_jax.protocols import Array, Schedule, UserError
+from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture")
 # Largest size of the table of products, in bytes. It is a constant of every compiled program.
@@ -35,14 +35,7 @@ class _Tables(NamedTuple):
     prior: np.ndarray
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=[
-        "vocab_size", "schedule", "timesteps", "kernel", "beta_start", "beta_end",
-        "parametrisation", "conditioning",
-    ],
-)  # fmt: skip
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Transition(Scheduled):
     """Markov chain of T steps z_i ~ Cat(row z_{i-1} of Q_i) per token (D3PM, arXiv:2107.03006).

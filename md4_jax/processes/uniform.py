@@ -1,7 +1,6 @@
 """Uniform noise, by which a token becomes any symbol: docs/families/uniform.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -16,7 +15,7 @@ from md4_jax.processes.schedules import (
     reaches_one,
     time_rate,
 )
-from md4_jax.protocols import Array, Schedule, UserError
+from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture", "score")
 
@@ -25,11 +24,7 @@ PARAMETRISATIONS = ("joint", "mixture", "score")
 LEAST = 1e-30
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["vocab_size", "schedule", "parametrisation", "conditioning"],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Uniform(Scheduled):
     """Uniform noise: each token is redrawn over the V symbols with probability 1 - alpha_t.

@@ -1,7 +1,6 @@
 """Ancestral sampling, z_s ~ p(z_s | z_t) of each process: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -14,7 +13,7 @@ from md4_jax.processes.capabilities import (
     RevealsMasks,
 )
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers.chain import Chain, RevealsIndependently
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.observed import reveal_observed
@@ -22,7 +21,7 @@ from md4_jax.samplers.reveal import draw_where
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Ancestral:
     """Draws z_s ~ p(z_s | z_t) at all positions (MD4, arXiv:2406.04329, eq. 8 and section 6).

@@ -1,7 +1,6 @@
 """Confidence-based order of reveals, as in MaskGIT and LLaDA."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.editing import replaced, settled
@@ -22,11 +21,7 @@ SCORES = ("probability", "margin", "entropy")
 RULES = ("count", "threshold", "factor", "entropy")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["transform", "noise", "limit"],
-    meta_fields=["score", "per_step", "rule", "semi_autoregressive", "edit", "edit_passes"],
-)
+@pytree("transform", "noise", "limit")
 @dataclasses.dataclass(frozen=True)
 class Confidence:
     """Draws a token for every mask and keeps those with the highest score.

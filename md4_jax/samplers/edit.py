@@ -1,15 +1,13 @@
 """Sampling of texts that begin empty, and into which tokens are inserted: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import InsertsTokens
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_from
@@ -17,7 +15,7 @@ from md4_jax.samplers.insertion import allowed
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Edit:
     """Inserts tokens, at most one in each gap and step (Edit Flows, arXiv:2506.09487).

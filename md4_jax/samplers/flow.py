@@ -1,15 +1,13 @@
 """Sampler of discrete flow matching: docs/families/flow_matching.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasFlow
 from md4_jax.processes.draws import split_keys
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
@@ -18,9 +16,7 @@ from md4_jax.samplers.transforms import Transform
 RATES = ("integrated", "frozen")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=["rate"]
-)
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Flow:
     """Draws clean tokens x from the denoiser, and lets each position jump towards its own.

@@ -1,7 +1,6 @@
 """Sampling of texts that begin empty: masks are inserted, then revealed: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
@@ -18,9 +17,7 @@ from md4_jax.samplers.transforms import Transform
 ORDERS = ("random", "confidence")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=["order"]
-)
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Insert:
     """Reveals masks and inserts new ones, by tau-leaping (FlexMDM, arXiv:2509.01025).

@@ -1,7 +1,6 @@
 """Euler and tau-leaping: steps that hold the reverse rates of t constant over [s, t]."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasRates, RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated, reveal_masks
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token
@@ -52,7 +51,7 @@ def expected_reveals(process: RevealsMasks, s: Array, t: Array) -> Array:
     return jnp.where(noise > 0, jumps, 1.0)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Euler:
     """Lets a position jump with probability min(1, h rate), with h = t - s and the rate at t.
@@ -83,9 +82,7 @@ class Euler:
 RULES = ("first", "reject", "sum")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=["several"]
-)
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class TauLeaping:
     """Makes Poisson(h rate) jumps to each symbol at each position, with the rates at t.

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_at, draw_from
 from md4_jax.samplers.transforms import Transform
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class LeftToRight:
     """Draws x_n ~ p(x_n | x_{<n}) for n = 0, 1, ..., from a network trained by `autoregressive`.

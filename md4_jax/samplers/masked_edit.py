@@ -1,7 +1,6 @@
 """Sampling of texts that begin as masks and are edited: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import EditsMasks
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs
+from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_from
@@ -18,7 +17,7 @@ from md4_jax.samplers.insertion import allowed
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class MaskedEdit:
     """Replaces and deletes masks, and inserts tokens (Edit Flows, arXiv:2506.09487).

@@ -1,7 +1,6 @@
 """Metropolis-Hastings with a model's ratios: docs/families/concrete_score.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
@@ -10,17 +9,13 @@ import jax.numpy as jnp
 from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.draws import fold_keys, split_keys, uniforms
 from md4_jax.processes.neighbours import degree, log_ratios, moved, random_move
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[],
-    meta_fields=["proposals", "level", "transform"],
-)
+@pytree()
 @dataclasses.dataclass(frozen=True)
 class Metropolis:
     """Runs a Markov chain whose distribution tends to p_t at t = level, from the process's prior.

@@ -1,16 +1,14 @@
 """Samplers that reveal one or a few masks at a time, in an order drawn without the network."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule, RevealsInOrder
 from md4_jax.samplers.transforms import Transform
@@ -57,7 +55,7 @@ def run_segment(
     return reveal.run(denoiser, step.transform, chain, schedule, keys=draw_keys, capacity=most)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class FirstHitting:
     """Reveals one mask at a time, at the times of the exact process (arXiv:2409.02908).
@@ -99,11 +97,7 @@ class FirstHitting:
         return 1
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["transform"],
-    meta_fields=["order", "per_step", "semi_autoregressive"],
-)
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class AnyOrder:
     """Reveals `per_step` masks at a time, in a random order, left to right or right to left.

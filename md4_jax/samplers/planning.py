@@ -1,25 +1,21 @@
 """Path planning (P2), in which doubtful tokens become masks again: docs/samplers.md."""
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["transform", "eta"], meta_fields=[]
-)
+@pytree("transform", "eta")
 @dataclasses.dataclass(frozen=True)
 class PathPlanning:
     """Draws a token for every mask, then hides the tokens of which the network is least sure.

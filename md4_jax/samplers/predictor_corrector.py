@@ -1,7 +1,6 @@
 """Predictor-corrector sampling: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasForwardRates, RevealsMasks
 from md4_jax.processes.draws import fold_keys
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral, evaluated
 from md4_jax.samplers.chain import Chain
@@ -19,11 +18,7 @@ from md4_jax.samplers.transforms import Transform
 PREDICTORS = {"ancestral": Ancestral, "euler": Euler, "tau_leaping": TauLeaping}
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["transform", "size"],
-    meta_fields=["predictor", "corrections"],
-)
+@pytree("transform", "size")
 @dataclasses.dataclass(frozen=True)
 class PredictorCorrector:
     """Takes a reverse step to s, then `corrections` steps of a chain that leaves p_s unchanged.

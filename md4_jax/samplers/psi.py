@@ -1,26 +1,20 @@
 """Psi-samplers, in which a guess of the clean tokens is noised again: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasReverse
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["transform", "kappa"],
-    meta_fields=["since", "until", "greedy_tail"],
-)
+@pytree("transform", "kappa")
 @dataclasses.dataclass(frozen=True)
 class Psi:
     """Takes a reverse step, or draws clean tokens and adds noise again (arXiv:2602.21185).

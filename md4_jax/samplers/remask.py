@@ -1,14 +1,13 @@
 """Remasking (ReMDM), in which tokens become masks again: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Array, Denoiser, Needs, UserError
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.transforms import Transform
@@ -16,11 +15,7 @@ from md4_jax.samplers.transforms import Transform
 STRATEGIES = ("cap", "rescale", "confidence")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["transform", "eta"],
-    meta_fields=["strategy", "loop", "since", "until", "held"],
-)
+@pytree("transform", "eta")
 @dataclasses.dataclass(frozen=True)
 class Remask:
     """Ancestral sampling in which a token becomes a mask again with probability sigma.

@@ -1,17 +1,14 @@
 """Temperature, top-k and top-p."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import Array, UserError
+from md4_jax.protocols import Array, UserError, pytree
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["temperature", "top_p"], meta_fields=["top_k"]
-)
+@pytree("temperature", "top_p")
 @dataclasses.dataclass(frozen=True)
 class Transform:
     """Divides logits by the temperature, keeps the top_k best symbols, then the top_p nucleus.

@@ -1,17 +1,14 @@
 """Tweedie's analytic step from scores: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
-import jax
-
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
-from md4_jax.protocols import Needs
+from md4_jax.protocols import Needs, pytree
 from md4_jax.samplers.ancestral import Ancestral
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["transform"], meta_fields=[])
+@pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Tweedie(Ancestral):
     """Draws from p(y) = [exp(-d Q) s]_y exp(d Q)(z_t, y) at each position, d the noise of the step.
