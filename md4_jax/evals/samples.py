@@ -46,7 +46,7 @@ class DrawnSamples:
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and bound."""
         prompts = _prompts(experiment, context)
-        for remark in remarks(experiment.prompt, prompts):
+        for remark in remarks(experiment.prompt, prompts, experiment.process.shows_clean):
             context.say(f"warning: {remark}")
         drawn = drawn_samples(experiment, params, context.programs, prompts)
         judged = _judged(experiment, params, context, drawn.tokens)

@@ -1,6 +1,6 @@
 """Prompt tokens and masks from the texts, or the image, that the user gives."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,17 @@ def templates(
     return [Prompt(tokens, given)]
 
 
-def remarks(options: PromptOptions, prompts: Iterable[Prompt]) -> list[str]:
-    """Says what a user may not have meant: a template without blanks, and nothing to draw."""
+def remarks(options: PromptOptions, prompts: Sequence[Prompt], shows_clean: bool) -> list[str]:
+    """Says what a user may not have meant: a template without blanks, and nothing to draw.
+
+    shows_clean: of the process. Without it a prompt has only about the law that it should have.
+    """
     said = []
+    if not shows_clean and any(np.asarray(prompt.mask).any() for prompt in prompts):
+        said.append(
+            "samples follow a prompt only approximately with this kind of noise, since the network "
+            "reads it with noise; with masks they follow it exactly (docs/samplers.md)"
+        )
     if options.template and options.blank not in options.template:
         said.append(
             f"sample.template has no blank {options.blank!r}: samples only begin with it, as with "
