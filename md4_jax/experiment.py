@@ -72,6 +72,11 @@ def sample_block(experiment: Experiment) -> int:
     return getattr(experiment.loop, "block", 0)
 
 
+def clean_prompts(experiment: Experiment) -> bool:
+    """Returns whether the network learns from texts with clean prompts: pairs or conversations."""
+    return any(experiment.config["data"].get(key) for key in ("prompt_key", "messages_key"))
+
+
 def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:
     """Returns arguments for the batches of a corpus: global size, and rows of this process."""
     return {"batch_size": batch_size, "rows": local_rows(experiment.mesh, batch_size)}

@@ -12,6 +12,7 @@ from md4_jax.evals.context import Context
 from md4_jax.evals.likelihood import reported
 from md4_jax.experiment import (
     Experiment,
+    clean_prompts,
     rows_of,
     sample_block,
     sample_length,
@@ -46,7 +47,8 @@ class DrawnSamples:
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and bound."""
         prompts = _prompts(experiment, context)
-        for remark in remarks(experiment.prompt, prompts, experiment.process.shows_clean):
+        is_exact = experiment.process.shows_clean or clean_prompts(experiment)
+        for remark in remarks(experiment.prompt, prompts, is_exact):
             context.say(f"warning: {remark}")
         drawn = drawn_samples(experiment, params, context.programs, prompts)
         judged = _judged(experiment, params, context, drawn.tokens)
@@ -114,7 +116,15 @@ def drawn_samples(
     guidance = options.guidance
     sampler = programs.setdefault(
         ("samples", network, loop, grid.tobytes(), traced, guidance),
-        make_sampler(network, loop, grid, experiment.mesh, trace=traced, guidance=guidance),
+        make_sampler(
+            network,
+            loop,
+            grid,
+            experiment.mesh,
+            trace=traced,
+            guidance=guidance,
+            clean_prompts=clean_prompts(experiment),
+        ),
     )
     drawn = draw_samples(
         sampler,
@@ -139,7 +149,7 @@ def _steered(
     network, grid, options = experiment.network, experiment.grid, experiment.sample
     found = programs.setdefault(
         ("steered", network, grid.tobytes(), options.guidance),
-        Programs(network, grid, experiment.mesh, options.guidance),
+        Programs(network, grid, experiment.mesh, options.guidance, clean_prompts(experiment)),
     )
     step, steering = experiment.sampler_step, experiment.steering
     return draw_steered(found, params, step, options, prompts, steering, context=context)
@@ -160,7 +170,8 @@ def watched(
     if sample_block(experiment) or sample_window(experiment) < sample_length(experiment):
         return _replayed(drawn_samples(experiment, params, programs, [prompt]))
     live = programs.setdefault(
-        ("live", experiment.network), Live(experiment.network, experiment.mesh)
+        ("live", experiment.network),
+        Live(experiment.network, experiment.mesh, clean_prompts(experiment)),
     )
     context = {name: values[0] for name, values in context_of(options, 1).items()}
     step, grid = experiment.sampler_step, experiment.grid

@@ -49,16 +49,17 @@ def templates(
     return [Prompt(tokens, given)]
 
 
-def remarks(options: PromptOptions, prompts: Sequence[Prompt], shows_clean: bool) -> list[str]:
+def remarks(options: PromptOptions, prompts: Sequence[Prompt], is_exact: bool) -> list[str]:
     """Says what a user may not have meant: a template without blanks, and nothing to draw.
 
-    shows_clean: of the process. Without it a prompt has only about the law that it should have.
+    is_exact: whether samples have the law of texts with such a prompt, for the right network
     """
     said = []
-    if not shows_clean and any(np.asarray(prompt.mask).any() for prompt in prompts):
+    if not is_exact and any(np.asarray(prompt.mask).any() for prompt in prompts):
         said.append(
             "samples follow a prompt only approximately with this kind of noise, since the network "
-            "reads it with noise; with masks they follow it exactly (docs/samplers.md)"
+            "reads it with noise; a model of masks, or one trained on pairs of prompts and "
+            "answers, follows it exactly (docs/samplers.md)"
         )
     if options.template and options.blank not in options.template:
         said.append(

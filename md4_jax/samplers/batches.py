@@ -13,7 +13,7 @@ from md4_jax.protocols import Array, Network, Params, Prompt
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
-from md4_jax.samplers.guidance import calls, guided
+from md4_jax.samplers.guidance import calls, guided, with_clean_prompt
 from md4_jax.samplers.particles import Steered
 
 
@@ -61,14 +61,18 @@ def make_sampler(
     *,
     trace: int = 0,
     guidance: float = 1.0,
+    clean_prompts: bool = False,
 ) -> Sampler:
     """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`.
 
-    trace: number of sequences R of the first batch whose frames are kept
+    trace          number of sequences R of the first batch whose frames are kept
+    clean_prompts  whether the network was trained on clean prompts
     """
 
     def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
         denoiser, process = guided(network, params, context, guidance, prompt)
+        if clean_prompts:
+            denoiser = with_clean_prompt(denoiser, process, prompt)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(denoiser, process, step, grid=grid, keys=keys, prompt=prompt, trace=trace)
 

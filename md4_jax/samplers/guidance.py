@@ -67,21 +67,30 @@ def _free(
     mask = jnp.asarray(prompt.mask)
     if network.causal:  # which reads each token one position later, behind the start of the text
         mask = jnp.pad(mask[:, :-1], ((0, 0), (1, 0)))
-    return hidden(network.denoiser(params, context), mask, params["process"].mask_id)
+    hide = Prompt(jnp.full(mask.shape, params["process"].mask_id), mask)
+    return shown(network.denoiser(params, context), hide)
 
 
-def hidden(denoiser: Denoiser, mask: Array, mask_id: int) -> Denoiser:
-    """Returns the denoiser that sees masks at these positions, bool [B, L]."""
-    hide = lambda z: jnp.where(mask, mask_id, z)  # noqa: E731
+def with_clean_prompt(denoiser: Denoiser, process: Process, prompt: Prompt) -> Denoiser:
+    """Returns the denoiser for a network that was trained on clean prompts.
+
+    The chain's own prompt is clean with masks, and has the noise of its time otherwise.
+    """
+    return denoiser if process.shows_clean else shown(denoiser, prompt)
+
+
+def shown(denoiser: Denoiser, prompt: Prompt) -> Denoiser:
+    """Returns the denoiser that sees the tokens of a prompt [B, L] in place of the chain's."""
+    show = lambda z: jnp.where(prompt.mask, prompt.tokens, z)  # noqa: E731
     at = denoiser.accelerator.features_at
     if at is not None:
-        at = lambda z, t, index: denoiser.accelerator.features_at(hide(z), t, index)  # noqa: E731
+        at = lambda z, t, index: denoiser.accelerator.features_at(show(z), t, index)  # noqa: E731
     return Denoiser(
-        lambda z, t: denoiser.features(hide(z), t),
+        lambda z, t: denoiser.features(show(z), t),
         denoiser.unembed,
         denoiser.accelerator._replace(features_at=at),
-        rebind=lambda count: hidden(
-            denoiser.repeated(count), jnp.repeat(mask, count, axis=0), mask_id
+        rebind=lambda count: shown(
+            denoiser.repeated(count), Prompt(*(jnp.repeat(x, count, axis=0) for x in prompt))
         ),
     )
 

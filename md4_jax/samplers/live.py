@@ -15,7 +15,7 @@ from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 from md4_jax.samplers import loop, reveal
 from md4_jax.samplers.batches import row_keys
 from md4_jax.samplers.chain import Chain, SamplerStep
-from md4_jax.samplers.guidance import calls, guided, weighed
+from md4_jax.samplers.guidance import calls, guided, weighed, with_clean_prompt
 
 
 class Watched(NamedTuple):
@@ -65,8 +65,8 @@ class Live:
     network, is compiled again for another number of steps.
     """
 
-    def __init__(self, network: Network, mesh: Mesh):
-        self._network, self._mesh = network, mesh
+    def __init__(self, network: Network, mesh: Mesh, clean_prompts: bool = False):
+        self._network, self._mesh, self._clean_prompts = network, mesh, clean_prompts
         self._start = jit(_start, mesh, network)
         self._plan = jit(_plan, mesh, network, static_argnames="capacity")
         self._step = jit(self._bound(_one_step), mesh, network, static_argnames="kind")
@@ -82,6 +82,8 @@ class Live:
             denoiser, process = make(
                 self._network, params, context, weight if kind is None else kind, prompt
             )
+            if self._clean_prompts:
+                denoiser = with_clean_prompt(denoiser, process, prompt)
             return function(denoiser, process, *rest, **static)
 
         return bound

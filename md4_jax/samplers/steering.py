@@ -19,7 +19,7 @@ from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, t
 from md4_jax.samplers import loop
 from md4_jax.samplers.batches import Samples, context_of, row_keys
 from md4_jax.samplers.chain import Chain, SamplerStep
-from md4_jax.samplers.guidance import calls, guided
+from md4_jax.samplers.guidance import calls, guided, with_clean_prompt
 from md4_jax.samplers.particles import Population, Steered, SteeringOptions
 
 # (tokens int32 [N, L], domain) -> reward of each sequence, [N].
@@ -65,8 +65,16 @@ class Programs:
     finish  removes the noise that the last step leaves
     """
 
-    def __init__(self, network: Network, grid: np.ndarray, mesh: Mesh, guidance: float):
+    def __init__(
+        self,
+        network: Network,
+        grid: np.ndarray,
+        mesh: Mesh,
+        guidance: float,
+        clean_prompts: bool = False,
+    ):
         self.mesh, self.guidance, self.grid = mesh, guidance, grid
+        self._clean_prompts = clean_prompts
         self._network = network
         self._functions = {
             function.__name__[1:]: jit(functools.partial(self._run, function), mesh, network)
@@ -81,6 +89,8 @@ class Programs:
     def _run(self, function: Callable, params: Params, step: SamplerStep, given, *rest: Any):
         keys, prompt, context = given
         denoiser, process = guided(self._network, params, context, self.guidance, prompt)
+        if self._clean_prompts:
+            denoiser = with_clean_prompt(denoiser, process, prompt)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(self.mesh))
         return function(_Run(denoiser, process, step, self.grid, keys, prompt), *rest)
 

@@ -25,7 +25,10 @@ from md4_jax.samplers.batches import draw_samples, make_sampler
 from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.guidance import calls, guided
+from md4_jax.samplers.live import Asked, Live
 from md4_jax.samplers.loop import sample
+from md4_jax.samplers.particles import SteeringOptions
+from md4_jax.samplers.steering import Programs, Steering, draw_steered
 
 pytestmark = pytest.mark.slow
 
@@ -395,3 +398,61 @@ def test_hidden_positions_are_masks_to_the_network():
     np.testing.assert_array_equal(free.features_at(z, t, index), plain.features_at(seen, t, index))
     twice = free.repeated(2)(jnp.repeat(z, 2, axis=0), jnp.repeat(t, 2))
     np.testing.assert_allclose(twice, np.repeat(free(z, t), 2, axis=0), atol=2e-5)
+
+
+def steered(network, params, is_clean):
+    """Samples by particles whose rewards are all 0, which leaves the law as it is."""
+    programs = Programs(network, uniform(4), MESH, 1.0, is_clean)
+    steering = Steering(
+        SteeringOptions(every=2), lambda tokens, domain: np.zeros(len(tokens)), (3, 2)
+    )
+    options = SampleOptions(num=laws.N, batch_size=4 * laws.N)
+    return draw_steered(programs, params, Ancestral(), options, [GIVEN], steering).tokens
+
+
+def plain(network, params, is_clean):
+    sampler = make_sampler(network, sample, uniform(4), MESH, clean_prompts=is_clean)
+    options = SampleOptions(num=laws.N, batch_size=laws.N)
+    return draw_samples(sampler, params, Ancestral(), options, [GIVEN], window=2).tokens
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("drawn", [plain, steered])
+def test_a_prompt_that_training_kept_clean_is_shown_clean(drawn, is_clean):
+    """A network that read clean prompts has p(x_1 | x_0 = 1) only if it sees them so.
+
+    Chi-squared, n = 20,000, p > 1e-4; steps are exact for a single token.
+    """
+    process = Uniform(3, parametrisation="mixture")
+    of_prompt = jnp.log(exact.P_V3L2 / exact.P_V3L2.sum(axis=1, keepdims=True))
+
+    def features(z, t):
+        alpha = process.schedule.alpha(t)[:, None]
+        noised = (1.0 - alpha) / 3 + alpha * jax.nn.one_hot(z[:, 1], 3)
+        logits = of_prompt[z[:, 0]] + jnp.log(noised)
+        return jnp.stack([jnp.zeros_like(logits), logits], axis=1)
+
+    denoiser = Denoiser(features, lambda h: h)
+    network = Network(lambda key: {}, lambda params, context, keys: denoiser, time_free=False)
+    tokens = drawn(network, {"network": {}, "process": process}, is_clean)
+    assert (tokens[:, 0] == 1).all()
+    law = exact.P_V3L2[1] / exact.P_V3L2[1].sum()
+    assert laws.accepted(np.bincount(tokens[:, 1], minlength=3), law) == is_clean
+
+
+def test_a_live_sample_shows_the_prompt_clean_too():
+    """It is the first sample of a batch; with the prompt's noise it is another one."""
+    network, params = tiny_networks.built(depth=1)
+    params = {"network": params, "process": Uniform(5)}
+    given = Prompt(np.array([0, 4, 2, 1, 0, 0]), np.arange(6) < 4)
+    options, grid, step = SampleOptions(num=ROWS, batch_size=ROWS), uniform(6), Ancestral()
+    found = {}
+    for is_clean in (True, False):
+        sampler = make_sampler(network, sample, grid, MESH, clean_prompts=is_clean)
+        found[is_clean] = draw_samples(sampler, params, step, options, [given], window=6).tokens
+    assert (found[True] != found[False]).any()
+    for is_clean, expected in found.items():
+        live = Live(network, MESH, is_clean)
+        asked = Asked(step, grid, options.seed, given, {}, 1.0)
+        *_, last = live.watch(params, asked)
+        assert (last.z == expected[0]).all()

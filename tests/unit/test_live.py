@@ -8,6 +8,7 @@ from playgrounds import of_images, of_text
 
 import md4_jax
 from md4_jax.evals.token_costs import splitting
+from md4_jax.model.model import Model
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.draws import draws
@@ -62,6 +63,19 @@ def test_the_states_of_masks_are_those_of_a_whole_run(sampler, options, text):
 @pytest.mark.slow
 def test_the_states_of_uniform_noise_are_those_of_a_whole_run(uniform):
     same_path(uniform, "ancestral", seed=1, steps=4, prompt="to be")
+
+
+@pytest.mark.slow
+def test_a_model_of_pairs_sees_its_prompt_clean(uniform):
+    """In a batch and live; a model that was not trained on pairs sees it with noise."""
+    told = uniform.experiment
+    pair = {"name": "text", "path": "pairs.jsonl", "text_key": "answer", "prompt_key": "question"}
+    config = {**told.config, "data": {"length": told.config["data"]["length"], **pair}}
+    pairs = Model(told._replace(config=config), uniform.params, 30, "", uniform.facts)
+    options = dict(seed=1, steps=4, prompt="to be or not")
+    same_path(pairs, "ancestral", **options)
+    one, other = (m.sample(1, sampler="ancestral", **options).tokens for m in (uniform, pairs))
+    assert (one != other).any()
 
 
 @pytest.mark.slow

@@ -29,17 +29,17 @@ def listed(template):
 
 
 def test_what_a_user_may_not_have_meant_is_said():
-    said = lambda length, shows_clean=True, **options: prompts.remarks(  # noqa: E731
-        PromptOptions(**options), built(length, **options), shows_clean
+    said = lambda length, is_exact=True, **options: prompts.remarks(  # noqa: E731
+        PromptOptions(**options), built(length, **options), is_exact
     )
     assert said(4, template="a_b") == said(4, prompt="abc") == said(4) == []
     (remark,) = said(4, template="abc")
     assert "sample.template has no blank '_': samples only begin with it" in remark
     (remark,) = said(4, prompt="ab", suffix="cd")
     assert "all 4 tokens of a sample are given, so that nothing is drawn" in remark
-    (remark,) = said(4, shows_clean=False, suffix="d")
+    (remark,) = said(4, is_exact=False, suffix="d")
     assert "samples follow a prompt only approximately with this kind of noise" in remark
-    assert said(4, shows_clean=False) == []
+    assert said(4, is_exact=False) == []
 
 
 def test_nothing_is_given_by_default():
