@@ -82,7 +82,12 @@ def test_a_causal_model_stays_one(name, tmp_path):
 
 @pytest.mark.parametrize(
     "name, shifted, kind",
-    [("qwen2", True, "Dream"), ("qwen2", False, "a2d-qwen2"), ("llama", False, "a2d-llama")],
+    [
+        ("qwen2", True, "Dream"),
+        ("qwen2", False, "a2d-qwen2"),
+        ("llama", False, "a2d-llama"),
+        ("qwen3moe", True, "rnd1"),
+    ],
 )
 def test_a_causal_model_leaves_as_a_diffusion_model(name, shifted, kind, tmp_path):
     """With its mask as an entry of its own, and read again it is the same model."""
