@@ -101,7 +101,7 @@ def test_a_signal_saves_and_names_the_command_that_resumes(
     step = int(re.match(rf"{number.name}: step (\d+) is saved in ", message)[1])
     assert saved(workdir)[-1] == step < 30
     python, dash, module, *arguments = shlex.split(command)
-    assert (python, dash, module) == ("python", "-m", "md4_jax.main")
+    assert (python, dash, module) == ("python", "-m", "md4_jax")
     ended = program(*arguments)
     assert ended.code == 0, ended
     assert f"resuming from step {step}\n" in ended.out
