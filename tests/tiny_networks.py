@@ -32,15 +32,28 @@ def perturbed(params, scale=0.3):
     """Noise on every leaf: at initialisation zeros hide most of the network."""
     leaves, structure = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
-    noisy = [np.asarray(x + scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
+    noisy = [jnp.asarray(x + scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
     return jax.tree.unflatten(structure, noisy)
+
+
+def random_parameters(network, scale=0.3):
+    """Noise on every leaf, around 1 for the scales of norms.
+
+    Its own initial values have zeros, and take twice as long to compile as its logits.
+    """
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    return perturbed(jax.tree_util.tree_map_with_path(_centre, shapes), scale)
+
+
+def _centre(path, leaf):
+    return np.full(leaf.shape, float(path[-1].key == "scale"), leaf.dtype)
 
 
 @functools.cache
 def built(make=Transformer, **options):
-    """(network, perturbed parameters)."""
+    """(network, parameters far from zero)."""
     network = make(**(SIZES_OF[make] | options)).build()
-    return network, perturbed(jax.jit(network.init)(jax.random.key(0)))
+    return network, random_parameters(network)
 
 
 def bound(segments=None, **options):

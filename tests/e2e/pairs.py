@@ -12,9 +12,10 @@ import sys
 
 import exact
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-from tiny_networks import SIZES_OF
+from tiny_networks import SIZES_OF, random_parameters
 
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
@@ -25,7 +26,7 @@ from md4_jax.processes import PROCESSES
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import batch_of
 from md4_jax.runtime.sharding import make_mesh, shardings_of, to_global
-from md4_jax.training.step import init_state, make_train_step
+from md4_jax.training.step import TrainState, make_train_step
 
 VOCAB, LENGTH, BATCH = 6, 8, 16
 MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=2, fsdp=2, tensor=2)}
@@ -48,24 +49,22 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     network = options.build()
     length = math.prod(getattr(options, "shape", (LENGTH,)))
     optimizer = optax.sgd(0.1)
-
-    def state():
-        # Away from the start, where the head is zero and all outputs alike.
-        taught = objective.needs.teacher
-        fresh = init_state(jax.random.key(0), network, process, optimizer, taught=taught)
-        moved = jax.tree.map(
-            lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), fresh.params
-        )
-        return fresh._replace(params=moved)
-
-    shardings = shardings_of(jax.eval_shape(state), mesh)
+    state = start(network, process, optimizer, taught=objective.needs.teacher)
     tokens = np.random.default_rng(0).integers(0, VOCAB, (BATCH, length)).astype(np.int32)
     train = TrainOptions(num_steps=1, batch_size=BATCH)
     with jax.set_mesh(mesh):
-        made = jax.jit(state, out_shardings=shardings)()
+        placed = jax.device_put(state, shardings_of(state, mesh))
         batch = to_global(batch_of(tokens), mesh)
-        _, metrics = jax.jit(make_train_step(network, objective, optimizer, train))(made, batch)
+        _, metrics = jax.jit(make_train_step(network, objective, optimizer, train))(placed, batch)
     return {name: float(value) for name, value in metrics.items()}
+
+
+def start(network, process, optimizer, *, taught: bool) -> TrainState:
+    """A state away from the usual start, where the head is zero and all outputs alike."""
+    params = {"network": random_parameters(network), "process": process.init()}
+    zero = jnp.zeros((), jnp.int32)
+    teacher = params | {"network": random_parameters(network, 0.2)} if taught else ()
+    return TrainState(zero, params, params, optimizer.init(params), zero, zero, teacher=teacher)
 
 
 def numbers(mesh, is_brief: bool) -> dict[str, dict[str, float]]:

@@ -301,7 +301,7 @@ def test_another_config_in_the_workdir(copy, tiny, refused, snapshot, run):
     for mode in ("train", "eval", "sample"):
         message = refused(*at, *other, "--mode", mode)
         assert "was made by another config" in message and str(copy) in message
-        assert "network.depth: 2 in the workdir, 3 asked for" in message
+        assert "network.depth: 1 in the workdir, 3 asked for" in message
         assert "train.num_steps: 30 in the workdir, 60 asked for" in message
         assert "sample.num" not in message
     assert snapshot(copy) == before

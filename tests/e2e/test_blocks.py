@@ -114,8 +114,8 @@ def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused
     resumed = run(*words)
     assert resumed.code == 0 and "begins with" not in resumed.out
     wrong = ("--config", tiny, "--workdir", tmp_path / "other", f"--config.train.initial={trained}")
-    message = refused(*wrong, "--config.network.depth=1", "--config.network.size=48")
-    assert "network.depth=2 there and 1 here, network.size=32 there and 48 here" in message
+    message = refused(*wrong, "--config.network.depth=2", "--config.network.size=48")
+    assert "network.depth=1 there and 2 here, network.size=32 there and 48 here" in message
     message = refused(*wrong[:-1], "--config.train.initial=/nowhere")
     assert "train.initial=/nowhere holds no run" in message
     assert not (tmp_path / "other").exists()

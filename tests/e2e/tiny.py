@@ -7,7 +7,7 @@ def get_config():
     config = base.get_config()
     config.data = dict(name="shakespeare", length=16, separate_documents=False)
     config.tokenizer = dict(name="characters")
-    config.network.update(size=32, depth=2, heads=2, hidden=64, scan_blocks=False)
+    config.network.update(size=32, depth=1, heads=2, hidden=64, scan_blocks=False)
     config.network.products = "float32"  # runs are compared to more digits than bfloat16 has
     config.optim.update(learning_rate=1e-2, warmup_steps=4)
     config.train.update(num_steps=30, batch_size=8, ema=0.9)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import SIZES, T, Z, perturbed
+from tiny_networks import SIZES, T, Z, random_parameters
 
 from md4_jax.networks import dropout
 from md4_jax.networks.dropout import ADAPTED, for_adapter
@@ -25,7 +25,7 @@ def built(**changes):
     """A network with dropout of its adapters' inputs, one without, and parameters of both."""
     options = dataclasses.replace(OPTIONS, **changes)
     network = options.build()
-    params = perturbed(jax.jit(network.init)(jax.random.key(0)))
+    params = random_parameters(network)
     return network, dataclasses.replace(options, lora_dropout=0.0).build(), params
 
 

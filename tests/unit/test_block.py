@@ -131,8 +131,7 @@ def test_scanned_layers_are_the_others(remat, time_conditioning):
         Transformer(**SIZES, **options, scan_blocks=scan).build() for scan in (True, False)
     )
     rng = np.random.default_rng(0)
-    params = jax.jit(listed.init)(jax.random.key(0))
-    params = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params)
+    params = tiny_networks.random_parameters(listed)
     stacked = {k: v for k, v in params.items() if not k.startswith("blocks_")}
     stacked["blocks"] = jax.tree.map(
         lambda *x: jnp.stack(x), *(params[f"blocks_{i}"] for i in range(SIZES["depth"]))
@@ -195,10 +194,8 @@ X = np.random.default_rng(0).integers(0, 5, (4, L)).astype(np.int32)
 def network_of(segments=None, **options):
     """(denoiser, its network) with noise on every leaf, since zeros hide most of it."""
     network = Transformer(**(SIZES | options)).build()
-    params = jax.jit(network.init)(jax.random.key(0))
-    rng = np.random.default_rng(0)
     denoiser = network.bind(
-        jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype), params),
+        tiny_networks.random_parameters(network),
         {} if segments is None else {"segments": segments},
     )
     asked = jax.jit(denoiser.blocks.features, static_argnums=3)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from tiny_networks import random_parameters
 
 from md4_jax.auditor import audit
 from md4_jax.config import audits, schema
@@ -200,10 +201,7 @@ def test_what_the_network_reads():
 def test_symbols_that_all_positions_share():
     """A mixture with symbols [K] is that with the same symbols at each position, gradients too."""
     network = Transformer(5, size=16, depth=0, heads=2, hidden=24, embedding=8).build()
-    params = jax.tree.map(
-        lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape),
-        network.init(jax.random.key(0)),
-    )
+    params = random_parameters(network)
     weights = jax.random.normal(jax.random.key(2), (3, 4, 6))
     symbols, t = jnp.arange(6), jnp.array([0.1, 0.5, 0.9])
     wide = jnp.broadcast_to(symbols, weights.shape)

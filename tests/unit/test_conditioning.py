@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import random_parameters
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.block import BlockDiffusion
@@ -128,10 +129,7 @@ def test_objectives_reach_the_network_with_it(conditioning):
 def test_a_transformer_told_alpha_is_one_told_that_time():
     """Of the linear schedule alpha_t = 1 - t: the same features at t as another's at 1 - t."""
     network = Transformer(5, size=16, depth=1, heads=2, hidden=24, scan_blocks=False).build()
-    params = jax.tree.map(
-        lambda x: x + 0.3 * np.random.default_rng(0).normal(size=x.shape).astype(x.dtype),
-        jax.jit(network.init)(jax.random.key(0)),
-    )
+    params = random_parameters(network)
     z = jnp.asarray([[0, 5, 2, 3]] * 3)
     plain, alpha = (
         network.denoiser({"network": params, "process": Masking(5, conditioning=name)})

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import SIZES, T, Z, built, perturbed
+from tiny_networks import SIZES, T, Z, built
 
 from md4_jax.networks import dropout
 from md4_jax.networks.attention import Form, attend, attend_dropping
@@ -168,7 +168,6 @@ def test_a_shared_draw_drops_a_feature_at_every_position():
 
 def test_block_diffusion_drops_in_branches_and_refuses_to_drop_weights():
     plain, params = built(time_conditioning=False)
-    params = perturbed(params)
     times, clean = jnp.zeros((3, 3)), jnp.zeros_like(Z)
 
     def run(network, keys):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_networks import random_parameters
 
 from md4_jax.config import build, schema
 from md4_jax.networks.transformer import Transformer
@@ -95,9 +96,7 @@ def network(**options):
 
 
 def bound(made):
-    params = made.init(jax.random.key(0))
-    moved = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params)
-    return made.bind(moved)
+    return made.bind(random_parameters(made))
 
 
 def test_a_network_reads_mixtures_of_its_vectors():

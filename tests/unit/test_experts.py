@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from tiny_networks import T, Z, built, logits, perturbed
+from tiny_networks import T, Z, built, logits, perturbed, random_parameters
 
 from md4_jax.networks import experts, grouped
 from md4_jax.networks.adapters import merged
@@ -337,7 +337,7 @@ def on_meshes() -> None:
     """Outputs and gradients on a mesh of 2 x 2 x 2 devices are those on one."""
     options = dict(vocab_size=5, size=16, heads=2, hidden=24, qk_norm=True, balance=0.1) | KEYS
     network = Transformer(**options).build()
-    params = perturbed(jax.jit(network.init)(jax.random.key(0)))
+    params = random_parameters(network)
     z = jnp.tile(Z[:2], (4, 1))
     t, keys = jnp.tile(T[:2], 4), jax.random.split(jax.random.key(1), 8)
 

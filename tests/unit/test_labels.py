@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from tiny_networks import random_parameters
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
@@ -33,10 +34,7 @@ both_times = pytest.mark.parametrize("time_conditioning", [True, False], ids=["t
 def built(**options):
     """(network, parameters with noise on every leaf, which zeros would hide)."""
     network = Transformer(**(SIZES | options)).build()
-    params, rng = jax.jit(network.init)(jax.random.key(0)), np.random.default_rng(0)
-    return network, jax.tree.map(
-        lambda x: jnp.asarray(x + 0.3 * rng.normal(size=x.shape), x.dtype), params
-    )
+    return network, random_parameters(network)
 
 
 def unrolled(params):

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import random_parameters
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
@@ -33,9 +34,7 @@ KINDS = {
 def made(**options):
     """A network away from its initial values, and its parameters."""
     network = Transformer(V, **SIZES | options).build()
-    params = network.init(jax.random.key(0))
-    shaken = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params)
-    return network, {"network": shaken, "process": Masking(V)}
+    return network, {"network": random_parameters(network), "process": Masking(V)}
 
 
 def both(denoiser, prompt, grid, step=None):
@@ -106,7 +105,7 @@ def test_an_evaluation_reads_one_token():
     """FLOPs of the loop's body, counted by the compiler, are those of 1 of 64 tokens and less than
     twice as many: the whole text would be 64 times as many."""
     network = Transformer(V, **SIZES | dict(size=64, hidden=128, scan_blocks=False)).build()
-    params = {"network": network.init(jax.random.key(0)), "process": Masking(V)}
+    params = {"network": random_parameters(network), "process": Masking(V)}
 
     def flops(denoiser):
         def drawn(keys):
@@ -126,7 +125,7 @@ def test_an_evaluation_reads_one_token():
 def test_networks_that_need_the_whole_text_keep_nothing(options):
     network = Transformer(V, **SIZES | dict(scan_blocks=False) | options).build()
     assert not network.blockwise
-    params = {"network": network.init(jax.random.key(0)), "process": Masking(V)}
+    params = {"network": random_parameters(network), "process": Masking(V)}
     if network.companion is not None:
         params["companion"] = network.companion.init()
     assert network.denoiser(params).blocks is None

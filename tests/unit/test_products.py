@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import random_parameters
 
 from md4_jax.networks.attention import attend
 from md4_jax.networks.blocks import KVCache, attend_cached
@@ -92,8 +93,7 @@ def test_a_network_in_bfloat16_has_the_same_products_on_every_processor(monkeypa
     network = Transformer(**SIZES, dtype="bfloat16", products="auto").build()
     assert network.products == ("bfloat16" if quick else "float32")
     plain = Transformer(**SIZES, dtype="bfloat16", products="float32").build()
-    params, z = network.init(jax.random.key(0)), jnp.zeros((2, 6), jnp.int32)
-    params = jax.tree.map(lambda x: x + 0.1, params)
+    params, z = random_parameters(network), jnp.zeros((2, 6), jnp.int32)
 
     def slopes(network):
         return jax.grad(lambda p: network.bind(p, {}, None)(z, jnp.ones(2)).sum())(params)
@@ -110,9 +110,8 @@ def test_every_linear_layer_of_tokens_rounds(tied):
         Transformer(**SIZES, tied=tied, scan_blocks=False, products=products).build()
         for products in ("float32", "bfloat16")
     )
-    params = wide.init(jax.random.key(0))
-    params = jax.tree.map(lambda x: x + 0.1, params)  # a head and gates of zero hide what they get
-    chex.assert_trees_all_equal_shapes_and_dtypes(params, narrow.init(jax.random.key(0)))
+    params = random_parameters(wide)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, random_parameters(narrow))
     z, t = jnp.arange(12).reshape(2, 6) % 6, jnp.full(2, 0.5)
     logits = [np.asarray(network.bind(params, {}, None)(z, t)) for network in (wide, narrow)]
     away = np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import random_parameters
 
 from md4_jax.networks.linear import Linear
 from md4_jax.networks.transformer import Transformer
@@ -93,7 +94,7 @@ def test_the_backward_pass_does_not_sum_the_vocabulary_again(kept, monkeypatch):
     """The forward pass takes one logarithm of a sum; the backward pass takes none."""
     monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(kept=kept))
     network = Transformer(vocab_size=1030, size=8, depth=1, heads=1, hidden=8).build()
-    denoiser = network.bind(network.init(jax.random.key(0)), {}, None)
+    denoiser = network.bind(random_parameters(network), {}, None)
     x, rows = jnp.zeros((2, 3), jnp.int32), jnp.ones((2, 3), bool)
 
     def loss(h):
@@ -108,7 +109,7 @@ def test_the_backward_pass_does_not_sum_the_vocabulary_again(kept, monkeypatch):
 def test_padded_logits_are_those_of_the_symbols_and_minus_infinity(tied):
     transformer = Transformer(vocab_size=1030, size=8, depth=1, heads=1, hidden=8, tied=tied)
     network = transformer.build()
-    params = jax.tree.map(lambda a: a + 0.1, network.init(jax.random.key(0)))
+    params = random_parameters(network)
     denoiser = network.bind(params, {}, None)
     h = denoiser.features(jnp.arange(6).reshape(2, 3), jnp.ones(2))
     padded, plain = denoiser.accelerator.padded(h), denoiser.unembed(h)
@@ -120,7 +121,7 @@ def test_small_vocabularies_have_no_padded_logits():
     """27 symbols of 128 entries: sums over all entries would take longer than cutting them off."""
     for symbols in (27, 128, 1024):
         network = Transformer(vocab_size=symbols, size=8, depth=1, heads=1, tied=False).build()
-        denoiser = network.bind(network.init(jax.random.key(0)), {}, None)
+        denoiser = network.bind(random_parameters(network), {}, None)
         assert denoiser.accelerator.padded is None
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import random_parameters
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
@@ -18,11 +19,9 @@ T = jnp.zeros(2)
 def bound(segments=None, **options):
     """The denoiser with random parameters, the same for all options."""
     network = Transformer(**SIZES, **options).build()
-    params = jax.tree.map(
-        lambda x: jax.random.normal(jax.random.key(x.size), x.shape),
-        network.init(jax.random.key(0)),
+    return network.bind(
+        random_parameters(network, 1.0), {} if segments is None else {"segments": segments}
     )
-    return network.bind(params, {} if segments is None else {"segments": segments})
 
 
 @pytest.mark.parametrize("scan", [True, False])
@@ -58,7 +57,7 @@ def test_what_cannot_be_shifted(key, value):
 def test_heads_may_be_wider_than_their_part_of_the_network():
     """Head size 24 in a network of 16 features with 2 heads."""
     network = Transformer(**SIZES, head_dim=24, kv_heads=1, scan_blocks=False).build()
-    params = network.init(jax.random.key(0))
+    params = random_parameters(network)
     shapes = jax.tree.map(jnp.shape, params["blocks_0"]["attention"])
     assert {name: tuple(kernel["kernel"]) for name, kernel in shapes.items()} == {
         "query": (16, 48), "key": (16, 24), "value": (16, 24), "out": (48, 16)
