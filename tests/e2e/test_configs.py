@@ -78,7 +78,9 @@ LONG += ("configs/image_families.py:d3pm", "configs/image_families.py:tauldr")
 ALIKE = (
     "configs/block_owt.py", "configs/d3pm_lm1b.py", "configs/flow_text8.py:mixture",
     "configs/genmd4_owt.py", "configs/genmd4_small.py", "configs/imagenet64.py",
-    "configs/llada_8b.py", "configs/mdlm_owt.py", "configs/mnist.py", "configs/owt_1b.py",
+    "configs/cifar10.py", "configs/d3pm_text8.py:absorbing", "configs/dcd_owt.py",
+    "configs/edit_owt.py:empty", "configs/flow_text8.py:metric", "configs/llada_8b.py",
+    "configs/mdlm_owt.py", "configs/mnist.py", "configs/owt_1b.py",
     "configs/owt_8b.py", "configs/owt_medium.py", "configs/radd_owt.py:lambda_dce",
     "configs/sedd_owt.py:absorb", "configs/text8_fast.py", "configs/text8_gpu.py",
     "configs/text8_tables.py",  # quickstart.py has tables too

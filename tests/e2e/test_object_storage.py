@@ -121,6 +121,7 @@ def test_data_and_sampling(store, program, tiny):
     assert "gs://runs/of_objects/samples/step_00000008-2.txt" in ended.out
 
 
+@pytest.mark.campaign
 def test_shards_in_a_bucket(store, program, tiny, tmp_path):
     """Made by one command; training reads their bytes from the bucket."""
     text = "".join(f'{{"text": "line {n} of some text"}}\n' for n in range(900))

@@ -124,7 +124,9 @@ def slowest(law: np.ndarray) -> float:
     return np.sort(np.abs(np.linalg.eigvals(kernel)))[-2]
 
 
-@pytest.mark.parametrize("proposals, steps", [(16, 8), (128, 1)])
+@pytest.mark.parametrize(
+    "proposals, steps", [(16, 8), pytest.param(128, 1, marks=pytest.mark.campaign)]
+)
 def test_the_law_of_the_chain_with_exact_ratios(proposals, steps):
     """p after 128 proposals: 9 sequences, one draw of each of n = 40,000 chains, p > 1e-4."""
     assert slowest(P) ** 128 < 1e-4  # the start is forgotten

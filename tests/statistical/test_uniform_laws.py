@@ -74,7 +74,8 @@ def test_noise_that_is_left_is_removed_by_the_exact_posterior(parametrisation):
 
 
 @pytest.mark.parametrize(
-    "parametrisation", ["joint", "score", pytest.param("mixture", marks=pytest.mark.campaign)]
+    "parametrisation",
+    ["joint", *(pytest.param(p, marks=pytest.mark.campaign) for p in ("score", "mixture"))],
 )
 def test_many_steps_sample_the_data(parametrisation):
     """128 steps down from 1 - alpha = 0.999: chi-squared with the data's own law, p > 1e-4.

@@ -45,7 +45,7 @@ VARIANTS = (
     "d3pm, hybrid, masks alone", "gidd, hybrid, masks alone", "right to left, masking",
     "four steps, uniform decoder, masking", "few masks", "kept for nothing",
     "generalized_kl, uniform", "generalized_kl, uniform, mixture",
-    "generalized_kl, metric_path",
+    "generalized_kl, metric_path", "gidd, hybrid", "block, masking", "no reconstruction",
 )  # fmt: skip
 STEPS = 40
 

@@ -90,7 +90,6 @@ def drawn(trained_on: str, name: str, loop, steps=24, **options):
 ORDINARY = {
     ("masking", "ancestral"): [],
     ("uniform", "tweedie"): pytest.mark.slow,
-    ("autoregressive", "left_to_right"): pytest.mark.slow,
 }
 
 

@@ -157,7 +157,7 @@ def test_intervals_hold_the_bound(family, tool):
     assert found.error == pytest.approx(found.spread, rel=0.28)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_importance_sampling_takes_less_work_for_md4(tool):
     plain, squared = (
         tool.measured(*tool.FAMILIES["md4"], repeats=100, draws=1, plain=plain)

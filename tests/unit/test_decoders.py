@@ -193,10 +193,12 @@ def test_ids_of_several_ends(tmp_path):
     "name, keys",
     [
         ("dream", {}), ("qwen2", BLOCKS),
-        ("qwen3moe", BLOCKS | {"network.shifted": False, "network.balance": 0.01}),
         *(
             pytest.param(*case, marks=pytest.mark.campaign)
-            for case in (("qwen2", {}), ("llama", BLOCKS), ("qwen3", ADAPTED), ("sdar", {}))
+            for case in (
+                ("qwen2", {}), ("llama", BLOCKS), ("qwen3", ADAPTED), ("sdar", {}),
+                ("qwen3moe", BLOCKS | {"network.shifted": False, "network.balance": 0.01}),
+            )
         ),
     ],
 )  # fmt: skip

@@ -140,7 +140,7 @@ def test_biases_are_refused(tmp_path):
         md4_jax.load(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_training_goes_on(tmp_path):
     model = md4_jax.load(trained_on(peer_folder(tmp_path, "diffullama"), tmp_path, {}))
     again = md4_jax.load(model.export(tmp_path / "exported"))

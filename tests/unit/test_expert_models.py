@@ -118,7 +118,13 @@ def test_arrays_that_are_not_known_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, keys", [("lladamoe", {"network.balance": 0.01}), ("llada2", BLOCK)])
+@pytest.mark.parametrize(
+    "name, keys",
+    [
+        pytest.param("lladamoe", {"network.balance": 0.01}, marks=pytest.mark.campaign),
+        ("llada2", BLOCK),
+    ],
+)
 def test_training_goes_on(name, keys, folders, tmp_path):
     model = md4_jax.load(trained_on(folders[name], tmp_path, keys))
     changed = model.params["network"]["blocks"]["feed_forward"]["experts_up"]["kernel"]

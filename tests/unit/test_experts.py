@@ -213,7 +213,10 @@ def unrolled(params: dict) -> dict:
     return {name: x for name, x in params.items() if name != "blocks"} | apart
 
 
-@pytest.mark.parametrize("name", ["all", "index", "blocks", "append"])
+@pytest.mark.parametrize(
+    "name",
+    ["all", "index", "blocks", pytest.param("append", marks=pytest.mark.campaign)],
+)
 def test_blocks_without_experts_come_first_and_blocks_may_be_scanned(name):
     scanned, params = built(**KEYS)
     loop, _ = built(**KEYS, scan_blocks=False)

@@ -182,7 +182,14 @@ def test_a_large_vocabulary_in_float32(parametrisation, t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "process", [Uniform(3), Uniform(3, Geometric(1e-3, 10.0), "mixture"), MetricPath(3)]
+    "process",
+    [
+        Uniform(3),
+        *(
+            pytest.param(each, marks=pytest.mark.campaign)
+            for each in (Uniform(3, Geometric(1e-3, 10.0), "mixture"), MetricPath(3))
+        ),
+    ],
 )
 def test_the_auditor_calls_it_a_bound_that_misses_the_entropy(process):
     found = audit(GeneralizedKL(), process, problems=((3, 2),), steps=40)

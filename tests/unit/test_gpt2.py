@@ -267,7 +267,14 @@ def test_adapters_of_peft_are_refused(folders, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, keys", [("gpt2", ADAPTED), ("gpt2", {}), ("diffugpt", {})])
+@pytest.mark.parametrize(
+    "name, keys",
+    [
+        pytest.param("gpt2", ADAPTED, marks=pytest.mark.campaign),
+        ("gpt2", {}),
+        pytest.param("diffugpt", {}, marks=pytest.mark.campaign),
+    ],
+)
 def test_training_goes_on(name, keys, folders, tmp_path):
     model = md4_jax.load(trained_on(folders[name], tmp_path, keys))
     begun_with = md4_jax.load(folders[name], keys).params["network"]["positions"]

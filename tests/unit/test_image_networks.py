@@ -188,7 +188,7 @@ def test_a_dit_of_intensities_starts_at_what_it_sees():
     "make, output",
     [
         (UNet, "truncated_logistic"),
-        (UViT, "categorical"),
+        pytest.param(UViT, "categorical", marks=pytest.mark.campaign),
         pytest.param(DiT, "truncated_logistic", marks=pytest.mark.campaign),
     ],
 )
@@ -220,9 +220,9 @@ def test_dropout_has_keys_for_each_image_and_is_off_without(make):
 
 @pytest.mark.slow
 def test_dropout_of_a_residual_block_keeps_its_mean():
-    """A linear layer follows: the mean of 2,000 draws, to 4.5 standard errors in 192 numbers."""
+    """A linear layer follows: the mean of 2,000 draws, to 4.5 standard errors in 96 numbers."""
     options = UNet(**SIZES_OF[UNet], dropout=0.3)
-    block, x = ResidualBlock(options, 64), jax.random.normal(KEYS[0], (1, 1, 3, 64))
+    block, x = ResidualBlock(options, 32), jax.random.normal(KEYS[0], (1, 1, 3, 32))
     params = block.init(KEYS[0], x, None)
     params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(KEYS[1], p.shape), params)
     whole, _ = block.apply(params, x, None)
@@ -235,7 +235,9 @@ def test_dropout_of_a_residual_block_keeps_its_mean():
 @pytest.mark.slow
 @every_network
 def test_labels_are_told_hidden_and_refused(make):
-    network, params = made(make, classes=3, label_dropout=0.5)
+    # A norm of single channels takes out what a label adds to them.
+    sizes = {"channels": 64} if make is UNet else {}
+    network, params = made(make, classes=3, label_dropout=0.5, **sizes)
     label = jnp.asarray([2, 0, 1])
     known, none, other = (
         np.asarray(logits(network, params, label=x))
@@ -244,14 +246,12 @@ def test_labels_are_told_hidden_and_refused(make):
     assert np.abs(other - known)[1].max() > 1e-3
     np.testing.assert_array_equal(other[[0, 2]], known[[0, 2]])
     np.testing.assert_allclose(logits(network, params), none, atol=1e-5)
-    many = jax.random.split(jax.random.key(0), 400)
-    told = network.bind(params, {"label": jnp.zeros(400, int)}, many)
-    repeated = jax.jit(lambda z, t: told.features(z, t))
-    found = np.asarray(repeated(jnp.repeat(Z[:1], 400, 0), jnp.repeat(T[:1], 400)))
-    kinds = [np.asarray(network.bind(params, {"label": jnp.full(1, k)}).features(Z[:1], T[:1]))
-             for k in (0, 3)]  # fmt: skip
+    keys, same = jax.random.split(jax.random.key(0), 64), jnp.zeros(64, int)
+    told = jax.jit(lambda z, t: network.bind(params, {"label": same}, keys)(z, t))
+    found = np.asarray(told(Z[same], T[same]))
+    kinds = [np.asarray(logits(network, params, label=jnp.full(3, k)))[:1] for k in (0, 3)]
     hidden = np.abs(found - kinds[1]).max((1, 2)) < np.abs(found - kinds[0]).max((1, 2))
-    assert abs(hidden.mean() - 0.5) < 4 * 0.5 / 20
+    assert abs(hidden.mean() - 0.5) < 4 * 0.5 / 8
     with pytest.raises(UserError, match="takes label, not 'segments'"):
         network.bind(params, {"segments": Z})
     with pytest.raises(UserError, match="network.classes=0"):
@@ -272,7 +272,7 @@ def layers(params, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [UNet, UViT])
+@pytest.mark.parametrize("make", [pytest.param(UNet, marks=pytest.mark.campaign), UViT])
 def test_scanned_and_unrolled_blocks_compute_the_same(make):
     scanned, params = made(make, dropout=0.2)
     loop, _ = made(make, dropout=0.2, scan_blocks=False)

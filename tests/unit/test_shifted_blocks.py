@@ -104,8 +104,11 @@ SURE = Confidence(rule="threshold", limit=0.4)
 @pytest.mark.parametrize(
     "shifted, step, cached",
     [
-        (True, Ancestral(), True), (True, Confidence(), False), (True, SURE, True),
-        (False, SURE, True),
+        (True, SURE, True), (False, SURE, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.campaign)
+            for case in ((True, Ancestral(), True), (True, Confidence(), False))
+        ),
     ],
 )  # fmt: skip
 def test_samples_are_those_of_whole_passes(shifted, step, cached):
