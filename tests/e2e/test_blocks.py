@@ -41,7 +41,7 @@ def sample(run, at, *assignments):
 
 
 def evaluate(run, at, *assignments) -> dict:
-    flags = [f"--config.evals.test.{assignment}" for assignment in assignments]
+    flags = [f"--config.evals.test.{each}" for each in ("limit=512", *assignments)]
     return said(run(*at, "--mode", "eval", *flags))
 
 
@@ -49,6 +49,7 @@ def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
     """Blocks of one are exact for a time-free network: other draws change nothing. Over all orders
     blocks of four are exact too, and below their bound."""
     flags = [f"--config.evals.test.objective.{key}" for key in ("name=block", "block=1")]
+    flags.append("--config.evals.test.limit=512")
     ended = [run(*at, "--mode", "eval", *flags, f"--config.evals.test.seed={s}") for s in (0, 1)]
     one = [said(each) for each in ended]
     assert one[0]["exact"]
