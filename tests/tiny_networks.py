@@ -20,7 +20,7 @@ SIZES_OF = {
     Transformer: SIZES,
     Partition: SIZES,
     ModernBert: SIZES | dict(window=4, global_every=2),
-    UNet: CONVOLVED | dict(channels=32),
+    UNet: CONVOLVED | dict(channels=64),
     UViT: CONVOLVED | dict(channels=32, size=16, depth=2, heads=2, patch=1),
     DiT: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, head_size=16),
 }

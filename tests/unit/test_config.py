@@ -207,7 +207,7 @@ def test_a_run_with_one_eval_section_has_the_evaluators_that_it_stood_for(tmp_pa
     }  # fmt: skip
     # It goes on with the config of today, in which what evaluates is free.
     tiny = Path(__file__).parents[1] / "e2e" / "tiny.py"
-    config.check_same(found, schema.load_config(str(tiny), {}), tmp_path)
+    config.check_same(found, schema.load_config(str(tiny), {"network.depth": "2"}), tmp_path)
 
 
 def test_a_run_on_files_of_owt_goes_on_with_its_directory_alone(tmp_path):
