@@ -2,10 +2,11 @@
 
 import json
 
-import md4_jax
 import numpy as np
 import pytest
 import runs
+
+import md4_jax
 
 pytestmark = pytest.mark.slow
 
