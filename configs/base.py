@@ -58,6 +58,8 @@ def get_config() -> ConfigDict:
                 # sdtt(steps, round_steps, per_step, divergence), with process masking, and
                 # dcd(steps, round_steps, low, high, ...), with uniform: distillation of the
                 # model that train.initial names
+                # preference(beta, draws, supervised), with data.rejected_key: the better of two
+                # answers, from the model that train.initial names
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
                 # with edits: texts of their own lengths
                 # partition, with network.name="partition"

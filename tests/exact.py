@@ -121,7 +121,9 @@ def patterns(length: int) -> np.ndarray:
 
 
 def batch_of(tokens, **context) -> Batch:
-    return protocols.batch_of(np.asarray(tokens, np.int32), context=context)
+    """A batch, whose worse answers are its sequences read backwards."""
+    tokens = np.asarray(tokens, np.int32)
+    return protocols.batch_of(tokens, context=context)._replace(rejected=tokens[:, ::-1])
 
 
 def keys_for(seed: int, count: int):

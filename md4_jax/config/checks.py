@@ -249,7 +249,29 @@ def check_training(experiment: Experiment) -> None:
             "not 'every': windows that overlap would be predicted with counts of their own text. "
             "Change one of them"
         )
+    _check_preferences(experiment)
     check_trainable(experiment)
+
+
+def _check_preferences(experiment: Experiment) -> None:
+    """Raises UserError if there are worse answers and nothing learns from them, or vice versa."""
+    key, objective = experiment.config["data"].get("rejected_key", ""), experiment.objective
+    said = f"objective.name={objective_name(objective)!r}"
+    if objective.needs.preferences and not key:
+        raise UserError(
+            f"{said} learns from two answers to a prompt: data.rejected_key must name the key of "
+            "the worse one, data.text_key that of the better, and data.prompt_key the prompt's"
+        )
+    if key and not objective.needs.preferences:
+        raise UserError(
+            f"data.rejected_key={key!r} is for objective.name='preference', and {said} learns "
+            "nothing from worse answers: leave it out"
+        )
+    if objective.needs.preferences and experiment.train.time_power != 1:
+        raise UserError(
+            f"train.time_power={experiment.train.time_power} weighs what is a mean over times, "
+            f"which the loss of {said} is not: leave it at 1"
+        )
 
 
 def _check_steps(experiment: Experiment, component: Component) -> None:

@@ -129,6 +129,10 @@ class Detokenised:
         change = DETOKENISERS[self._name]
         return ((change(prompt), change(answer)) for prompt, answer in self._source.pairs(split))
 
+    def rejected(self, split: str) -> Iterator[str]:
+        """Yields the worse answers to the prompts of the split."""
+        return map(DETOKENISERS[self._name], self._source.rejected(split))
+
     def _sections(self) -> dict[str, list[Part]]:
         """Returns the files of each section, which give detokenised documents."""
         sections = self._source.sections()

@@ -1,6 +1,6 @@
 """Prompts with their answers: each pair is one sequence, of which only the answer counts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,29 +17,53 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
     Prompt and answer are encoded by themselves. An answer ends with the tokenizer's end of text, if
     it has one. Longer answers are cut, shorter ones are padded. A pair whose prompt leaves no room
     for an answer is left out, and their number is printed. Pairs are tokenised once and kept on
-    disk.
+    disk. If the source has worse answers, the rows of these, with the same prompts, are `rejected`.
 
-    Raises UserError if no pair is left.
+    Raises UserError if no pair is left, and for worse answers whose padding does not count.
     """
     tokenizer = domain.tokenizer
-    described = [source.fingerprint(), tokenizer.to_json(), split, "pairs", length, *padding]
     size = max(tokenizer.vocab_size, length + 1)
-    pieces = lambda: _pieces(source, tokenizer, split, length, padding)  # noqa: E731
-    found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 2)
-    return Rows(found[:, :length], lengths=found[:, length], begins=found[:, length + 1])
+
+    def of(kind: str, answers: Callable[[], Iterable[str]]) -> np.ndarray:
+        described = [source.fingerprint(), tokenizer.to_json(), split, kind, length, *padding]
+        pieces = lambda: _pieces(  # noqa: E731
+            source, tokenizer, split, length, padding, answers(), tells=kind == "pairs"
+        )
+        found = packing.opened(*packing.kept(described, size, split, pieces))
+        return found.reshape(-1, length + 2)
+
+    found = of("pairs", lambda: (answer for _, answer in source.pairs(split)))
+    rejected = None
+    if getattr(source, "rejected_key", ""):
+        if not padding.counts:
+            raise UserError(
+                f"data.rejected_key={source.rejected_key!r} needs data.padding='end_of_text', with "
+                "which both answers to a prompt have the same number of tokens that count"
+            )
+        rejected = of("rejected", lambda: source.rejected(split))[:, :length]
+    return Rows(
+        found[:, :length], lengths=found[:, length], begins=found[:, length + 1], rejected=rejected
+    )
 
 
 def _pieces(
-    source: Any, tokenizer: Any, split: str, length: int, padding: Padding
+    source: Any,
+    tokenizer: Any,
+    split: str,
+    length: int,
+    padding: Padding,
+    answers: Iterable[str],
+    *,
+    tells: bool,
 ) -> Iterator[np.ndarray]:
-    """Yields rows: `length` tokens, how many of them count or come before, and where they begin."""
+    """Yields rows: `length` tokens, how many of them count or come before, and where they begin.
 
-    def encoded(part: int) -> Iterator[np.ndarray]:
-        texts = (pair[part] for pair in source.pairs(split))
-        return packing.encoded(source, tokenizer, split, texts)
-
+    tells: whether to print how many pairs are left out
+    """
+    encoded = lambda texts: packing.encoded(source, tokenizer, split, texts)  # noqa: E731
+    prompts = (prompt for prompt, _ in source.pairs(split))
     kept = left_out = 0
-    for prompt, answer in zip(encoded(0), encoded(1), strict=True):
+    for prompt, answer in zip(encoded(prompts), encoded(answers), strict=True):
         if len(prompt) < length:
             kept += 1
             yield np.append(padding.row(np.concatenate([prompt, answer]), length), len(prompt))
@@ -50,7 +74,7 @@ def _pieces(
             f"all {left_out:,} prompts of the {split} split have data.length={length} tokens or "
             "more, which leaves no room for an answer: raise data.length"
         )
-    if left_out:
+    if left_out and tells:
         print(
             f"{left_out:,} of {kept + left_out:,} pairs of the {split} split are left out: their "
             f"prompts have data.length={length} tokens or more",

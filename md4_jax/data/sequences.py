@@ -82,6 +82,7 @@ class Rows:
     begins   integers [N], where the tokens that count begin, behind a prompt. None: at the start
     counted  integers [N, ceil(L / 8)], the bits of the tokens that count (np.packbits), where they
              lie between others, as the answers of a conversation do. None: see lengths and begins
+    rejected integers [N, L], the same sequences with worse answers, or None
     augment  changes training rows at random: (tokens [B, L], random bits uint64 [B]) -> tokens.
              None: they stay as they are
     """
@@ -92,6 +93,7 @@ class Rows:
     augment: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     begins: np.ndarray | None = None
     counted: np.ndarray | None = None
+    rejected: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -117,7 +119,10 @@ class Rows:
             is_text = np.arange(self.length) < np.asarray(self.lengths)[index][:, None]
             context["segments"] = np.where(is_text, 0, -1).astype(np.int32)
         tokens = np.asarray(self.tokens[index], np.int32)
-        return batch_of(tokens, loss_mask=self._loss_mask(index), context=context)
+        batch = batch_of(tokens, loss_mask=self._loss_mask(index), context=context)
+        if self.rejected is None:
+            return batch
+        return batch._replace(rejected=np.asarray(self.rejected[index], np.int32))
 
     @functools.cached_property
     def _has_padding(self) -> bool:
@@ -143,7 +148,7 @@ class Rows:
     def fingerprint(self) -> dict[str, int]:
         """Returns {tokens, crc32}; the checksum is of the tokens, their places and the context."""
         crc, arrays = 0, [self.tokens, *(self.context[name] for name in sorted(self.context))]
-        places = (self.lengths, self.begins, self.counted)
+        places = (self.lengths, self.begins, self.counted, self.rejected)
         arrays += [array for array in places if array is not None]
         for array in arrays:
             for first in range(0, len(self), ROWS_AT_ONCE):

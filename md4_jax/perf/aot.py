@@ -72,6 +72,8 @@ def plan(experiment: Experiment) -> dict[str, Plan]:
 def _train(experiment: Experiment) -> Plan:
     shapes = abstract_state(experiment)
     batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
+    if experiment.objective.needs.preferences:
+        batch = batch._replace(rejected=batch.tokens)
     flops = batch.tokens.size * training_flops(experiment, shapes)
     return _compiled(experiment, step_program(experiment, shapes), flops, shapes, batch)
 

@@ -174,7 +174,9 @@ def training_flops(experiment: Experiment, state: Any) -> float:
     """
     of = functools.partial(forward_flops, experiment, objective=experiment.objective)
     taught = getattr(experiment.objective, "teacher_calls", 0)
-    return (2.0 + taught) * of(state.whole["network"]) + of(state.params["network"])
+    calls = getattr(experiment.objective, "calls", 1)
+    whole, trained = of(state.whole["network"]), of(state.params["network"])
+    return (2.0 * calls + taught) * whole + calls * trained
 
 
 def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
@@ -182,6 +184,8 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
     with jax.set_mesh(experiment.mesh):
         state = fresh_state(experiment)
         batch = _batch(experiment, experiment.train.batch_size)
+        if experiment.objective.needs.preferences:
+            batch = batch._replace(rejected=batch.tokens)
         compiled, facts = _compiled(step_program(experiment, state), state, batch)
     held = [state]
     tokens = batch.tokens.size

@@ -23,6 +23,7 @@ class Batch(NamedTuple):
                text before a window, padding) are context: never noised, never counted
     context    other inputs of the network by name, each [B, ...]: `segments` of documents, `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
+    rejected   int32 [B, L] or None, the same sequences with worse answers in place of what counts
     number     int32 [B] or None, which sequence of the training data each one is
     """
 
@@ -31,6 +32,7 @@ class Batch(NamedTuple):
     context: Mapping[str, Array]
     text: Array | None = None
     number: Array | None = None
+    rejected: Array | None = None
 
 
 def batch_of(

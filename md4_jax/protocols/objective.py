@@ -21,6 +21,7 @@ class Needs(NamedTuple):
     edits             its denoiser must have `edits`
     swapped           its denoiser must have `swapped`
     teacher           its denoiser comes with the `teacher` of the training state
+    preferences       its batches have `rejected`
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
     """
@@ -36,6 +37,7 @@ class Needs(NamedTuple):
     gaps: bool = False
     edits: bool = False
     swapped: bool = False
+    preferences: bool = False
 
 
 class Objective(Protocol):

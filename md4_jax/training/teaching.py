@@ -31,7 +31,17 @@ def with_teacher(network: Network, teacher: Params, round: Array) -> Network:
         return network
 
     def bind(params: Params, context: dict, keys: Array | None, *known) -> Denoiser:
-        taught = Teacher(network.denoiser(teacher, context), round)
-        return network.bind(params, context, keys, *known)._replace(teacher=taught)
+        student = network.bind(params, context, keys, *known)
+        return _taught(student, Teacher(network.denoiser(teacher, context), round))
 
     return network._replace(bind=bind)
+
+
+def _taught(student: Denoiser, teacher: Teacher) -> Denoiser:
+    """Returns the student with its teacher, also where rows are repeated."""
+
+    def rebind(count: int) -> Denoiser:
+        several = teacher._replace(denoiser=teacher.denoiser.repeated(count))
+        return _taught(student.repeated(count), several)
+
+    return student._replace(teacher=teacher, rebind=student.rebind and rebind)

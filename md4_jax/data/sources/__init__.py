@@ -10,6 +10,8 @@ and optionally
     labelled(split)    the texts with their labels (Labelled of data/labelled.py)
     prompt_key         not "" if texts are answers to prompts
     pairs(split)       (prompt, answer) of each
+    rejected_key       not "" if each of these has a worse one beside it
+    rejected(split)    the worse answers, in the same order
     messages_key       not "" if it holds conversations
     conversations(split)  an object with `messages` and the place `where` for each; a chat template
                        writes them (data/conversations.py)

@@ -34,6 +34,8 @@ class TextFiles:
                 sequence. "": no labels, and documents are joined
     prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
                 only the answer is noised and counted. "": no prompts
+    rejected_key  likewise of an answer to the prompt that is worse than the text, for
+                objective.name="preference". "": there is none
     messages_key  likewise of a conversation, a list of messages, in place of a text; only what the
                 assistant says is noised and counted. "": no conversations
     validation  fraction of the documents if below 1, otherwise their number
@@ -54,6 +56,7 @@ class TextFiles:
     text_key: str = "text"
     label_key: str = ""
     prompt_key: str = ""
+    rejected_key: str = ""
     messages_key: str = ""
     validation: float = 0.05
     test: float = 0.05
@@ -71,6 +74,11 @@ class TextFiles:
                 raise UserError(
                     f"data.{key}={getattr(self, key)!r} needs data.text_key, the key of the text"
                 )
+        if self.rejected_key and not self.prompt_key:
+            raise UserError(
+                f"data.rejected_key={self.rejected_key!r} is of a worse answer to a prompt: name "
+                "the key of the prompt by data.prompt_key"
+            )
         check_messages(self)
 
     @property
@@ -120,6 +128,7 @@ class TextFiles:
         facts = contents.of_texts(self._files)
         more = (self.label_key,) if self.label_key else ()
         more += ("prompt", self.prompt_key) if self.prompt_key else ()
+        more += ("rejected", self.rejected_key) if self.rejected_key else ()
         more += ("messages", self.messages_key) if self.messages_key else ()
         more += self._as_records
         return digest("text", facts, self.text_key, self.validation, self.test, *more)
@@ -131,6 +140,10 @@ class TextFiles:
     def pairs(self, split: str) -> Iterator[tuple[str, str]]:
         """Yields the prompts of the split with their answers."""
         return ((document.prompt, document.text) for document in self._split(split))
+
+    def rejected(self, split: str) -> Iterator[str]:
+        """Yields the worse answers to the prompts of the split."""
+        return (document.rejected for document in self._split(split))
 
     def conversations(self, split: str) -> Iterator[Document]:
         """Yields the conversations of the split."""
@@ -163,7 +176,7 @@ class TextFiles:
     def _keys(self) -> Keys:
         if self.messages_key:
             return Keys("", messages=self.messages_key)
-        return Keys(self.text_key, self.label_key, self.prompt_key)
+        return Keys(self.text_key, self.label_key, self.prompt_key, rejected=self.rejected_key)
 
     @property
     def _is_table(self) -> bool:
@@ -189,7 +202,7 @@ class TextFiles:
                 raise UserError(
                     f"data.text_key='' reads texts, and {table} is a table: name a column"
                 )
-        for key in ("label_key", "prompt_key", "messages_key"):
+        for key in ("label_key", "prompt_key", "rejected_key", "messages_key"):
             wrong = [path for path in found if getattr(self, key) and not formats.is_table(path)]
             if wrong:
                 raise UserError(
@@ -215,8 +228,8 @@ def check_messages(source: Any) -> None:
     """Raises UserError if data.messages_key goes with another key that names the text."""
     if not source.messages_key:
         return
-    keys = ("text_key", "label_key", "prompt_key")
-    for key, default in zip(keys, ("text", "", ""), strict=True):
+    keys = {"text_key": "text", "label_key": "", "prompt_key": "", "rejected_key": ""}
+    for key, default in keys.items():
         if (value := getattr(source, key, default)) != default:
             raise UserError(
                 f"data.messages_key={source.messages_key!r} and data.{key}={value!r} do not go "

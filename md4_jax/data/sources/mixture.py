@@ -42,6 +42,11 @@ class Mixture:
                     f"{key}.label_key={source.label_key!r}: texts with a class cannot be part of a "
                     "mixture, whose other texts have none"
                 )
+            if getattr(source, "rejected_key", ""):
+                raise UserError(
+                    f"{key}.rejected_key={source.rejected_key!r}: the parts of a mixture have no "
+                    "worse answers. Take it as the only source"
+                )
 
     @property
     def shares(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ class Document(NamedTuple):
     start     number of characters of the file before the text
     label     value of data.label_key; '' without labels
     prompt    value of data.prompt_key; '' without prompts
+    rejected  value of data.rejected_key, another answer; '' without
     messages  value of data.messages_key, each {"role": ..., "content": ...}; () without
     member    name in an archive; '' outside of archives
     position  bytes of the file that were read so far, for a display of progress
@@ -31,6 +32,7 @@ class Document(NamedTuple):
     start: int = 0
     label: str | int = ""
     prompt: str = ""
+    rejected: str = ""
     messages: tuple[dict[str, Any], ...] = ()
     member: str = ""
     position: int = 0
@@ -45,7 +47,7 @@ class Document(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of a JSON line, or columns of a Parquet file: of its text, label, prompt and messages.
+    """Keys of a JSON line, or columns of a Parquet file, as `TextFiles` describes them.
 
     '' for one that is not read. Without text and messages all of a file is one text.
     """
@@ -54,6 +56,7 @@ class Keys(NamedTuple):
     label: str = ""
     prompt: str = ""
     messages: str = ""
+    rejected: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -69,7 +72,8 @@ class Keys(NamedTuple):
         label = _label(where, record, self.label) if self.label else ""
         prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
         text = _text(where, record, "text_key", self.text)
-        return Document(text, path, number, label=label, prompt=prompt)
+        other = _text(where, record, "rejected_key", self.rejected) if self.rejected else ""
+        return Document(text, path, number, label=label, prompt=prompt, rejected=other)
 
 
 class Part(NamedTuple):
