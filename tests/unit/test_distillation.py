@@ -27,6 +27,7 @@ from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.training import teaching
 from md4_jax.training.step import init_state, make_train_step
 
 ROWS, V, L = 8, 3, 2
@@ -408,3 +409,18 @@ def test_the_work_of_a_step_counts_the_teacher():
     for objective, passes in ((SDTT(per_step=3), 6), (DCD(), 4), (AnyOrder(), 3)):
         experiment = types.SimpleNamespace(network=net, objective=objective, data=data)
         assert bench.training_flops(experiment, state) == passes * forward
+
+
+def test_a_teacher_of_repeated_rows_has_their_labels():
+    """Rows that are repeated, as for several draws of noise, keep what is bound to them."""
+    made = network(classes=3)
+    params = moved(made.init(jax.random.key(0)), 1)
+    before = {"network": moved(params, 2), "process": Masking(5)}
+    taught = teaching.with_teacher(made, before, jnp.int32(1))
+    denoiser = taught.bind(params, {"label": jnp.asarray([0, 2])}, None)
+    several, times = denoiser.repeated(2), jnp.full(4, 0.5)
+    z = jnp.asarray(np.repeat(TOKENS[:2], 2, axis=0))
+    for one, many in ((denoiser, several), (denoiser.teacher.denoiser, several.teacher.denoiser)):
+        expected = np.repeat(one(TOKENS[:2], times[:2]), 2, axis=0)
+        np.testing.assert_allclose(many(z, times), expected, rtol=1e-5, atol=1e-6)
+    assert int(several.teacher.round) == 1
