@@ -14,7 +14,7 @@ import pytest
 from configs import families
 from md4_jax.auditor import audit
 from md4_jax.auditor.report import numbers, text
-from md4_jax.config import audits
+from md4_jax.config import audits, schema
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.objectives.genmd4 import GenMD4
@@ -28,6 +28,7 @@ from md4_jax.processes.schedules import Clipped, Linear
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Needs, UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
 
 QUICK = (
     "md4, masking", "autoregressive, masking", "four steps, masking", "clipped schedule",
@@ -67,6 +68,15 @@ def bounds() -> list[str]:
         if not (of.needs.gaps or isinstance(make(3), ObservesMasks))
     }
     return [name for name, (of, make) in pairs.items() if of.is_bound(make(3))]
+
+
+@pytest.mark.parametrize("name", ["sdtt", "dcd", "preference"])
+def test_what_learns_from_another_model_is_refused(name):
+    words = {"objective.name": name, "process.name": "uniform" if name == "dcd" else "masking"}
+    config = schema.load_config(str(PACKAGE_ROOT / "configs" / "base.py"), words)
+    said = f"objective.name='{name}' cannot be audited: it learns from another model"
+    with pytest.raises(UserError, match=said):
+        audits.objectives(config)
 
 
 @pytest.mark.parametrize("name", named(bounds()))
