@@ -139,6 +139,7 @@ def test_which_objectives_are_bounds():
         "duo",
         "gidd, clip",
         "gidd, dynamic",
+        "preference",
         "sdtt",
         "sdtt, three steps",
     }
