@@ -20,7 +20,7 @@ KEYS = {
     "data.name": "text", "data.messages_key": "messages", "data.length": 72,
     "tokenizer.name": "bpe", "train.num_steps": 300, "train.batch_size": 16,
     "log.every": 100, "evals.validation.every": 0, "evals.samples.final": False,
-    "checkpoint.every": 0,
+    "checkpoint.every": 0, "network.depth": 2,
 }  # fmt: skip
 ANSWERS = {"hi": "hello", "who": "me"}
 
