@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_networks import SIZES, built
+from tiny_networks import SIZES, perturbed
 
 from md4_jax.networks import vectors
 from md4_jax.networks.transformer import Transformer
@@ -65,8 +65,8 @@ def test_the_mask_of_a_narrow_network_learns_like_that_of_a_wide_one():
     z, t = jnp.full((32, 256), SIZES["vocab_size"]), jnp.linspace(0.1, 1.0, 32)
     found = {}
     for dtype in ("float32", "bfloat16"):
-        _, params = built()
         network = Transformer(**SIZES, dtype=dtype).build()
+        params = perturbed(jax.jit(network.init)(jax.random.key(0)))
 
         def loss(params, network=network):
             return jnp.sum(network.bind(params)(z, t)[..., 0].astype(jnp.float32))
