@@ -29,8 +29,8 @@ class Preference:
     noise adds to both cancels. The mean of the loss is above the loss of the mean margin, by less
     the more draws. This is not a bound and is for training only.
 
-    beta        how little the model may change: the smaller, the more
-    draws       mask patterns of each answer, 2 draws forward passes for both models
+    beta        weight of the change from the start: a smaller one lets the model move further
+    draws       mask patterns of each answer; each model makes 2 draws forward passes for a pair
     supervised  weight of L(chosen), which is added to the loss
     """
 
