@@ -158,8 +158,9 @@ PAIRS.append(("2+2=", "4", "longer"))
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    """A corpus of JSON lines, whose last pair is the test split."""
+def corpus(tmp_path, monkeypatch):
+    """A corpus of JSON lines, whose last pair is the test split; nothing of it is kept yet."""
+    monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
 
     def corpus(*, padding="end_of_text", detokenise=False, **options):
         path = tmp_path / "pairs.jsonl"
