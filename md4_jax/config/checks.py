@@ -260,7 +260,8 @@ def _check_preferences(experiment: Experiment) -> None:
     if objective.needs.preferences and not key:
         raise UserError(
             f"{said} learns from two answers to a prompt: data.rejected_key must name the key of "
-            "the worse one, data.text_key that of the better, and data.prompt_key the prompt's"
+            "the worse one, data.text_key that of the better, and data.prompt_key the prompt's; of "
+            "conversations, data.messages_key names the better one"
         )
     if key and not objective.needs.preferences:
         raise UserError(

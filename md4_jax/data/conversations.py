@@ -8,17 +8,26 @@ import numpy as np
 
 from md4_jax.data import messages, packing
 from md4_jax.data.chat import Chat
-from md4_jax.data.labelled import Padding
+from md4_jax.data.labelled import Padding, check_rejected
 from md4_jax.data.sequences import Rows
 from md4_jax.data.sources.splits import digest
 from md4_jax.protocols import UserError
 
 
 class Spoken(NamedTuple):
-    """Turns of a sequence, none if nothing of it counts, and the place of its conversation."""
+    """Turns of a sequence, none if nothing of it counts, and the place of its conversation.
+
+    rejected  its turns with a worse answer in place of the last one; none if it has none
+    """
 
     turns: Sequence[messages.Turn]
     where: str
+    rejected: Sequence[messages.Turn] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """Returns the texts that are encoded by themselves, those of the worse answer last."""
+        return [text for turn in (*self.turns, *self.rejected) for text in turn]
 
 
 class Conversations:
@@ -27,9 +36,16 @@ class Conversations:
     source  has `conversations(split)`, which yields documents with `messages` and `where`
     chat    the template
     turns   data.turns: which of the assistant's turns count
+
+    UserError for worse answers beside other turns than the last.
     """
 
     def __init__(self, source: Any, chat: Chat, turns: str):
+        if (key := getattr(source, "rejected_key", "")) and turns != "last":
+            raise UserError(
+                f"data.rejected_key={key!r} is of worse answers at the end of a conversation, and "
+                f"data.turns={turns!r} counts others too: set data.turns=last"
+            )
         self._source, self.chat, self._turns = source, chat, turns
 
     def __getattr__(self, name: str) -> Any:
@@ -58,13 +74,17 @@ class Conversations:
             try:
                 made = messages.sequences(self.chat, document.messages, self._turns, ends)
                 found = [*made] or [[]]
+                others = messages.sequences(
+                    self.chat, document.rejected_messages, self._turns, ends
+                )
+                worse = next(others, ())
             except UserError as error:
                 raise UserError(f"{document.where}: {error}") from error
-            yield from (Spoken(turns, document.where) for turns in found)
+            yield from (Spoken(turns, document.where, worse) for turns in found)
 
     def origin(self, split: str, number: int) -> str:
         """Names the place of the conversation that has the text of that number."""
-        places = (one.where for one in self.sequences(split, ()) for _ in range(2 * len(one.turns)))
+        places = (one.where for one in self.sequences(split, ()) for _ in one.texts)
         return next(itertools.islice(places, number, None))
 
 
@@ -76,55 +96,74 @@ def rows(source: Conversations, domain: Any, split: str, length: int, padding: P
     special token is helped out by the tokenizer's end of text, if it has one, at the end of the
     last turn. Longer conversations are cut, shorter ones are padded. One of which nothing that
     counts is left is left out. Both numbers are printed. Conversations are tokenised once and kept
-    on disk.
+    on disk. If the source has worse answers, the rows with these are `rejected`.
 
-    Raises UserError if nothing is left.
+    Raises UserError if nothing is left, and for worse answers whose padding does not count.
     """
+    has_worse = check_rejected(source, padding)
     tokenizer = domain.tokenizer
     described = [source.fingerprint(), tokenizer.to_json(), split, "chat", length, *padding]
     size = max(tokenizer.vocab_size, length + 1, 256)
     pieces = lambda: _pieces(source, tokenizer, split, length, padding)  # noqa: E731
     found = packing.opened(*packing.kept(described, size, split, pieces))
-    found = found.reshape(-1, length + 1 + (length + 7) // 8)
-    return Rows(found[:, :length], lengths=found[:, length], counted=found[:, length + 1 :])
+    stop = length + 1 + (length + 7) // 8
+    found = found.reshape(-1, stop + length * has_worse)
+    return Rows(
+        found[:, :length],
+        lengths=found[:, length],
+        counted=found[:, length + 1 : stop],
+        rejected=found[:, stop:] if has_worse else None,
+    )
 
 
 def _pieces(
     source: Conversations, tokenizer: Any, split: str, length: int, padding: Padding
 ) -> Iterator[np.ndarray]:
-    """Yields rows: `length` tokens, how many of them are no padding, bits of those that count."""
+    """Yields rows: `length` tokens, how many of them are no padding, bits of those that count.
+
+    If there is a worse answer, the `length` tokens with it follow.
+    """
     ends = sorted(source.chat.ends(getattr(tokenizer, "special", ())))
     first, second = itertools.tee(source.sequences(split, ends))
-    texts = (text for one in first for turn in one.turns for text in turn)
+    texts = (text for one in first for text in one.texts)
     encoded = packing.encoded(source, tokenizer, split, texts)
     made = cut = left_out = 0
     for one in second:
-        ids = [next(encoded) for turn in one.turns for _ in turn]
-        counts = np.repeat(np.arange(len(ids)) % 2 == 1, [len(part) for part in ids])
+        row, counts = _row(one.turns, encoded, ends, length, padding)
+        if one.rejected:
+            other, _ = _row(one.rejected, encoded, ends, length, padding)
+            row = np.concatenate([row, other[:length]])
         made, cut = made + 1, cut + (len(counts) > length)
         if counts[:length].any():
-            is_open = not one.turns[-1].answer.endswith(tuple(ends))
-            yield _row(np.concatenate(ids), counts, length, padding, is_open)
+            yield row
         else:
             left_out += 1
     _report(split, length, made, cut, left_out)
 
 
 def _row(
-    ids: np.ndarray, counts: np.ndarray, length: int, padding: Padding, is_open: bool
-) -> np.ndarray:
-    """Returns a row of `_pieces`.
+    turns: Sequence[messages.Turn],
+    encoded: Iterator[np.ndarray],
+    ends: Sequence[str],
+    length: int,
+    padding: Padding,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a row of `_pieces`, and which of all tokens of the turns count.
 
-    is_open: whether the last answer has no end yet
+    encoded: the tokens of each text of the turns; of these as many are taken as there are texts
     """
+    parts = [next(encoded) for turn in turns for _ in turn]
+    ids = np.concatenate([np.zeros(0, int), *parts])
+    spoken = np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
+    is_open = not turns or not turns[-1].answer.endswith(tuple(ends))
     end = padding.end if is_open or padding.counts else ()
     ids = np.concatenate([ids, np.array(end, int)])[:length].astype(int)
-    counts = np.concatenate([counts, np.ones(len(end), bool)])[:length]
+    counts = np.concatenate([spoken, np.ones(len(end), bool)])[:length]
     rest = length - len(ids)
     used = length if padding.counts else len(ids)
     ids = np.pad(ids, (0, rest), constant_values=padding.end[0] if padding.counts else 0)
     counts = np.pad(counts, (0, rest), constant_values=padding.counts)
-    return np.concatenate([ids, [used], np.packbits(counts)])
+    return np.concatenate([ids, [used], np.packbits(counts)]), spoken
 
 
 def _report(split: str, length: int, made: int, cut: int, left_out: int) -> None:

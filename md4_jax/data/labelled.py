@@ -56,6 +56,17 @@ def own_sequences(source: Any) -> bool:
     return any(getattr(source, key, "") for key in keys)
 
 
+def check_rejected(source: Any, padding: Padding) -> bool:
+    """Returns whether a source has worse answers; UserError if their padding does not count."""
+    key = getattr(source, "rejected_key", "")
+    if key and not padding.counts:
+        raise UserError(
+            f"data.rejected_key={key!r} needs data.padding='end_of_text', with which both answers "
+            "to a prompt have the same number of tokens that count"
+        )
+    return bool(key)
+
+
 def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
     """Returns the labels of a training split in the order of their classes.
 

@@ -55,6 +55,33 @@ def _message(where: str, value: Any) -> dict[str, Any]:
     return {"role": ROLES[role], "content": content, **told}
 
 
+def check_answers(
+    where: str, better: tuple[str, Sequence[Any]], worse: tuple[str, Sequence[Any]]
+) -> None:
+    """Raises UserError unless two conversations differ in nothing but an answer at their end.
+
+    better, worse  the key of a conversation in the record, and its messages
+    """
+    for key, told in (better, worse):
+        if len(told) < 2 or told[-1]["role"] != "assistant":
+            raise UserError(
+                f"{where}: the last message of {key!r} is to be compared, and is no answer of the "
+                "assistant to a message before it"
+            )
+    names = f"{better[0]!r} and {worse[0]!r}"
+    if len(better[1]) != len(worse[1]):
+        raise UserError(
+            f"{where}: {names} must be the same up to their last message, and they have "
+            f"{len(better[1])} and {len(worse[1])} messages"
+        )
+    for number, (one, other) in enumerate(zip(better[1][:-1], worse[1], strict=False), 1):
+        if one != other:
+            raise UserError(
+                f"{where}: {names} must be the same up to their last message, and differ in "
+                f"message {number}"
+            )
+
+
 def _shown(item: tuple[Any, Any]) -> str:
     """Names a key of a message; null counts as if it were not there, and is shown."""
     return f"{item[0]} (null)" if item[1] is None else str(item[0])
@@ -113,8 +140,8 @@ def _turns(
 
 def _check_begun(chat: Chat, before: Messages, asked: str, answer: str, said: str) -> None:
     """Raises UserError if the header of an answer would count, as nothing asks for an answer."""
-    begins, _, _ = answer.partition(said)
-    if said and begins.strip() and asked == chat.render(before, answered=False):
+    begins = answer.partition(said)[0] if said else ""
+    if begins.strip() and asked == chat.render(before, answered=False):
         raise UserError(
             f"the chat template begins an answer by {begins.strip()[:40]!r}, and does not write "
             "this where it asks for one (add_generation_prompt), so that a model would have to: "

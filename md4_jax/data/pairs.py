@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.data import packing
-from md4_jax.data.labelled import Padding
+from md4_jax.data.labelled import Padding, check_rejected
 from md4_jax.data.sequences import Rows
 from md4_jax.protocols import UserError
 
@@ -21,6 +21,7 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
 
     Raises UserError if no pair is left, and for worse answers whose padding does not count.
     """
+    has_worse = check_rejected(source, padding)
     tokenizer = domain.tokenizer
     size = max(tokenizer.vocab_size, length + 1)
 
@@ -34,12 +35,7 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
 
     found = of("pairs", lambda: (answer for _, answer in source.pairs(split)))
     rejected = None
-    if getattr(source, "rejected_key", ""):
-        if not padding.counts:
-            raise UserError(
-                f"data.rejected_key={source.rejected_key!r} needs data.padding='end_of_text', with "
-                "which both answers to a prompt have the same number of tokens that count"
-            )
+    if has_worse:
         rejected = of("rejected", lambda: source.rejected(split))[:, :length]
     return Rows(
         found[:, :length], lengths=found[:, length], begins=found[:, length + 1], rejected=rejected

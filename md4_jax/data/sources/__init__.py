@@ -13,8 +13,9 @@ and optionally
     rejected_key       not "" if each of these has a worse one beside it
     rejected(split)    the worse answers, in the same order
     messages_key       not "" if it holds conversations
-    conversations(split)  an object with `messages` and the place `where` for each; a chat template
-                       writes them (data/conversations.py)
+    conversations(split)  an object with `messages` and the place `where` for each, and with
+                       `rejected_messages` if there is a rejected_key; a chat template writes them
+                       (data/conversations.py)
 A source of large text, whose tokens are kept in shards (data/prepare.py), has besides
     title              name of the directory of shards
     is_large, has_documents  whether shards are worth it, and whether splits are of whole documents

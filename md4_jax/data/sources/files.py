@@ -34,8 +34,9 @@ class TextFiles:
                 sequence. "": no labels, and documents are joined
     prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
                 only the answer is noised and counted. "": no prompts
-    rejected_key  likewise of an answer to the prompt that is worse than the text, for
-                objective.name="preference". "": there is none
+    rejected_key  likewise of an answer to the prompt that is worse than the text, or of the same
+                conversation with a worse answer at its end, for objective.name="preference". "":
+                there is none
     messages_key  likewise of a conversation, a list of messages, in place of a text; only what the
                 assistant says is noised and counted. "": no conversations
     validation  fraction of the documents if below 1, otherwise their number
@@ -74,11 +75,6 @@ class TextFiles:
                 raise UserError(
                     f"data.{key}={getattr(self, key)!r} needs data.text_key, the key of the text"
                 )
-        if self.rejected_key and not self.prompt_key:
-            raise UserError(
-                f"data.rejected_key={self.rejected_key!r} is of a worse answer to a prompt: name "
-                "the key of the prompt by data.prompt_key"
-            )
         check_messages(self)
 
     @property
@@ -175,7 +171,7 @@ class TextFiles:
     @property
     def _keys(self) -> Keys:
         if self.messages_key:
-            return Keys("", messages=self.messages_key)
+            return Keys("", messages=self.messages_key, rejected=self.rejected_key)
         return Keys(self.text_key, self.label_key, self.prompt_key, rejected=self.rejected_key)
 
     @property
@@ -225,10 +221,16 @@ def _read(path: Place, keys: Keys) -> Iterator[Document]:
 
 
 def check_messages(source: Any) -> None:
-    """Raises UserError if data.messages_key goes with another key that names the text."""
+    """Raises UserError for keys that exclude each other or lack another, beside messages_key."""
     if not source.messages_key:
+        if source.rejected_key and not getattr(source, "prompt_key", ""):
+            raise UserError(
+                f"data.rejected_key={source.rejected_key!r} is of a worse answer to a prompt or "
+                "in a conversation, and there is neither: name the key of the prompt by "
+                "data.prompt_key, or that of the conversation by data.messages_key"
+            )
         return
-    keys = {"text_key": "text", "label_key": "", "prompt_key": "", "rejected_key": ""}
+    keys = {"text_key": "text", "label_key": "", "prompt_key": ""}
     for key, default in keys.items():
         if (value := getattr(source, key, default)) != default:
             raise UserError(

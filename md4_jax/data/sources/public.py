@@ -36,6 +36,8 @@ class PublicText:
     folder      folder of a data set on the hub whose files are taken; "": the corpus's own, or all
     text_key    key of the text in a JSON line, or column of a Parquet file
     messages_key  likewise of a conversation, in place of a text; see data/conversations.py
+    rejected_key  likewise of the same conversation with a worse answer at its end, for
+                objective.name="preference". "": there is none
     validation  size of a split that the corpus has not itself: a fraction of the training
                 documents if below 1, else their number. None: the field's
     test        likewise; the last documents are test, those before validation
@@ -49,6 +51,7 @@ class PublicText:
     folder: str = ""
     text_key: str = "text"
     messages_key: str = ""
+    rejected_key: str = ""
     validation: float | None = None
     test: float | None = None
     keep_files: bool = True
@@ -85,6 +88,7 @@ class PublicText:
     def content(self) -> str:
         """Returns a hash of the documents, however they are split."""
         key = [self.text_key] if not self.messages_key else ["messages", self.messages_key]
+        key += ["rejected", self.rejected_key] if self.rejected_key else []
         return digest("public", self.dataset, self.facts(), *key)
 
     def facts(self) -> list[list[str | int]]:
@@ -226,7 +230,7 @@ class PublicText:
         """Yields the documents of a file, of an archive those of one section if it is given."""
         keys = formats.Keys(self.text_key)
         if self.messages_key:
-            keys = formats.Keys("", messages=self.messages_key)
+            keys = formats.Keys("", messages=self.messages_key, rejected=self.rejected_key)
         found = formats.read(path, keys)
         if formats.is_new_table(path):  # the recipe of the corpus cuts it into rows
             found = iter([formats.whole(path)])

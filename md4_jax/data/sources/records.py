@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from md4_jax.data.messages import conversation
+from md4_jax.data.messages import check_answers, conversation
 from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -22,6 +22,7 @@ class Document(NamedTuple):
     prompt    value of data.prompt_key; '' without prompts
     rejected  value of data.rejected_key, another answer; '' without
     messages  value of data.messages_key, each {"role": ..., "content": ...}; () without
+    rejected_messages  value of data.rejected_key beside it, the same with another last answer
     member    name in an archive; '' outside of archives
     position  bytes of the file that were read so far, for a display of progress
     """
@@ -34,6 +35,7 @@ class Document(NamedTuple):
     prompt: str = ""
     rejected: str = ""
     messages: tuple[dict[str, Any], ...] = ()
+    rejected_messages: tuple[dict[str, Any], ...] = ()
     member: str = ""
     position: int = 0
 
@@ -66,9 +68,11 @@ class Keys(NamedTuple):
     def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
         """Returns the document of a record, a line or a row; UserError if it lacks a key."""
         if self.messages:
-            check_key(where, record, "messages_key", self.messages)
-            told = conversation(f"{where}: {self.messages!r}", record[self.messages])
-            return Document("", path, number, messages=told)
+            told, other = _messages(where, record, "messages_key", self.messages), ()
+            if self.rejected:
+                other = _messages(where, record, "rejected_key", self.rejected)
+                check_answers(where, (self.messages, told), (self.rejected, other))
+            return Document("", path, number, messages=told, rejected_messages=other)
         label = _label(where, record, self.label) if self.label else ""
         prompt = _text(where, record, "prompt_key", self.prompt) if self.prompt else ""
         text = _text(where, record, "text_key", self.text)
@@ -164,6 +168,13 @@ def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
     if not isinstance(text, str):
         raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
     return without_surrogates(text)
+
+
+def _messages(
+    where: str, record: dict[str, Any], option: str, key: str
+) -> tuple[dict[str, Any], ...]:
+    check_key(where, record, option, key)
+    return conversation(f"{where}: {key!r}", record[key])
 
 
 def _label(where: str, record: dict[str, Any], key: str) -> str | int:
