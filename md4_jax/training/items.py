@@ -97,6 +97,8 @@ OTHER_SHAPE = "it has an array of shape {1} where this program's network has one
 # What orbax says of an item that lacks an array that is asked for.
 NAMES = "tree structures do not match"
 OTHER_NAMES = "it lacks an array that this program's network has. "
+# What the system says of a disk without room; which one it is, the caller's sentence tells.
+FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def reason(error: Exception) -> str:
@@ -109,5 +111,7 @@ def reason(error: Exception) -> str:
         return OTHER_SHAPE.format(*shapes.groups()) + OTHER_VERSION
     if NAMES in text:
         return OTHER_NAMES + OTHER_VERSION
-    # TensorStore names files first, and what the system said, such as a full disk, last.
+    if full := next((said for said in FULL if said in text), None):
+        return full
+    # TensorStore names files first, and what the system said last.
     return text if len(text) <= 300 else f"{text[:120]} ... {text[-175:]}"

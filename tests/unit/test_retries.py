@@ -125,15 +125,15 @@ def test_tensorboard_ends_alone(tmp_path, monkeypatch):
 def test_the_system_has_the_last_word():
     """TensorStore says why at the end of a long sentence about files."""
     file = "/home/somebody/runs/mine/checkpoints/3.orbax-checkpoint-tmp/ema.orbax-checkpoint-tmp"
-    said = items.reason(
-        ValueError(
-            f'RESOURCE_EXHAUSTED: Error writing "network/head/kernel" in database at "{file}": '
-            f'Failed writing: "{file}/d/387f9b8abcae8b088b05202123db0e8b": Failed to write 2129473 '
-            "bytes to file 7: No space left on device [os_error_code='28']"
-        )
+    words = (
+        f'UNKNOWN: Error writing "network/head/kernel" in database at "{file}": Failed writing: '
+        f'"{file}/d/387f9b8abcae8b088b05202123db0e8b": Failed to write 2129473 bytes to file 7: '
     )
-    assert said.startswith("RESOURCE_EXHAUSTED: Error writing") and len(said) == 300
-    assert said.endswith("No space left on device [os_error_code='28']")
+    said = items.reason(ValueError(words + "Input/output error [os_error_code='5']"))
+    assert said.startswith("UNKNOWN: Error writing") and len(said) == 300
+    assert said.endswith("Input/output error [os_error_code='5']")
+    for full in ("No space left on device", "Disk quota exceeded"):
+        assert items.reason(ValueError(f"{words}{full} [os_error_code='28']")) == full
 
 
 def test_no_memory_is_said(tmp_path):
