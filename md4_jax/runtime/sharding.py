@@ -195,10 +195,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(BATCH_AXES))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, P())
-
-
 def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
     """Constrains the sharding of an activation on the mesh in use; the identity without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
