@@ -57,23 +57,11 @@ def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process
     assert isinstance(objective.is_bound(process), bool)
 
 
-@every_pair
-def test_a_row_does_not_depend_on_its_neighbours(objective, make_process):
-    process = make_process(vocab_size=2)
-    whole, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
-    rows = np.array([7, 2, 9])
-    part, _ = objective(
-        TABLE, process, exact.batch_of(TOKENS[rows]), jnp.asarray(U[rows]), KEYS[rows]
-    )
-    np.testing.assert_array_equal(part, whole[rows])
-
-
 @every_objective
 @pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, id="float32"), BFLOAT16])
-@pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
-def test_the_ends_of_the_unit_interval_are_finite(objective, u, dtype):
+def test_the_ends_of_the_unit_interval_are_finite(objective, dtype):
     """Losses and gradients, also where the network computes in bfloat16."""
-    u = jnp.full(ROWS, u, jnp.float32)
+    u = jnp.asarray(np.repeat([0.0, 1.0 - 2.0**-24], ROWS // 2), jnp.float32)
     for make_process in [make for other, make in exact.FITTING.values() if other is objective]:
         process = make_process(vocab_size=2)
 
@@ -101,7 +89,7 @@ def told(labels) -> Denoiser:
 
 @every_pair
 def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
-    """Also where an objective sends several noised copies of a sequence through the network."""
+    """The loss of a row does not depend on other rows, however often each of them is noised."""
     process, labels = make_process(vocab_size=2), jnp.arange(1.0, ROWS + 1)
     whole, _ = objective(told(labels), process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
     rows = np.array([7, 2, 9])
