@@ -191,7 +191,7 @@ def trained_on(folder, tmp_path, keys) -> Path:
     text.write_text("abcdefghijk" * 400)
     keys = {
         "train.num_steps": 2, "train.batch_size": 2, "optim.warmup_steps": 0, "log.every": 1,
-        "evals.validation.every": 0, "evals.test.limit": 2, "evals.samples.final": False,
+        "evals.validation.every": 0, "evals.test.final": False, "evals.samples.final": False,
         "data.path": text, **keys,
     }  # fmt: skip
     flags = ["--mode", "import", "--from", str(folder), "--workdir", str(run)]

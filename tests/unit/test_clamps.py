@@ -60,12 +60,14 @@ def cases() -> dict:
 
 
 def marked() -> list:
-    """Those without masks are slow, for their number, and of some processes left to campaigns."""
+    """Those without masks are slow, for their number, and variants are left to campaigns."""
     marks = {"masking": [], "transition": pytest.mark.campaign, "rates": pytest.mark.campaign}
-    return [
-        pytest.param(*case, id=name, marks=marks.get(name.partition(",")[0], pytest.mark.slow))
-        for name, case in cases().items()
-    ]
+
+    def mark(name: str):
+        is_variant = name.count(",") > 1  # another parametrisation, for example
+        return pytest.mark.campaign if is_variant else marks.get(name.partition(",")[0], [])
+
+    return [pytest.param(*case, id=name, marks=mark(name)) for name, case in cases().items()]
 
 
 def user(seed: int, *, grows: bool = False):

@@ -86,11 +86,8 @@ def drawn(trained_on: str, name: str, loop, steps=24, **options):
     return out.tokens
 
 
-# One sampler for each kind of noise; the others are of campaigns.
-ORDINARY = {
-    ("masking", "ancestral"): [],
-    ("uniform", "tweedie"): pytest.mark.slow,
-}
+# The others are of campaigns.
+ORDINARY = {("masking", "ancestral"): []}
 
 
 def marked():

@@ -65,8 +65,15 @@ def after(shifted: bool, step: Confidence, x: tuple, b: int, state: tuple) -> di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [Confidence(), Confidence(rule="threshold", limit=0.6)])
-@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize(
+    "shifted, step",
+    [
+        (False, Confidence()),
+        (True, Confidence(rule="threshold", limit=0.6)),
+        pytest.param(True, Confidence(), marks=pytest.mark.campaign),
+        pytest.param(False, Confidence(rule="threshold", limit=0.6), marks=pytest.mark.campaign),
+    ],
+)
 def test_the_law_of_samples(shifted, step):
     """Each step draws all masks of the block and keeps the surest: chi-squared, p > 1e-4."""
     expected = np.zeros((V,) * L)

@@ -192,11 +192,12 @@ def test_ids_of_several_ends(tmp_path):
 @pytest.mark.parametrize(
     "name, keys",
     [
-        ("dream", {}), ("qwen2", BLOCKS),
+        ("dream", {}),
         *(
             pytest.param(*case, marks=pytest.mark.campaign)
             for case in (
-                ("qwen2", {}), ("llama", BLOCKS), ("qwen3", ADAPTED), ("sdar", {}),
+                ("qwen2", BLOCKS), ("qwen2", {}), ("llama", BLOCKS), ("qwen3", ADAPTED),
+                ("sdar", {}),
                 ("qwen3moe", BLOCKS | {"network.shifted": False, "network.balance": 0.01}),
             )
         ),

@@ -296,7 +296,7 @@ def test_one_round_keeps_its_teacher():
     "objective, process",
     [
         (SDTT(steps=8), Masking(5, LogLinear(1e-3), "sigma")),
-        (DCD(steps=8, low=-2.7, high=1.6), Uniform(5)),
+        pytest.param(DCD(steps=8, low=-2.7, high=1.6), Uniform(5), marks=pytest.mark.campaign),
     ],
 )
 def test_microbatches_change_nothing(objective, process):

@@ -168,7 +168,7 @@ def steps(objective, count, microbatches=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.campaign), 2])
+@pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_the_curriculum_ends_with_its_step(microbatches):
     """Two steps of its loss, and then one of the bound, as if that had been the objective."""
     mixed, _ = steps(Duo(until=2), 3, microbatches)

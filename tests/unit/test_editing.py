@@ -153,7 +153,9 @@ def test_llada21_has_the_network_of_llada2(llada21):
     np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :123], atol=1e-5)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize(
+    "number", [0, 3, *(pytest.param(n, marks=pytest.mark.campaign) for n in (1, 2))]
+)
 def test_the_tokens_that_llada21_s_sampler_draws(number, llada21):
     """Six tokens are given, two of which are in a block that goes on; 14 are drawn."""
     told = json.loads((INSTANCES / "llada21.json").read_text())[number]

@@ -23,7 +23,7 @@ def folders(tmp_path_factory):
     return {name: peer_folder(directory, name) for name in ("lladamoe", "llada2")}
 
 
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.campaign)])
 def test_llada_moe_answers_what_its_code_answers(scan, folders):
     model = md4_jax.load(folders["lladamoe"], {"network.scan_blocks": scan})
     told = answers("lladamoe")
@@ -41,7 +41,7 @@ def test_llada_moe_answers_what_its_code_answers(scan, folders):
     assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
 
 
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_llada2_answers_what_its_code_answers(scan, folders):
     """A noisy block after clean ones, in one pass over both halves and with a cache of these."""
     model = md4_jax.load(folders["llada2"], BLOCK | {"network.scan_blocks": scan})

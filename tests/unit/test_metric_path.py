@@ -218,8 +218,20 @@ def test_it_is_a_bound_where_beta_ends():
     np.testing.assert_allclose(parts["reconstruction"], ends, rtol=1e-9)
 
 
-@pytest.mark.parametrize("rate", ["integrated", "frozen"])
-@every_case
+# The rate of each process in an ordinary run; the other one is of campaigns.
+RATES = dict(ordered="integrated", squares="frozen", table="integrated", mixture="frozen")
+
+
+@pytest.mark.parametrize(
+    "process, rate",
+    [
+        pytest.param(
+            CASES[name], rate, id=f"{name}, {rate}", marks=[pytest.mark.campaign] * (rate != own)
+        )
+        for name, own in RATES.items()
+        for rate in ("integrated", "frozen")
+    ],
+)
 def test_samples_have_the_law_of_the_steps(process, rate):
     grid, count = np.float32([0.0, 0.3, 0.6, 1.0]), 30_000
     right, z = np.full(9, 1 / 9), jnp.asarray(ALL)

@@ -53,7 +53,15 @@ def outcome(config, key, value):
 
 
 @pytest.mark.parametrize(
-    "name", ["base.py", "digits.py", "imagenet64.py", "cifar10.py", "d3pm_text8.py:uniform"]
+    "name",
+    [
+        "base.py",
+        "digits.py",
+        *(
+            pytest.param(name, marks=pytest.mark.campaign)
+            for name in ("imagenet64.py", "cifar10.py", "d3pm_text8.py:uniform")
+        ),
+    ],
 )
 def test_numbers_are_accepted_or_refused_with_their_key(name):
     config = schema.load_config(str(PACKAGE_ROOT / "configs" / name), {"mesh.data": "1"})

@@ -105,7 +105,13 @@ def test_the_quick_path_says_the_same(most, packed):
     np.testing.assert_allclose(found, h, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("step", [Ancestral(), Confidence()], ids=["ancestral", "confidence"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(Ancestral(), id="ancestral"),
+        pytest.param(Confidence(), id="confidence", marks=pytest.mark.campaign),
+    ],
+)
 def test_samples_are_the_same_with_and_without_the_quick_path(step):
     network, params = built(Partition, depth=2)
     process, keys = Masking(V), exact.keys_for(3, 2)
