@@ -7,10 +7,14 @@ from importlib.metadata import version
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "")
-# XLA's older way to make code of fused operations compiles in two thirds of the time. Later
-# versions do not have it, and end at once where they are asked for it.
+# XLA's older way to make code of fused operations compiles in two thirds of the time, and whole
+# programs compile in 0.87 of the time of programs cut into 32 parts (median of 8 pairs of runs,
+# 0.78 to 0.94). Later versions may lack an option, and end at once where they are asked for it.
 if version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
+# The workers share the cores already; numpy's threads would wait for work, and use them up.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import pytest

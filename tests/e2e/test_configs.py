@@ -85,6 +85,8 @@ ALIKE = (
     "configs/sedd_owt.py:absorb", "configs/text8_fast.py", "configs/text8_gpu.py",
     "configs/text8_tables.py",  # quickstart.py has tables too
     "configs/image_families.py:md4",
+    "configs/digits.py",  # test_images.py trains it
+    "configs/fineweb_edu.py", "configs/sedd_owt.py:uniform",
     "configs/sdtt_owt.py",  # test_distil.py trains a student by this objective
 )  # fmt: skip
 

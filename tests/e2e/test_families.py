@@ -120,6 +120,7 @@ def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     assert exact["bits_per_token"] == pytest.approx(bound, abs=0.2)
 
 
+@pytest.mark.campaign
 def test_a_model_of_clean_text_is_sampled_by_metropolis(run, tmp_path):
     clean = ("objective.form=matching", "objective.time=0.0")
     own = (*clean, "sample.name=metropolis", "sample.proposals=3")

@@ -226,6 +226,7 @@ def test_looking_changes_nothing(sample):
     assert not [key for key in plain.numbers if "judge" in key]
 
 
+@pytest.mark.campaign
 def test_genmd4_also_draws_its_powers(run, tiny, tmp_path, sample):
     words = ("process.name=state_dependent", "objective.name=genmd4", "optim.warmup_steps=1")
     more = [f"--config.{word}" for word in (*words, "evals.validation.every=0")]

@@ -177,8 +177,9 @@ def sizes(tree) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("dtype, scan", [("float32", True), ("bfloat16", False)])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name, dtype, scan", [("adamw", "float32", True), ("muon", "bfloat16", False)]
+)
 def test_steps_move_the_adapters_alone(name, dtype, scan):
     """What is frozen stays bit for bit, has one copy, and no part in average and optimizer."""
     options = dataclasses.replace(ADAPTED, parameters=dtype, scan_blocks=scan)

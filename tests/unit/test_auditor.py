@@ -37,7 +37,7 @@ QUICK = (
 # Variants of others, which are among the quick or slow tests.
 VARIANTS = (
     "along_order, masking", "score_entropy, uniform, mixture", "uniform_elbo, uniform, mixture",
-    "d3pm, uniform", "d3pm, uniform, mixture", "d3pm, transition, mixture",
+    "d3pm, uniform", "d3pm, transition", "d3pm, uniform, mixture", "d3pm, transition, mixture",
     "d3pm, transition, absorbing", "ctmc, rates, absorbing", "ctmc, rates, gaussian",
     "ctmc, rates, mixture", "blocks of one, masking", "a time for each block, masking",
     "bits for nats", "any_order, masking", "lambda_dce, masking", "md4_discrete, masking",

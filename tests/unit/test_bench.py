@@ -70,6 +70,7 @@ def test_block_diffusion_computes_what_its_mask_allows(length, block, most, shif
     assert 1.0 - 1e-6 <= scores / allowed <= most + 0.01
 
 
+@pytest.mark.campaign
 def test_a_step_of_a_unet_counts_its_convolutions():
     """Forward, gradients of the pixels, and those of the weights with 16 of 36 products."""
     images = {

@@ -122,7 +122,7 @@ def test_arrays_that_are_not_known_are_refused(tmp_path):
     "name, keys",
     [
         pytest.param("lladamoe", {"network.balance": 0.01}, marks=pytest.mark.campaign),
-        ("llada2", BLOCK),
+        pytest.param("llada2", BLOCK, marks=pytest.mark.campaign),
     ],
 )
 def test_training_goes_on(name, keys, folders, tmp_path):

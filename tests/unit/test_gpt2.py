@@ -271,7 +271,7 @@ def test_adapters_of_peft_are_refused(folders, tmp_path):
     "name, keys",
     [
         pytest.param("gpt2", ADAPTED, marks=pytest.mark.campaign),
-        ("gpt2", {}),
+        pytest.param("gpt2", {}, marks=pytest.mark.campaign),
         pytest.param("diffugpt", {}, marks=pytest.mark.campaign),
     ],
 )

@@ -198,7 +198,7 @@ def test_block_diffusion_is_refused(folder):
         md4_jax.load(folder, {"objective.name": "block", "objective.block": 4})
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_training_goes_on(folder, tmp_path):
     model = md4_jax.load(trained_on(folder, tmp_path, {"network.embedding_dropout": 0.1}))
     again = md4_jax.load(model.export(tmp_path / "exported"))

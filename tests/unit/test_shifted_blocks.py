@@ -104,10 +104,12 @@ SURE = Confidence(rule="threshold", limit=0.4)
 @pytest.mark.parametrize(
     "shifted, step, cached",
     [
-        (True, SURE, True), (False, SURE, True),
+        (True, SURE, True),
         *(
             pytest.param(*case, marks=pytest.mark.campaign)
-            for case in ((True, Ancestral(), True), (True, Confidence(), False))
+            for case in (
+                (False, SURE, True), (True, Ancestral(), True), (True, Confidence(), False),
+            )
         ),
     ],
 )  # fmt: skip
