@@ -9,8 +9,9 @@ A new one is a file here and a line below. It is a frozen dataclass of its optio
     run(experiment, params, context) -> {name: number}, JSON; see context.py
 
 and optionally check(experiment, key), which raises UserError for options that do not fit the
-experiment. The key is evals.NAME, the name of the section in the config. --evals KIND runs a
-kind without a section with its default options.
+experiment, and opened(key, corpus_of), which reads data of its own, before training begins too.
+The key is evals.NAME, the name of the section in the config. --evals KIND runs a kind without a
+section with its default options.
 """
 
 from md4_jax.evals.frechet import FrechetDistance

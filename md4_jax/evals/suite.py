@@ -48,13 +48,15 @@ class Suite:
     def sizes(self, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
         """Tokenises the evaluators' data: {(name, split): size}.
 
-        UserError if it is too short, or if a judge is not there.
+        UserError if it is too short or cannot be read, or if a judge is not there.
         """
         found = {}
         for name in names:
             evaluator = self._experiment.evals[name]
             if hasattr(evaluator, "check_source"):
                 evaluator.check_source(f"evals.{name}", self._run_of.is_causal)
+            if hasattr(evaluator, "opened"):
+                evaluator.opened(f"evals.{name}", self._corpus)
             if evaluator.needs_data:
                 try:
                     corpus = self._corpus(evaluator.data)

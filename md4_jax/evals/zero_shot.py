@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -107,8 +107,7 @@ class ZeroShot:
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound of each set in all units and prints them; writes zero_shot.json."""
         results, manifests = {}, {}
-        corpora = {name: self._corpus(name, context) for name in self.chosen}  # all are there
-        for name, corpus in corpora.items():
+        for name, corpus in self.opened(f"evals.{context.name}", context.corpus).items():
             bound = self._bound(name)
             sequences = bound.sequences(experiment)
             batches = corpus.eval_batches(
@@ -125,18 +124,25 @@ class ZeroShot:
             context.say(f"{context.name}: {context.workdir / FILE}")
         return results
 
-    def _corpus(self, name: str, context: Context) -> Corpus:
-        """Opens a set; UserError if its split has no text."""
-        corpus, split = context.corpus(self._changes(name)), self._bound(name).split
-        try:
-            corpus.sizes([split])
-        except UserError as error:
-            raise UserError(
-                f"evals.{context.name}: {name}{f' in {self.path}/{name}' if self.path else ''}: "
-                f"{error}. Add the file of its {split} split, leave {name} out of sets, or choose "
-                f"another split by evals.{context.name}.split"
-            ) from error
-        return corpus
+    def opened(
+        self, key: str, corpus_of: Callable[[Mapping[str, Any]], Corpus]
+    ) -> dict[str, Corpus]:
+        """Tokenises all sets, downloads those that are missing; UserError for one without text.
+
+        key: the evaluator in the config, for the error
+        """
+        found = {name: corpus_of(self._changes(name)) for name in self.chosen}
+        for name, corpus in found.items():
+            split = self._bound(name).split
+            try:
+                corpus.sizes([split])
+            except UserError as error:
+                raise UserError(
+                    f"{key}: {name}{f' in {self.path}/{name}' if self.path else ''}: {error}. Add "
+                    f"the file of its {split} split, leave {name} out of sets, or choose another "
+                    f"split by {key}.split"
+                ) from error
+        return found
 
     def _changes(self, name: str) -> dict[str, Any]:
         """Returns the keys of the section `data` that differ from the run's."""

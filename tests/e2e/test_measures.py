@@ -54,7 +54,7 @@ def test_the_profile_gives_the_optimal_grid(run, refused, own):
         assert ended.code == 0 and last(ended.out)["network_evaluations"] <= 4
 
 
-def test_zero_shot(run, refused, own, tmp_path):
+def test_zero_shot(run, refused, own, tiny, tmp_path):
     for name, file, text in (
         ("ptb", "ptb.valid.txt", " the firm 's shares rose \n they fell \n" * 9),
         ("lambada", "lambada_test.jsonl", '{"text": "He said go"}\n' * 9),
@@ -88,6 +88,11 @@ def test_zero_shot(run, refused, own, tmp_path):
     assert f"zero_shot: ptb in {tmp_path}/ptb: the test split has 0 tokens" in said
     assert "choose another split by evals.zero_shot.split" in said
     assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
+    # A run that is to end with it says so before it trains.
+    new = ("--config", tiny, "--workdir", tmp_path / "new", *given)
+    new += ("--config.evals.zero_shot.final=True", "--config.evals.zero_shot.split=test")
+    assert "evals.zero_shot: ptb" in refused(*new)
+    assert not (tmp_path / "new" / "metrics.jsonl").exists()
 
 
 @pytest.mark.slow
