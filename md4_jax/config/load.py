@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
 FREE += PLACES
 # Keys that may be others where a run is not trained on.
 OF_USE = ("network.parameters",)
+MOST_OWNERS = 3  # that an error names
 # Sections of an evaluator that the command line may add.
 OF_EVALUATORS = ("data", "objective", "features")
 
@@ -123,10 +124,19 @@ def merged(section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return {**{key: value for key, value in section.items() if key in of_all}, **changes}
 
 
-def unknown(what: str, name: str, known: list[str]) -> UserError:
-    """Makes the error for an unknown name, which lists the known ones and suggests one."""
+def unknown(
+    what: str, name: str, known: list[str], choice: str = "", owners: Sequence[str] = ()
+) -> UserError:
+    """Makes the error for an unknown name, which lists the known ones and suggests one.
+
+    owners: values of the key `choice` with which the name would be known
+    """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
+    if owners:
+        more = " and others" if len(owners) > MOST_OWNERS else ""
+        named = ", ".join(map(repr, owners[:MOST_OWNERS]))
+        hint = f", which belongs to {choice}={named}{more}."
     return UserError(f"unknown {what} {name!r}{hint} Known: {', '.join(sorted(known))}")
 
 

@@ -219,7 +219,8 @@ def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> Non
             raise UserError(f"{nested} must be a section (a dict), not {value!r}")
     elif key not in known or key in SUPPLIED:
         takes = [*known, *(["name"] if has_name(path) else [])]
-        raise unknown(f"key in {path}", key, takes)
+        owners = [n for n in REGISTRIES.get(kind(path), ()) if key in arguments_of(path, n)]
+        raise unknown(f"key in {path}", key, takes, f"{path}.name", owners)
     elif isinstance(value, int) and key != "seed" and abs(value) >= TOO_LARGE:
         raise UserError(f"{nested} must be below {TOO_LARGE}, not {value}")
     elif isinstance(value, float) and not math.isfinite(value):

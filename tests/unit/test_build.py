@@ -210,7 +210,9 @@ def test_a_wrong_type_is_refused_for_every_key(key):
         ("train", 3, r"train must be a section \(a dict\), not 3"),
         ("train", DROP, "the config has no section 'train'; start from configs/base.py"),
         ("trian", {}, "unknown config section 'trian'; did you mean 'train'"),
-        ("network__vocab_size", 5, "unknown key in network 'vocab_size'"),
+        ("network__vocab_size", 5, "unknown key in network 'vocab_size'; did you mean"),
+        ("sample__kappa", 0.5, "'kappa', which belongs to sample.name='psi'. Known: "),
+        ("network__channels", 8, "which belongs to network.name='unet', 'uvit'. Known: "),
     ],
 )
 def test_a_wrong_value(key, value, words):
@@ -228,7 +230,7 @@ def test_the_data_of_an_evaluator_is_checked_as_the_data_it_would_be():
     schema.check_keys(changed(evals__test__data=data))
     for values, words in (
         (dict(pth="FILE"), "evals.test: unknown key in data 'pth'; did you mean 'path'"),
-        (dict(test=0.5), "evals.test: unknown key in data 'test'"),  # of text files, not of text8
+        (dict(test=0.5), "evals.test: unknown key in data 'test', .* data.name='text', .* and oth"),
         (dict(name="txt"), "evals.test: unknown data.name 'txt'; did you mean 'text"),
         (dict(length="long"), "evals.test: data.length must be a whole number, not 'long'"),
     ):
