@@ -148,8 +148,8 @@ def test_padding_has_no_stratum():
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
-@pytest.mark.parametrize("family", ["udlm", "d3pm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [pytest.param("udlm", marks=pytest.mark.campaign), "d3pm"])
 def test_intervals_hold_the_bound(family, tool):
     """100 repetitions: 95% within 4 standard errors of a share, 8.7; new and equal sequences."""
     found = tool.measured(*tool.FAMILIES[family], repeats=100, draws=1, plain=False)
