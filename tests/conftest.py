@@ -68,10 +68,24 @@ def pytest_addoption(parser):
     parser.addoption("--campaign", action="store_true", help="also the longest tests")
 
 
+def spread(items):
+    """Yields what `cases(n)` leaves to campaigns: all but n cases of a test, evenly spread."""
+    grids = {}
+    for item in items:
+        if item.get_closest_marker("cases") and not item.get_closest_marker("campaign"):
+            grids.setdefault((item.path, item.originalname), []).append(item)
+    for grid in grids.values():
+        (number,) = grid[0].get_closest_marker("cases").args
+        kept = {(2 * i + 1) * len(grid) // (2 * number) for i in range(number)}
+        yield from (item for i, item in enumerate(grid) if i not in kept)
+
+
 def pytest_collection_modifyitems(config, items):
     """Leaves out the tests of campaigns, which take hours together, unless asked for."""
     if config.getoption("--campaign"):
         return
+    for item in spread(items):
+        item.add_marker("campaign")
     left_out = [item for item in items if item.get_closest_marker("campaign")]
     items[:] = [item for item in items if not item.get_closest_marker("campaign")]
     config.hook.pytest_deselected(items=left_out)

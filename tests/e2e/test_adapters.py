@@ -59,6 +59,7 @@ def test_training_learns_and_leaves_the_base(tuned, published):
     assert np.asarray(found["kernel"]).tobytes() == np.asarray(expected["kernel"]).tobytes()
 
 
+@pytest.mark.campaign
 def test_a_resumed_run_ends_bit_for_bit_the_same(tuned, tmp_path):
     again = tmp_path / "again"
     shutil.copytree(tuned, again)

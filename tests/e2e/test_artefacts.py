@@ -82,7 +82,7 @@ def test_the_picture(trained):
     assert len({pixels[i * stride : (i + 1) * stride] for i in range(height)}) > 100
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_run_too_short_to_log_says_so(run, tiny, tmp_path):
     words = (
         "train.num_steps=2",
@@ -181,6 +181,7 @@ def test_eval_adds_its_result_and_changes_nothing_else(copy, run, tiny, snapshot
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.cases(1)
 def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, trained):
     """One sequence of what is left over included; the draws differ, so the values nearly agree."""
     config = schema.load_config(str(tiny), {})
@@ -202,7 +203,7 @@ def test_the_whole_split_is_evaluated_for_any_batch_size(split, run, tiny, train
         assert abs(result["nats_per_token"] - found[64]["nats_per_token"]) < 4 * error
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_more_draws_have_a_smaller_error(run, tiny, trained, evaluated):
     ended = run(
         *("--config", tiny, "--workdir", trained, "--mode", "eval", "--config.evals.test.draws=4"),
@@ -272,7 +273,7 @@ def test_what_changes_a_sample(sample):
     assert all(len(row["tokens"]) == 24 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_temperature_zero_is_the_most_likely_token(sample):
     """With one step every position is the mode of the same first distribution."""
     zero, _ = sample("num=3", "steps=1", "temperature=0")
@@ -301,7 +302,7 @@ def documents(path, count: int) -> None:
             file.write(json.dumps({"text": text}) + "\n")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("separate", [pytest.param(False, marks=pytest.mark.campaign), True])
 def test_documents_of_bytes(separate, run, tiny, tmp_path, rows):
     documents(tmp_path / "some.jsonl", 100)

@@ -54,6 +54,7 @@ def test_back_to_a_step_at_another_rate(copy, run, refused, rows, snapshot, monk
     assert saved(copy / "abandoned_checkpoints") == [28, 30]
 
 
+@pytest.mark.campaign
 def test_killed_while_it_goes_back(copy, run, monkeypatch):
     """The next command finishes it, whatever it is."""
     move, moved = "md4_jax.training.back.move", []

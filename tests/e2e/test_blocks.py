@@ -45,6 +45,7 @@ def evaluate(run, at, *assignments) -> dict:
     return said(run(*at, "--mode", "eval", *flags))
 
 
+@pytest.mark.campaign
 def test_the_same_run_is_evaluated_by_blocks_of_any_size(run, at):
     """Blocks of one are exact for a time-free network: other draws change nothing. Over all orders
     blocks of four are exact too, and below their bound."""
@@ -165,6 +166,7 @@ def test_a_mistake_is_named_with_its_numbers(assignments, words, tiny, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.campaign
 def test_a_clipped_schedule_trains_and_is_not_printed_as_a_bound(run, tiny, tmp_path):
     """The reported number is that of all shares of masks, of the same blocks."""
     clipped = ("draws=times", "low=0.3", "high=0.8")

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
     "kills, of_pairs, disks, steps",
     [(1, 0, 0, 12), pytest.param(56, 14, 4, 120, marks=pytest.mark.campaign)],
 )
+@pytest.mark.campaign
 def test_a_campaign(kills, of_pairs, disks, steps, tiny, tmp_path):
     words = ["--directory", tmp_path / "runs", "--kills", kills, "--pairs", of_pairs]
     words += ["--disks", disks, "--steps", steps, "--seed", 1]

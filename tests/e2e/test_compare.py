@@ -40,6 +40,7 @@ def test_a_table_at_equal_steps_and_time_and_no_run_twice(environment, tmp_path)
     assert logs == sorted((p.name, p.stat().st_mtime_ns) for p in tmp_path.glob("*.log"))
 
 
+@pytest.mark.campaign
 def test_speed_alone_says_which_family_a_vocabulary_is_too_large_for(environment, tmp_path):
     extra = [*SMALL, "--config.bench.random_tokens=3000"]
     words = ("--families", "any_order,tauldr_uniform", "--speed")

@@ -49,7 +49,7 @@ def test_each_step_is_compiled_once_in_a_run(made, run, tiny, tmp_path, monkeypa
     assert ahead == ["train_step", "run"]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_and_once_in_a_run_that_is_resumed(made, run, tiny, tmp_path):
     at = ("--config", tiny, "--workdir", tmp_path)
     assert run(*at, "--config.train.seconds=1e-6").code == 0

@@ -63,6 +63,7 @@ def test_a_run_answers_as_the_assistant_did(tiny, talks, tmp_path, capsys):
     assert main.run(["--workdir", str(run), "--mode", "eval"]) == 0
 
 
+@pytest.mark.campaign
 def test_an_imported_run_takes_the_template_that_it_is_told(talks, tmp_path, capsys):
     """Of a chat model its own, unless data.chat_template names another."""
     folder, other = chat_folder(tmp_path), tmp_path / "other.jinja"

@@ -96,6 +96,7 @@ def intact(exp, trained, scratch):
         *(pytest.param(k, marks=pytest.mark.campaign) for k in ("empty", "deleted")),
     ],
 )
+@pytest.mark.cases(1)
 def test_each_kind_of_file(damage, exp, trained, intact, tmp_path):
     """Either the file is not needed and every byte is read, or the checkpoint before is taken."""
     fell_back = set()
@@ -156,6 +157,7 @@ def test_training_goes_on_from_the_checkpoint_before(copy, run, tiny, trained, s
 
 
 @pytest.mark.parametrize("mode", ["eval", "sample"])
+@pytest.mark.cases(1)
 def test_reading_modes_take_the_one_before_and_change_nothing(mode, copy, run, tiny, snapshot):
     break_all(newest_data(copy))
     before = snapshot(copy / "checkpoints")
@@ -178,6 +180,7 @@ def test_no_checkpoint_can_be_read(mode, copy, refused, tiny, snapshot):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "sample"])
+@pytest.mark.cases(1)
 def test_a_tokenizer_cut_short(mode, copy, refused, run, tiny, snapshot, same_run, trained):
     kept = copy / "tokenizer.json"
     cut(kept)
@@ -222,6 +225,7 @@ def test_a_run_is_not_resumed_on_another_text(of_a_file, refused, run, snapshot)
     assert run(*arguments).code == 0
 
 
+@pytest.mark.campaign
 def test_a_checkpoint_without_a_fingerprint_is_resumed(of_a_file, run, monkeypatch):
     text, _, arguments = of_a_file
     read = Checkpoints.restore
@@ -237,6 +241,7 @@ def test_a_checkpoint_without_a_fingerprint_is_resumed(of_a_file, run, monkeypat
     assert run(*arguments).code == 0
 
 
+@pytest.mark.campaign
 def test_kept_tokens_that_are_damaged_are_made_again(copy, run, tiny, scratch, trained, same_run):
     shutil.rmtree(copy / "checkpoints" / "30")
     for file in (scratch / "cache" / "tokens").glob("train-*"):
@@ -366,6 +371,7 @@ def test_too_many_in_a_row_stop_the_run(poisoned, run, tiny, tmp_path, arrays, r
     assert arrays(workdir)["skipped"] == 5  # of the 21 steps in the checkpoint
 
 
+@pytest.mark.campaign
 def test_a_learning_rate_that_diverges(run, tiny, tmp_path, arrays):
     """Whatever it does to the loss, what is saved stays finite."""
     workdir = tmp_path / "run"

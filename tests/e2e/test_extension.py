@@ -46,7 +46,7 @@ def test_what_a_run_names_is_imported_if_it_is_trusted(sums, run, refused, mode,
     assert json.loads(ended.out.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_hybrid_noise_trains_by_a_bound_of_the_package(run, scratch):
     """D3PM's bound and ancestral sampling know nothing of the process but its methods."""
     words = (*FEW, "objective.name=d3pm", "objective.timesteps=50", "sample.name=ancestral")

@@ -76,6 +76,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("family", EVERY)
+@pytest.mark.cases(1)
 def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
     workdir = tmp_path / "run"
     ended = run(*words(family), "--workdir", workdir)
@@ -104,6 +105,7 @@ def test_each_trains_evaluates_and_samples(family, run, rows, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["random", "left_to_right"])
+@pytest.mark.cases(1)
 def test_a_masked_model_is_evaluated_along_an_order(order, run, tmp_path):
     workdir = tmp_path / "run"
     asked = (*words("any_order"), "--workdir", workdir)

@@ -70,6 +70,7 @@ def test_the_best_is_saved_where_it_was_evaluated_and_stays(whole):
 
 
 @pytest.mark.parametrize("mode", ["eval", "sample"])
+@pytest.mark.cases(1)
 def test_the_best_is_read_by_its_name_and_by_its_step(mode, whole, run, refused):
     at = ("--workdir", whole[0], "--mode", mode)
     for asked, step in (("newest", 9), ("best", 4), (4, 4)):
@@ -102,6 +103,7 @@ def test_the_best_that_is_damaged_is_not_replaced_by_another(whole, refused, tmp
 
 
 @pytest.mark.parametrize("step, saved_before", [(4, 3), pytest.param(6, 6, marks=pytest.mark.slow)])
+@pytest.mark.cases(1)
 def test_a_run_that_is_cut_off_keeps_the_same(
     step, saved_before, whole, run, arguments, found, tmp_path, same_run
 ):

@@ -23,7 +23,7 @@ def test_impossible_options_are_refused():
         KnownWords(num=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_samples_are_compared_with_the_training_text(run, tmp_path, tiny):
     """The training text has two words; of the test text half of the words are others."""
     for name, word in (("train", "ab ba "), ("test", "ab bb ")):

@@ -35,7 +35,7 @@ def test_the_path_of_a_sampler(run, refused, own):
     assert "evals.path: sample.reward.name='pattern' changes the law of the samples" in message
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_profile_gives_the_optimal_grid(run, refused, own):
     at = ("--workdir", own, "--mode")
     message = refused(*at, "sample", "--config.sample.grid=optimal")

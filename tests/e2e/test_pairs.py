@@ -17,6 +17,7 @@ def metrics(request, start, tiny):
     return json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.campaign
 def test_one_step_is_the_same_on_eight_devices(metrics):
     """Losses, diagnostics and the gradient's norm to 2e-4, float32 sums being in another order."""
     one, eight = metrics["one"], metrics["eight"]

@@ -65,6 +65,7 @@ def test_a_prepared_set_of_tfds_is_trained_on_and_evaluated(run, tiny, tmp_path)
     assert ("tensorflow" in sys.modules) == loaded
 
 
+@pytest.mark.campaign
 def test_killed_while_it_tokenises(program, start, environment, tiny, tmp_path):
     """Three shards; the rest after the kill, and the bytes of all."""
     text, path = "abcdefghij klmnopqrstuvw " * 4000, tmp_path / "big.jsonl"

@@ -205,6 +205,7 @@ def test_process_0_must_be_there(monkeypatch):
         distributed.start("nowhere.invalid:1,2,1")
 
 
+@pytest.mark.campaign
 def test_a_signal_and_the_clock_need_no_line_of_the_log(start, tiny, tmp_path):
     """One of two processes gets SIGTERM: both stop at one step, which is saved, within seconds."""
     words = ("train.num_steps=1000000", "log.every=1000000", "checkpoint.every=1000000")

@@ -25,6 +25,7 @@ def reproduce(environment, tmp_path):
     return reproduce
 
 
+@pytest.mark.campaign
 def test_a_quick_table_is_made_kept_continued_and_shown(reproduce, tmp_path):
     ended = reproduce("--quick", "--only", "sampling")
     assert ended.returncode == 0, ended.stderr

@@ -121,6 +121,7 @@ def test_two_runs_in_one_directory(tiny, tmp_path, start, program, reference, sa
     same_run(tmp_path / "run", reference)
 
 
+@pytest.mark.campaign
 def test_a_run_goes_on_when_nobody_can_read_what_it_prints(
     tiny, tmp_path, start, reference, same_run
 ):
@@ -133,6 +134,7 @@ def test_a_run_goes_on_when_nobody_can_read_what_it_prints(
     assert list((tmp_path / "run" / "samples").glob("*.txt"))
 
 
+@pytest.mark.campaign
 def test_interrupted_in_the_final_evaluation(tiny, tmp_path, start, program, reference, same_run):
     arguments = ("--config", tiny, "--workdir", tmp_path / "run")
     process = start(tiny.with_name("driver.py"), "wait-in-evaluation", 30, *arguments)

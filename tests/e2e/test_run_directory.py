@@ -106,7 +106,7 @@ def test_more_steps_are_refused_where_the_learning_rate_ends(trained, refused):
     assert "is made for" not in message
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_more_steps_at_a_constant_rate_are_those_of_a_longer_run(run, tiny, tmp_path, same_run):
     words = ("optim.decay=constant", "network.depth=1", "evals.test.limit=64", "sample.num=1")
     asked = ("--config", tiny, *(f"--config.{word}" for word in words))

@@ -77,6 +77,7 @@ def templates(scratch):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.cases(4)
 def test_what_is_given_stands_with_every_sampler(name, sample, templates):
     """`num` of each line, in order; the rest is drawn, and not alike."""
     drawn = sample(f"name={name}", f"templates={templates}", "num=3", "steps=8")
@@ -142,6 +143,7 @@ def test_the_last_line_has_the_numbers(sample):
     assert 1.0 < found["judge_bits_per_token"] < 10.0 and found["judge_bits_per_token_se"] > 0
 
 
+@pytest.mark.campaign
 def test_another_run_judges(sample, trained, run, tiny, tmp_path):
     """The run itself by its path says what `self` says; one of fewer steps finds them odder."""
     settings = ("num=64", "batch_size=64")
@@ -245,6 +247,7 @@ def frontier(environment, workdir, *words):
     return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.campaign
 def test_the_frontier_is_drawn_and_no_point_made_twice(environment, copy):
     words = ("--steps", "2", "--temperatures", "0.5,1.0")
     first = frontier(environment, copy, *words)

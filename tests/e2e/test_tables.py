@@ -29,6 +29,7 @@ def counted(workdir) -> tuple[int, int]:
     return int(found["sequences"]), int(codes.decoded(found["counts"][0]).sum())
 
 
+@pytest.mark.campaign
 def test_each_token_of_the_training_text_is_counted(words, run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a tale of few words " * 2000)
@@ -84,6 +85,7 @@ def text_of(model) -> str:
     return model.domain.decode(np.arange(6, dtype=np.int32))
 
 
+@pytest.mark.campaign
 def test_tables_of_a_large_vocabulary_list_the_most_frequent(characters, run, tmp_path):
     ended = run(*characters, "--workdir", tmp_path / "run", "--config.network.tables_tokens=19990")
     assert ended.code == 0 and "counting 20,000 tokens" in ended.out, ended

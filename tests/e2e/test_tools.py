@@ -34,6 +34,7 @@ def test_the_gathered_head_computes_half_of_the_products(table):
     assert work["gathered"] < 0.7 * work["plain"] <= 0.7 * work["chunked"]
 
 
+@pytest.mark.campaign
 def test_what_a_mesh_communicates_is_what_the_formula_says(table):
     words = "--meshes 2x1x1 -- --config.plan.random_tokens=65 --config.network.depth=1"
     ((mesh, counted, expected, ratio, kinds),) = table("scaling", *words.split())
@@ -52,6 +53,7 @@ def test_the_noise_of_a_gradient_under_nine_ways_to_draw(table, run, tiny, tmp_p
     assert len(rows) == 9 and rows[0][2].startswith("1.000 +- ")
 
 
+@pytest.mark.campaign
 def test_programs_are_timed_in_turn(table, tmp_path):
     keys = "train.batch_size=1 network.size=32 network.depth=1 network.heads=2 data.length=8"
     worker = f"{sys.executable} tools/versus_worker.py a train {keys}"

@@ -145,6 +145,7 @@ def test_one_proposal_has_the_enumerated_law():
     assert stats.chisquare(counts, N * law).pvalue < 1e-12
 
 
+@pytest.mark.campaign
 def test_a_noised_level_is_sampled_and_then_denoised():
     """Level 0.5: p_t, then p(x | z) at each position alone; chi-squared, n = 40,000, p > 1e-4."""
     law, kernel = noised_law(0.5), kernel_at(0.5)

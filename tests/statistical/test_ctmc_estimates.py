@@ -30,6 +30,7 @@ def within(values, expected):
 
 @pytest.mark.parametrize("passes", ["two", "one_weighted", "one"])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.cases(3)
 def test_the_mean_of_the_draws_at_a_time(kernel, passes):
     """t = 0.4, n = 40,000 draws of z and of its jump, within 4 standard errors."""
     process, objective = Rates(3, **kernel), CTMC(passes, 0.0)
@@ -41,6 +42,7 @@ def test_the_mean_of_the_draws_at_a_time(kernel, passes):
 
 @pytest.mark.parametrize("passes", ["two", "one_weighted"])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.cases(2)
 def test_the_mean_over_time_with_both_ends(kernel, passes):
     """t from U(0.1, 1), reconstruction at 0.1, n = 40,000, within 4 standard errors."""
     process, objective = Rates(3, **kernel), CTMC(passes, 0.1)

@@ -177,6 +177,7 @@ def test_two_levels_of_a_trajectory_have_their_joint_law():
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
+@pytest.mark.cases(2)
 def test_the_loss_of_a_trajectory_is_the_mean_over_all_pairs(name):
     """Of two positions at one u: to 4 standard errors of 20,000 draws."""
     process, objective = Uniform(SYMBOLS), DCD(steps=4, low=LOW, high=HIGH, divergence=name)

@@ -98,6 +98,7 @@ def test_samples_have_the_law_of_the_model(steps):
         assert not laws.accepted(counts, masked)
 
 
+@pytest.mark.campaign
 def test_tau_leaping_tends_to_the_data():
     """100 steps of a perfect denoiser: no frequency of 4,000 is off by more than 0.03."""
     perfect, grid = interpolating.perfect(PROCESS, P), uniform(100) ** 2
@@ -133,6 +134,7 @@ def test_a_prompt_is_shown_with_the_noise_of_the_time():
 
 @pytest.mark.parametrize("uniform_share", [0.1, 0.4])
 @pytest.mark.parametrize("early", [True, False], ids=["evaluation", "training"])
+@pytest.mark.cases(2)
 def test_the_mean_of_the_draws_is_the_bound(early, uniform_share):
     """n = 200,000 strata of the times of an evaluation and of training, within 4.5 errors."""
     process, n = Hybrid(3, uniform_share), 200_000

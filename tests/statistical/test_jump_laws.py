@@ -53,6 +53,7 @@ LEAPS = {
     "process, steps, near",
     [CASES[1], *(pytest.param(*c, marks=pytest.mark.campaign) for c in (CASES[0], *CASES[2:]))],
 )
+@pytest.mark.cases(2)
 def test_t08_leaps_have_their_law_and_many_reach_the_data(process, steps, near, step, leave):
     """Uniform noise, 5 and 128 steps: enumerated, n = 20,000, p > 1e-4; 128 are within 0.02."""
     denoiser, keys = exact.uniform_outputs(process, P), exact.keys_for(2, laws.N)
@@ -63,6 +64,7 @@ def test_t08_leaps_have_their_law_and_many_reach_the_data(process, steps, near, 
 
 
 @pytest.mark.parametrize("t, h", [(0.5, 0.2), (0.8, 0.7)])
+@pytest.mark.cases(1)
 def test_the_sum_of_all_jumps(t, h):
     """Ordered symbols, V = 4, from z = 1: the law of 1 + sum_y (y - 1) Poisson(h rate_y), cut off.
 
@@ -169,6 +171,7 @@ def perfect_in_time(z, t):
     "step",
     [Euler(), *(pytest.param(s, marks=pytest.mark.campaign) for s in (Ancestral(), TauLeaping()))],
 )
+@pytest.mark.campaign
 def test_many_steps_of_genmd4_reach_the_data(step):
     """128 steps, n = 20,000: within 0.02 of the data, of which 0.008 is noise of the draws."""
     denoiser = Denoiser(perfect_in_time, lambda h: h)

@@ -27,6 +27,7 @@ def at(time: float) -> np.ndarray:
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("kappa", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("s, t", [(0.3, 0.8), (0.0, 0.5)])
+@pytest.mark.cases(4)
 def test_a_step_of_one_token_is_exact(s, t, kappa, parametrisation):
     """V = 3, from the law at t to that at s: chi-squared, n = 20,000, p > 1e-4."""
     process = Uniform(3, Linear(), parametrisation)
@@ -85,6 +86,7 @@ def test_the_last_step_takes_the_likeliest(kappa):
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5])
+@pytest.mark.cases(1)
 def test_a_matrix_for_each_step_will_do(kappa):
     """D3PM's process with T = 4, one token, all steps: chi-squared, n = 20,000, p > 1e-4."""
     schedule = Linear()

@@ -39,6 +39,7 @@ def counts_of(denoiser, process, step, grid, seed=0) -> np.ndarray:
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("make", [Ancestral, Tweedie, Euler])
+@pytest.mark.cases(4)
 def test_m15_the_law_of_t_steps(make, steps):
     """(1 - 1/T) p + (1/T) p_1 x p_2: chi-squared over 9 sequences, n = 20,000, p > 1e-4.
 
@@ -163,6 +164,7 @@ def surest_first(score: str) -> np.ndarray:
 
 @pytest.mark.parametrize("options", [{}, {"per_step": 1}], ids=["grid", "per_step"])
 @pytest.mark.parametrize("score", ["probability", "margin", "entropy"])
+@pytest.mark.cases(3)
 def test_the_surest_token_first(score, options):
     """One of two masks in each of two steps, by enumeration; chi-squared, n = 20,000, p > 1e-4."""
     counts = counts_of(TABLE, Masking(3), Confidence(score, **options), uniform(2), seed=6)

@@ -48,6 +48,7 @@ def compile_quickly():
 @pytest.mark.parametrize(
     "each, rows", [pytest.param(0.9e-8, 360_000, marks=pytest.mark.campaign), (5e-8, 36_000)]
 )
+@pytest.mark.campaign
 def test_a_tail_of_gpt2_size(each, rows):
     """50,256 symbols of probability 0.9e-8 or 5e-8: 163 or 90 draws in the tail, 4 errors."""
     logits, tail = with_tail(GPT2, each)

@@ -51,6 +51,7 @@ def levels(process, steps: int) -> list[float]:
 
 @every_parametrisation
 @pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.cases(3)
 def test_t05_few_steps_have_the_product_of_exact_marginals(parametrisation, steps):
     """Enumerated step by step over all states; chi-squared over 9 sequences, p > 1e-4.
 
@@ -66,6 +67,7 @@ def test_t05_few_steps_have_the_product_of_exact_marginals(parametrisation, step
 
 
 @every_parametrisation
+@pytest.mark.cases(1)
 def test_noise_that_is_left_is_removed_by_the_exact_posterior(parametrisation):
     """Geometric, 1 - alpha from 0.45 to 0.95: chi-squared over 9 sequences, p > 1e-4."""
     process = Uniform(3, Geometric(0.6, 3.0), parametrisation)
@@ -77,6 +79,7 @@ def test_noise_that_is_left_is_removed_by_the_exact_posterior(parametrisation):
     "parametrisation",
     ["joint", *(pytest.param(p, marks=pytest.mark.campaign) for p in ("score", "mixture"))],
 )
+@pytest.mark.campaign
 def test_many_steps_sample_the_data(parametrisation):
     """128 steps down from 1 - alpha = 0.999: chi-squared with the data's own law, p > 1e-4.
 
@@ -90,6 +93,7 @@ def test_many_steps_sample_the_data(parametrisation):
 
 
 @pytest.mark.parametrize("objective", [ScoreEntropy(), UniformELBO()])
+@pytest.mark.cases(1)
 def test_the_estimate_has_the_enumerated_mean(objective):
     """n = 20,000 draws of u and z on one sequence, within 5 standard errors of the bound."""
     process, x = Uniform(3, Geometric(0.05, 4.0), "mixture"), np.array([[1, 2]])

@@ -61,6 +61,7 @@ def logits(options, params, z, t=0.4) -> np.ndarray:
 
 @pytest.mark.parametrize("plain", [PLAIN, IMAGE], ids=["transformer", "dit"])
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.cases(2)
 def test_fresh_adapters_change_no_bit(plain, scan):
     """Of the parameters beside them, nor of the logits. Every linear layer of a block has one."""
     plain = dataclasses.replace(plain, scan_blocks=scan)
@@ -126,6 +127,7 @@ def loss_of(options, params):
 
 
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.cases(1)
 def test_merged_matrices_give_the_same_logits_and_the_gradient(scan):
     """With G the gradient of the merged W: that of A is s G B^T, and that of B is s A^T G."""
     adapted = dataclasses.replace(ADAPTED, scan_blocks=scan)
@@ -180,6 +182,7 @@ def sizes(tree) -> int:
 @pytest.mark.parametrize(
     "name, dtype, scan", [("adamw", "float32", True), ("muon", "bfloat16", False)]
 )
+@pytest.mark.cases(1)
 def test_steps_move_the_adapters_alone(name, dtype, scan):
     """What is frozen stays bit for bit, has one copy, and no part in average and optimizer."""
     options = dataclasses.replace(ADAPTED, parameters=dtype, scan_blocks=scan)

@@ -80,6 +80,7 @@ def test_what_learns_from_another_model_is_refused(name):
 
 
 @pytest.mark.parametrize("name", named(bounds()))
+@pytest.mark.cases(4)
 def test_no_false_alarm(name):
     objective, make = exact.FITTING[name]
     # Chains with jumps have many outcomes.
@@ -241,6 +242,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", named(WRONG))
+@pytest.mark.cases(2)
 def test_a_wrong_loss_is_found_out(name):
     objective, process, what = WRONG[name]
     found = audit(objective, process, problems=((3, 2),), steps=STEPS)

@@ -182,6 +182,7 @@ def draw(p, step, grid, keys):
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [exact.P_V3L2, exact.P_V2L3], ids=["V3L2", "V2L3"])
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.cases(3)
 def test_samples_have_the_law_on_every_grid(p, grid):
     """Chi-squared over all sequences, n = 20,000, p > 1e-4; L network evaluations."""
     z, evaluations = draw(p, LeftToRight(), grid, exact.keys_for(3, N))

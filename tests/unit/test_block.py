@@ -49,6 +49,7 @@ def test_b03_what_the_halves_see(length, block, ones):
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
 @pytest.mark.parametrize("length, block", [(24, 1), (24, 4), (24, 24), (40, 5)])
 @pytest.mark.slow
+@pytest.mark.cases(3)
 def test_the_halves_are_the_dense_formula(length, block, segmented):
     """Outputs and gradients of both halves to 1e-5."""
     rng = np.random.default_rng(0)
@@ -124,6 +125,7 @@ def test_a_pass_costs_less_than_two(depth, scan_blocks, least, most):
         ),
     ],
 )
+@pytest.mark.cases(1)
 def test_scanned_layers_are_the_others(remat, time_conditioning):
     """Features and gradients of block diffusion, with what is computed again or kept, to 1e-4."""
     options = dict(time_conditioning=time_conditioning, remat=remat)
@@ -237,6 +239,7 @@ def test_blocks_of_one_are_the_likelihood_from_left_to_right():
 
 @pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.campaign), 3, 4])
 @pytest.mark.slow
+@pytest.mark.cases(1)
 def test_one_pass_is_one_pass_for_each_block(block):
     """Features of every block from the tokens up to its end alone, each at its own time."""
     denoiser = network_of()
@@ -426,6 +429,7 @@ def test_given_blocks_leave_the_bound_of_the_others(block, given):
 
 @pytest.mark.parametrize("draws", ["exact", "times"])
 @pytest.mark.slow
+@pytest.mark.cases(1)
 def test_a_shorter_last_block_is_a_block(draws):
     """10 tokens in blocks of 4: nothing that fills up the last one is seen, masked or weighed."""
     denoiser, process, objective = network_of(), Masking(5), BlockDiffusion(4, draws)

@@ -46,6 +46,7 @@ def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cases(2)
 def test_the_bound_is_made_of_their_logits(name, models):
     """A block with k masks weighs 4 / k."""
     model, told = models[name], answers(name)
@@ -82,6 +83,7 @@ def drawn(model, prompt, length: int, **options):
         ("dynamic", dict(steps=4, rule="threshold", limit=0.12)),
     ],
 )
+@pytest.mark.cases(2)
 def test_the_tokens_that_sdar_s_sampler_draws(way, options, models):
     """Six tokens are given, of which two are in a block that goes on; 14 are drawn."""
     told = answers("sdar")
@@ -98,6 +100,7 @@ def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
 
 
 @pytest.mark.parametrize("number", range(6))
+@pytest.mark.cases(3)
 def test_the_tokens_that_fast_dllm_v2_s_sampler_draws(number, models):
     """In parts of a block, the surest first, after a first token that costs no evaluation."""
     told = answers("fast_dllm_v2_samples")[number]
@@ -184,6 +187,7 @@ def test_a_text_has_whole_blocks(tmp_path):
         ("llama", True, "a2d-llama", "block_size"),
     ],
 )
+@pytest.mark.cases(2)
 def test_a_causal_model_leaves_as_block_diffusion(name, shifted, kind, key, tmp_path):
     changes = ADAPTED | {"network.shifted": shifted, "objective.block": 8}
     model = md4_jax.load(peer_folder(tmp_path, name), config=changes)

@@ -60,6 +60,7 @@ def drawn(rows=8, length=12, given=None, step=None, *, timed=True, trace=False, 
     "window, rows",
     [(12, 1), (6, 8), *(pytest.param(*c, marks=pytest.mark.campaign) for c in ((12, 8), (6, 1)))],
 )
+@pytest.mark.cases(1)
 def test_with_and_without_the_memory_the_samples_are_the_same_bits(rows, window):
     """Eight times the window too, so that it slides."""
     options = dict(rows=rows, length=48, window=window)
@@ -70,6 +71,7 @@ def test_with_and_without_the_memory_the_samples_are_the_same_bits(rows, window)
 
 
 @pytest.mark.parametrize("step", [Ancestral(), FirstHitting(), Confidence()])
+@pytest.mark.cases(1)
 def test_every_mask_is_drawn_and_what_is_given_stays(step):
     chain, _ = drawn(step=step, given=[1, 2, 3, 4])
     assert (np.asarray(chain.z) < 5).all() and (np.asarray(chain.z)[:, :4] == [1, 2, 3, 4]).all()

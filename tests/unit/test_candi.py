@@ -44,6 +44,7 @@ def entropy(p) -> float:
 
 @every_problem
 @every_process
+@pytest.mark.cases(3)
 def test_the_mean_bound_of_the_exact_network(p, options, x64):
     """It is the entropy and what the Gaussian at the start does not know of the data."""
     process = GaussianMasking(p.shape[0], **options)
@@ -66,6 +67,7 @@ def test_with_much_noise_at_the_end_it_is_the_entropy(p, x64):
 
 @every_problem
 @pytest.mark.parametrize("scale", [0.0, 0.5, pytest.param(1.5, marks=pytest.mark.slow)])
+@pytest.mark.cases(2)
 def test_a_wrong_network_has_no_more_than_one_of_probability(p, scale, x64):
     process = GaussianMasking(p.shape[0])
     found = candi.whole(CANDI(), process, p, candi.posterior(process, p, scale))
@@ -75,6 +77,7 @@ def test_a_wrong_network_has_no_more_than_one_of_probability(p, scale, x64):
 
 @every_problem
 @every_process
+@pytest.mark.cases(3)
 def test_cross_entropy_alone_lies_below_the_entropy(p, options, x64):
     """So that its exp(-L) are no probabilities: the noise tells the network of x for free."""
     process = GaussianMasking(p.shape[0], **options)

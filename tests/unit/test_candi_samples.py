@@ -24,6 +24,7 @@ def test_the_start_of_sampling():
 
 
 @pytest.mark.parametrize("steps, parametrisation", [(1, "mixture"), (4, "mixture"), (4, "joint")])
+@pytest.mark.cases(2)
 def test_samples_of_one_token_have_the_law_of_the_model(steps, parametrisation):
     """However few the steps. 40,000 samples, each frequency within 4.5 standard errors."""
     p, n = candi.P_V3L1, 40_000
@@ -34,7 +35,7 @@ def test_samples_of_one_token_have_the_law_of_the_model(steps, parametrisation):
     assert np.abs(law - p).max() > 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_samples_of_two_tokens_have_the_law_of_the_data_in_many_steps():
     p, n = candi.P_V2L2, 20_000
     process = GaussianMasking(2)

@@ -38,6 +38,7 @@ def test_the_shape_does_not_matter(shape):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(120,), (30, 4), (5, 3, 8), (2, 60)])
+@pytest.mark.cases(6)
 def test_large_arrays_are_summed_in_parts(shape, dtype, monkeypatch):
     x = jnp.asarray(np.arange(120).reshape(shape) % 251, dtype)
     whole = checksums({"x": x, "small": x[:1]})

@@ -91,6 +91,7 @@ def test_every_sampler_and_every_process_is_among_the_cases():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process, step", marked())
+@pytest.mark.cases(8)
 def test_given_tokens_come_out_and_samples_stay_apart(process, step):
     denoiser = Denoiser(causal, lambda h: h) if step.needs.causal else TABLE
 
@@ -142,6 +143,7 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ancestral", "remask", "first_hitting"])
+@pytest.mark.cases(1)
 def test_a_trace_changes_nothing(name):
     tokens, given = user(2)
     arguments = TABLE, Masking(V), SAMPLERS[name]()

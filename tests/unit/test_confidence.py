@@ -73,6 +73,7 @@ def test_a_factor_asks_more_of_more_tokens(limit, places):
 
 @pytest.mark.parametrize("limit", [0.0, 0.05, 0.06, 0.3, 1.0, 10.0])
 @pytest.mark.parametrize("score", ["margin", "entropy"])
+@pytest.mark.cases(4)
 def test_a_budget_of_nats(score, limit):
     """The largest set of the surest whose entropies without the largest fit into the budget."""
     best = np.argsort(ENTROPY)

@@ -74,6 +74,7 @@ def after(shifted: bool, step: Confidence, x: tuple, b: int, state: tuple) -> di
         pytest.param(False, Confidence(rule="threshold", limit=0.6), marks=pytest.mark.campaign),
     ],
 )
+@pytest.mark.cases(1)
 def test_the_law_of_samples(shifted, step):
     """Each step draws all masks of the block and keeps the surest: chi-squared, p > 1e-4."""
     expected = np.zeros((V,) * L)

@@ -66,6 +66,7 @@ def test_one_pass_takes_its_first_term_after_a_jump_and_its_second_as_it_is(name
 
 @both_forms
 @every_kernel
+@pytest.mark.cases(3)
 def test_s09_all_exact_ways_have_the_mean_of_score_entropy(kernel, form, x64):
     """Two passes and one weighted pass, a wrong denoiser, 2 tokens; the entropy at z ~ q_t."""
     process, x, t = Rates(3, parametrisation=form, **kernel), np.array([1, 2]), [0.1, T, 0.97]
@@ -161,6 +162,7 @@ def test_s06_a_part_of_the_integral_with_the_perfect_score(name, numbers, form, 
 @exact_passes
 @every_kernel
 @both_forms
+@pytest.mark.cases(4)
 def test_the_perfect_denoiser_reaches_the_data(kernel, form, passes, x64):
     """-log 0.2 and -log 0.02 of P_V3L2, for every kernel."""
     process = Rates(3, parametrisation=form, **kernel)
@@ -200,6 +202,7 @@ def test_both_ends_make_a_bound_where_time_is_cut_short(name, schedule, first, x
     "passes", ["two", "one", pytest.param("one_weighted", marks=pytest.mark.campaign)]
 )
 @pytest.mark.parametrize("form, dtype", [("joint", jnp.float32), ("mixture", jnp.bfloat16)])
+@pytest.mark.cases(2)
 def test_float32_values_and_gradients_are_finite_at_the_ends(passes, form, dtype):
     rows = 6
     x = np.random.default_rng(0).integers(0, 9, (rows, 5))
@@ -275,6 +278,7 @@ def test_rows_are_apart_and_the_context_is_repeated(passes):
 
 
 @pytest.mark.parametrize("passes", ["one", "two", "score_entropy"])
+@pytest.mark.cases(1)
 def test_the_cross_entropy_of_tauldr_is_a_mean_over_tokens(passes):
     """Of 5 tokens, two of which do not count, with the law (3, 1, 1) / 5 everywhere."""
     process = Rates(3, parametrisation="mixture")

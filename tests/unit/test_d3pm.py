@@ -254,6 +254,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("process, steps", CASES.values(), ids=CASES)
+@pytest.mark.cases(2)
 def test_the_sum_over_all_steps_is_the_mean_over_u(process, steps):
     """u in quarters takes the steps 1 to 4; with the same z both ways give the same number."""
     objective, table = D3PM(steps), exact.denoiser_of(exact.table_logits(3, 2), time=0.5)
@@ -287,6 +288,7 @@ def test_the_cross_entropy_is_added_for_every_step(process, steps):
 
 
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
+@pytest.mark.cases(1)
 def test_a_large_vocabulary_keeps_its_digits_in_float32(parametrisation):
     """V = 50257, T = 1000, at z = x, beside x and at both ends: float32 against float64."""
     size = 50257
@@ -329,6 +331,7 @@ def test_a_thousand_matrices_keep_their_digits_in_float32(kernel):
 
 
 @pytest.mark.parametrize("process, steps", CASES.values(), ids=CASES)
+@pytest.mark.cases(1)
 def test_a_bfloat16_network_at_both_ends(process, steps):
     batch, keys = exact.batch_of([[0, 2], [1, 1]]), exact.keys_for(2, 2)
 

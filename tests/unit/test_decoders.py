@@ -63,6 +63,7 @@ def test_rnd1_is_a_qwen3_with_experts_that_sees_both_sides(told, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama", "qwen3moe"])
+@pytest.mark.cases(2)
 def test_causal_models_are_autoregressive_baselines(name, folders):
     """The start of a text is the mask, whose vector is that of the entry that begins texts."""
     model, told = md4_jax.load(folders[name]), answers(name)
@@ -188,7 +189,7 @@ def test_ids_of_several_ends(tmp_path):
     assert model.domain.tokenizer.eot_id == 121
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "name, keys",
     [

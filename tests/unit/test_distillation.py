@@ -270,6 +270,7 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.cases(1)
 def test_the_student_becomes_the_teacher_of_the_next_round(averaged):
     """To the bit, at the first step of each round but the first; or its moving average does."""
     objective = SDTT(steps=64, round_steps=2, averaged=averaged)
@@ -291,7 +292,7 @@ def test_one_round_keeps_its_teacher():
     assert_same(found[-1].teacher, found[0].teacher)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "objective, process",
     [

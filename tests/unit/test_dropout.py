@@ -50,6 +50,7 @@ def test_attention_keeps_its_mean_and_drops_a_share_of_its_weights():
 
 @pytest.mark.parametrize("kernel", ["plain", "splash", "rounded"])
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.cases(3)
 def test_attention_that_drops_has_the_gradient_of_its_formula(causal, kernel):
     """With the draws of the same keys; with products of bfloat16 to 2^-6 of the largest entry."""
     rng = np.random.default_rng(0)
@@ -115,6 +116,7 @@ def test_each_place_has_its_own_rate(rate):
 
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.cases(2)
 def test_the_positions_that_are_asked_for_change_no_draw(shared, scan):
     network, params = built(**RATES, dropout_shared=shared, scan_blocks=scan)
     index = jnp.asarray([[5, 0], [2, 3], [1, 1]])

@@ -31,6 +31,7 @@ SEGMENTS = jnp.array([[0] * 9 + [-1] * 3, [0] * 4 + [1] * 8])
         dict(shifted=True, scan_blocks=False),
     ],
 )  # fmt: skip
+@pytest.mark.cases(4)
 def test_a_window_among_its_own_text_has_the_features_of_the_whole(options, segments):
     denoiser = bound(segments=segments, **options)
     whole = denoiser.features(Z, T)
@@ -88,6 +89,7 @@ def in_full(denoiser, step, *, steps: int, keys, prompt: Prompt):
         ),
     ],
 )  # fmt: skip
+@pytest.mark.cases(1)
 def test_samples_are_exact_where_nothing_has_changed_since(shifted, depth, steps, step):
     """With one layer, or one step for each block. Two tokens at the end are given."""
     rows = 6

@@ -105,6 +105,7 @@ def agrees(counts: dict, law: dict) -> bool:
 
 @pytest.mark.parametrize("given", [(), (1,)])
 @pytest.mark.parametrize("passes", [0, 2])
+@pytest.mark.cases(2)
 def test_the_law_of_samples_and_of_the_number_of_evaluations(given, passes):
     """Against all that may be drawn in each evaluation: chi-squared, p > 1e-4."""
     step = Confidence(rule="threshold", limit=LIMIT, edit=EDIT, edit_passes=passes)
@@ -156,6 +157,7 @@ def test_llada21_has_the_network_of_llada2(llada21):
 @pytest.mark.parametrize(
     "number", [0, 3, *(pytest.param(n, marks=pytest.mark.campaign) for n in (1, 2))]
 )
+@pytest.mark.cases(1)
 def test_the_tokens_that_llada21_s_sampler_draws(number, llada21):
     """Six tokens are given, two of which are in a block that goes on; 14 are drawn."""
     told = json.loads((INSTANCES / "llada21.json").read_text())[number]

@@ -217,6 +217,7 @@ def unrolled(params: dict) -> dict:
     "name",
     ["all", "index", "blocks", pytest.param("append", marks=pytest.mark.campaign)],
 )
+@pytest.mark.cases(1)
 def test_blocks_without_experts_come_first_and_blocks_may_be_scanned(name):
     scanned, params = built(**KEYS)
     loop, _ = built(**KEYS, scan_blocks=False)

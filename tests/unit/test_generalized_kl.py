@@ -158,6 +158,7 @@ def test_right_outputs_are_best():
 
 @of_mu
 @pytest.mark.parametrize("t", [2.0**-24, 1e-4, 0.5, 1.0 - 2.0**-24])
+@pytest.mark.cases(3)
 def test_a_large_vocabulary_in_float32(parametrisation, t):
     """4,000 symbols, in chunks of logits or not: finite slopes, and the number of float64."""
     outputs = np.sin(np.arange(3.0 * 4000)).reshape(1, 3, 4000).astype(np.float32)
@@ -180,7 +181,7 @@ def test_a_large_vocabulary_in_float32(parametrisation, t):
     assert found[1] == pytest.approx(found[0], rel=2e-5 if t < 0.9999 else 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "process",
     [
@@ -225,6 +226,7 @@ def test_samples_of_their_solver_have_the_law_of_frozen_steps(n):
 
 @of_mu
 @pytest.mark.parametrize("rate", ["integrated", "frozen"])
+@pytest.mark.cases(2)
 def test_samples_have_the_law_of_the_steps(parametrisation, rate):
     process, grid = Uniform(3, Power(2.0), parametrisation), np.float32([0.0, 0.3, 0.7, 1.0])
     law, count = chain_law(wrong_outputs(), process, grid, frozen=rate == "frozen"), 40_000

@@ -191,6 +191,7 @@ def test_the_divergence_of_one_token_by_hand(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bound", "clip", "dynamic"])
 @pytest.mark.parametrize("t", [1e-6, 1e-3, 0.5, 0.999, 1.0 - 2.0**-24])
+@pytest.mark.cases(4)
 def test_a_large_vocabulary_in_float32(weights, t):
     """V = 50257: kept, changed and masked tokens to 2e-5 of float64, near t = 1 to 1e-3."""
     outputs = np.sin(np.arange(5.0 * GPT2)).reshape(1, 5, GPT2).astype(np.float32)
@@ -211,6 +212,7 @@ def test_a_large_vocabulary_in_float32(weights, t):
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [Hybrid(2), Hybrid(2, 0.3, 2.0), Hybrid(2, 0.0)])
 @pytest.mark.parametrize("u", [0.0, 1e-30, 0.5, 1.0 - 2.0**-24])
+@pytest.mark.cases(3)
 def test_gradients_are_finite_at_the_ends_of_time(process, u):
     """float32, and outputs of a bfloat16 network; V = 2 leaves no symbol but z and x."""
 

@@ -140,6 +140,7 @@ def test_gpt2_becomes_a_diffugpt(folders, tmp_path):
     "keys",
     [{"network.shifted": False}, {"objective.name": "block", "objective.block": 4}],
 )
+@pytest.mark.cases(1)
 def test_what_diffugpt_does_not_know_is_kept_in_its_config(keys, folders, tmp_path):
     model = md4_jax.load(folders["gpt2"], ADAPTED | keys)
     again = md4_jax.load(model.export(tmp_path / "exported"))

@@ -275,6 +275,7 @@ BLOCKS = Blocks(block=3, window=6)
         pytest.param(Masking(5), BLOCKS, id="blocks", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.cases(1)
 def test_samples_at_0_and_1_are_those_without_and_with_the_label(process, loop):
     """Bit for bit; other weights call the network twice as often."""
     free, told = tokens(process, loop, 1.0, -1), tokens(process, loop, 1.0, 1)
@@ -313,6 +314,7 @@ def test_blocks_keep_two_caches():
     ],
     ids=lambda case: case if isinstance(case, str) else type(case).__name__,
 )
+@pytest.mark.cases(2)
 def test_samplers_of_every_kind_take_guidance(process, name):
     """From a label that is obeyed to one that is more than obeyed."""
     draw = tokens.__wrapped__  # a process with arrays is no key of a cache
@@ -418,6 +420,7 @@ def plain(network, params, is_clean):
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("drawn", [plain, steered])
+@pytest.mark.cases(2)
 def test_a_prompt_that_training_kept_clean_is_shown_clean(drawn, is_clean):
     """A network that read clean prompts has p(x_1 | x_0 = 1) only if it sees them so.
 
@@ -440,6 +443,7 @@ def test_a_prompt_that_training_kept_clean_is_shown_clean(drawn, is_clean):
     assert laws.accepted(np.bincount(tokens[:, 1], minlength=3), law) == is_clean
 
 
+@pytest.mark.campaign
 def test_a_live_sample_shows_the_prompt_clean_too():
     """It is the first sample of a batch; with the prompt's noise it is another one."""
     network, params = tiny_networks.built(depth=1)

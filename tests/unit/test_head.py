@@ -77,6 +77,7 @@ def both(function, weight=None):
 @pytest.mark.parametrize("chunk", [2**24, 3000])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.1])
+@pytest.mark.cases(5)
 def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, monkeypatch):
     """With room for all that are masked, with too little (0.1), in chunks of two rows or whole."""
     monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=chunk))
@@ -116,6 +117,7 @@ def test_no_token_is_dropped_where_one_part_of_the_batch_has_all(crowded):
 
 @pytest.mark.parametrize("dtype, digits", [("float32", 2.0**-18), ("bfloat16", 2.0**-7)])
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.cases(4)
 def test_of_any_shape_type_and_capacity_it_is_the_plain_form(seed, dtype, digits, monkeypatch):
     """Gradients in features and head to the digits of the type, of the largest entry; none, some
     or all chosen, in parts of a batch, with capacities of a hundredth to all of them."""
@@ -200,6 +202,7 @@ def test_a_gpu_computes_more_logits_at_once(platform, loops, monkeypatch):
 
 @pytest.mark.parametrize("objective", [AnyOrder(), AnyOrder(0.0, 0.6), MD4()])
 @pytest.mark.parametrize("schedule", [None, Cosine(), Polynomial(2.0)])
+@pytest.mark.cases(3)
 def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypatch):
     process = Masking(V, *([schedule] if schedule else []))
     u = np.array([0.2, 0.8, 0.45, 0.55], np.float32)
@@ -219,6 +222,7 @@ def test_objectives_that_gather_are_what_they_were(objective, schedule, monkeypa
         (CrossEntropy(), Uniform(V, parametrisation="mixture")),
     ],
 )
+@pytest.mark.cases(2)
 def test_other_families_that_gather_are_what_they_were(objective, process, monkeypatch):
     """Values and gradients, also in what the process learns."""
 

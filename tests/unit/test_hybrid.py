@@ -107,6 +107,7 @@ def test_the_bound_of_the_perfect_denoiser_tends_to_the_entropy(x64):
 @pytest.mark.parametrize(
     "schedule", [Hybrid(3).schedule, Geometric(0.3, 9.0)], ids=["to no noise", "noise is left"]
 )
+@pytest.mark.cases(1)
 def test_samples_have_the_law_of_the_model(schedule):
     """Three steps of a wrong denoiser: chi-squared over all sequences, n = 20,000, p > 1e-4.
 

@@ -205,6 +205,7 @@ def test_gradients_are_finite_and_reach_every_parameter(make, output):
 
 @pytest.mark.slow
 @every_network
+@pytest.mark.cases(1)
 def test_dropout_has_keys_for_each_image_and_is_off_without(make):
     network, params = made(make, dropout=0.3)
     plain, _ = made(make)
@@ -233,6 +234,7 @@ def test_dropout_of_a_residual_block_keeps_its_mean():
 
 @pytest.mark.slow
 @every_network
+@pytest.mark.cases(1)
 def test_labels_are_told_hidden_and_refused(make):
     # Of 32 channels each is a group of its own, whose norm takes out what a label adds to it.
     sizes = dict(channels=64) if make is UNet else {}
@@ -295,6 +297,7 @@ def test_scanned_and_unrolled_blocks_compute_the_same(make):
      UViT(256, (64, 64, 3), blocks=1, depth=2), DiT(256, depth=2, shape=(32, 32, 3))],
     ids=["unet", "ddpm", "uvit", "dit"],
 )  # fmt: skip
+@pytest.mark.cases(2)
 def test_the_formula_counts_what_the_compiler_counts(options):
     """Of the program before compilation, in which a convolution is one operation."""
     options = options.__class__(**{**vars(options), "scan_blocks": False})

@@ -73,6 +73,7 @@ def test_no_label_is_a_row_of_its_own(time_conditioning):
 
 
 @both_times
+@pytest.mark.cases(1)
 def test_labels_are_learned_from_the_true_start(time_conditioning):
     """Two classes of constant sequences: after some steps each label says which token it is."""
     options = SIZES | dict(time_conditioning=time_conditioning, depth=1, classes=2)
@@ -102,6 +103,7 @@ def test_labels_are_learned_from_the_true_start(time_conditioning):
 
 @both_times
 @pytest.mark.parametrize("options", [{}, dict(qk_norm=True, remat="full")], ids=["", "remat"])
+@pytest.mark.cases(2)
 def test_scanned_and_unrolled_blocks_agree(time_conditioning, options):
     scanned, params = built(time_conditioning=time_conditioning, **options)
     loop, _ = built(time_conditioning=time_conditioning, **options, scan_blocks=False)
@@ -112,6 +114,7 @@ def test_scanned_and_unrolled_blocks_agree(time_conditioning, options):
 
 @every_form
 @both_times
+@pytest.mark.cases(2)
 def test_features_of_some_positions_and_repeated_rows_keep_their_label(
     time_conditioning, scan_blocks
 ):
@@ -126,6 +129,7 @@ def test_features_of_some_positions_and_repeated_rows_keep_their_label(
 
 @every_form
 @both_times
+@pytest.mark.cases(2)
 def test_blocks_and_a_cache_with_a_label_are_the_full_pass(time_conditioning, scan_blocks):
     """One block as long as the sequence is the plain pass; block after block is the one pass."""
     network, params = built(time_conditioning=time_conditioning, scan_blocks=scan_blocks)
@@ -152,6 +156,7 @@ def test_labels_go_with_segments():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.cases(1)
 def test_the_rate_at_which_labels_are_withheld(rate):
     """Of 4,000 rows in training, within 4 standard errors; without keys none is."""
     network, params = built(label_dropout=rate, depth=1)

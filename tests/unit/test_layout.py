@@ -44,6 +44,7 @@ CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
 
 
 @pytest.mark.parametrize("name", [name for name in TOLD if name not in CAUSAL])
+@pytest.mark.cases(6)
 def test_what_is_exported_is_what_was_read(name, tmp_path):
     """Bit for bit, but for what no parameter stands for, which is 0."""
     source = peer_folder(tmp_path, name)
@@ -89,6 +90,7 @@ def test_a_causal_model_stays_one(name, tmp_path):
         ("qwen3moe", True, "rnd1"),
     ],
 )
+@pytest.mark.cases(2)
 def test_a_causal_model_leaves_as_a_diffusion_model(name, shifted, kind, tmp_path):
     """With its mask as an entry of its own, and read again it is the same model."""
     model = md4_jax.load(peer_folder(tmp_path, name), config=ADAPTED | {"network.shifted": shifted})

@@ -56,6 +56,7 @@ def same_path(model, sampler: str, **options) -> None:
         ("remask", dict(steps=8, eta=0.5, strategy="rescale", label=0)),
     ],
 )
+@pytest.mark.cases(1)
 def test_the_states_of_masks_are_those_of_a_whole_run(sampler, options, text):
     same_path(text, sampler, seed=3, **options)
 

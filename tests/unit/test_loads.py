@@ -68,6 +68,7 @@ def test_the_figures_of_counts_by_hand():
     [{"remat": "full"}, {"scan_blocks": False, "router": "sigmoid", "router_bias": True}],
     ids=["scan", "loop"],
 )
+@pytest.mark.cases(1)
 def test_a_step_logs_the_choices_that_the_routers_make(changes, monkeypatch):
     """Those of all layers in its one pass, which a callback sees."""
     network, state = begun(dataclasses.replace(SMALL, **changes))

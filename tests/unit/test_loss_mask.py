@@ -296,6 +296,7 @@ def test_one_token_given_the_other_with_any_number_of_steps_of_masks(objective, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False], ids=["closed form", "matrices"])
+@pytest.mark.cases(1)
 def test_one_token_given_the_other_with_uniform_steps(closed, x64):
     """Of identity D05: exact once z_T is coded by its own law, given the prompt."""
     p, x, steps = exact.P_V3L2, exact.sequences(3, 1), 3
@@ -331,6 +332,7 @@ def test_one_token_given_the_other_with_uniform_steps(closed, x64):
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("objective", [ScoreEntropy(), UniformELBO()])
+@pytest.mark.cases(3)
 def test_the_rest_on_uniform_noise(objective, parametrisation, first, x64):
     process = Uniform(2, parametrisation=parametrisation)
     denoiser = after(lambda p: exact.uniform_outputs(process, p), P)
@@ -350,6 +352,7 @@ def test_the_rest_on_hybrid_noise(first, x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", ["two", "one_weighted"])
 @pytest.mark.parametrize("kernel", ["uniform", "absorbing"])
+@pytest.mark.cases(2)
 def test_the_rest_in_continuous_time(kernel, passes, x64):
     """Jumps are of the tokens that count, and the rates of leaving those of them alone."""
     process = Rates(2, kernel=kernel)
@@ -362,6 +365,7 @@ def test_the_rest_in_continuous_time(kernel, passes, x64):
 
 @pytest.mark.parametrize("mask", [(0, 1, 1, 1), (0, 0, 1, 1), (0, 1, 0, 1), (1, 1, 0, 0)])
 @pytest.mark.parametrize("block", [1, 2, 4])
+@pytest.mark.cases(4)
 def test_blocks_of_which_a_part_counts(block, mask, x64):
     """-log p(counted tokens | those before and the others of their block), by enumeration.
 
@@ -414,6 +418,7 @@ POINTWISE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POINTWISE)
+@pytest.mark.cases(2)
 def test_at_each_state_a_prompt_leaves_the_objective_of_the_rest(name, x64):
     """Any denoiser: as the rest alone with what the denoiser says of it after that prompt."""
     objective, make = POINTWISE[name]
@@ -467,6 +472,7 @@ DRAWN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.cases(3)
 def test_the_mean_of_the_draws_after_a_prompt(name):
     """n = 40,000 strata, x = (1, 0, 1) given its first token: within 4.5 standard errors."""
     objective, process = DRAWN[name]

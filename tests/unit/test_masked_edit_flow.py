@@ -165,6 +165,7 @@ def right(masks: int):
 
 @pytest.mark.parametrize("masks", [1, 2, 3])
 @pytest.mark.parametrize("schedule", [Linear(), Polynomial(2.0), Cosine()])
+@pytest.mark.cases(3)
 def test_the_mean_bound_of_the_exact_network_is_the_entropy(schedule, masks, x64):
     """Of the source of texts, their lengths included, however many masks there are."""
     found = P @ integral(Edits(V, schedule, masks), right(masks))

@@ -132,6 +132,7 @@ def test_beta_and_its_slope(process):
 
 @in_float64
 @every_case
+@pytest.mark.cases(2)
 def test_the_integrand_is_the_divergence_of_the_jumps(process):
     """By sums over x and y, for outputs that are wrong."""
     for t in (0.2, 0.4, 0.9):
@@ -232,6 +233,7 @@ RATES = dict(ordered="integrated", squares="frozen", table="integrated", mixture
         for rate in ("integrated", "frozen")
     ],
 )
+@pytest.mark.cases(2)
 def test_samples_have_the_law_of_the_steps(process, rate):
     grid, count = np.float32([0.0, 0.3, 0.6, 1.0]), 30_000
     right, z = np.full(9, 1 / 9), jnp.asarray(ALL)
@@ -269,6 +271,7 @@ def test_small_steps_of_the_right_posterior_lead_to_the_data():
 
 @every_case
 @pytest.mark.parametrize("u", [0.0, 1e-4, 0.5, 1.0 - 2.0**-24])
+@pytest.mark.cases(4)
 def test_slopes_are_finite_in_float32(process, u):
     def mean(outputs):
         denoiser = Denoiser(lambda z, t: outputs, lambda h: h)

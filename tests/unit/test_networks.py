@@ -37,6 +37,7 @@ def unrolled(params, depth=2):
 
 
 @every_network
+@pytest.mark.cases(2)
 def test_initial_logits_are_zero_and_one_for_each_clean_symbol(make):
     """65 symbols are stored as 128 rows: padded rows and the mask must not come out."""
     network = make(**(SIZES_OF[make] | dict(vocab_size=65))).build()
@@ -55,6 +56,7 @@ def two_parts(network, params):
 
 
 @every_network
+@pytest.mark.cases(2)
 def test_calling_is_features_and_then_unembed(make):
     network, params = built(make)
     h, part = jax.jit(two_parts, static_argnums=0)(network, params)
@@ -63,6 +65,7 @@ def test_calling_is_features_and_then_unembed(make):
 
 
 @every_network
+@pytest.mark.cases(2)
 def test_different_keys_give_different_parameters_and_rows_stay_apart(make):
     network, params = built(make)
     init = jax.jit(network.init)
@@ -82,6 +85,7 @@ def test_every_position_sees_every_other(make):
 
 
 @every_network
+@pytest.mark.cases(3)
 def test_time_is_used_if_and_only_if_the_network_says_so(make):
     if make in (Partition, ModernBert):
         pytest.skip("these networks are never told the time, which their own tests check")
@@ -141,6 +145,7 @@ def test_scanned_and_unrolled_blocks_compute_the_same(options):
 @pytest.mark.slow
 @pytest.mark.parametrize("remat", ["dots", "full"])
 @pytest.mark.parametrize("scan_blocks", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.cases(1)
 def test_recomputed_blocks_have_the_same_gradients(scan_blocks, remat):
     plain, params = built(scan_blocks=scan_blocks)
     remat, _ = built(scan_blocks=scan_blocks, remat=remat)
@@ -169,6 +174,7 @@ def test_tokens_of_another_segment_have_no_influence(options):
 
 
 @every_network
+@pytest.mark.cases(2)
 def test_bfloat16_computes_narrow_and_keeps_wide_parameters_and_logits(make):
     narrow, params = built(make, dtype="bfloat16")
     shapes = jax.eval_shape(narrow.init, jax.random.key(0))
@@ -379,6 +385,7 @@ def test_impossible_sizes_are_refused(options, words):
 @pytest.mark.parametrize(
     "time_conditioning", [True, pytest.param(False, marks=pytest.mark.campaign)]
 )
+@pytest.mark.cases(2)
 def test_every_parameter_learns_from_the_true_initialisation(make, time_conditioning):
     """Zeros that multiply zeros would never move: after four plain steps every array has."""
     is_told = time_conditioning and make not in (Partition, ModernBert)
@@ -409,6 +416,7 @@ def test_every_parameter_learns_from_the_true_initialisation(make, time_conditio
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 2e-5), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("case", ["all", "causal", "segments", "index"])
+@pytest.mark.cases(4)
 def test_output_and_gradients_of_attention_are_those_of_jax(case, dtype, rtol):
     """Of attend, whose gradient is written by hand, relative to the largest number."""
     keys = jax.random.split(jax.random.key(0), 4)
@@ -488,7 +496,7 @@ def test_padding_is_not_counted():
         pytest.param(dict(remat="full"), marks=pytest.mark.campaign),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_loop_over_blocks_is_unrolled_on_gpus_and_computes_the_same(options):
     """Same parameters, features, gradients, features in blocks, and features with a cache."""
     looped, params = built(depth=2, **options)

@@ -266,6 +266,7 @@ def test_which_optimizers_make_finite_updates_of_all_finite_gradients(options, b
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e19])
 @pytest.mark.parametrize("options", [AdamW(clip=0.0), AdamW(learning_rate=1e9), Muon()])
+@pytest.mark.cases(4)
 def test_a_bounded_update_is_finite_at_the_ends_of_float32(options, size):
     optimizer, rate = options.build(10**6)
     assert rate.bounded

@@ -51,6 +51,7 @@ def both(denoiser, prompt, grid, step=None):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases(4)
 def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
     """One at a time, then three at once, then the rest; bfloat16 rounds other sums than float32."""
     network, params = made(**KINDS[kind])
@@ -76,6 +77,7 @@ def test_tokens_one_by_one_have_the_features_of_the_whole_text(kind):
         ("learned positions", uniform(2)),
     ],
 )
+@pytest.mark.cases(2)
 def test_samples_and_their_paths_are_those_of_whole_evaluations(kind, grid):
     network, params = made(**KINDS[kind])
     fixed = np.zeros((ROWS, L), bool)

@@ -92,6 +92,7 @@ def test_a_prompt_is_conditioned_on(given, x64):
         "halves, sure by margin",
     ],
 )
+@pytest.mark.cases(3)
 def test_samples_have_that_law(name):
     """Chi-squared over 16 sequences, n = 20,000, p > 1e-4."""
     keys = exact.keys_for(3, laws.N)

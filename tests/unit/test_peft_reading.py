@@ -52,6 +52,7 @@ def test_a_folded_adapter_gives_the_logits_of_peft(name, folders, tmp_path):
 
 @pytest.mark.parametrize("scan", [True, False])
 @pytest.mark.parametrize("name, rank", [("qwen2_lora", 4), ("qwen2_all_linear_lora", 2)])
+@pytest.mark.cases(2)
 def test_an_adapter_beside_its_base_gives_them_too(name, rank, scan, folders, tmp_path):
     """And is trained on as it was: the same layers, factor and dropout."""
     keys = {"network.lora_rank": rank, "network.scan_blocks": scan}

@@ -69,6 +69,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name, scan", [*((name, True) for name in NAMES), ("mdlm", False)])
+@pytest.mark.cases(2)
 def test_what_is_written_is_the_model(name, scan, tmp_path):
     """W + scale B A of the file are the matrices of the whole model, and it reads as the same."""
     source, (prefix, layers, asked) = peer_folder(tmp_path, name), NAMES[name]

@@ -100,7 +100,7 @@ def test_continuing_shows_what_comes_after_the_text(text):
     assert first["length"] == 32 and len(last["text"]) == 32 and last["text"][:5] == "to be"
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_settings_change_the_sample(text):
     def drawn(**asked):
         return sampled(text, **asked)[-1]["text"]

@@ -83,6 +83,7 @@ def test_a_block_of_documents_has_their_places():
 
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "documents"])
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+@pytest.mark.cases(3)
 def test_a_window_among_its_own_text_has_the_features_of_the_whole(options, segments):
     denoiser = bound(segments, **LEARNED | options)
     whole = denoiser.features(Z, T)

@@ -61,6 +61,7 @@ def most_evaluations(step, steps: int) -> int:
     [(make, cosine) for make in OF_MASKS.values()]
     + [(Ancestral, uniform), (Ancestral, log_linear)],
 )
+@pytest.mark.cases(5)
 def test_the_loop_leaves_no_mask_and_counts_evaluations(make, grid):
     keys = exact.keys_for(1, 64)
     z, evaluations = run(make, Masking(3), grid(3), keys)
@@ -72,6 +73,7 @@ def test_the_loop_leaves_no_mask_and_counts_evaluations(make, grid):
 
 @pytest.mark.slow
 @every_sampler
+@pytest.mark.cases(4)
 def test_masks_that_a_schedule_leaves_are_filled_and_counted(make):
     """alpha_0 = exp(-2): every position has a fair chance of being left; two runs are the same."""
     process, keys = Masking(3, Geometric(2.0, 9.0)), exact.keys_for(1, 8)
@@ -84,6 +86,7 @@ def test_masks_that_a_schedule_leaves_are_filled_and_counted(make):
 
 
 @every_sampler
+@pytest.mark.cases(5)
 def test_a_step_never_touches_what_is_given_nor_tokens_unless_it_revises(make):
     """All 16 states of two tokens, five times, of which some are given."""
     process, z = Masking(3), np.tile(exact.sequences(4, 2), (5, 1))

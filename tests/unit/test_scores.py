@@ -100,6 +100,7 @@ def agree(scores, expected) -> None:
 
 
 @pytest.mark.parametrize("name", ["mdlm", "sedd_absorb", "md4_text"])
+@pytest.mark.cases(1)
 def test_masked_models(name, loaded):
     """Texts that are shorter and longer than the model in one call."""
     model = loaded(name)
@@ -115,6 +116,7 @@ def test_masked_models(name, loaded):
 
 
 @pytest.mark.parametrize("name", ["sedd_uniform", "duo"])
+@pytest.mark.cases(1)
 def test_models_of_uniform_noise(name, tmp_path):
     """Noise at t = 0 keeps the variance finite: rare states cost a random network much."""
     noise = {"name": "geometric", "minimum": 0.1, "maximum": 20.0}

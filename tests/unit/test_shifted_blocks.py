@@ -29,6 +29,7 @@ SEGMENTS = jnp.array([[0] * 4 + [1] * 5 + [-1] * 3, [0] * 12])
 
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["one text", "documents"])
 @pytest.mark.parametrize("options", [{}, dict(scan_blocks=False), dict(time_conditioning=True)])
+@pytest.mark.cases(3)
 def test_a_block_begins_with_the_end_of_the_clean_block_before_it(options, segments):
     """Elsewhere features are those of the noisy neighbour, and a document begins with its own."""
     plain, found = (bound(segments, shifted=x, **options).blocks.features for x in (False, True))
@@ -100,7 +101,7 @@ def in_full(denoiser, step, *, steps: int, keys, prompt: Prompt):
 SURE = Confidence(rule="threshold", limit=0.4)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "shifted, step, cached",
     [

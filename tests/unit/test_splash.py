@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
+@pytest.mark.cases(2)
 def test_output_and_gradients_are_those_of_the_formula(causal, segmented):
     """Heads of 16, two tiles; float32 to 2e-5 of outputs and gradients of size 1."""
     rng = np.random.default_rng(0)
@@ -38,6 +39,7 @@ def test_output_and_gradients_are_those_of_the_formula(causal, segmented):
 @pytest.mark.parametrize("asks", [512, 256], ids=["both", "first"])
 @pytest.mark.parametrize("block", [4, pytest.param(64, marks=pytest.mark.campaign), 256])
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
+@pytest.mark.cases(3)
 def test_halves_are_those_of_the_tiled_form(asks, block, segmented, monkeypatch):
     """Block diffusion's attention on [z, x], 2 x 256 positions: outputs and gradients to 3e-5."""
     rng = np.random.default_rng(0)

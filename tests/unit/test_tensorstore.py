@@ -29,7 +29,7 @@ def blocks() -> int:
     return sys.getallocatedblocks()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_memory_does_not_grow_with_the_saves(tmp_path):
     """Without the remedy four strings stay for each array, and as much again of the counters.
 

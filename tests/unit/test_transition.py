@@ -214,6 +214,7 @@ def test_what_corrupt_draws_is_the_row_of_the_product(process):
 
 
 @pytest.mark.parametrize("kernel", ["uniform", "absorbing"])
+@pytest.mark.cases(1)
 def test_ancestral_sampling_with_the_exact_posterior_has_the_law_of_the_data(kernel):
     """One token, 4 steps, linear; chi-squared, n = 20,000, p > 1e-4; nothing is left to finish."""
     process = Transition(3, Linear(), 4, kernel, parametrisation="mixture")

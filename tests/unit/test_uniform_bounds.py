@@ -96,6 +96,7 @@ def test_both_forms_of_the_bound_are_the_same_number(parametrisation, schedule):
 
 @of_mu
 @pytest.mark.parametrize("t", [2.0**-24, 1e-5, 1e-3, 0.1, 0.5, 0.9, 0.999, 1.0 - 2.0**-24])
+@pytest.mark.cases(4)
 def test_a_large_vocabulary_in_float32(parametrisation, t):
     """V = 50257, four tokens: both forms to 2e-5 of float64, near t = 1 to 1e-3 of it.
 
@@ -193,6 +194,7 @@ def test_cross_entropy_is_for_training_with_the_mixture():
 @every_bound
 @of_mu
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24])
+@pytest.mark.cases(3)
 def test_gradients_are_finite_at_the_ends_of_time(objective, parametrisation, u):
     """float32, and outputs of a bfloat16 network; V = 2 leaves no symbol but z and x."""
     for schedule in (Linear(), Cosine(), Polynomial(3.0), LogLinear(), Geometric(1e-3, 200.0)):
