@@ -82,10 +82,10 @@ def spread(items):
 
 def pytest_collection_modifyitems(config, items):
     """Leaves out the tests of campaigns, which take hours together, unless asked for."""
-    if config.getoption("--campaign"):
-        return
     for item in spread(items):
         item.add_marker("campaign")
+    if config.getoption("--campaign"):
+        return
     left_out = [item for item in items if item.get_closest_marker("campaign")]
     items[:] = [item for item in items if not item.get_closest_marker("campaign")]
     config.hook.pytest_deselected(items=left_out)

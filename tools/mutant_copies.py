@@ -13,6 +13,12 @@ from typing import Any
 
 FROM_ELSEWHERE = ("tests", "launch", "tools", "pyproject.toml")  # what --tests-from replaces
 RUNNING: set[subprocess.Popen] = set()
+# What is asked one after another, each where nothing before it has failed.
+STAGES = {
+    "quick": ["-m", "not slow"],
+    "slow": ["-m", "slow"],
+    "campaign": ["-m", "campaign", "--campaign"],
+}
 
 
 def test_file(root: Path, argument: str) -> Path:
@@ -43,9 +49,9 @@ def copy_checkout(own: Path, folder: Path, tests_from: Path | None) -> Path:
     return copy
 
 
-def pytest(copy: Path, tests: list[str], marks: str, timeout: float) -> tuple[str, str]:
+def pytest(copy: Path, tests: list[str], which: list[str], timeout: float) -> tuple[str, str]:
     """(passed, seen or error; by what) of one call of pytest."""
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests]
+    words = ["-x", "-q", "-p", "no:cacheprovider", *which, *tests]
     more = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     # Temporary files of killed tests are deleted with the copy.
     more["TMPDIR"] = str(copy.parent / "tmp")
@@ -81,14 +87,15 @@ def kill(process: subprocess.Popen) -> None:
 def ask(copy: Path, tests: list[str], options: Any) -> dict:
     """Runs the tests on the copy: {status: seen, escaped or error, by, when, seconds}.
 
-    options: quick and timeout of the command. The slow tests run where no quick one has failed.
+    options: quick and timeout of the command. The slow tests run where no quick one has failed,
+    those of campaigns where none of these has.
     """
     began, status, by, when = time.monotonic(), "passed", "", ""
     tests = [test for test in tests if test_file(copy, test).is_file()]
-    for speed in ("quick",) if options.quick else ("quick", "slow"):
-        if tests and status == "passed":
-            when, marks = speed, "slow" if speed == "slow" else "not slow"
-            status, by = pytest(copy, tests, marks, options.timeout)
+    for stage, which in STAGES.items():
+        if tests and status == "passed" and (stage == "quick" or not options.quick):
+            when = stage
+            status, by = pytest(copy, tests, which, options.timeout)
     if status == "passed":
         status, when = "escaped", ""
     return {"status": status, "by": by, "when": when, "seconds": round(time.monotonic() - began)}

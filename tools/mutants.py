@@ -154,7 +154,7 @@ def cell(result: dict | None) -> str:
     """Formats one result: the test that saw the fault, or that none did."""
     if not result or result["status"] != "seen":
         return f"**{result['status']}**" if result else "not tried"
-    return result["by"] + " (slow)" * (result["when"] == "slow")
+    return result["by"] + (f" ({result['when']})" if result["when"] != "quick" else "")
 
 
 def chosen(mutants: list[dict], options: argparse.Namespace) -> list[dict]:
@@ -178,7 +178,7 @@ def parse() -> argparse.Namespace:
         type=lambda text: Path(text).resolve(),
         help="another checkout, whose tests are asked",
     )
-    add("--quick", action="store_true", help="leave out the tests marked slow")
+    add("--quick", action="store_true", help="leave out the tests marked slow or campaign")
     add("--check", action="store_true", help="begin with the tests on the code as it is")
     add("--out", type=Path, help="file of results, added to")
     add("--resume", action="store_true", help="skip what --out has")
