@@ -253,8 +253,8 @@ def expected(loss_at: Callable, mask_id: int, x: np.ndarray, t, masked_probabili
 
 
 def bind(objective, denoiser: Denoiser, process) -> Callable:
-    """loss_at with its denoiser and process, compiled: (batch, z, t) -> nats [B]."""
-    return jax.jit(lambda batch, z, t: objective.loss_at(denoiser, process, batch, z, t))
+    """loss_at with its denoiser and process: (batch, z, t) -> nats [B]."""
+    return lambda batch, z, t: objective.loss_at(denoiser, process, batch, z, t)
 
 
 def continuous(denoiser: Denoiser, process, x: np.ndarray, **rule) -> np.ndarray:
@@ -310,9 +310,8 @@ def ancestral_law(denoiser: Denoiser, process, grid: np.ndarray, length: int) ->
     law[-1] = 1.0
     masked = (z == process.mask_id)[:, :, None]
     stay = np.eye(process.mask_id + 1)[z]
-    predicted = jax.jit(lambda t: jax.nn.softmax(denoiser(jnp.asarray(z), jnp.full(len(z), t))))
     for s, t in zip(grid[-2::-1], grid[:0:-1], strict=True):
-        mu = np.asarray(predicted(t), np.float64)
+        mu = np.asarray(jax.nn.softmax(denoiser(z, jnp.full(len(z), t))), np.float64)
         reveal = float(process.reveal_probability(jnp.asarray(s), jnp.asarray(t)))
         move = np.concatenate([reveal * mu, np.full((*mu.shape[:2], 1), 1.0 - reveal)], axis=-1)
         kernel = np.where(masked, move, stay)

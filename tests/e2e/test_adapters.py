@@ -133,6 +133,7 @@ def test_evaluation_and_samples_of_a_run(tuned, tmp_path, capsys):
         main.run(["--workdir", str(run), *flags({"network.parameters": "float32"})])
 
 
+@pytest.mark.campaign
 def test_a_run_begins_with_another_run_and_adapters(trained, tiny, tmp_path):
     """And without them a run of the same network is what it began with; it may begin a third."""
     keys = {

@@ -260,7 +260,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(sample):
     assert len(set(map(tuple, tokens(five)))) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_what_changes_a_sample(sample):
     default = tokens(sample("num=4")[0])
     assert tokens(sample("num=4", "seed=1")[0]) != default

@@ -93,6 +93,7 @@ def test_what_repeats_itself_ends(run, at):
     assert all(len(row["text"]) == len(row["tokens"]) == 8 for row in rows)
 
 
+@pytest.mark.campaign
 def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused, arrays):
     """Its averaged parameters are the first: a step of rate 0 leaves them, and training resumes."""
     workdir, initial = tmp_path / "run", tmp_path / "masked"

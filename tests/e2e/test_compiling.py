@@ -60,7 +60,7 @@ def test_and_once_in_a_run_that_is_resumed(made, run, tiny, tmp_path):
     assert sorted(made) == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_second_start_compiles_nothing_new(program, tiny, tmp_path):
     """The program keeps what it compiled in its cache directory."""
     words = (

@@ -338,6 +338,7 @@ def poisoned(monkeypatch):
     return poisoned
 
 
+@pytest.mark.campaign
 def test_steps_that_are_skipped_are_counted(poisoned, run, tiny, tmp_path, rows, arrays):
     poisoned(first=11, count=3)
     workdir = tmp_path / "run"

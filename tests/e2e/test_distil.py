@@ -37,6 +37,7 @@ def student(run, tiny, trained, scratch):
     return workdir
 
 
+@pytest.mark.campaign
 def test_its_loss_is_no_bound_and_its_evaluations_are(student, rows):
     found = rows(student)
     lines = [row for row in found if "grad_norm" in row]

@@ -44,7 +44,7 @@ def test_texts_end_with_the_first_end_of_text():
     assert [len(row) for row in judges.cut(rows, 5, None)] == [4, 3, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_perplexity_is_that_of_the_texts_under_the_run(run, trained, judge, tmp_path):
     """The same samples, scored by the judge from Python."""
     found = judged(run, trained, f"evals.judged.judge={judge}", "sample.num=5", "sample.seed=3")

@@ -21,6 +21,7 @@ def trained(tiny, workdir, parts, steps):
     return [row["train_bits_per_token"] for row in rows if "train_bits_per_token" in row]
 
 
+@pytest.mark.campaign
 def test_a_run_on_a_mixture_goes_on_to_the_bit(tiny, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("so it goes on and on\n" * 200)
     parts = {

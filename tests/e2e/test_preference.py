@@ -28,6 +28,7 @@ def share(run, answer) -> float:
     return np.mean([text.startswith(f"q?{answer}") for text in drawn.texts])
 
 
+@pytest.mark.campaign
 def test_a_run_learns_what_is_preferred(run, tiny, tmp_path):
     """Of two answers that were alike. Evaluation is by the bound of the better answers."""
     lines = [{"q": "q?", "good": text} for text in ("xx", "yy") * 20]

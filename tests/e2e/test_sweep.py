@@ -6,6 +6,7 @@ pytestmark = pytest.mark.slow
 KEYS = ("--config.train.num_steps=4", "--config.log.every=2", "--config.sample.num=1")
 
 
+@pytest.mark.campaign
 def test_two_runs_and_no_run_twice(run, rows, tiny, tmp_path):
     sweep = ("sweep", tmp_path / "both", "--config", tiny, "--vary", "train.seed=5,6", *KEYS)
     ended = run(*sweep)

@@ -61,6 +61,7 @@ def test_how_often_a_token_is_drawn_anew(kappa):
         assert not laws.accepted(counts, wrong)
 
 
+@pytest.mark.campaign
 def test_kappa_counts_between_since_and_until():
     """Outside of (0.2, 0.6] a step is that of kappa 1: the same draws."""
     process = Uniform(3, Linear(), "joint")

@@ -80,7 +80,7 @@ def test_what_learns_from_another_model_is_refused(name):
 
 
 @pytest.mark.parametrize("name", named(bounds()))
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 def test_no_false_alarm(name):
     objective, make = exact.FITTING[name]
     # Chains with jumps have many outcomes.

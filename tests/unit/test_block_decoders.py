@@ -111,6 +111,7 @@ def test_the_tokens_that_fast_dllm_v2_s_sampler_draws(number, models):
     assert found == told["tokens"] and passes == told["passes"]
 
 
+@pytest.mark.campaign
 def test_the_first_token_of_a_block_is_the_likeliest_whatever_the_temperature(models):
     """Of the first block it is drawn as the others are, as there is no token before it."""
     model = models["fast_dllm_v2"]

@@ -121,6 +121,7 @@ def test_a_given_stop_ends_nothing_and_what_is_not_drawn_costs_nothing():
     np.testing.assert_array_equal(free.evaluations, 20)
 
 
+@pytest.mark.campaign
 def test_a_sequence_ends_once_its_window_repeats_itself():
     """Of the last 6 tokens fewer than 1.0 nats: the same block as when looked at afterwards."""
     options = dict(length=48, window=6, timed=False)

@@ -100,6 +100,7 @@ def marked():
 
 
 @pytest.mark.parametrize("trained_on, name, loop", marked())
+@pytest.mark.campaign
 def test_samples_are_of_the_class_that_is_asked_for(trained_on, name, loop):
     """With a label at least 96% of the tokens are of its class; without, half of the samples.
 

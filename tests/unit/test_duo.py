@@ -168,7 +168,7 @@ def steps(objective, count, microbatches=1):
     return found, state
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("microbatches", [1, pytest.param(2, marks=pytest.mark.campaign)])
 def test_the_curriculum_ends_with_its_step(microbatches):
     """Two steps of its loss, and then one of the bound, as if that had been the objective."""

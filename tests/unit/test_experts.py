@@ -362,7 +362,7 @@ def on_meshes() -> None:
     print("meshes agree")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_meshes_compute_the_same():
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.getcwd()]
     flag = "--xla_force_host_platform_device_count=8"

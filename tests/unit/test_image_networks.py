@@ -145,7 +145,7 @@ LEVELS = dict(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_unet_of_two_resolutions_starts_at_the_intensities_it_sees():
     """At the start the head adds nothing: a logistic around tanh(x), 0 at masks."""
     network = UNet(**LEVELS).build()
@@ -259,7 +259,7 @@ def test_labels_are_told_hidden_and_refused(make):
         built(make)[0].bind(built(make)[1], {"label": label})
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_rows_are_repeated_with_their_labels():
     network, params = made(UNet, classes=3)
     denoiser = network.bind(params, {"label": jnp.asarray([2, 0, 1])}).repeated(2)
@@ -272,7 +272,7 @@ def layers(params, length):
     return [jax.tree.map(lambda x, n=n: x[n], params) for n in range(length)]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("make", [pytest.param(UNet, marks=pytest.mark.campaign), UViT])
 def test_scanned_and_unrolled_blocks_compute_the_same(make):
     scanned, params = made(make, dropout=0.2)

@@ -66,7 +66,7 @@ def test_the_states_of_uniform_noise_are_those_of_a_whole_run(uniform):
     same_path(uniform, "ancestral", seed=1, steps=4, prompt="to be")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_model_of_pairs_sees_its_prompt_clean(uniform):
     """In a batch and live; a model that was not trained on pairs sees it with noise."""
     told = uniform.experiment

@@ -98,7 +98,7 @@ def run(step, process, keys, steps=3):
     return exact.drawn(fixed([0.1, 0.4, -0.3]), process, step, uniform(steps), keys)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_loop_runs_it_and_a_sample_does_not_depend_on_its_neighbours():
     keys = exact.keys_for(2, 8)
     whole = run(Metropolis(5), PROCESS, keys)[0]

@@ -439,7 +439,7 @@ def test_data_that_cannot_be_read_is_told_before_anything_is_written(folders, tm
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_loading_holds_the_parameters_and_little_more(tmp_path):
     """Less than 1.5 of the largest of 4 files besides, onto a mesh of 1 x 4 devices."""
     command = [sys.executable, "tools/loading.py", "--gigabytes", "0.4", "--shards", "4"]
@@ -459,7 +459,7 @@ print(model.sample(num=3, steps=4).texts)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_on_a_mesh_the_numbers_are_the_same(folders, mdlm):
     """Two by two devices, and three rows, which these do not divide."""
     flag = "--xla_force_host_platform_device_count=4"

@@ -385,7 +385,7 @@ def test_impossible_sizes_are_refused(options, words):
 @pytest.mark.parametrize(
     "time_conditioning", [True, pytest.param(False, marks=pytest.mark.campaign)]
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_every_parameter_learns_from_the_true_initialisation(make, time_conditioning):
     """Zeros that multiply zeros would never move: after four plain steps every array has."""
     is_told = time_conditioning and make not in (Partition, ModernBert)
