@@ -15,7 +15,7 @@ from md4_jax.generate import figures
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.draws import draws
 from md4_jax.objectives.head import noise_of
-from md4_jax.objectives.md4 import prompted
+from md4_jax.objectives.noising import prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.options import check_seed
 from md4_jax.protocols import Array, Batch, Network, Params, UserError

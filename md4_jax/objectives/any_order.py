@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import noise_of
-from md4_jax.objectives.md4 import masked, prompted
+from md4_jax.objectives.noising import masked, prompted
 from md4_jax.objectives.token_nats import masked_nats, nats_of_masks
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
-from md4_jax.objectives.md4 import SMALLEST_TIME, masked, prompted
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
-from md4_jax.objectives.md4 import SMALLEST_TIME, masked, masked_weight, prompted
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, masked_weight, prompted
 from md4_jax.objectives.token_nats import counted, token_nats, widened
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.processes.draws import split_keys

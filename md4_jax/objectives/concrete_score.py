@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import prompted
+from md4_jax.objectives.noising import prompted
 from md4_jax.objectives.token_nats import counted, excess_squares, ratio_error
 from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.draws import split_keys

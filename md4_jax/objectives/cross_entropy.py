@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_positions
-from md4_jax.objectives.md4 import noised
+from md4_jax.objectives.noising import noised
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.protocols import Array, Batch, Denoiser, Needs

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import SMALLEST_TIME, prompted
+from md4_jax.objectives.noising import SMALLEST_TIME, prompted
 from md4_jax.objectives.token_nats import counted, rate_divergence, rate_excess, token_nats
 from md4_jax.processes.capabilities import HasGenerator
 from md4_jax.processes.draws import split_keys

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, at_positions, noise_of
-from md4_jax.objectives.md4 import DiscreteMD4, prompted
+from md4_jax.objectives.md4 import DiscreteMD4
+from md4_jax.objectives.noising import prompted
 from md4_jax.objectives.token_nats import counted, divergence_nats, token_nats
 from md4_jax.processes.capabilities import HasPosterior, RevealsMasks
 from md4_jax.processes.draws import fold_keys

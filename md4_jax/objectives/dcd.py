@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.distillation import Distillation, apart, teacher_of
-from md4_jax.objectives.md4 import prompted
+from md4_jax.objectives.noising import prompted
 from md4_jax.processes import duality
 from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import noised, prompted
+from md4_jax.objectives.noising import noised, prompted
 from md4_jax.objectives.score_entropy import with_ends
 from md4_jax.objectives.token_nats import counted
 from md4_jax.objectives.uniform_elbo import UniformELBO, uniform_nats

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.objectives.head import at_noise
-from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
+from md4_jax.objectives.noising import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.insertion import Noised

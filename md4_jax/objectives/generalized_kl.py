@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_positions
-from md4_jax.objectives.md4 import masked_weight, noised
+from md4_jax.objectives.noising import masked_weight, noised
 from md4_jax.objectives.score_entropy import with_ends
 from md4_jax.objectives.token_nats import rate_divergence, token_nats, two_and_others, widened
 from md4_jax.processes.capabilities import FollowsDistances, RedrawsUniformly

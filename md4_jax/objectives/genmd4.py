@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
-from md4_jax.objectives.md4 import masked, prompted
+from md4_jax.objectives.noising import masked, prompted
 from md4_jax.objectives.token_nats import counted, expected, token_nats
 from md4_jax.processes.capabilities import RevealsBySymbol
 from md4_jax.processes.draws import split_keys

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, at_positions, noise_of
-from md4_jax.objectives.md4 import SMALLEST_TIME, masked, prompted
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import others_log1p, token_nats, two_and_others
 from md4_jax.processes.capabilities import Interpolates
 from md4_jax.processes.schedules import LATEST

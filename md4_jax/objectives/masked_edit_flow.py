@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.edit_flow import inserted_nats
 from md4_jax.objectives.flexmdm import gap_excess, order_nats, texts
 from md4_jax.objectives.head import at_noise
-from md4_jax.objectives.md4 import SMALLEST_TIME, masked_weight
+from md4_jax.objectives.noising import SMALLEST_TIME, masked_weight
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import EditsMasks
 from md4_jax.processes.edits import Edited

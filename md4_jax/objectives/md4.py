@@ -6,13 +6,10 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.noising import masked, masked_weight, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, Schedule, UserError
-
-# The smallest time of a draw. It replaces u = 0, where the weight 1/t and no masks give inf * 0.
-# u = 0 stands for the float32 cell [0, 2^-23), so that no part of the integral is left out.
-SMALLEST_TIME = 2.0**-24
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +39,6 @@ class MD4:
         """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the bound."""
         weight = masked_weight(process.schedule, t)
         return weight * masked_nats(denoiser, process, batch, z, t)
-
-
-def masked_weight(schedule: Schedule, t: Array) -> Array:
-    """Returns -alpha'_t / (1 - alpha_t), the weight of a masked token's cross-entropy, like t.
-
-    0 where 1 - alpha is too small for a float: then no token is masked.
-    """
-    noise = schedule.one_minus_alpha(t)
-    return jnp.where(noise > 0, -schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,19 +112,3 @@ class DiscreteMD4:
             return jnp.zeros(size)
         at_first = self.masked_probability(process, jnp.ones(size, int))
         return at_first * jnp.sum(batch.loss_mask, axis=1) * math.log(process.vocab_size)
-
-
-def noised(process: Process, batch: Batch, u: Array, keys: Array) -> tuple[Array, Array]:
-    """Draws (z_t, t) at t = u, at least SMALLEST_TIME; tokens that do not count stay clean."""
-    t = jnp.maximum(u, SMALLEST_TIME)
-    return prompted(batch, process.corrupt(keys, batch.tokens, t)), t
-
-
-def prompted(batch: Batch, z: Array) -> Array:
-    """Puts clean tokens into z at the positions that do not count."""
-    return jnp.where(batch.loss_mask, z, batch.tokens)
-
-
-def masked(process: Process, z: Array) -> Array:
-    """Returns the fraction of positions that hold a mask [B], for the log."""
-    return jnp.mean(process.is_noise(z), axis=1, dtype=jnp.float32)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_positions, noise_of
-from md4_jax.objectives.md4 import masked, masked_weight, noised
+from md4_jax.objectives.noising import masked, masked_weight, noised
 from md4_jax.objectives.token_nats import counted, token_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.distillation import teacher_of
-from md4_jax.objectives.md4 import masked
+from md4_jax.objectives.noising import masked
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 

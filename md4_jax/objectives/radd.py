@@ -6,14 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import noise_of
-from md4_jax.objectives.md4 import (
-    MD4,
-    SMALLEST_TIME,
-    masked,
-    masked_weight,
-    noised,
-    prompted,
-)
+from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, masked_weight, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs

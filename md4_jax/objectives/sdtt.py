@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.distillation import Distillation, apart, teacher_of
 from md4_jax.objectives.head import CAPACITIES, at_positions, noise_of
-from md4_jax.objectives.md4 import masked, noised
+from md4_jax.objectives.noising import masked, noised
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import draw_symbol, fold_keys, split_keys, uniforms
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.md4 import noised
+from md4_jax.objectives.noising import noised
 from md4_jax.objectives.score_entropy import rate, with_ends
 from md4_jax.objectives.token_nats import counted, others_log1p, two_and_others
 from md4_jax.processes.capabilities import RedrawsUniformly

@@ -19,7 +19,8 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.gidd import GIDD
-from md4_jax.objectives.md4 import MD4, noised
+from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.noising import noised
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes.capabilities import ObservesMasks, RevealsMasks
 from md4_jax.processes.hybrid import Hybrid

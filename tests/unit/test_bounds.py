@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from md4_jax.objectives.any_order import AnyOrder
-from md4_jax.objectives.md4 import MD4, SMALLEST_TIME, DiscreteMD4
+from md4_jax.objectives.md4 import MD4, DiscreteMD4
+from md4_jax.objectives.noising import SMALLEST_TIME
 from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.processes.masking import Masking
