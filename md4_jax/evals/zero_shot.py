@@ -40,8 +40,8 @@ SETS: dict[str, tuple[dict[str, str], str]] = {
 USUAL = ",".join(name for name in SETS if name != "openwebtext")
 # The run's own text may be a public corpus too, with other keys.
 PLAIN = {
-    "name": "public", "folder": "", "text_key": "text", "messages_key": "", "rejected_key": "",
-    "validation": None, "test": None,
+    "name": "public", "folder": "", "text_key": "text", "messages_key": "", "prompt_key": "",
+    "rejected_key": "", "validation": None, "test": None,
 }  # fmt: skip
 CHUNKS = {"concatenate": "grid", "documents": "documents"}
 BLOCK = 1 << 20  # tokens that are hashed at once

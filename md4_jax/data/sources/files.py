@@ -33,7 +33,8 @@ class TextFiles:
     label_key   likewise of the label, a name or a number from 0 on; each document is then one
                 sequence. "": no labels, and documents are joined
     prompt_key  likewise of a prompt, whose answer the text is; each pair is then one sequence, and
-                only the answer is noised and counted. "": no prompts
+                only the answer is noised and counted. Beside messages_key of a list of messages
+                that come before those. "": no prompts
     rejected_key  likewise of an answer to the prompt that is worse than the text, or of the same
                 conversation with a worse answer at its end, for objective.name="preference". "":
                 there is none
@@ -171,7 +172,7 @@ class TextFiles:
     @property
     def _keys(self) -> Keys:
         if self.messages_key:
-            return Keys("", messages=self.messages_key, rejected=self.rejected_key)
+            return Keys("", "", self.prompt_key, self.messages_key, self.rejected_key)
         return Keys(self.text_key, self.label_key, self.prompt_key, rejected=self.rejected_key)
 
     @property
@@ -230,7 +231,7 @@ def check_messages(source: Any) -> None:
                 "data.prompt_key, or that of the conversation by data.messages_key"
             )
         return
-    keys = {"text_key": "text", "label_key": "", "prompt_key": ""}
+    keys = {"text_key": "text", "label_key": ""}
     for key, default in keys.items():
         if (value := getattr(source, key, default)) != default:
             raise UserError(

@@ -36,6 +36,7 @@ class PublicText:
     folder      folder of a data set on the hub whose files are taken; "": the corpus's own, or all
     text_key    key of the text in a JSON line, or column of a Parquet file
     messages_key  likewise of a conversation, in place of a text; see data/conversations.py
+    prompt_key  likewise of the messages before those, where they are a list of their own
     rejected_key  likewise of the same conversation with a worse answer at its end, for
                 objective.name="preference". "": there is none
     validation  size of a split that the corpus has not itself: a fraction of the training
@@ -51,6 +52,7 @@ class PublicText:
     folder: str = ""
     text_key: str = "text"
     messages_key: str = ""
+    prompt_key: str = ""
     rejected_key: str = ""
     validation: float | None = None
     test: float | None = None
@@ -63,6 +65,12 @@ class PublicText:
             raise UserError(
                 f"data.dataset={self.dataset!r} is not known. Known are {', '.join(CORPORA)}, and "
                 "OWNER/NAME of any data set on the Hugging Face hub"
+            )
+        if self.prompt_key and not self.messages_key:
+            raise UserError(
+                f"data.prompt_key={self.prompt_key!r} is here the key of messages that come before "
+                "those of data.messages_key, which is ''. Prompts and answers that are texts are "
+                "read from files, by data.name=text and data.path"
             )
         check_messages(self)
 
@@ -88,6 +96,7 @@ class PublicText:
     def content(self) -> str:
         """Returns a hash of the documents, however they are split."""
         key = [self.text_key] if not self.messages_key else ["messages", self.messages_key]
+        key += ["prompt", self.prompt_key] if self.prompt_key else []
         key += ["rejected", self.rejected_key] if self.rejected_key else []
         return digest("public", self.dataset, self.facts(), *key)
 
@@ -230,7 +239,7 @@ class PublicText:
         """Yields the documents of a file, of an archive those of one section if it is given."""
         keys = formats.Keys(self.text_key)
         if self.messages_key:
-            keys = formats.Keys("", messages=self.messages_key, rejected=self.rejected_key)
+            keys = formats.Keys("", "", self.prompt_key, self.messages_key, self.rejected_key)
         found = formats.read(path, keys)
         if formats.is_new_table(path):  # the recipe of the corpus cuts it into rows
             found = iter([formats.whole(path)])

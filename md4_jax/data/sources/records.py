@@ -21,7 +21,8 @@ class Document(NamedTuple):
     label     value of data.label_key; '' without labels
     prompt    value of data.prompt_key; '' without prompts
     rejected  value of data.rejected_key, another answer; '' without
-    messages  value of data.messages_key, each {"role": ..., "content": ...}; () without
+    messages  values of data.prompt_key, if there is one, and of data.messages_key, each
+              {"role": ..., "content": ...}; () without
     rejected_messages  value of data.rejected_key beside it, the same with another last answer
     member    name in an archive; '' outside of archives
     position  bytes of the file that were read so far, for a display of progress
@@ -68,9 +69,10 @@ class Keys(NamedTuple):
     def document(self, where: str, record: dict[str, Any], path: Place, number: int) -> Document:
         """Returns the document of a record, a line or a row; UserError if it lacks a key."""
         if self.messages:
-            told, other = _messages(where, record, "messages_key", self.messages), ()
+            asked = _messages(where, record, "prompt_key", self.prompt) if self.prompt else ()
+            told, other = asked + _messages(where, record, "messages_key", self.messages), ()
             if self.rejected:
-                other = _messages(where, record, "rejected_key", self.rejected)
+                other = asked + _messages(where, record, "rejected_key", self.rejected)
                 check_answers(where, (self.messages, told), (self.rejected, other))
             return Document("", path, number, messages=told, rejected_messages=other)
         label = _label(where, record, self.label) if self.label else ""

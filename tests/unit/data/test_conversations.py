@@ -366,7 +366,7 @@ def test_records_that_are_no_conversations(talk, said, corpus):
 
 
 def test_keys_that_do_not_go_together(tmp_path):
-    for options in ({"text_key": "t"}, {"prompt_key": "t"}, {"label_key": "t"}):
+    for options in ({"text_key": "t"}, {"label_key": "t"}):
         (key,) = options
         said = f"data.messages_key='talk' and data.{key}='t' do not go together"
         with pytest.raises(UserError, match=said):

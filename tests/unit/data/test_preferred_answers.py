@@ -3,6 +3,7 @@
 import importlib.util
 import json
 
+import chex
 import numpy as np
 import pytest
 
@@ -38,10 +39,10 @@ def corpus(tmp_path, monkeypatch):
     """A corpus of pairs of conversations, of which nothing is kept yet."""
     monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
 
-    def corpus(pairs, *, turns="last", padding="end_of_text", kind="text", **options):
+    def corpus(pairs, *, before=(), turns="last", padding="end_of_text", kind="text", **options):
         path = tmp_path / "pairs.jsonl"
-        lines = [json.dumps(dict(chosen=better, rejected=worse)) for better, worse in pairs]
-        path.write_text("".join(line + "\n" for line in lines))
+        records = [dict(prompt=before, chosen=better, rejected=worse) for better, worse in pairs]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
         options = KEYS | options
         made = TextFiles(str(path), **options)
         if kind == "public":
@@ -78,6 +79,32 @@ def test_both_answers_come_after_the_same_conversation(kind, corpus, capsys):
     assert counted == [18 * "-" + 6 * "x", 6 * "-" + 18 * "x"]
     assert not batch.context
     assert "1 of 3 conversations of the train split are left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["text", "public"])
+def test_what_comes_before_may_be_a_list_of_its_own(kind, corpus):
+    """The rows are those of whole conversations, and with other messages before them others."""
+    before, better, worse = talk("hi", "yo", "who"), talk("", "me")[1:], talk("", "nobody")[1:]
+    sources = set()
+    for asked in (before, before[:2] + talk("who?")):
+        whole = corpus([(asked + better, asked + worse)], kind=kind)
+        expected = next(whole.train_batches(batch_size=1, seed=0, rows=np.arange(1)))
+        apart = corpus([(better, worse)], kind=kind, prompt_key="prompt", before=asked)
+        found = next(apart.train_batches(batch_size=1, seed=0, rows=np.arange(1)))
+        chex.assert_trees_all_equal(found, expected)
+        sources |= {whole.source.fingerprint(), apart.source.fingerprint()}
+    assert len(sources) == 4
+    without = corpus([(better, worse)], kind=kind, before=asked)
+    assert without.source.fingerprint() != apart.source.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "before, said", [("hi", "conversation, a list of messages, but a str"), ([], "an empty list")]
+)
+def test_what_comes_before_is_no_list_of_messages(before, said, corpus):
+    with pytest.raises(UserError, match=f"pairs.jsonl, line 1: 'prompt' holds no .*{said}"):
+        answers = talk("", "yes")[1:], talk("", "no")[1:]
+        corpus([answers], prompt_key="prompt", before=before).sizes(["train"])
 
 
 def test_other_worse_answers_are_other_data(corpus):
@@ -123,6 +150,8 @@ def test_keys_that_do_not_go_together(corpus):
         corpus(pairs, rejected_key="bad").sizes(["train"])
     with pytest.raises(UserError, match="name the key .* or that of the conversation by data.mess"):
         PublicText("me/pairs", rejected_key="bad")
+    with pytest.raises(UserError, match="those of data.messages_key, which is ''"):
+        PublicText("me/pairs", prompt_key="prompt", rejected_key="bad")
 
 
 def test_a_token_that_is_not_known_is_reported_with_its_place(corpus, tmp_path):
