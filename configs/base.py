@@ -60,6 +60,7 @@ def get_config() -> ConfigDict:
                 # model that train.initial names
                 # preference(beta, draws, supervised), with data.rejected_key: the better of two
                 # answers, from the model that train.initial names
+                # policy(group, kl, draws, normalised), with sample.reward: answers that it draws
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
                 # with edits: texts of their own lengths
                 # partition, with network.name="partition"

@@ -29,6 +29,7 @@ class Experiment(NamedTuple):
     ends    symbols of `sample.stop`, with which a text ends
     evals   evaluators by their name in the config, see evals/__init__.py
     steering  `Steering` of samplers/steering.py; None without a reward
+    rewarded  the same, for an objective that learns from the reward; samples are then not steered
     """
 
     config: dict[str, Any]
@@ -54,6 +55,7 @@ class Experiment(NamedTuple):
     bench: BenchOptions
     plan: PlanOptions
     steering: Any = None
+    rewarded: Any = None
 
 
 def sample_length(experiment: Experiment) -> int:

@@ -22,6 +22,7 @@ from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.distillation import Teacher
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import DiscreteMD4
+from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.processes import PROCESSES
@@ -82,6 +83,7 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "candi, cross entropy": CANDI("cross_entropy"),
     "concrete score, one level": ConcreteScore(time=0.3),
     "concrete score, denoising": ConcreteScore("denoising"),
+    "policy, near the start": Policy(kl=0.3),
     "sdtt, three steps": SDTT(steps=5, per_step=3, divergence="kl"),
 }
 
@@ -121,9 +123,15 @@ def patterns(length: int) -> np.ndarray:
 
 
 def batch_of(tokens, **context) -> Batch:
-    """A batch, whose worse answers are its sequences read backwards."""
+    """A batch, whose worse answers are its sequences read backwards, with rewards of 1."""
     tokens = np.asarray(tokens, np.int32)
-    return protocols.batch_of(tokens, context=context)._replace(rejected=tokens[:, ::-1])
+    return with_opinions(protocols.batch_of(tokens, context=context))
+
+
+def with_opinions(batch: Batch) -> Batch:
+    """The batch with worse answers, and with rewards and advantages of 1."""
+    ones = np.ones(len(batch.tokens), np.float32)
+    return batch._replace(rejected=batch.tokens[:, ::-1], reward=ones, advantage=ones)
 
 
 def keys_for(seed: int, count: int):

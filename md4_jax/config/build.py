@@ -68,6 +68,8 @@ def experiment(
         lambda: evaluators(config, objective, process, network),
     )
     ends = _ends(sample.stop, domain)
+    # What is learned is not steered towards.
+    made["rewarded" if objective.needs.rewards else "steering"] = made.pop("steering")
     experiment = Experiment(
         **made,
         config=config,

@@ -7,6 +7,7 @@ from typing import Any
 from md4_jax.config.fit import Component, check_fit, objective_name
 from md4_jax.config.load import unknown
 from md4_jax.config.mistakes import all_of
+from md4_jax.config.policy_checks import check_policy
 from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
@@ -250,6 +251,7 @@ def check_training(experiment: Experiment) -> None:
             "Change one of them"
         )
     _check_preferences(experiment)
+    check_policy(experiment)
     check_trainable(experiment)
 
 

@@ -69,6 +69,11 @@ def _check_reward(experiment: Experiment) -> None:
         return
     sections, options = experiment.config, experiment.sample
     name = sections["sample"]["reward"]["name"]
+    if hasattr(experiment.steering.reward, "compared"):
+        raise UserError(
+            f"sample.reward.name={name!r} compares with the answers of the data, which samples "
+            "have not: it is for objective.name=policy"
+        )
     refused = (
         ("sample.block", sample_block(experiment), 0, "blocks are settled one after another"),
         ("sample.stride", options.stride, 0, "windows are settled one after another"),

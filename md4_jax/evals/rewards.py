@@ -12,11 +12,14 @@ and optionally
     opened(run_of, programs)   returns the reward that is called, which may read other models; the
                                inputs are those of evals/context.py. UserError at start-up if there
                                are no such models
+    compared(answers, expected)  rewards [N] of answers to prompts, beside the answers that the data
+                               have to them, both lists of texts: called instead of the reward, for
+                               training with objective.name=policy alone
 """
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,12 +53,7 @@ class Pattern:
                 "sample.reward.name='pattern' needs sample.reward.pattern, a regular expression "
                 "such as 'the|and'"
             )
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise UserError(
-                f"sample.reward.pattern={self.pattern!r} is no regular expression: {error}"
-            ) from error
+        _compiled("sample.reward.pattern", self.pattern)
 
     def check(self, domain: Any) -> None:
         """Raises UserError if the data are no text."""
@@ -133,6 +131,47 @@ class LogProbability:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """1 for an answer that says the same as that of the data, else 0; for objective.name=policy.
+
+    pattern  regular expression of what is compared, its first group if it has one: the last match
+             in each answer, which is wrong without a match. '': the whole answer, without white
+             space at its ends
+    """
+
+    pattern: str = ""
+
+    def __post_init__(self):
+        _compiled("sample.reward.pattern", self.pattern)
+
+    def check(self, domain: Any) -> None:
+        """Raises UserError if the data are no text."""
+        _check_text("answer", domain)
+
+    def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
+        """Raises TypeError: there is nothing to compare with."""
+        raise TypeError("this reward compares answers: call `compared`")
+
+    def compared(self, answers: Sequence[str], expected: Sequence[str]) -> np.ndarray:
+        """Compares answers with those of the data: float64 [N]."""
+        pairs = zip(map(self._said, answers), map(self._said, expected), strict=True)
+        return np.array([one is not None and one == other for one, other in pairs], np.float64)
+
+    def _said(self, answer: str) -> str | None:
+        if not self.pattern:
+            return answer.strip()
+        found = list(re.finditer(self.pattern, answer))
+        return found[-1][1 if found[-1].re.groups else 0] if found else None
+
+
+def _compiled(key: str, pattern: str) -> re.Pattern:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{key}={pattern!r} is no regular expression: {error}") from error
+
+
 def _check_text(name: str, domain: Any) -> None:
     if not hasattr(domain, "encode"):
         raise UserError(
@@ -140,4 +179,4 @@ def _check_text(name: str, domain: Any) -> None:
         )
 
 
-REWARDS = {"none": NoReward, "pattern": Pattern, "judge": JudgeReward}
+REWARDS = {"none": NoReward, "pattern": Pattern, "judge": JudgeReward, "answer": Answer}

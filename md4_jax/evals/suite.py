@@ -19,6 +19,8 @@ class Suite:
     corpus  (changes of the `data` section) -> the corpus
     judge   params -> (experiment, params) of the judge of samples; None: no judge
     run_of  reads other models
+
+    rewarded is that of the experiment, with a reward that may read other models.
     """
 
     def __init__(
@@ -32,6 +34,9 @@ class Suite:
         self._experiment, self._workdir = experiment, workdir
         self._corpus, self._judge, self._run_of = corpus, judge, run_of
         self._programs: dict[Any, Any] = {}
+        self.rewarded = experiment.rewarded
+        if run_of is not None and experiment.rewarded is not None:
+            self.rewarded = experiment.rewarded.opened(run_of, self._programs)
         if run_of is not None and experiment.steering is not None:
             steering = experiment.steering.opened(run_of, self._programs)
             self._experiment = experiment._replace(steering=steering)

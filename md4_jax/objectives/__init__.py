@@ -19,6 +19,7 @@ from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.masked_edit_flow import MaskedEditFlow
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.partition import Partition
+from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.preference import Preference
 from md4_jax.objectives.radd import TDCE, LambdaDCE
 from md4_jax.objectives.score_entropy import ScoreEntropy
@@ -47,6 +48,7 @@ OBJECTIVES = {
     "ctmc": CTMC,
     "sdtt": SDTT,
     "dcd": DCD,
+    "policy": Policy,
     "preference": Preference,
     "flexmdm": FlexMDM,
     "edit_flow": EditFlow,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, sample_length
-from md4_jax.perf.bench import forward_flops, training_flops
+from md4_jax.perf.bench import completed, forward_flops, training_flops
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Batch, UserError
@@ -72,8 +72,9 @@ def plan(experiment: Experiment) -> dict[str, Plan]:
 def _train(experiment: Experiment) -> Plan:
     shapes = abstract_state(experiment)
     batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
-    if experiment.objective.needs.preferences:
-        batch = batch._replace(rejected=batch.tokens)
+    rows, split = batch.tokens.shape[:1], batch.tokens.sharding
+    rewards = jax.ShapeDtypeStruct(rows, jnp.float32, sharding=split)
+    batch = completed(experiment.objective, batch, rewards)
     flops = batch.tokens.size * training_flops(experiment, shapes)
     return _compiled(experiment, step_program(experiment, shapes), flops, shapes, batch)
 

@@ -159,6 +159,15 @@ def _batch(experiment: Experiment, size: int) -> Batch:
     return to_global(batch_of(tokens), experiment.mesh)
 
 
+def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:
+    """Returns the batch with what else the objective learns from; rewards [B] are any numbers."""
+    if objective.needs.preferences:
+        batch = batch._replace(rejected=batch.tokens)
+    if objective.needs.rewards:
+        batch = batch._replace(reward=rewards, advantage=rewards)
+    return batch
+
+
 def forward_flops(experiment: Experiment, params: Any, objective: Objective | None = None) -> float:
     """Returns the FLOPs of a forward pass per token by the network's formula, nan without one."""
     count = experiment.network.flops
@@ -183,9 +192,9 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     with jax.set_mesh(experiment.mesh):
         state = fresh_state(experiment)
-        batch = _batch(experiment, experiment.train.batch_size)
-        if experiment.objective.needs.preferences:
-            batch = batch._replace(rejected=batch.tokens)
+        rows = experiment.train.batch_size
+        rewards = to_global(np.zeros(rows, np.float32), experiment.mesh)
+        batch = completed(experiment.objective, _batch(experiment, rows), rewards)
         compiled, facts = _compiled(step_program(experiment, state), state, batch)
     held = [state]
     tokens = batch.tokens.size

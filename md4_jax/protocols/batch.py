@@ -25,6 +25,8 @@ class Batch(NamedTuple):
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
     rejected   int32 [B, L] or None, the same sequences with worse answers in place of what counts
     number     int32 [B] or None, which sequence of the training data each one is
+    reward     float32 [B] or None, of sequences that the model has drawn
+    advantage  float32 [B] or None, how much better these are than others after the same prompt
     """
 
     tokens: Array
@@ -33,6 +35,8 @@ class Batch(NamedTuple):
     text: Array | None = None
     number: Array | None = None
     rejected: Array | None = None
+    reward: Array | None = None
+    advantage: Array | None = None
 
 
 def batch_of(

@@ -22,6 +22,7 @@ class Needs(NamedTuple):
     swapped           its denoiser must have `swapped`
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
+    rewards           its batches are drawn by the model, with `reward` and `advantage`
     parametrisations  allowed values of process.parametrisation; None: any
     why               reason, with which the error for time or parametrisation ends
     """
@@ -38,6 +39,7 @@ class Needs(NamedTuple):
     edits: bool = False
     swapped: bool = False
     preferences: bool = False
+    rewards: bool = False
 
 
 class Objective(Protocol):

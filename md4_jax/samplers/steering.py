@@ -41,12 +41,16 @@ class Steering(NamedTuple):
 
     def rewards(self, tokens: np.ndarray) -> np.ndarray:
         """Returns the rewards float64 [N] of tokens [N, L]; UserError if they are no numbers."""
-        found = np.asarray(self.reward(tokens, self.domain), np.float64)
+        return self.checked(self.reward(tokens, self.domain), len(tokens))
+
+    def checked(self, rewards: Any, count: int) -> np.ndarray:
+        """Returns rewards as float64 [count]; UserError if they are no numbers, or not so many."""
+        found = np.asarray(rewards, np.float64)
         kind = type(self.reward).__name__
-        if found.shape != (len(tokens),):
+        if found.shape != (count,):
             raise UserError(
                 f"sample.reward: {kind} returned an array of the shape {found.shape} for "
-                f"{len(tokens)} sequences; it must return one number for each"
+                f"{count} sequences; it must return one number for each"
             )
         if not np.isfinite(found).all():
             raise UserError(

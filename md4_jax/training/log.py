@@ -118,8 +118,9 @@ class TrainLog:
         self._writer.write(step, numbers)
         kind = "bound" if self._settings.is_bound else "training loss"
         unit = self._settings.unit
+        rewarded = f"reward {means['reward']:.3f}, " if "reward" in means else ""
         text = (
-            f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}, "
+            f"{rewarded}{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}, "
             f"{rate * size * length:,.0f} {unit}s/s{_loads(means)}"
             + (f", {skipped} skipped" if skipped else "")
         )

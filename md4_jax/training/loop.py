@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.data.corpus import Corpus, check_same_text
+from md4_jax.evals import rollouts
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment, rows_of
@@ -87,7 +88,7 @@ def _opened(
     step = int(state.step)
     text = corpus.fingerprint()
     check_same_text((host or {}).get("text"), text, workdir)
-    rows = rows_of(experiment, experiment.train.batch_size)
+    rows = rows_of(experiment, rollouts.prompts_of(experiment))
     data = corpus.train_batches(seed=experiment.train.seed, **rows)
     if primary:
         print(report.start(experiment, state, workdir, step), flush=True)
@@ -119,13 +120,14 @@ def _steps(
     saver, log, steps = run.saver, run.log, experiment.train.num_steps
     step_fn, step, metrics = step_program(experiment, state), int(state.step), None
     budget, notices = experiment.train.seconds, run.notices
+    drawn = rollouts.maker(experiment, suite.rewarded)
     try:
         last = step >= steps or (saver.follows_seconds and notices.elapsed >= budget)
         # If the run was killed between a save and its evaluation.
         _evaluate_if_due(suite, log, state, step)
         while not last:
             with run.profile.step(step + 1):
-                batch = to_global(next(run.data), experiment.mesh)
+                batch = to_global(drawn(state.whole, step, next(run.data)), experiment.mesh)
                 spent = (notices.elapsed / budget,) if saver.follows_seconds else ()
                 with jax.set_mesh(experiment.mesh):
                     if metrics is None:

@@ -34,7 +34,7 @@ MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=2, fsdp=2, tenso
 ALIKE = (
     "md4_discrete", "t_dce", "lambda_dce", "along_order", "autoregressive", "concrete_score",
     "score_entropy", "gidd", "d3pm", "dcd", "any_order", "cross_entropy", "uniform_elbo", "sdtt",
-    "generalized_kl", "every_order", "flexmdm", "edit_flow", "preference",
+    "generalized_kl", "every_order", "flexmdm", "edit_flow", "preference", "policy",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     train = TrainOptions(num_steps=1, batch_size=BATCH)
     with jax.set_mesh(mesh):
         placed = jax.device_put(state, shardings_of(state, mesh))
-        batch = to_global(batch_of(tokens)._replace(rejected=tokens[:, ::-1].copy()), mesh)
+        batch = to_global(exact.with_opinions(batch_of(tokens)), mesh)
         _, metrics = jax.jit(make_train_step(network, objective, optimizer, train))(placed, batch)
     return {name: float(value) for name, value in metrics.items()}
 

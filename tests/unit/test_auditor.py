@@ -71,11 +71,14 @@ def bounds() -> list[str]:
     return [name for name, (of, make) in pairs.items() if of.is_bound(make(3))]
 
 
-@pytest.mark.parametrize("name", ["sdtt", "dcd", "preference"])
-def test_what_learns_from_another_model_is_refused(name):
+OTHERS = dict.fromkeys(["sdtt", "dcd", "preference"], "another model")
+
+
+@pytest.mark.parametrize("name, what", (OTHERS | {"policy": "rewards of samples"}).items())
+def test_what_learns_from_something_else_is_refused(name, what):
     words = {"objective.name": name, "process.name": "uniform" if name == "dcd" else "masking"}
     config = schema.load_config(str(PACKAGE_ROOT / "configs" / "base.py"), words)
-    said = f"objective.name='{name}' cannot be audited: it learns from another model"
+    said = f"objective.name='{name}' cannot be audited: it learns from {what}"
     with pytest.raises(UserError, match=said):
         audits.objectives(config)
 

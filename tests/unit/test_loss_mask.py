@@ -112,8 +112,7 @@ def call(objective, process, batch, **settings):
     make = shifted if isinstance(objective, Autoregressive) else watched
     make = growing if objective.needs.gaps else make
     denoiser = make(jnp.asarray(batch.tokens), jnp.asarray(batch.loss_mask), **settings)
-    batch = batch._replace(rejected=batch.tokens[:, ::-1])
-    return objective(denoiser, process, batch, U, KEYS)[0]
+    return objective(denoiser, process, exact.with_opinions(batch), U, KEYS)[0]
 
 
 @every_pair

@@ -127,6 +127,8 @@ def test_which_objectives_are_bounds():
         "duo",
         "gidd, clip",
         "gidd, dynamic",
+        "policy",
+        "policy, near the start",
         "preference",
         "sdtt",
         "sdtt, three steps",

@@ -52,7 +52,7 @@ class Text:
 
 
 def suite_of(evals, corpus=None):
-    return Suite(types.SimpleNamespace(evals=evals), "WORKDIR", corpus)
+    return Suite(types.SimpleNamespace(evals=evals, rewarded=None), "WORKDIR", corpus)
 
 
 def test_which_run_after_a_step_and_at_the_end():

@@ -1,0 +1,49 @@
+"""Checks of an objective that learns from rewards of samples."""
+
+from md4_jax.experiment import Experiment, clean_prompts
+from md4_jax.protocols import UserError
+from md4_jax.runtime.sharding import batch_shards
+
+
+def check_policy(experiment: Experiment) -> None:
+    """Raises UserError for what cannot learn from the rewards of samples that are drawn for it."""
+    if not experiment.objective.needs.rewards:
+        return
+    said = f"objective.name={experiment.config['objective']['name']!r}"
+    if experiment.rewarded is None:
+        raise UserError(
+            f"{said} learns from a reward of samples, and there is none: name one by "
+            "sample.reward.name, such as pattern, judge, answer or package.module:attribute"
+        )
+    _check_sizes(experiment, said)
+    sample, data = experiment.sample, experiment.data
+    refused = {
+        f"sample.length={sample.length}": sample.length not in (0, data.length),
+        f"sample.stride={sample.stride}": sample.stride != 0,
+        f"train.time_power={experiment.train.time_power}": experiment.train.time_power != 1,
+    }
+    for key, wrong in refused.items():
+        if wrong:
+            usual = 1 if key.startswith("train.time_power") else 0
+            raise UserError(
+                f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
+                f"numbers of masks: set {key.partition('=')[0]}={usual}, not {key}"
+            )
+    if clean_prompts(experiment) and data.padding != "end_of_text":
+        raise UserError(
+            f"{said} draws whole answers, which end with an end of text: it needs "
+            f"data.padding='end_of_text', not {data.padding!r}"
+        )
+    if experiment.network.companion is not None:
+        raise UserError(f"{said} is not for network.tables, which do not learn: set it to 0")
+
+
+def _check_sizes(experiment: Experiment, said: str) -> None:
+    size, group = experiment.train.batch_size, experiment.objective.group
+    shards = batch_shards(experiment.mesh)
+    if size % (group * shards):
+        raise UserError(
+            f"train.batch_size={size} must be a multiple of {group * shards}: {said} draws "
+            f"objective.group={group} texts after each prompt, and {shards} parts of a batch "
+            "are on devices of their own"
+        )

@@ -1,0 +1,120 @@
+"""Texts that a policy learns from: drawn by the model at each step, with rewards."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.experiment import Experiment, clean_prompts
+from md4_jax.protocols import Array, Batch, Params, Prompt
+from md4_jax.runtime.sharding import local_rows, to_global, to_host
+from md4_jax.samplers.batches import make_sampler
+from md4_jax.samplers.steering import Steering
+
+# Of the standard deviation of the rewards of a group, so that equal ones have the advantage 0.
+SMALLEST = 1e-4
+SAMPLES = 7  # tells the keys of samples from those of the noise, which `draws` makes
+
+
+class Rollouts:
+    """Draws the texts of each training step, as the `sample` section says, and rewards them."""
+
+    def __init__(self, experiment: Experiment, rewarded: Steering):
+        self._experiment, self._rewarded = experiment, rewarded
+        self._sampler = make_sampler(
+            experiment.network,
+            experiment.loop,
+            experiment.grid,
+            experiment.mesh,
+            guidance=experiment.sample.guidance,
+            clean_prompts=clean_prompts(experiment),
+        )
+
+    def __call__(self, params: Params, step: int, prompts: Batch) -> Batch:
+        """Returns this process's rows of the batch of a step, `group` for each of its prompts.
+
+        prompts  sequences of the data; what does not count is the prompt
+        """
+        group = self._experiment.objective.group
+        context = {name: np.repeat(x, group, axis=0) for name, x in prompts.context.items()}
+        data, counts = (np.repeat(np.asarray(x), group, axis=0) for x in prompts[:2])
+        tokens = self._drawn(params, step, Prompt(data, ~counts), context)
+        rewards = self._rewards(tokens, data, counts)
+        return Batch(
+            tokens,
+            counts,
+            context,
+            reward=rewards.astype(np.float32),
+            advantage=advantages(rewards, group, self._experiment.objective.normalised),
+        )
+
+    def _drawn(self, params: Params, step: int, prompt: Prompt, context: dict) -> np.ndarray:
+        mesh, size = self._experiment.mesh, self._experiment.train.batch_size
+        keys = sample_keys(self._experiment.train.seed, step, size)
+        given = to_global((prompt, context), mesh)
+        with jax.set_mesh(mesh):
+            found = self._sampler.program(params, self._experiment.sampler_step, keys, *given)
+        return np.asarray(to_host(found[0].z))[local_rows(mesh, size)]
+
+    def _rewards(self, tokens: np.ndarray, data: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns the rewards float64 [B] of texts, or of their answers beside those of the data.
+
+        Texts end with the first token that ends them.
+        """
+        compared = getattr(self._rewarded.reward, "compared", None)
+        if compared is None:
+            return self._rewarded.rewards(ended(tokens, counts, self._experiment.ends))
+        answers, expected = (self._answers(x, counts) for x in (tokens, data))
+        return self._rewarded.checked(compared(answers, expected), len(tokens))
+
+    def _answers(self, tokens: np.ndarray, counts: np.ndarray) -> list[str]:
+        """Returns the text of each answer, up to what ends it."""
+        domain, texts = self._experiment.domain, []
+        stops = {*self._experiment.ends, getattr(domain, "eot_id", None)}
+        for row, own in zip(tokens, counts, strict=True):
+            answer = [int(token) for token in row[own]]
+            place = next((n for n, token in enumerate(answer) if token in stops), len(answer))
+            texts.append(domain.decode(np.asarray(answer[:place], np.int32)))
+        return texts
+
+
+def sample_keys(seed: int, step: int, count: int) -> Array:
+    """Returns the key of each text of a step, determined by seed, step and row."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), SAMPLES), step)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
+
+
+def ended(tokens: np.ndarray, counts: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
+    """Returns the tokens with the first that ends an answer repeated to the end of its row."""
+    stops = np.isin(tokens, ends) & counts
+    first = np.where(stops.any(axis=1), stops.argmax(axis=1), tokens.shape[1])[:, None]
+    last = np.take_along_axis(tokens, np.minimum(first, tokens.shape[1] - 1), axis=1)
+    return np.where(np.arange(tokens.shape[1]) > first, last, tokens)
+
+
+def advantages(rewards: np.ndarray, group: int, normalised: bool) -> np.ndarray:
+    """Returns how much better than its group each text is: float32 [B].
+
+    r_i - mean(r), over the standard deviation of the group's rewards if `normalised`.
+    """
+    groups = rewards.reshape(-1, group)
+    found = groups - groups.mean(axis=1, keepdims=True)
+    if normalised:
+        found = found / (groups.std(axis=1, keepdims=True) + SMALLEST)
+    return found.reshape(-1).astype(np.float32)
+
+
+def maker(
+    experiment: Experiment, rewarded: Steering | None
+) -> Callable[[Params, int, Batch], Batch]:
+    """Returns (parameters, step, batch of the data) -> batch of the step, mostly the same."""
+    if experiment.objective.needs.rewards:
+        return Rollouts(experiment, rewarded)
+    return lambda params, step, batch: batch
+
+
+def prompts_of(experiment: Experiment) -> int:
+    """Returns how many sequences of the data a step has: fewer where several texts are drawn."""
+    size = experiment.train.batch_size
+    return size // experiment.objective.group if experiment.objective.needs.rewards else size

@@ -1,0 +1,242 @@
+"""The gradient of a policy by enumeration, advantages by hand, and what a step draws."""
+
+import dataclasses
+
+import exact
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from md4_jax.config import build, inputs, schema
+from md4_jax.config.checks import check_training
+from md4_jax.data.mixtures import corpus_of
+from md4_jax.evals import rollouts
+from md4_jax.evals.rewards import Answer
+from md4_jax.evals.rollouts import Rollouts, advantages, ended, maker, prompts_of
+from md4_jax.objectives.policy import Policy
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Batch, UserError
+from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.training.loop import fresh_state
+
+LOGITS, THEN = np.array([0.4, -0.3, 0.9]), np.array([0.1, 0.5, -0.2])
+LAW = np.exp(LOGITS) / np.exp(LOGITS).sum()
+REWARDS = np.array([1.0, -2.0, 0.5])
+
+
+def denoiser(logits):
+    """Logits of each row [B, V], whatever is seen, beside those of the start."""
+    student, teacher = (
+        exact.of_outputs(lambda z, t, of=of: jnp.broadcast_to(of[:, None], (*z.shape, 3)))
+        for of in (logits, jnp.asarray(THEN)[None])
+    )
+    found = exact.taught(student, teacher)
+    return found._replace(rebind=lambda count: denoiser(jnp.repeat(logits, count, axis=0)))
+
+
+def batch_of(tokens, advantage):
+    tokens, advantage = np.asarray(tokens, np.int32), np.asarray(advantage, np.float32)
+    return Batch(tokens, np.ones(tokens.shape, bool), {}, reward=advantage, advantage=advantage)
+
+
+def slope(objective, batch):
+    """The gradient of each text's loss, [B, V]; of one token the bound is the likelihood."""
+    rows = len(batch.tokens)
+    u, keys = (jnp.arange(rows) + 0.5) / rows, exact.keys_for(0, rows)
+
+    def loss(logits):
+        return jnp.sum(objective(denoiser(logits), Masking(3), batch, u, keys)[0])
+
+    each = jnp.broadcast_to(jnp.asarray(LOGITS), (rows, 3))
+    return np.asarray(jax.jit(jax.grad(loss))(each), np.float64)
+
+
+def test_it_climbs_the_gradient_of_the_expected_reward():
+    """That is p_k (r_k - sum p r), of which a mean over groups of G leaves (G - 1) / G."""
+    group, groups = 4, 5000
+    rng = np.random.default_rng(0)
+    tokens = rng.choice(3, (groups * group, 1), p=LAW)
+    found = advantages(REWARDS[tokens[:, 0]], group, normalised=False)
+    each = -slope(Policy(group=group), batch_of(tokens, found))
+    each = each.reshape(groups, group, 3).mean(axis=1)
+    right = 0.75 * LAW * (REWARDS - LAW @ REWARDS)
+    error = each.std(axis=0) / np.sqrt(groups)
+    assert (np.abs(each.mean(axis=0) - right) < 4 * error).all() and (error < 0.02).all()
+    assert (np.abs(right) > 8 * error).all()
+
+
+def test_kl_is_that_from_the_start():
+    """Its gradient, the mean over texts that the model draws: p_k (log p_k / p'_k - KL)."""
+    each = slope(Policy(kl=0.7), batch_of(np.arange(3)[:, None], np.zeros(3)))
+    then = np.exp(THEN) / np.exp(THEN).sum()
+    gain = np.log(LAW / then)
+    np.testing.assert_allclose(LAW @ each, 0.7 * LAW * (gain - LAW @ gain), rtol=2e-4)
+    alone = slope(Policy(), batch_of(np.arange(3)[:, None], np.zeros(3)))
+    assert (alone == 0).all()
+
+
+def test_the_loss_is_the_bound_times_the_advantage():
+    """Over several tokens, the mean over draws to 4 standard errors; a prompt counts nowhere."""
+    rows, table = 3000, exact.table_logits(3, 3)
+    text = np.array([[0, 2, 1]], np.int32)
+    batch = batch_of(np.repeat(text, rows, axis=0), np.full(rows, -1.5))
+    u, keys = (jnp.arange(rows) + 0.5) / rows, exact.keys_for(1, rows)
+    model = exact.denoiser_of(table, time=0.5)
+
+    @jax.jit
+    def called(batch):
+        return Policy(draws=2)(model, Masking(3), batch, u, keys)
+
+    loss, extra = called(batch)
+    bound = exact.any_order(model, Masking(3), text)[0]
+    error = np.std(loss) / np.sqrt(rows)
+    assert abs(np.mean(loss) + 1.5 * bound) < 4 * error < 0.2
+    assert (extra["reward"] == -1.5).all() and (extra["tied"] == 0).all()
+    prompt = batch._replace(loss_mask=np.zeros_like(batch.loss_mask))
+    assert (np.asarray(called(prompt)[0]) == 0).all()
+    # Three draws of three tokens hide one, two and three of them.
+    _, extra = Policy(draws=3)(model, Masking(3), batch, u, keys)
+    np.testing.assert_allclose(extra["masked"], 2 / 3, rtol=1e-6)
+
+
+def test_advantages_by_hand():
+    rewards = np.array([1.0, 2.0, 3.0, 2.0, 5.0, 5.0, 5.0, 5.0])
+    plain = advantages(rewards, 4, normalised=False)
+    np.testing.assert_array_equal(plain, [-1, 0, 1, 0, 0, 0, 0, 0])
+    scaled = advantages(rewards, 4, normalised=True)
+    np.testing.assert_allclose(scaled[:4], [-1.4142, 0, 1.4142, 0], atol=1e-3)
+    assert (scaled[4:] == 0).all()
+
+
+def test_rewards_are_of_texts_up_to_their_end():
+    tokens = np.array([[9, 1, 9, 2, 3], [0, 1, 2, 3, 4], [9, 9, 9, 1, 9]])
+    counts = np.array([False, True, True, True, True])
+    found = ended(tokens, np.broadcast_to(counts, tokens.shape), (9,))
+    assert found.tolist() == [[9, 1, 9, 9, 9], [0, 1, 2, 3, 4], [9, 9, 9, 9, 9]]
+    assert ended(tokens, np.broadcast_to(counts, tokens.shape), ()).tolist() == tokens.tolist()
+
+
+def test_answers_are_compared_by_what_a_pattern_finds():
+    expected = ["so #### 12", "#### 3 then #### 4", "7 #### 7"]
+    answers = ["#### 12.", "#### 4 #### 3", "seven"]
+    assert Answer(r"#### (\d+)").compared(answers, expected).tolist() == [1, 0, 0]
+    assert Answer(r"\d").compared(["a1b", "", "8"], ["2 1", "x", "8"]).tolist() == [1, 0, 1]
+    assert Answer().compared([" yes\n", "no"], ["yes", "yes"]).tolist() == [1, 0]
+    with pytest.raises(UserError, match=r"sample.reward.pattern='\(' is no regular expression"):
+        Answer("(")
+
+
+KEYS = {
+    "data.name": "text", "data.length": "8", "data.prompt_key": "q", "data.text_key": "a",
+    "data.padding": "end_of_text", "data.validation": "0", "data.test": "1",
+    "tokenizer.name": "bytes", "network.size": "16", "network.depth": "1", "network.heads": "2",
+    "network.hidden": "16", "objective.name": "policy", "objective.group": "4",
+    "sample.reward.name": "answer", "sample.steps": "6", "sample.stop": "end_of_text",
+    "train.batch_size": "8", "mesh.data": "1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(experiment, corpus) of questions and answers."""
+    monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
+    lines = [f'{{"q": "{n}+{n}=", "a": "{2 * n}"}}\n' for n in range(9)]
+    (tmp_path / "sums.jsonl").write_text("".join(lines))
+
+    def made(**changes):
+        words = KEYS | {"data.path": str(tmp_path / "sums.jsonl")}
+        words |= {key.replace("__", "."): value for key, value in changes.items()}
+        if words["objective.name"] != "policy":
+            del words["objective.group"]
+        config = schema.load_config(str(PACKAGE_ROOT / "configs" / "base.py"), words)
+        domain, source = inputs.domain_and_source(config, None)
+        experiment = build.experiment(config, domain)
+        return experiment, corpus_of(source, domain, experiment.data)
+
+    return made
+
+
+def prompts(experiment, corpus):
+    rows = prompts_of(experiment)
+    return next(corpus.train_batches(batch_size=rows, seed=0, rows=np.arange(rows)))
+
+
+def test_a_step_draws_several_answers_to_each_prompt(made, monkeypatch):
+    experiment, corpus = made()
+    asked, state = prompts(experiment, corpus), fresh_state(experiment)
+    assert len(asked.tokens) == prompts_of(experiment) == 2
+    compared = []
+
+    def kept(self, answers, expected):
+        compared.extend(zip(answers, expected, strict=True))
+        return np.arange(len(answers)) % 3
+
+    monkeypatch.setattr(Answer, "compared", kept)
+    drawn = maker(experiment, experiment.rewarded)
+    batch = drawn(state.whole, 3, asked)
+    every, counts = np.repeat(asked.tokens, 4, axis=0), np.repeat(asked.loss_mask, 4, axis=0)
+    assert (batch.tokens[~counts] == every[~counts]).all() and (batch.loss_mask == counts).all()
+    assert batch.tokens.min() + 1 > 0 and batch.tokens.max() < experiment.process.vocab_size
+    assert len(np.unique(batch.tokens, axis=0)) == 8
+    assert batch.reward.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    np.testing.assert_array_equal(batch.advantage, advantages(np.arange(8) % 3, 4, True))
+    # What the data answer, without what ends it.
+    numbers = [bytes(row[row < 256].tolist()).decode().partition("=")[2] for row in every]
+    assert [expected for _, expected in compared] == numbers
+    again, other = drawn(state.whole, 3, asked), drawn(state.whole, 4, asked)
+    assert (again.tokens == batch.tokens).all() and (other.tokens != batch.tokens).any()
+
+
+def test_other_objectives_learn_from_the_data_as_they_are(made):
+    experiment, corpus = made(objective__name="any_order", sample__reward__name="none")
+    asked = prompts(experiment, corpus)
+    assert len(asked.tokens) == 8 and maker(experiment, None)(None, 0, asked) is asked
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"sample__reward__name": "none"}, "learns from a reward of samples, and there is none"),
+        ({"train__batch_size": "6"}, "train.batch_size=6 must be a multiple of 4"),
+        ({"data__padding": "hidden"}, "needs data.padding='end_of_text', not 'hidden'"),
+        ({"sample__length": "12"}, "set sample.length=0, not sample.length=12"),
+        ({"train__time_power": "2"}, "set train.time_power=1, not train.time_power=2"),
+        ({"objective__group": "1"}, "objective.group must be at least 2, not 1"),
+        ({"objective__kl": "-1"}, "objective.kl must not be negative, not -1"),
+        ({"objective__draws": "0"}, "objective.draws must be at least 1, not 0"),
+        ({"network__tables": "2000"}, "is not for network.tables, which do not learn"),
+        (
+            {"objective__name": "any_order"},
+            "sample.reward.name='answer' compares with the answers of the data",
+        ),
+    ],
+)
+def test_mistakes(changes, said, made):
+    with pytest.raises(UserError, match=said):
+        check_training(made(**changes)[0])
+
+
+def test_samples_of_such_a_run_are_not_steered(made):
+    experiment, _ = made(sample__reward__name="pattern", sample__reward__pattern="yes")
+    assert experiment.steering is None and experiment.rewarded.reward.pattern == "yes"
+
+
+def test_rewards_must_be_finite_numbers_one_for_each(made, monkeypatch):
+    experiment, corpus = made()
+    monkeypatch.setattr(Answer, "compared", lambda self, answers, expected: [1.0])
+    drawn = Rollouts(experiment, experiment.rewarded)
+    with pytest.raises(UserError, match=r"shape \(1,\) for 8 sequences; it must return one"):
+        drawn(fresh_state(experiment).whole, 0, prompts(experiment, corpus))
+
+
+def test_a_batch_without_rewards_is_no_batch_for_it():
+    batch = batch_of([[0]], [0.0])._replace(advantage=None)
+    with pytest.raises(ValueError, match="needs a batch with rewards and advantages"):
+        slope(Policy(), batch)
+
+
+def test_the_start_is_kept_only_where_it_counts():
+    assert not Policy().needs.teacher and Policy(kl=0.1).needs.teacher
+    assert Policy().teacher_calls == 0 and Policy(kl=0.1, draws=3).teacher_calls == 3
+    assert dataclasses.replace(Policy(), draws=5).calls == 5 and rollouts.SMALLEST < 1e-3
