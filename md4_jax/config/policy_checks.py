@@ -20,6 +20,7 @@ def check_policy(experiment: Experiment) -> None:
     refused = {
         f"sample.length={sample.length}": sample.length not in (0, data.length),
         f"sample.stride={sample.stride}": sample.stride != 0,
+        f"sample.min_entropy={sample.min_entropy}": sample.min_entropy != 0,
         f"train.time_power={experiment.train.time_power}": experiment.train.time_power != 1,
     }
     for key, wrong in refused.items():

@@ -55,7 +55,10 @@ class Rollouts:
         given = to_global((prompt, context), mesh)
         with jax.set_mesh(mesh):
             found = self._sampler.program(params, self._experiment.sampler_step, keys, *given)
-        return np.asarray(to_host(found[0].z))[local_rows(mesh, size)]
+        tokens = np.asarray(to_host(found[0].z))[local_rows(mesh, size)]
+        # Blocks after the end of a text are not drawn: they hold masks.
+        left = np.asarray(params["process"].is_noise(tokens))
+        return np.where(left, self._experiment.ends[0], tokens) if left.any() else tokens
 
     def _rewards(self, tokens: np.ndarray, data: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Returns the rewards float64 [B] of texts, or of their answers beside those of the data.

@@ -188,6 +188,18 @@ def test_a_step_draws_several_answers_to_each_prompt(made, monkeypatch):
     assert (again.tokens == batch.tokens).all() and (other.tokens != batch.tokens).any()
 
 
+def test_blocks_after_the_end_of_an_answer_are_filled_with_it(made):
+    """With such blocks an answer of a likely end is hardly ever drawn whole."""
+    experiment, corpus = made(sample__block="2", sample__steps="2")
+    params, asked = fresh_state(experiment).whole, prompts(experiment, corpus)
+    head = params["network"]["head"]
+    head["bias"] = head["bias"].at[experiment.domain.eot_id].set(8.0)
+    batch = maker(experiment, experiment.rewarded)(params, 0, asked)
+    stop = experiment.domain.eot_id
+    assert batch.tokens.max() == stop < experiment.process.vocab_size
+    assert (batch.tokens[:, -2:] == stop).all()
+
+
 def test_other_objectives_learn_from_the_data_as_they_are(made):
     experiment, corpus = made(objective__name="any_order", sample__reward__name="none")
     asked = prompts(experiment, corpus)
@@ -201,6 +213,10 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
         ({"train__batch_size": "6"}, "train.batch_size=6 must be a multiple of 4"),
         ({"data__padding": "hidden"}, "needs data.padding='end_of_text', not 'hidden'"),
         ({"sample__length": "12"}, "set sample.length=0, not sample.length=12"),
+        (
+            {"sample__min_entropy": "0.5", "sample__block": "2"},
+            "set sample.min_entropy=0, not sample.min_entropy=0.5",
+        ),
         ({"train__time_power": "2"}, "set train.time_power=1, not train.time_power=2"),
         ({"objective__group": "1"}, "objective.group must be at least 2, not 1"),
         ({"objective__kl": "-1"}, "objective.kl must not be negative, not -1"),
