@@ -95,7 +95,7 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     assert not (tmp_path / "new" / "metrics.jsonl").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_audit(run):
     """The mode reads a config alone, and its code says whether all bounds are bounds."""
     given = ("--config.objective.name=any_order", "--config.audit.steps=20")

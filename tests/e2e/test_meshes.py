@@ -149,6 +149,7 @@ def test_data_alone_splits_no_parameter(meshes):
 @pytest.mark.parametrize(
     "first, second", [("mixed", "one"), pytest.param("fsdp", "tensor", marks=pytest.mark.campaign)]
 )
+@pytest.mark.campaign
 def test_the_mesh_may_change_when_a_run_is_continued(
     first, second, meshes, start, tiny, tmp_path, rows, program
 ):

@@ -47,7 +47,7 @@ def test_every_notebook_is_here_and_has_no_output():
 
 # Jupyter shows the picture of the last line of a cell and closes its file.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_notebooks_run(tmp_path, tiny, run, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -128,6 +128,7 @@ def test_g01_a_reverse_step():
 @pytest.mark.parametrize(
     "step, near", [(Ancestral(), 0.0), pytest.param(Euler(), 0.01, marks=pytest.mark.campaign)]
 )
+@pytest.mark.campaign
 def test_g07_when_symbols_are_revealed(step, near):
     """w = 0.5, 1, 2, data (0, 1, 2): P(still masked at s) = s^w, and the mean time w/(w + 1).
 

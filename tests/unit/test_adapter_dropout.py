@@ -82,6 +82,7 @@ def test_the_mean_of_a_feed_forward_layer_is_kept():
 
 
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.cases(1)
 def test_it_is_off_without_keys(scan):
     """In evaluation, sampling and the judgement of the moving average no keys are given."""
     network, plain, params = built(scan_blocks=scan)
@@ -99,6 +100,7 @@ def test_without_effect_of_the_adapters_nothing_changes():
 
 
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.cases(1)
 def test_the_positions_that_are_asked_for_change_no_draw(scan):
     network, _, params = built(scan_blocks=scan)
     index = jnp.asarray([[5, 0], [2, 3], [1, 1]])

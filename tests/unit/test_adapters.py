@@ -224,6 +224,7 @@ def test_the_step_computes_with_what_is_frozen():
     chex.assert_trees_all_equal(matching(average, "lora", matches=False), frozen)
 
 
+@pytest.mark.campaign
 def test_the_step_drops_what_adapters_read():
     """Its loss is another one, of the same parameters and the same noise."""
     network, optimizer, state = started(optimizer=optax.sgd(0.0))
@@ -235,6 +236,7 @@ def test_the_step_drops_what_adapters_read():
     assert np.isfinite(found) and abs(found - expected) > 1e-3
 
 
+@pytest.mark.campaign
 def test_microbatches_change_nothing_but_rounding():
     network, optimizer, state = started(optimizer=optax.sgd(0.1))
     whole, _ = trained(network, optimizer, state, steps=2)

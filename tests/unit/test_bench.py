@@ -57,6 +57,7 @@ def test_where_every_position_counts_so_does_the_head():
         ),
     ],
 )
+@pytest.mark.campaign
 def test_block_diffusion_computes_what_its_mask_allows(length, block, most, shifted):
     """Both halves of 2 L once, and of their (2 L)^2 scores no more than the allowed ones, where
     tiles are blocks, or those and what fills up tiles: a dense mask has 2 to 4 times as many.

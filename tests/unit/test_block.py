@@ -125,7 +125,7 @@ def test_a_pass_costs_less_than_two(depth, scan_blocks, least, most):
         ),
     ],
 )
-@pytest.mark.cases(1)
+@pytest.mark.campaign
 def test_scanned_layers_are_the_others(remat, time_conditioning):
     """Features and gradients of block diffusion, with what is computed again or kept, to 1e-4."""
     options = dict(time_conditioning=time_conditioning, remat=remat)

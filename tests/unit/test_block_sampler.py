@@ -79,6 +79,7 @@ def test_every_mask_is_drawn_and_what_is_given_stays(step):
     assert (np.asarray(chain.evaluations) <= 4 * 3 + 3).all()
 
 
+@pytest.mark.campaign
 def test_a_sample_does_not_depend_on_its_neighbours():
     one, eight = (np.asarray(drawn(rows=rows)[0].z) for rows in (1, 8))
     np.testing.assert_array_equal(one[0], eight[0])

@@ -109,6 +109,7 @@ def test_which_forms_are_bounds():
 
 
 @pytest.mark.parametrize("form", ["bound", "cross_entropy"])
+@pytest.mark.cases(1)
 def test_the_mean_of_the_draws(form):
     """n = 60,000 for each of four texts: within 4.5 standard errors of the integral."""
     p, n, objective = candi.P_V2L2, 60_000, CANDI(form)

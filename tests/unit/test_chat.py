@@ -211,6 +211,7 @@ def test_padding_of_a_canvas_changes_nothing(model):
 
 @needs_jinja
 @pytest.mark.parametrize("text, free", [("abc", 9), ("abcdefghij", 6)])
+@pytest.mark.cases(1)
 def test_the_last_block_is_drawn_whole(text, free, model, monkeypatch):
     """Of 3 + 6 positions in blocks of 4 twelve are drawn, as if twelve had been asked for."""
     prompts = []

@@ -51,6 +51,7 @@ def agrees(model) -> None:
 
 
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.cases(1)
 def test_the_logits_are_those_of_its_code(scan, tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "diffullama"), {"network.scan_blocks": scan})
     agrees(model)

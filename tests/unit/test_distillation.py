@@ -319,7 +319,7 @@ def test_a_teacher_shares_what_is_frozen():
     assert_same(found[2].frozen, start.frozen)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_teacher_has_no_dropout():
     """Where the student has none, both make one number: the loss of equal networks is 0."""
     net, process = network(dropout=0.5), Masking(5)

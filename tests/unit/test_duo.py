@@ -56,7 +56,7 @@ def test_over_all_levels_it_is_the_bound_of_a_network_that_reads_tokens(parametr
     assert exact.P_V3L2.ravel() @ values == pytest.approx(1.9934181681, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.usefixtures("x64")
 def test_a_window_has_its_part_of_the_integral():
     """The integrals over two windows add up to that over both."""

@@ -256,6 +256,7 @@ def test_the_law_of_the_samples_is_that_of_the_source(x64):
     assert distance(law) > 0.1  # so that the law of the steps is told from that of the source
 
 
+@pytest.mark.campaign
 def test_masks_in_order_of_confidence_have_the_law_of_the_source_too(x64):
     """Up to the steps; chosen by the token that was drawn, they are at 0.10."""
     rows, grid = 6000, uniform(16)

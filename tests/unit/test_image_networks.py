@@ -218,7 +218,7 @@ def test_dropout_has_keys_for_each_image_and_is_off_without(make):
     np.testing.assert_array_equal(logits(network, params), logits(plain, params))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_dropout_of_a_residual_block_keeps_its_mean():
     """A linear layer follows: the mean of 2,000 draws, to 4.5 standard errors in 96 numbers."""
     options = UNet(**SIZES_OF[UNet], dropout=0.3)

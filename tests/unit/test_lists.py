@@ -263,6 +263,7 @@ def test_the_lists_add_to_the_probabilities_of_the_network(training):
     assert jnp.abs(expected - jnp.log(shares)).max() > 1
 
 
+@pytest.mark.campaign
 def test_weights_and_correction_are_learned_and_the_lists_stay(training):
     _, state, text, step = training
     batch = jax.tree.map(lambda x: x[2:6], text)

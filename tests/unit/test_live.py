@@ -61,7 +61,7 @@ def test_the_states_of_masks_are_those_of_a_whole_run(sampler, options, text):
     same_path(text, sampler, seed=3, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_the_states_of_uniform_noise_are_those_of_a_whole_run(uniform):
     same_path(uniform, "ancestral", seed=1, steps=4, prompt="to be")
 
@@ -79,7 +79,7 @@ def test_a_model_of_pairs_sees_its_prompt_clean(uniform):
     assert (one != other).any()
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_blocks_are_watched_when_all_is_drawn(tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "bd3lm"), {"mesh.data": 1})
     seen = list(model.watch(steps=4, seed=2))

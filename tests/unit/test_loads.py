@@ -91,6 +91,7 @@ def test_a_step_logs_the_choices_that_the_routers_make(changes, monkeypatch):
     assert jax.tree.structure(after.params) == jax.tree.structure(state.params)
 
 
+@pytest.mark.campaign
 def test_counting_changes_no_number_and_no_network_without_experts(monkeypatch):
     network, state, told = plain()
     monkeypatch.setattr(loads, "meters", lambda params: {})
@@ -103,6 +104,7 @@ def test_counting_changes_no_number_and_no_network_without_experts(monkeypatch):
     assert loads.meters({"network": layers, "process": {}, "other": jnp.zeros(2)}) == {}
 
 
+@pytest.mark.campaign
 def test_microbatches_count_the_whole_batch():
     network, state, (_, whole) = plain()
     parts = stepped(network, state, microbatches=4)[1]

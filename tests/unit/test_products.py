@@ -87,6 +87,7 @@ def test_auto_asks_the_processor(tmp_path, monkeypatch, flags, expected):
 
 
 @pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.cases(1)
 def test_a_network_in_bfloat16_has_the_same_products_on_every_processor(monkeypatch, quick):
     """Sums are float32 in both forms; the results are rounded to bfloat16."""
     monkeypatch.setattr("md4_jax.networks.products.multiplies_bfloat16", lambda: quick)

@@ -127,6 +127,7 @@ def test_models_of_uniform_noise(name, tmp_path):
     agree(model.score(texts, draws=1024), exact)
 
 
+@pytest.mark.campaign
 def test_blocks_of_one_without_time_are_exact(loaded, tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "bd3lm", block_size=1), {"data.length": 4})
     scores = model.score(["abcd", "abc"])

@@ -142,6 +142,7 @@ def test_other_noise_has_the_tilted_law_too():
     assert found.steered.resamplings.mean() > 0.1
 
 
+@pytest.mark.campaign
 def test_the_continuous_state_of_candi_goes_with_its_particle():
     process, p = GaussianMasking(3, confusion_end=0.2), candi.P_V3L1
     denoiser = candi.posterior(process, p)
@@ -150,6 +151,7 @@ def test_the_continuous_state_of_candi_goes_with_its_particle():
     assert found.steered.resamplings.mean() > 0.1
 
 
+@pytest.mark.campaign
 def test_samples_tend_to_the_tilted_law_with_the_number_of_particles():
     """By weights alone it falls from 0.29 to 0.08 and 0.014, with 65,536 samples each."""
     p = law()

@@ -318,6 +318,7 @@ def test_a_step_looks_tokens_up_without_their_own_counts(training):
     chex.assert_trees_all_equal(after.ema["companion"], told.ema["companion"])
 
 
+@pytest.mark.campaign
 def test_microbatches_look_up_their_own_rows(training):
     network, state, step = training(SIZE)
     batch = numbered(0, 1, 2, 3)

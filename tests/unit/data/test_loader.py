@@ -98,6 +98,7 @@ def test_the_order_is_that_of_earlier_versions(seed):
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("taken", [0, 1, 13])
+@pytest.mark.cases(3)
 def test_windows_at_every_offset(processes, taken):
     """Each once an epoch, and as exact as the grid on resume and over processes."""
     tokens, batch_size = np.arange(33, dtype=np.uint16), 6

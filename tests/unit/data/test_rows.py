@@ -53,6 +53,7 @@ DATA = Corpus(Images(), Pixels(), OPTIONS)
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("taken", [0, 1, 7])
+@pytest.mark.cases(3)
 def test_training_rows_come_with_their_context(processes, taken):
     """Once an epoch, alike for any number of processes, and from any place on."""
 
