@@ -34,29 +34,31 @@ OF_EVALUATORS = ("data", "objective", "features")
 def override(
     config: dict[str, Any],
     assignments: Mapping[str, str],
-    accepts: Callable[[str, str, str], bool],
+    type_of: Callable[[str, str, str], Any],
 ) -> None:
     """Sets each 'section.key' in place to its text, parsed as the type of the old value.
 
-    Names are set first. A new name drops the keys that its class does not take, for which
-    accepts(section, name, key) is False. `evals.NAME.name` adds an evaluator.
+    Without an old value, type_of(section, name, key) says whether it is text; it is None for a key
+    that the class of that name does not take. Names are set first, and drop such keys.
+    `evals.NAME.name` adds an evaluator.
     """
     in_order = sorted(assignments.items(), key=lambda item: _order(item[0]))
-    all_of(*(partial(_set, config, *item, accepts) for item in in_order))
+    all_of(*(partial(_set, config, *item, type_of) for item in in_order))
 
 
 def _set(
-    config: dict[str, Any], dotted: str, text: str, accepts: Callable[[str, str, str], bool]
+    config: dict[str, Any], dotted: str, text: str, type_of: Callable[[str, str, str], Any]
 ) -> None:
     *parents, key = dotted.split(".")
     section = _section(config, parents, key)
     if not parents and key not in config:
         raise unknown("config section", key, sections(config))
+    path, value = ".".join(parents), parse(text, section.get(key))
     if key == "name":
-        path = ".".join(parents)
-        for old in [k for k in section if k != "name" and not accepts(path, text, k)]:
+        for old in [k for k in section if k != "name" and type_of(path, text, k) is None]:
             del section[old]
-    value = parse(text, section.get(key))
+    elif key not in section and type_of(path, section.get("name", ""), key) is str:
+        value = text
     if isinstance(section.get(key), dict) and not isinstance(value, dict):
         ends = f", such as --config.{dotted}.every=0 --config.{dotted}.final=False, which end it"
         raise UserError(

@@ -145,9 +145,9 @@ def arguments_of(path: str, name: str | None) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in ("vocab_size", "shape", "transform")}
 
 
-def accepts(path: str, name: str, key: str) -> bool:
-    """Returns whether a section of that name may have that key."""
-    return not has_name(path) or key in arguments_of(path, name)
+def type_of(path: str, name: str, key: str) -> Any:
+    """Returns the type of a key in a section of that name, None if the section has no such key."""
+    return arguments_of(path, name).get(key) if has_name(path) else Any
 
 
 def check_keys(config: Mapping[str, Any]) -> None:
@@ -290,7 +290,7 @@ def load_config(
     for name, options in LATER.items():
         config[name] = dataclasses.asdict(options) | config.get(name, {})
     asked = {**_named_by_kind(config, assignments), **assignments}
-    all_of(partial(config_lib.override, config, asked, accepts), partial(check_keys, config))
+    all_of(partial(config_lib.override, config, asked, type_of), partial(check_keys, config))
     config = json.loads(json.dumps(config))  # as a run will read it: without tuples
     if kept is not None and not may_differ:
         config_lib.check_same(kept, config, workdir, config_lib.OF_USE)

@@ -128,7 +128,7 @@ def _of_others(
     peer = peers.peer(peers.with_mask(told, folder), tensors)
     asked = peers.config_of(peer, _tokenizer(folder, peer))
     foreign.allow(foreign.names_in(changes))
-    config_lib.override(asked, changes, schema.accepts)
+    config_lib.override(asked, changes, schema.type_of)
     schema.check_keys(asked)
     domain = _domain(folder, peer, asked)
     if adapters:

@@ -287,7 +287,7 @@ class Model(pickling.Unpickled):
         config = copy.deepcopy(self.config)
         config["sample"] |= inputs.prompts_and_reward(asked)
         changes = {f"sample.{k}": str(value) for k, value in asked.items() if k != "reward"}
-        config_lib.override(config, changes, schema.accepts)
+        config_lib.override(config, changes, schema.type_of)
         schema.check_keys(config)
         # The same network object, so that compiled programs are found again.
         devices = list(self.experiment.mesh.devices.flat)

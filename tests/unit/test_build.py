@@ -115,6 +115,15 @@ def test_a_config_has_constructors_for_its_data(path: str):
     }  # fmt: skip
 
 
+def test_a_key_of_text_that_the_config_lacks_stays_text():
+    """Such as a pattern that is a number; keys of other types are read as before."""
+    words = {"data.name": "text", "data.path": "x", "data.text_key": "1", "data.validation": "2"}
+    words |= {"sample.reward.name": "pattern", "sample.reward.pattern": "007"}
+    config = schema.load_config(str(CONFIGS / "base.py"), words)
+    assert config["sample"]["reward"]["pattern"] == "007" and config["data"]["text_key"] == "1"
+    assert config["data"]["validation"] == 2 and config["data"]["path"] == "x"
+
+
 def test_the_base_config_spells_every_key_of_its_constructors():
     """Those that an objective, tokenizer or schedule takes are in comments beside its name."""
     optional = {

@@ -9,7 +9,7 @@ import pytest
 
 from md4_jax.config import build, command, files, schema
 from md4_jax.config import load as config
-from md4_jax.config.schema import accepts
+from md4_jax.config.schema import type_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime import commit as commits
 from md4_jax.runtime import paths
@@ -32,7 +32,7 @@ def sample_config():
 
 def overridden(**assignments):
     changed = sample_config()
-    config.override(changed, {k.replace("__", "."): v for k, v in assignments.items()}, accepts)
+    config.override(changed, {k.replace("__", "."): v for k, v in assignments.items()}, type_of)
     return changed
 
 
@@ -113,7 +113,7 @@ def test_an_unknown_section_is_refused_and_the_nearest_named(key, words):
 )
 def test_a_section_is_no_value(key, words):
     with pytest.raises(UserError, match=words):
-        config.override(sample_config(), {key: "None"}, accepts)
+        config.override(sample_config(), {key: "None"}, type_of)
 
 
 def test_unknown_names_list_the_known_ones():
