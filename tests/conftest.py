@@ -81,10 +81,10 @@ def spread(items):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out the tests of campaigns, which take hours together, unless asked for."""
+    """Leaves out the tests of campaigns, which take hours together, unless asked for or named."""
     for item in spread(items):
         item.add_marker("campaign")
-    if config.getoption("--campaign"):
+    if config.getoption("--campaign") or any("::" in word for word in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("campaign")]
     items[:] = [item for item in items if not item.get_closest_marker("campaign")]
