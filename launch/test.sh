@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests on all cores: makes a virtual environment if there is none, installs the package
 # with what tests need, runs pytest.
-#   ./launch/test.sh           the quick tests, 12 minutes on two slow cores
+#   ./launch/test.sh           the quick tests, a quarter of an hour on two slow cores
 #   ./launch/test.sh --all     the slow ones too
 # Further arguments go to pytest: ./launch/test.sh -k tokenizer
 set -euo pipefail
