@@ -8,7 +8,7 @@ import pytest
 
 from md4_jax.config import inputs
 from md4_jax.config import load as config_lib
-from md4_jax.config.schema import accepts, load_config
+from md4_jax.config.schema import type_of, load_config
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.mixtures import BLOCK, Joined, Mixed, apportioned, corpus_of, woven
 from md4_jax.data.sequences import Rows, Windows
@@ -293,4 +293,4 @@ def test_parts_that_are_refused(part, said):
     section["parts"] = {}
     with pytest.raises(UserError, match="data.parts"):
         inputs.domain_and_source({"data": section, "tokenizer": {"name": "bytes"}}, None)
-    assert accepts("data", "mixture", "parts") and not accepts("data", "text", "parts")
+    assert type_of("data", "mixture", "parts") and not type_of("data", "text", "parts")
