@@ -8,7 +8,7 @@ import pytest
 
 from md4_jax.config import inputs
 from md4_jax.config import load as config_lib
-from md4_jax.config.schema import type_of, load_config
+from md4_jax.config.schema import load_config, type_of
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.mixtures import BLOCK, Joined, Mixed, apportioned, corpus_of, woven
 from md4_jax.data.sequences import Rows, Windows
