@@ -17,18 +17,17 @@ def check_policy(experiment: Experiment) -> None:
         )
     _check_sizes(experiment, said)
     sample, data = experiment.sample, experiment.data
-    refused = {
-        f"sample.length={sample.length}": sample.length not in (0, data.length),
-        f"sample.stride={sample.stride}": sample.stride != 0,
-        f"sample.min_entropy={sample.min_entropy}": sample.min_entropy != 0,
-        f"train.time_power={experiment.train.time_power}": experiment.train.time_power != 1,
-    }
-    for key, wrong in refused.items():
-        if wrong:
-            usual = 1 if key.startswith("train.time_power") else 0
+    refused = (
+        ("sample.length", sample.length, (0, data.length)),
+        ("sample.stride", sample.stride, (0,)),
+        ("sample.min_entropy", sample.min_entropy, (0,)),
+        ("train.time_power", experiment.train.time_power, (1,)),
+    )
+    for key, value, fitting in refused:
+        if value not in fitting:
             raise UserError(
                 f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
-                f"numbers of masks: set {key.partition('=')[0]}={usual}, not {key}"
+                f"numbers of masks: set {key}={fitting[0]}, not {key}={value}"
             )
     if clean_prompts(experiment) and data.padding != "end_of_text":
         raise UserError(
