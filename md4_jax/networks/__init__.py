@@ -1,5 +1,6 @@
 """Networks by their name in a config; each option class has `build() -> Network`."""
 
+from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
@@ -14,4 +15,5 @@ NETWORKS = {
     "dit": DiT,
     "partition": Partition,
     "modernbert": ModernBert,
+    "diffusion_gemma": DiffusionGemma,
 }

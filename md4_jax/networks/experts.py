@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.networks.feed_forward import FeedForward, glu, swiglu
+from md4_jax.networks.feed_forward import GATED, FeedForward
 from md4_jax.networks.grouped import grouped
 from md4_jax.networks.linear import kernel_init
 from md4_jax.protocols import Array, UserError
@@ -212,7 +212,7 @@ def _local(
     if split:
         gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", tiled=True)
         gate, up, down = gather(gate, axis=1), gather(up, axis=1), gather(down, axis=2)
-    per_token, act = index_BxLxK.shape[-1], swiglu if o.feed_forward == "swiglu" else glu
+    per_token, act = index_BxLxK.shape[-1], GATED[o.feed_forward]
     x_NxD, expert = x_BxLxD.reshape(-1, x_BxLxD.shape[-1]), index_BxLxK.reshape(-1)
     order = jnp.argsort(expert)
     places = jnp.argsort(order)

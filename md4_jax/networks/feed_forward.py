@@ -40,7 +40,13 @@ def geglu(gate: Array, up: Array) -> Array:
     return nn.gelu(gate, approximate=False) * up
 
 
-GATED = {"swiglu": swiglu, "glu": glu, "geglu": geglu}
+@jax.checkpoint
+def geglu_tanh(gate: Array, up: Array) -> Array:
+    """Computes GELU(gate) * up, with the approximation by tanh; see `geglu`."""
+    return nn.gelu(gate, approximate=True) * up
+
+
+GATED = {"swiglu": swiglu, "glu": glu, "geglu": geglu, "geglu_tanh": geglu_tanh}
 
 
 class FeedForward(nn.Module):

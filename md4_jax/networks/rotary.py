@@ -21,15 +21,19 @@ class Turns(NamedTuple):
              positions become `factor` times slower, those that turn more than `high` times stay,
              and those between are interpolated (Llama 3.1, arXiv:2407.21783)
     part     share of a head's features, the first ones, that are turned; the others stay. 0: none
+    pairs    share of the pairs of turned features, the first ones, that turn; the others stay
+             (Gemma's proportional positions)
     """
 
     base: float = BASE
     scaling: tuple[float, ...] = ()
     part: float = 1.0
+    pairs: float = 1.0
 
     def frequency(self, size: int) -> np.ndarray:
         """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
         plain = self.base ** (-np.arange(0, size, 2) / size)
+        plain = np.where(np.arange(size // 2) < int(self.pairs * (size // 2)), plain, 0.0)
         if not self.scaling:
             return plain
         factor, low, high, length = self.scaling
@@ -81,6 +85,18 @@ def rotate(
     if size == x_BxLxHxDh.shape[-1]:
         return rotated
     return jnp.concatenate([rotated, x_BxLxHxDh[..., size:]], axis=-1)
+
+
+def turned(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
+    """Applies rotary position embeddings at any places, int32 [B or 1, L], in float32.
+
+    It is `rotate` for positions without a bound. Their angles are rounded to float32.
+    """
+    angles = places[..., None] * turns.frequency(x_BxLxHxDh.shape[-1]).astype(np.float32)
+    cos, sin = (f(angles)[:, :, None] for f in (jnp.cos, jnp.sin))
+    left, right = jnp.split(x_BxLxHxDh.astype(jnp.float32), 2, axis=-1)
+    found = jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1)
+    return found.astype(x_BxLxHxDh.dtype)
 
 
 def check_rotary(o: Any) -> None:

@@ -6,13 +6,20 @@ converts units. Any object with the attributes of a protocol satisfies it; none 
 """
 
 from md4_jax.protocols.batch import Array, Batch, Params, Prompt, UserError, batch_of
-from md4_jax.protocols.network import Accelerator, Blockwise, Denoiser, Mixture, Network
+from md4_jax.protocols.network import (
+    Accelerator,
+    Blockwise,
+    Conditioned,
+    Denoiser,
+    Mixture,
+    Network,
+)
 from md4_jax.protocols.objective import PARTS, Needs, Objective
 from md4_jax.protocols.process import Process, Schedule
 from md4_jax.protocols.trees import pytree
 
 __all__ = [
-    "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Denoiser", "Mixture", "Needs",
-    "Network", "Objective", "Params", "Process", "Prompt", "Schedule", "UserError", "batch_of",
-    "pytree",
+    "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Conditioned", "Denoiser", "Mixture",
+    "Needs", "Network", "Objective", "Params", "Process", "Prompt", "Schedule", "UserError",
+    "batch_of", "pytree",
 ]  # fmt: skip

@@ -21,6 +21,19 @@ class Mixture(NamedTuple):
     weights: Array
 
 
+class Conditioned(NamedTuple):
+    """Tokens with a signal of what was predicted in their places before (self-conditioning).
+
+    Some networks read it in place of z.
+
+    tokens  int32 [B, L]
+    signal  [B, L, D], from `Denoiser.recall`
+    """
+
+    tokens: Array
+    signal: Array
+
+
 class Accelerator(NamedTuple):
     """Optional shortcuts of a network, which save time and change no result.
 
@@ -87,6 +100,7 @@ class Denoiser(NamedTuple):
     edits     the same as gaps, with h of what replaces each mask between them, and the logit of
               its deletion beside each output: (h, h, [B, L + 1, 2]), or None
     swapped   (x, group: bool [B, L]) -> h [B, L, D], each token from the other group, or None
+    recall    logits [B, L, V] of an earlier call -> signal of a `Conditioned`, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -98,6 +112,7 @@ class Denoiser(NamedTuple):
     gaps: Callable[[Array, Array], tuple[Array, Array]] | None = None
     edits: Callable[[Array, Array], tuple[Array, Array, Array]] | None = None
     swapped: Callable[[Array, Array], Array] | None = None
+    recall: Callable[[Array], Array] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -144,6 +159,7 @@ class Network(NamedTuple):
     adapters   regular expression of the paths of the only trained parameters, '' for all
     parameters type in which frozen parameters are stored: float32 or bfloat16
     swapped    its denoisers have `swapped`
+    recalls    its denoisers have `recall`, and read a `Conditioned` too
     """
 
     init: Callable[[Array], Params]
@@ -161,6 +177,7 @@ class Network(NamedTuple):
     gaps: bool = False
     edits: bool = False
     swapped: bool = False
+    recalls: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

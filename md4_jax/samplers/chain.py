@@ -16,6 +16,7 @@ class Chain(NamedTuple):
                  prompt, 0 where no token is drawn yet
     evaluations  int32 [B], network evaluations so far
     observed     float32 [B, L, V], the continuous state of a process that `ObservesMasks`, or None
+    memory       what a step that `Remembers` leaves for the next one, arrays [B, ...], or None
     """
 
     z: Array
@@ -23,6 +24,7 @@ class Chain(NamedTuple):
     confidence: Array
     evaluations: Array
     observed: Array | None = None
+    memory: Any = None
 
 
 class RevealSchedule(NamedTuple):
@@ -92,6 +94,14 @@ class Finishes(SamplerStep, Protocol):
 
     def finish(self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array) -> Chain:
         """Returns the chain without noise, given one random key a sequence."""
+
+
+@runtime_checkable
+class Remembers(SamplerStep, Protocol):
+    """A step that goes on from what the one before has left in the chain's `memory`."""
+
+    def begin(self, denoiser: Denoiser, chain: Chain) -> Any:
+        """Returns the memory that the first step finds."""
 
 
 @runtime_checkable

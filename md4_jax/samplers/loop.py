@@ -10,7 +10,14 @@ from md4_jax.processes.capabilities import ObservesMasks, PredictsClean
 from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Prompt, UserError
 from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import NEVER, Chain, Finishes, RevealsIndependently, SamplerStep
+from md4_jax.samplers.chain import (
+    NEVER,
+    Chain,
+    Finishes,
+    Remembers,
+    RevealsIndependently,
+    SamplerStep,
+)
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
 from md4_jax.samplers.observed import finish_observed
@@ -105,7 +112,7 @@ def _step_by_step(
 ) -> tuple[Chain, Frames]:
     """Takes the steps of the grid one after another, then replaces the noise that is left."""
     grid, keys, tokens, traced = course
-    times = jnp.asarray(grid)
+    times, chain = jnp.asarray(grid), with_memory(denoiser, step, chain)
 
     def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
         both, own = (times[index - 1], times[index]), fold_keys(keys, index)
@@ -114,6 +121,13 @@ def _step_by_step(
 
     chain, frames = jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
     return finish(denoiser, process, step, chain, fold_keys(keys, 0)), frames
+
+
+def with_memory(denoiser: Denoiser, step: SamplerStep, chain: Chain) -> Chain:
+    """Returns the chain with what the first step remembers, if that is a step that does."""
+    if chain.memory is not None or not isinstance(step, Remembers):
+        return chain
+    return chain._replace(memory=step.begin(denoiser, chain))
 
 
 def one_step(

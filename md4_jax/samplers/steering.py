@@ -111,7 +111,8 @@ class _Run(NamedTuple):
 
 
 def _start(run: _Run) -> Chain:
-    return loop.start(run.process, run.prompt, fold_keys(run.keys, len(run.grid)))
+    chain = loop.start(run.process, run.prompt, fold_keys(run.keys, len(run.grid)))
+    return loop.with_memory(run.denoiser, run.step, chain)
 
 
 def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) -> Chain:

@@ -1,0 +1,161 @@
+"""Sampling of uniform noise in which sure tokens are accepted, and the others drawn anew."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.capabilities import RedrawsUniformly
+from md4_jax.processes.draws import split_keys
+from md4_jax.protocols import Array, Conditioned, Denoiser, Needs, UserError, pytree
+from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.transforms import Transform
+
+
+class Memory(NamedTuple):
+    """What one step leaves for the next, with the sequences of a batch first.
+
+    likeliest  int32 [B, N, L], the likeliest tokens of the last N steps, -1 before the first
+    sure       float32 [B, L], probabilities of the last of them
+    settled    bool [B], whether a sequence takes no more steps
+    signal     [B, L, D], of `Conditioned`; None for a network that reads none
+    """
+
+    likeliest: Array
+    sure: Array
+    settled: Array
+    signal: Array | None
+
+
+@pytree("transform", "entropy_bound", "confidence_threshold", "cooling")
+@dataclasses.dataclass(frozen=True)
+class EntropyBound:
+    """Accepts the drawn tokens of least entropy and draws all others from uniform noise again.
+
+    A step draws a token everywhere and accepts as many as the EB-Sampler does (arXiv:2505.24857):
+    the most of which the entropies, in nats, add up to at most `entropy_bound` without the largest.
+    The text is that of the likeliest tokens of the last step. This is how DiffusionGemma samples
+    (google-deepmind/gemma, transformers 5.24). A network that can reads in each step what it
+    predicted in the one before (self-conditioning, arXiv:2208.04202).
+
+    cooling  the temperature falls from sample.temperature at t = 1 to this part of it at t = 0
+    stability_threshold, confidence_threshold  a sequence is done when the likeliest tokens are
+             those of so many steps before, and the mean entropy is below so many nats; 0: never
+
+    The samples do not have the distribution of the model.
+    """
+
+    needs: ClassVar[Needs] = Needs((RedrawsUniformly,))
+    level: ClassVar[None] = None
+
+    entropy_bound: float = 0.1
+    stability_threshold: int = 1
+    confidence_threshold: float = 0.005
+    cooling: float = 0.5
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        for key in ("entropy_bound", "confidence_threshold"):
+            value = getattr(self, key)
+            if isinstance(value, float | int) and value < 0:
+                raise UserError(f"sample.{key} must not be negative, not {value}")
+        if self.stability_threshold < 0:
+            raise UserError(
+                f"sample.stability_threshold must not be negative, not {self.stability_threshold}"
+            )
+        if isinstance(self.cooling, float | int) and not 0 <= self.cooling <= 1:
+            raise UserError(f"sample.cooling must lie in [0, 1], not {self.cooling}")
+
+    def begin(self, denoiser: Denoiser, chain: Chain) -> Memory:
+        """Returns what the first step finds."""
+        rows, length = chain.z.shape
+        signal = None
+        if denoiser.recall is not None:
+            logits = jax.eval_shape(denoiser, chain.z, jnp.zeros(rows))
+            shape = jax.eval_shape(denoiser.recall, logits)
+            signal = jnp.zeros(shape.shape, shape.dtype)
+        steps = max(1, self.stability_threshold)
+        none = jnp.full((rows, steps, length), -1, chain.z.dtype)
+        return Memory(none, jnp.zeros((rows, length)), jnp.all(chain.prompt_mask, axis=1), signal)
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: RedrawsUniformly,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
+    ) -> Chain:
+        del s
+
+        def step(chain: Chain) -> Chain:
+            after = self._step(denoiser, process, chain, t, keys)
+            stays = chain.memory.settled
+            return jax.tree.map(lambda old, new: _where(stays, old, new), chain, after)
+
+        return jax.lax.cond(jnp.all(chain.memory.settled), lambda chain: chain, step, chain)
+
+    def _step(
+        self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, t: Array, keys: Array
+    ) -> Chain:
+        token_keys, noise_keys = split_keys(keys)
+        memory, prompt = chain.memory, chain.prompt_mask
+        read = chain.z if memory.signal is None else Conditioned(chain.z, memory.signal)
+        times = jnp.full(len(chain.z), t)
+        outputs = denoiser(read, times)
+        cooled = outputs / (self.cooling + (1.0 - self.cooling) * t)
+        logits = process.clean_logits(self.transform(cooled), chain.z, times)
+        drawn, likeliest = draw_token(token_keys, logits), jnp.argmax(logits, axis=-1)
+        entropies = jnp.where(prompt, 0.0, entropy(logits))
+        accepted = least(entropies, self.entropy_bound)
+        z = jnp.where(accepted, drawn, process.prior(noise_keys, chain.z.shape[1]))
+        plain = process.clean_logits(outputs, chain.z, times)
+        sure = jnp.where(accepted, probability(plain, drawn), 0.0)
+        likeliest = likeliest.astype(chain.z.dtype)
+        return chain._replace(
+            z=z.astype(chain.z.dtype),
+            confidence=sure,
+            evaluations=chain.evaluations + 1,
+            memory=Memory(
+                jnp.concatenate([memory.likeliest, likeliest[:, None]], axis=1)[:, 1:],
+                probability(plain, likeliest),
+                self._done(memory.likeliest, likeliest, entropies, prompt),
+                None if memory.signal is None else denoiser.recall(logits),
+            ),
+        )
+
+    def _done(self, before: Array, now: Array, entropies: Array, prompt: Array) -> Array:
+        """Returns whether each sequence has settled, bool [B]."""
+        same = jnp.all((before == now[:, None]) | prompt[:, None], axis=(1, 2))
+        open_B = jnp.sum(~prompt, axis=1)
+        sure = jnp.sum(entropies, axis=1) < self.confidence_threshold * open_B
+        return sure & (same if self.stability_threshold else True)
+
+    def finish(
+        self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain, keys: Array
+    ) -> Chain:
+        """Takes the likeliest tokens of the last step."""
+        return chain._replace(z=chain.memory.likeliest[:, -1], confidence=chain.memory.sure)
+
+
+def entropy(logits: Array) -> Array:
+    """Entropy of the softmax of logits [..., V], in nats."""
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    chances = jnp.exp(logs)
+    return -jnp.sum(jnp.where(chances > 0.0, chances * logs, 0.0), axis=-1)
+
+
+def least(values: Array, bound: Array | float) -> Array:
+    """Marks the smallest of values [B, L] whose sum without their largest is within the bound."""
+    order = jnp.argsort(values, axis=1)
+    ascending = jnp.take_along_axis(values, order, axis=1)
+    within = jnp.cumsum(ascending, axis=1) - ascending <= bound
+    return jnp.take_along_axis(within, jnp.argsort(order, axis=1), axis=1)
+
+
+def _where(chosen: Array, one: Array, other: Array) -> Array:
+    """Returns rows of one where chosen [B], and of the other elsewhere."""
+    return jnp.where(chosen.reshape(-1, *[1] * (one.ndim - 1)), one, other)
