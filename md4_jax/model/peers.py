@@ -6,7 +6,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import bpe_files
-from md4_jax.model import decoders, experts, gpt2, modernbert
+from md4_jax.model import decoders, experts, gemma, gpt2, modernbert
 from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
 from md4_jax.networks import published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
@@ -16,16 +16,9 @@ from md4_jax.runtime.tensors import Tensors
 
 LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
 NAMED = (
-    "bd3lm",
-    "mdlm",
-    "duo",
-    "udlm",
-    "llada",
-    "gpt2",
-    "modernbert",
-    *experts.KINDS,
+    "bd3lm", "mdlm", "duo", "udlm", "llada", "gpt2", "modernbert", gemma.KIND, *experts.KINDS,
     *decoders.KINDS,
-)
+)  # fmt: skip
 
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -269,6 +262,7 @@ KINDS = {
     "gpt2": gpt2.peer,
     "diffugpt": gpt2.peer,
     "modernbert": modernbert.peer,
+    gemma.KIND: gemma.peer,
     **experts.KINDS,
     **dict.fromkeys(decoders.KINDS, decoders.peer),
 }
