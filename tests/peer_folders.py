@@ -50,6 +50,7 @@ TOLD = {
     "rnd1": {},
     "diffullama": dict(mask_token_id=81),
     "modernbert": dict(mask_token_id=122),
+    "diffusiongemma": {},
     "gpt2": {},
     "diffugpt": dict(mask_token_id=119),
     "md4_text": dict(data_shape=[16]),
@@ -65,7 +66,7 @@ GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
 ARRAYS = {"rnd1": "qwen3moe"}
 # Letters and special entries of the vocabulary.
-OTHERS = ("lladamoe", "llada2", "modernbert")
+OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma")
 ENTRIES = {
     "llada": (125, 3),
     "udlm": (12, 0),
@@ -95,7 +96,7 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
     arrays = INSTANCES / f"{ARRAYS.get(name, name)}.safetensors"
     shutil.copy(arrays, folder / "model.safetensors")
     told = dict(TOLD[name])
-    if name.startswith(("llada", "md4", "modernbert", *DECODERS, *GPTS)):
+    if name.startswith(("llada", "md4", *OTHERS, *DECODERS, *GPTS)):
         told = {**answers(name)["config"], **told}
     (folder / "config.json").write_text(json.dumps({**told, **changes}))
     letters, special = ENTRIES.get(name, (11, 0))

@@ -321,7 +321,11 @@ class Binding(NamedTuple):
         return Denoiser(
             features, partial(call, method="logits"),
             Accelerator(batch_groups(), platform=self.platform),
-            Blockwise(in_blocks, empty, append_block), rebind,
+            Blockwise(
+                in_blocks, empty, append_block,
+                beginning=lambda cache, first: cache._replace(begin=first),
+            ),
+            rebind,
             recall=partial(call, method="recall"),
         )  # fmt: skip
 

@@ -63,6 +63,8 @@ class Blockwise(NamedTuple):
                   text that also sees all others in the cache; None: z is the whole text
     following     cache -> (h [B, D], bool []): the features of the token that comes next, which a
                   shifted network has already, and whether there is a token before it
+    beginning     (cache, first [B]) -> the empty cache of texts that begin at these tokens: those
+                  before are not seen. None: all begin at 0
     """
 
     features: Callable[..., Array] | None
@@ -70,6 +72,7 @@ class Blockwise(NamedTuple):
     append_block: Callable[[Array, Array, Any], tuple[Array, Any]]
     around: Callable[..., tuple[Array, Any]] | None = None
     following: Callable[[Any], tuple[Array, Array]] | None = None
+    beginning: Callable[[Any, Array], Any] | None = None
 
     def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
         """Returns the same functions, in which the network gets signal(t) in place of t."""

@@ -1,0 +1,140 @@
+"""DiffusionGemma: the logits of transformers, what a token sees, and how canvases are filled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from peer_folders import answers, peer_folder
+from tiny_networks import built
+
+import md4_jax
+from md4_jax.networks.diffusion_gemma import DiffusionGemma
+from md4_jax.protocols import Conditioned, UserError
+
+CLOSE = 3e-4  # logits of up to 30 after four layers; those of two runs here differ by 1e-4
+CANVAS, SYMBOLS = 4, 124
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return peer_folder(tmp_path_factory.mktemp("diffusiongemma"), "diffusiongemma")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return md4_jax.load(folder)
+
+
+@pytest.fixture(scope="module")
+def denoiser(model):
+    return model.experiment.network.denoiser(model.params)
+
+
+def theirs(*names: str) -> list[np.ndarray]:
+    told = answers("diffusiongemma")
+    return [np.asarray(told[name]) for name in names]
+
+
+def test_the_config_is_that_of_the_folder(model):
+    assert model.domain.vocab_size == SYMBOLS
+    network, objective = model.config["network"], model.config["objective"]
+    assert (network["window"], network["global_every"], network["global_head_dim"]) == (6, 2, 16)
+    assert (network["rotary_part"], network["rotary_base"]) == (0.25, 1e6)
+    assert objective == {"name": "cross_entropy", "block": CANVAS}
+    assert model.config["process"]["parametrisation"] == "mixture"
+    assert model.config["sample"]["name"] == "entropy_bound"
+
+
+def test_the_logits_of_canvases_are_those_of_transformers(denoiser):
+    text, noisy, plain = theirs("text", "noisy", "plain")
+    h = denoiser.blocks.features(noisy, None, text, CANVAS)
+    np.testing.assert_allclose(denoiser.unembed(h)[:, CANVAS:], plain, atol=CLOSE)
+
+
+def test_the_logits_after_a_prediction_are_those_of_transformers(denoiser):
+    text, noisy, plain, conditioned = theirs("text", "noisy", "plain", "conditioned")
+    before = np.pad(plain / answers("diffusiongemma")["scale"], ((0, 0), (CANVAS, 0), (0, 0)))
+    z = Conditioned(noisy, denoiser.recall(jnp.asarray(before)))
+    h = denoiser.blocks.features(z, None, text, CANVAS)
+    np.testing.assert_allclose(denoiser.unembed(h)[:, CANVAS:], conditioned, atol=CLOSE)
+    unsaid = Conditioned(noisy, jnp.zeros_like(z.signal))
+    none = denoiser.blocks.features(unsaid, None, text, CANVAS)
+    np.testing.assert_allclose(denoiser.unembed(none)[:, CANVAS:], plain, atol=CLOSE)
+
+
+def test_a_cache_of_a_text_that_begins_later_gives_the_logits_of_transformers(denoiser):
+    """A text of 7 tokens fills two blocks of 4 but for the first place."""
+    text, noisy, after = theirs("text", "noisy", "after")
+    blocks, begin, t = denoiser.blocks, 7, jnp.zeros(2)
+    cache = blocks.beginning(blocks.empty_cache(2, 16), jnp.ones(2, jnp.int32))
+    shifted = np.pad(text, ((0, 0), (1, 0)))
+    for first in range(0, begin + 1, CANVAS):
+        cache = blocks.append_block(shifted[:, first : first + CANVAS], t, cache)[1]
+    found = []
+    for first in (begin, begin + CANVAS):
+        canvas = slice(first, first + CANVAS)
+        found.append(denoiser.unembed(blocks.append_block(noisy[:, canvas], t, cache)[0]))
+        cache = blocks.append_block(text[:, canvas], t, cache)[1]
+    np.testing.assert_allclose(np.concatenate(found, axis=1), after, atol=CLOSE)
+
+
+def test_a_window_of_tokens_is_all_that_a_ring_buffer_keeps(denoiser):
+    """Layers of near tokens see 6; with all layers near, a buffer of 8 forgets nothing they see."""
+    network, params = built(
+        DiffusionGemma, size=16, heads=2, kv_heads=1, head_dim=8, global_kv_heads=1,
+        global_head_dim=8, window=4, global_every=3, hidden=8, depth=2,
+    )  # fmt: skip
+    blocks = network.bind(params).blocks
+    z, t = jnp.asarray(np.random.default_rng(0).integers(0, 5, (2, 16))), jnp.zeros(2)
+    found = []
+    for window in (4, 16):
+        cache, out = blocks.empty_cache(2, window), []
+        for first in range(0, 16, 4):
+            h, cache = blocks.append_block(z[:, first : first + 4], t, cache)
+            out.append(h)
+        found.append(jnp.concatenate(out, axis=1))
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_two_documents_do_not_see_each_other(model):
+    text, noisy = theirs("text", "noisy")
+    segments = jnp.asarray([[0] * 8 + [1] * 8] * 2)
+    network = model.experiment.network
+    told = network.denoiser(model.params, {"segments": segments})
+    alone = network.denoiser(model.params)
+    both = told.blocks.features(noisy, None, text, CANVAS)
+    second = alone.blocks.features(noisy[:, 8:], None, text[:, 8:], CANVAS)
+    np.testing.assert_allclose(both[:, 8:], second, atol=5e-5)
+    whole = told.features(noisy, jnp.zeros(2))
+    part = alone.features(noisy[:, 8:], jnp.zeros(2))
+    np.testing.assert_allclose(whole[:, 8:], part, atol=5e-5)
+
+
+def test_factors_of_layers_are_never_trained(model):
+    text, noisy = theirs("text", "noisy")
+    network = model.experiment.network
+
+    def loss(params):
+        blocks = network.bind(params).blocks
+        return jnp.sum(blocks.features(noisy, None, text, CANVAS) ** 2)
+
+    slope = jax.grad(loss)(model.params["network"])
+    for name in ("encoder_scales", "decoder_scales"):
+        assert not np.any(slope[name]), name
+    assert all(np.any(x) for x in jax.tree.leaves(slope["blocks_1"]["attention"]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (dict(kv_heads=3), "network.kv_heads=3 must divide network.heads=2"),
+        (dict(head_dim=7), "network.head_dim=7 must be even"),
+        (dict(cap=0.0), "network.cap=0.0 must be above 0"),
+        (dict(experts=2, experts_per_token=3), "experts_per_token=3 must be at most network.exp"),
+        (dict(global_every=0), "network.global_every must be at least 1, not 0"),
+        (dict(rotary_part=0.0), r"network.rotary_part must lie in \(0, 1\], not 0.0"),
+    ],
+)
+def test_options_that_no_network_has(keys, said):
+    with pytest.raises(UserError, match=said):
+        DiffusionGemma(5, **(dict(size=16, heads=2, kv_heads=1, global_kv_heads=1) | keys))
