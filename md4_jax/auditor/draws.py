@@ -33,9 +33,10 @@ class Choices:
         self.sizes: list[int] = []
         self.weight = jnp.ones(index.shape)
 
-    def fits(self, x: Array) -> bool:
-        """Returns whether x [B, L] has the rows of these choices."""
-        return x.ndim == 2 and x.shape[0] == self._left.shape[0]
+    def fits(self, x: Array, *, in_parts: bool = False) -> bool:
+        """Returns whether x [B, L] has the rows of these choices, or whole numbers of each."""
+        rows = self._left.shape[0]
+        return x.ndim == 2 and (x.shape[0] % rows == 0 if in_parts else x.shape[0] == rows)
 
     def take(self, size: int) -> Array:
         """Returns the next digit, of `size` outcomes: int [B]."""
@@ -103,17 +104,22 @@ def _redrawn_law(process: RedrawsUniformly, x: Array, t: Array) -> Array:
 
 def _corrupt(cls: type, choices: Choices) -> Callable:
     def corrupt(self, keys: Array, x: Array, t: Array) -> Array:
-        """Takes every z with q(z | x) > 0; others are replaced by x, with weight 0."""
-        if not choices.fits(x):
+        """Takes every z with q(z | x) > 0; others are replaced by x, with weight 0.
+
+        x may have the blocks of a sequence in rows of their own, one after another.
+        """
+        if not choices.fits(x, in_parts=True):
             return cls.corrupt(self, keys, x, t)
-        law = law_of(self)(x, t)
+        law, length = law_of(self)(x, t), x.size // len(choices.weight)
         if self.shows_clean and getattr(self, "mask_id", None) is not None:
-            z = jnp.where(choices.each(2, x.shape[1]) > 0, self.mask_id, x)
+            z = jnp.where(choices.each(2, length).reshape(x.shape) > 0, self.mask_id, x)
         else:
-            z = choices.each(law.shape[-1], x.shape[1])
-        chance = jnp.prod(jnp.take_along_axis(law, z[..., None], axis=-1)[..., 0], axis=1)
+            z = choices.each(law.shape[-1], length).reshape(x.shape)
+        chances = jnp.take_along_axis(law, z[..., None], axis=-1)[..., 0]
+        chance = jnp.prod(chances.reshape(-1, length), axis=1)
         choices.count(chance)
-        return jnp.where(chance[:, None] > 0, z, x).astype(x.dtype)
+        possible = jnp.repeat(chance > 0, len(x) // len(chance))[:, None]
+        return jnp.where(possible, z, x).astype(x.dtype)
 
     return corrupt
 

@@ -218,7 +218,8 @@ def _check_stride(experiment: Experiment, evaluation: str, evaluator: Any) -> No
         return
     if stride > length:
         raise UserError(f"{key}.stride={stride} must be at most data.length={length}")
-    if (length - stride) % (block := getattr(evaluator.objective, "block", 1)):
+    block = getattr(evaluator.objective, "block", 0)
+    if block and (length - stride) % block:
         raise UserError(
             f"{key}.stride={stride} leaves data.length={length} - {stride} tokens before each "
             f"sequence, which {key}.objective.block={block} must divide"

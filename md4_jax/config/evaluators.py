@@ -67,9 +67,7 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
     A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
     no likelihood by blocks of 4. Other options that are not named are those `for_evaluation`.
     """
-    kinds = (BlockDiffusion, EveryOrder)
-    by_blocks = OBJECTIVES.get(asked["name"]) in kinds and isinstance(objective, kinds)
-    asked = {**({"block": objective.block} if by_blocks else {}), **asked}
+    asked = {**_blocks(OBJECTIVES.get(asked["name"]), objective), **asked}
     found = build_section(path, asked)
     if not hasattr(found, "for_evaluation"):
         return found
@@ -79,9 +77,9 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:
     """Returns the bound that `auto` stands for; the training objective if it is of that class.
 
-    An objective with `for_evaluation` is replaced by it: the same bound with less noise. Block
-    diffusion keeps its own block size, and `every_order` its options. A process for which BOUNDS
-    has nothing is evaluated with the training objective; UserError if that is no bound.
+    An objective with `for_evaluation` is replaced by it: the same bound with less noise. Bounds by
+    blocks have the size that was trained, and `every_order` keeps its options. A process for which
+    BOUNDS has nothing is evaluated with the training objective; UserError if that is no bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
@@ -89,9 +87,10 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     if isinstance(objective, EveryOrder):
         return objective
     for name in BOUNDS:
-        if _suits(OBJECTIVES[name].needs, process, network):
-            same = isinstance(objective, OBJECTIVES[name]) and is_bound
-            chosen = objective if same else OBJECTIVES[name]()
+        kind = OBJECTIVES[name]
+        if _suits(kind().needs, process, network):
+            same = isinstance(objective, kind) and is_bound
+            chosen = objective if same else kind(**_blocks(kind, objective))
             return chosen.for_evaluation() if hasattr(chosen, "for_evaluation") else chosen
     if is_bound:
         return objective
@@ -99,6 +98,12 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         f"{path}.objective.name='auto' finds no bound of -log p for this process ({process}): name "
         f"an objective that is a bound, or remove {path}"
     )
+
+
+def _blocks(kind: type | None, objective: Objective) -> dict[str, int]:
+    """Returns the trained size of blocks as an argument of a bound by blocks, else nothing."""
+    block = getattr(objective, "block", 0)
+    return {"block": block} if block and hasattr(kind, "block") else {}
 
 
 def _suits(needs: Needs, process: Any, network: Network) -> bool:

@@ -6,7 +6,7 @@ from md4_jax.config.fit import whole_blocks
 from md4_jax.experiment import Experiment, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings, templates
-from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.samplers.transforms import Transform
 
@@ -185,6 +185,22 @@ def _check_dual_cache(experiment: Experiment) -> None:
         )
 
 
+def _check_masks_in_blocks(experiment: Experiment) -> None:
+    """Raises UserError for what blocks of noise without a mask cannot do."""
+    if isinstance(experiment.process, RevealsMasks):
+        return
+    for key, plain, why in (
+        ("min_entropy", 0.0, "masks mark what comes after the end of a text"),
+        ("dual_cache", False, "a block sees masks in place of the tokens that are not drawn"),
+        ("next_token", False, "the first token of a block is put in place of a mask"),
+    ):
+        if (value := getattr(experiment.sample, key)) != plain:
+            raise UserError(
+                f"sample.{key}={value} needs process.name='masking', not "
+                f"{experiment.config['process']['name']!r}: {why}. Leave sample.{key}={plain}"
+            )
+
+
 def _check_blocks(experiment: Experiment) -> None:
     """Raises UserError if `sample` options do not fit sampling block by block."""
     options, block = experiment.sample, sample_block(experiment)
@@ -205,13 +221,14 @@ def _check_blocks(experiment: Experiment) -> None:
     for key, size in (("sample.length", sample_length(experiment)), ("sample.memory", window)):
         if size % block:
             raise UserError(f"sample.block={block} must divide {key}={size}")
-    if not isinstance(experiment.process, RevealsMasks):
+    if not isinstance(experiment.process, RevealsMasks | RedrawsUniformly):
         raise UserError(
-            f"sample.block={block} needs process.name='masking', not "
+            f"sample.block={block} needs process.name='masking' or 'uniform', not "
             f"{experiment.config['process']['name']!r}"
         )
     if not experiment.network.blockwise:
         raise UserError(f"sample.block={block} needs {whole_blocks(experiment.config['network'])}")
+    _check_masks_in_blocks(experiment)
     _check_dual_cache(experiment)
     shifted = experiment.config["network"].get("shifted", False)
     if options.next_token and (options.dual_cache or not shifted):

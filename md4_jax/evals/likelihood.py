@@ -14,7 +14,12 @@ from md4_jax.evals import report
 from md4_jax.evals.context import Context, check_data
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
-from md4_jax.objectives.draws import antithetic_times, draws, evaluation_times, weighed
+from md4_jax.objectives.draws import (
+    antithetic_times,
+    at_early_times,
+    draws,
+    evaluation_power,
+)
 from md4_jax.options import check_seed
 from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
 from md4_jax.runtime.compiling import jit
@@ -174,7 +179,7 @@ def make_eval_step(
 
     The times of a sequence's draws are `antithetic_times` with an offset of its own. The offsets
     are stratified over the batch and returned as strata. Times and weights of an integral are those
-    of `evaluation_times`.
+    of `evaluation_power`.
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:
@@ -185,9 +190,8 @@ def make_eval_step(
         def one(draw: Array) -> dict[str, Array]:
             _, keys = draws(seed, index * draws_per_sequence + draw, size)
             own = jax.vmap(antithetic_times, (0, None))(u, draws_per_sequence)[:, draw]
-            times, weight = evaluation_times(objective, params["process"], own)
-            found = objective(denoiser, params["process"], batch, times, keys)
-            nats, extra = weighed(*found, weight)
+            call = at_early_times(objective, evaluation_power(objective, params["process"]))
+            nats, extra = call(denoiser, params["process"], batch, own, keys)
             return {"nats": nats, **{name: extra[name] for name in PARTS if name in extra}}
 
         return jax.lax.map(one, jnp.arange(draws_per_sequence)) | {"strata": u}

@@ -21,6 +21,7 @@ from md4_jax.experiment import (
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import check_beginnings, remarks, templates
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
@@ -135,7 +136,10 @@ def drawn_samples(
         window=sample_window(experiment),
         context=context,
     )
-    return drawn if sample_block(experiment) else cut(drawn, experiment.ends)
+    # A text of masks ends with the block that has its end, and masks are after it.
+    if sample_block(experiment) and isinstance(experiment.process, RevealsMasks):
+        return drawn
+    return cut(drawn, experiment.ends)
 
 
 def _steered(

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
+from md4_jax.objectives.in_blocks import check_blocks, in_blocks, spread
 from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -83,7 +84,7 @@ class BlockDiffusion:
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         order_keys, mask_keys = split_keys(keys)
-        u_BxG = self._spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
+        u_BxG = spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
         z, noise_BxG = self._masked(process, batch, u_BxG, mask_keys)
         nats = self.loss_at(denoiser, process, batch, z, noise_BxG)
         return nats, {"masked": masked(process, z)}
@@ -111,11 +112,6 @@ class BlockDiffusion:
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)
 
-    def _spread(self, u: Array, keys: Array, groups: int) -> Array:
-        """Spreads [0, 1) over the blocks in random order, shifted by u: [B, G]."""
-        rank = jnp.argsort(uniforms(keys, groups), axis=1)
-        return (u[:, None] + rank / groups) % 1.0
-
     def _masked(
         self, process: RevealsMasks, batch: Batch, u_BxG: Array, keys: Array
     ) -> tuple[Array, Array]:
@@ -132,18 +128,3 @@ class BlockDiffusion:
             limit = jnp.take_along_axis(jnp.sort(draws, axis=2), count[..., None], axis=2)[..., 0]
         hidden = (draws <= limit[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
         return prompted(batch, jnp.where(hidden, process.mask_id, x)), limit
-
-
-def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
-    """Reshapes [B, L] to [B, G, block], with `value` after a short last block."""
-    more = -x_BxL.shape[1] % block
-    filled = jnp.pad(x_BxL, ((0, 0), (0, more)), constant_values=value)
-    return filled.reshape(len(x_BxL), -1, block)
-
-
-def check_blocks(block: int, length: int) -> None:
-    """Raises UserError if blocks of an objective do not divide the length of a sequence."""
-    if length % block:
-        raise UserError(
-            f"objective.block={block} must divide the length of a sequence, data.length={length}"
-        )

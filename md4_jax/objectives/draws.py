@@ -1,11 +1,13 @@
 """Random draws of a batch: one noise level and one key for each sequence."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import PARTS, Array, Objective
+from md4_jax.protocols import PARTS, Array, Batch, Denoiser, Objective
 
 
 def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
@@ -33,19 +35,45 @@ def antithetic_times(offset: Array, count: int) -> Array:
     return jnp.stack([half, below_one - half], axis=1).reshape(count)
 
 
-def evaluation_times(objective: Objective, process: Any, v: Array) -> tuple[Array, Array | None]:
-    """Turns uniforms v into (u, weight) so that the mean of weight f(u) is that of f(v).
+def evaluation_power(objective: Objective, process: Any) -> float:
+    """Returns the p with which evaluation draws times u = v^p early.
 
-    The weight is None where u = v. If the objective weighs noise of time u by about 1 / u, a draw
-    at u ~ U(0, 1) has an infinite or very large variance. u = v^p with the weight p v^(p-1) makes
-    it finite. p = 2 is best for masks, and the weights of antithetic times add up to 2. In other
-    noise a changed token costs about log(1 / u) more, and p = 5 keeps the fourth moment small.
+    If the objective weighs noise of time u by about 1 / u, a draw at u ~ U(0, 1) has an infinite
+    or very large variance. u = v^p with the weight p v^(p-1) makes it finite. p = 2 is best for
+    masks, and the weights of antithetic times add up to 2. In other noise a changed token costs
+    about log(1 / u) more, and p = 5 keeps the fourth moment small.
     """
     power = getattr(objective, "time_power", 1)
     if power == 1 or not _grows_like_time(process):
-        return v, None
-    power = 2 if process.shows_clean else power
-    return early_times(v, power)
+        return 1
+    return 2 if process.shows_clean else power
+
+
+def evaluation_times(objective: Objective, process: Any, v: Array) -> tuple[Array, Array | None]:
+    """Turns uniforms v into (u, weight) so that the mean of weight f(u) is that of f(v).
+
+    The weight is None where u = v: see `evaluation_power`.
+    """
+    power = evaluation_power(objective, process)
+    return (v, None) if power == 1 else early_times(v, power)
+
+
+def at_early_times(objective: Objective, power: float) -> Callable:
+    """Returns the objective as a function of v in place of u, of the same mean over U(0, 1).
+
+    u = v^power, and the integrand at u has the weight of `early_times`. An objective whose blocks
+    have times of their own does this to each of them (`block_times`).
+    """
+    if power == 1:
+        return objective
+    if getattr(objective, "block_times", False):
+        return functools.partial(objective, power=power)
+
+    def early(denoiser: Denoiser, process: Any, batch: Batch, v: Array, keys: Array):
+        u, weight = early_times(v, power)
+        return weighed(*objective(denoiser, process, batch, u, keys), weight)
+
+    return early
 
 
 def early_times(v: Array, power: float) -> tuple[Array, Array]:

@@ -6,8 +6,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.block import check_blocks, in_blocks
 from md4_jax.objectives.head import CAPACITIES, at_positions
+from md4_jax.objectives.in_blocks import check_blocks, in_blocks
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys, uniforms

@@ -48,7 +48,9 @@ class Objective(Protocol):
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
     The following attributes are optional. If `is_exact(network)` is True, the bound is the negative
     log-likelihood itself. `time_power` p > 1: the weight at small u is about 1 / u, and evaluation
-    draws u = v^p (`objectives/draws.py`). `until` above 0: from that step on training uses
+    draws u = v^p (`objectives/draws.py`). If `block_times` is True, each block has a time of its
+    own, and a last argument `power`=p of the call draws these early and weighs each block, with u
+    left as v. `until` above 0: from that step on training uses
     `afterwards`, with the same diagnostics. `for_evaluation()` returns the same bound with less
     variance, which auto uses. `is_loose` True: the right denoiser's bound is above the entropy. The
     diagnostics include the bound's terms that are named in PARTS.

@@ -7,11 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
 from md4_jax.samplers.loop import Course, Frames, continued, start
+
+# In a path of noise without a mask, the symbol of blocks that are not begun.
+UNSEEN = -1
 
 
 class Stop(NamedTuple):
@@ -43,13 +47,14 @@ class Stop(NamedTuple):
 class Blocks:
     """Draws x_b ~ p(x_b | earlier tokens) block by block (block diffusion, arXiv:2503.09573).
 
-    Each block is sampled as `loop.sample` does.
+    Each block is sampled as `loop.sample` does, from masks or from other noise. dual_cache,
+    next_token and Stop.min_entropy are for masks.
 
     block   number of tokens of a block
     window  number of earlier tokens that a block sees, a multiple of block. Only their keys and
             values are kept, so that a text may be far longer than the training length
-    stop    when a sequence ends. Its later positions stay masked; when all sequences have ended,
-            sampling stops
+    stop    when a sequence ends. Its later positions stay masked, or hold the first of the symbols
+            that end it; when all sequences have ended, sampling stops
     cached  False computes the cache again before each block: the same samples, more slowly
     dual_cache  for a network that sees both sides: a block also sees the later tokens, masks or
                 given ones. Before each block the keys and values of all other tokens are computed,
@@ -83,7 +88,8 @@ class Blocks:
 
         The paths of the first `trace` sequences go block after block.
         """
-        blocks, block = denoiser.blocks, self.block
+        blocks, block, blank = denoiser.blocks, self.block, self._blank(process)
+        unseen = blank if isinstance(process, RevealsMasks) else UNSEEN
         rows, length = prompt.tokens.shape
 
         def one(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
@@ -101,7 +107,7 @@ class Blocks:
             b, cache, z, confidence, evaluations, ended, frames = state
             cache = self._before(blocks, z, b, cache)
             chain, path = one(b, cache)
-            new = jnp.where(ended[:, None] & ~chain.prompt_mask, process.mask_id, chain.z)
+            new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
             if not self.dual_cache:
                 _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
@@ -110,23 +116,29 @@ class Blocks:
             used = chain.evaluations + self.dual_cache
             evaluations = evaluations + jnp.where(ended, 0, used)
             if path is not None:
-                frames = jax.tree.map(lambda all, now: all.at[b].set(now), frames, path)
+                frames = _with_path(frames, path, b, ended[:trace, None])
             drawn = jnp.where(chain.prompt_mask, -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
 
-        begin = jnp.where(prompt.mask, prompt.tokens, process.mask_id)
+        begin = jnp.where(prompt.mask, prompt.tokens, blank)
         none = jnp.zeros(rows, jnp.int32)
         cache = self._empty(blocks, begin)
         shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
-        frames = jax.tree.map(lambda s: jnp.zeros((length // block, *s.shape), s.dtype), shapes)
+        frames = _unreached(shapes, prompt, unseen) if trace else None
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
         state = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, state
         )
-        found = _placed(frames, prompt, process.mask_id, trace) if trace else None
+        found = _placed(frames, prompt, unseen, trace) if trace else None
         return Chain(z, prompt.mask, confidence, evaluations), found
+
+    def _blank(self, process: Any) -> int:
+        """Returns what holds the place of tokens that are not drawn, which no block ever sees."""
+        if isinstance(process, RevealsMasks):
+            return process.mask_id
+        return self.stop.symbols[0] if self.stop.symbols else 0
 
     def _empty(self, blocks: Blockwise, z: Array) -> Any:
         """Makes a cache of the shapes that a text z needs."""
@@ -183,18 +195,38 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 
 
-def _placed(frames: Frames, prompt: Prompt, mask: int, traced: int) -> Frames:
+def _unreached(shapes: Frames, prompt: Prompt, unseen: int) -> Frames:
+    """Returns the frames [N / P, F, R, P] of blocks that are not drawn: the prompt alone."""
+    count, traced, size = shapes.z.shape
+
+    def of_blocks(x: Array) -> Array:
+        blocks = jnp.moveaxis(x[:traced].reshape(traced, -1, size), 1, 0)[:, None]
+        return jnp.broadcast_to(blocks, (len(blocks), count, traced, size))
+
+    return Frames(*(of_blocks(x) for x in _given(prompt, unseen)))
+
+
+def _with_path(frames: Frames, path: Frames, b: Array, ended: Array) -> Frames:
+    """Puts the path [F, R, P] of block b into the frames, but of texts that have ended [R, 1]."""
+    return jax.tree.map(lambda all, now: all.at[b].set(jnp.where(ended, all[b], now)), frames, path)
+
+
+def _given(prompt: Prompt, unseen: int) -> tuple[Array, Array]:
+    """Returns (tokens, confidence) of a text of which nothing is drawn, like the prompt."""
+    return jnp.where(prompt.mask, prompt.tokens, unseen), jnp.where(prompt.mask, 1.0, 0.0)
+
+
+def _placed(frames: Frames, prompt: Prompt, unseen: int, traced: int) -> Frames:
     """Joins the paths of the blocks [N / P, F, R, P] into those of whole texts: [N / P F, R, N]."""
     first = Prompt(prompt.tokens[:traced], prompt.mask[:traced])
-    return jax.vmap(_placed_one, (2, 0, None), 1)(frames, first, mask)
+    return jax.vmap(_placed_one, (2, 0, None), 1)(frames, first, unseen)
 
 
-def _placed_one(frames: Frames, prompt: Prompt, mask: int) -> Frames:
+def _placed_one(frames: Frames, prompt: Prompt, unseen: int) -> Frames:
     """Joins the paths of the blocks of one text, [N / P, F, P] -> [N / P F, N]."""
     blocks, count, size = frames.z.shape
-    whole = jnp.where(prompt.mask, prompt.tokens, mask), jnp.where(prompt.mask, 1.0, 0.0)
     out = []
-    for path, before in zip(frames, whole, strict=True):
+    for path, before in zip(frames, _given(prompt, unseen), strict=True):
         last = path[:, -1].reshape(-1)
         of = jnp.arange(blocks * size) // size
         now = jnp.arange(blocks)[:, None]

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import (
@@ -76,7 +77,10 @@ def with_clean_prompt(denoiser: Denoiser, process: Process, prompt: Prompt) -> D
 
     The chain's own prompt is clean with masks, and has the noise of its time otherwise.
     """
-    return denoiser if process.shows_clean else shown(denoiser, prompt)
+    if process.shows_clean:
+        return denoiser
+    blocks = denoiser.blocks and _shown_in_blocks(denoiser.blocks, prompt)
+    return shown(denoiser, prompt)._replace(blocks=blocks)
 
 
 def shown(denoiser: Denoiser, prompt: Prompt) -> Denoiser:
@@ -93,6 +97,30 @@ def shown(denoiser: Denoiser, prompt: Prompt) -> Denoiser:
             denoiser.repeated(count), Prompt(*(jnp.repeat(x, count, axis=0) for x in prompt))
         ),
     )
+
+
+def _shown_in_blocks(blocks: Blockwise, prompt: Prompt) -> Blockwise:
+    """Returns the functions of blocks that see a prompt [B, N] in place of their own tokens.
+
+    A cache also has the position [] at which the next block begins.
+    """
+
+    def show(z: Array, begin: Array | int) -> Array:
+        tokens, mask = (jax.lax.dynamic_slice_in_dim(x, begin, z.shape[1], axis=1) for x in prompt)
+        return jnp.where(mask, tokens, z)
+
+    def features(z: Array, *rest: Any) -> Array:
+        return blocks.features(show(z, 0), *rest)
+
+    def empty_cache(rows: int, window: int) -> tuple[Any, Array]:
+        return blocks.empty_cache(rows, window), jnp.int32(0)
+
+    def append_block(z: Array, t: Array, cache: tuple[Any, Array]) -> tuple[Array, Any]:
+        before, begin = cache
+        h, after = blocks.append_block(show(z, begin), t, before)
+        return h, (after, begin + z.shape[1])
+
+    return Blockwise(features, empty_cache, append_block)
 
 
 def calls(weight: float) -> int:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from md4_jax.objectives.draws import draws, early_times, weighed
+from md4_jax.objectives.draws import at_early_times, draws
 from md4_jax.options import TrainOptions
 from md4_jax.protocols import (
     Array,
@@ -107,8 +107,8 @@ def make_train_step(
         fixed, scale = known
         params = joined(joined(*given), fixed)
         denoiser = net.denoiser(params, batch.context, keys)
-        u, weight = early_times(u, p) if (p := options.time_power) > 1 else (u, None)
-        nats_B, extra = weighed(*objective(denoiser, params["process"], batch, u, keys), weight)
+        call = at_early_times(objective, options.time_power)
+        nats_B, extra = call(denoiser, params["process"], batch, u, keys)
         metrics = {"nats": scale * jnp.mean(nats_B)} | {k: jnp.mean(v) for k, v in extra.items()}
         return metrics["nats"] / batch.tokens.shape[1], metrics
 

@@ -1,0 +1,76 @@
+"""Texts in blocks, and noise of which each block has a time of its own."""
+
+import jax.numpy as jnp
+
+from md4_jax.objectives.draws import early_times
+from md4_jax.objectives.noising import SMALLEST_TIME, noised, prompted
+from md4_jax.processes.draws import split_keys, uniforms
+from md4_jax.protocols import Array, Batch, Denoiser, Process, UserError
+
+
+def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
+    """Reshapes [B, L] to [B, G, block], with `value` after a short last block."""
+    more = -x_BxL.shape[1] % block
+    filled = jnp.pad(x_BxL, ((0, 0), (0, more)), constant_values=value)
+    return filled.reshape(len(x_BxL), -1, block)
+
+
+def of_positions(x: Array, block: int, length: int) -> Array:
+    """Returns the number of each position's block: [B, G] -> [B, length]; [B] -> [B, 1]."""
+    return jnp.repeat(x, block, axis=1)[:, :length] if block else x[:, None]
+
+
+def check_block(block: int) -> None:
+    """Raises UserError for blocks of fewer than no tokens; 0 is the whole text."""
+    if block < 0:
+        raise UserError(f"objective.block must be at least 1, or 0 for the whole text, not {block}")
+
+
+def check_blocks(block: int, length: int) -> None:
+    """Raises UserError if blocks of an objective do not divide the length of a sequence."""
+    if block and length % block:
+        raise UserError(
+            f"objective.block={block} must divide the length of a sequence, data.length={length}"
+        )
+
+
+def spread(u: Array, keys: Array, groups: int) -> Array:
+    """Spreads [0, 1) over the blocks of a sequence in random order, shifted by u: [B, groups].
+
+    Each number is uniform if u [B] is, and no block is tied to a part of [0, 1).
+    """
+    rank = jnp.argsort(uniforms(keys, groups), axis=1)
+    return (u[:, None] + rank / groups) % 1.0
+
+
+def noised_in_blocks(
+    process: Process, batch: Batch, v: Array, keys: Array, block: int, power: float = 1.0
+) -> tuple[Array, Array, Array]:
+    """Draws (z_t [B, L], t, weight), with a time and a weight for each block [B, G].
+
+    Times are `spread` over the blocks and then early, v^power; the mean of the weight times an
+    integrand is its integral. Tokens that do not count stay clean. block=0: one block, the text,
+    with t and weight [B].
+    """
+    if not block:
+        z, t = noised(process, batch, v, keys)
+        return z, t, jnp.ones_like(t)
+    time_keys, noise_keys = split_keys(keys)
+    x_BxGxP = in_blocks(batch.tokens, block)
+    groups = x_BxGxP.shape[1]
+    u_BxG, weight_BxG = early_times(spread(v, time_keys, groups), power)
+    t_BxG = jnp.maximum(u_BxG, SMALLEST_TIME)
+    own_keys = split_keys(noise_keys, groups).T.reshape(-1)
+    z = process.corrupt(own_keys, x_BxGxP.reshape(-1, block), t_BxG.reshape(-1))
+    z_BxL = z.reshape(len(x_BxGxP), -1)[:, : batch.tokens.shape[1]]
+    return prompted(batch, z_BxL), t_BxG, weight_BxG
+
+
+def features(denoiser: Denoiser, batch: Batch, z: Array, t: Array, block: int) -> Array:
+    """Returns h [B, L, D] of z, of which each block sees itself and the clean blocks before it.
+
+    t is [B, G]. block=0: each position sees all of z, and t is [B].
+    """
+    if not block:
+        return denoiser.features(z, t)
+    return denoiser.blocks.features(z, t, batch.tokens, block)
