@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
@@ -20,6 +21,17 @@ SIZES_OF = {
     Transformer: SIZES,
     Partition: SIZES,
     ModernBert: SIZES | dict(window=4, global_every=2),
+    DiffusionGemma: SIZES
+    | dict(
+        kv_heads=1,
+        head_dim=8,
+        global_kv_heads=1,
+        global_head_dim=12,
+        window=4,
+        global_every=2,
+        experts=4,
+        expert_hidden=8,
+    ),
     UNet: CONVOLVED | dict(channels=64),
     UViT: CONVOLVED | dict(channels=32, size=16, depth=2, heads=2, patch=1),
     DiT: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, head_size=16),

@@ -1,5 +1,6 @@
 """Configs of published models, made of their config.json and of the names and shapes of arrays."""
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,7 @@ from md4_jax.config import files
 from md4_jax.data import bpe_files
 from md4_jax.model import decoders, experts, gemma, gpt2, modernbert
 from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
-from md4_jax.networks import published
+from md4_jax.networks import NETWORKS, published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -69,8 +70,10 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
 def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config of a run that goes on with the model; its data are not chosen yet."""
     config = files.shipped("base").get_config().to_dict()
-    config["network"] |= found.sections["network"]
-    config["network"]["products"] = "float32"  # the same logits as theirs, to all digits
+    network = config["network"] | found.sections["network"]
+    network["products"] = "float32"  # the same logits as theirs, to all digits
+    known = {"name", *(field.name for field in dataclasses.fields(NETWORKS[network["name"]]))}
+    config["network"] = {key: value for key, value in network.items() if key in known}
     config["data"] = {"name": "text", "path": "", "length": found.length}
     config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
     config |= {name: found.sections[name] for name in ("process", "objective")}

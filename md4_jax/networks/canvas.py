@@ -78,24 +78,29 @@ def text_mask(length: int, reach: int | None, segments: Array | None) -> Array:
     mask = asked <= asking
     if reach is not None:
         mask &= asking - asked < reach
-    return _within(mask, segments)
+    return _within(mask[None], segments)
 
 
-def canvas_mask(length: int, block: int, reach: int | None, segments: Array | None) -> Array:
+def canvas_mask(
+    length: int, block: int, reach: int | None, segments: Array | None, begin: Array | None
+) -> Array:
     """Marks the tokens of the text, then those of the canvases, that each token of a canvas sees.
 
-    The canvases have `block` tokens each: bool [B or 1, 1, L, 2 L].
+    The canvases have `block` tokens each, the first from position `begin` [B] on, or from 0:
+    bool [B or 1, 1, L, 2 L].
     """
-    asking, asked = jnp.arange(length)[:, None] // block, jnp.arange(length)
-    text = asked // block < asking
+    first = jnp.zeros(1, jnp.int32) if begin is None else begin
+    places = jnp.arange(length)
+    of = (places - first[:, None]) // block
+    text = of[:, None] < of[..., None]
     if reach is not None:
-        text &= asking * block - asked < reach
-    own = asked // block == asking
+        starts = first[:, None] + of * block
+        text &= starts[..., None] - places < reach
+    own = of[:, None] == of[..., None]
     return jnp.concatenate([_within(part, segments) for part in (text, own)], axis=-1)
 
 
 def _within(mask: Array, segments: Array | None) -> Array:
-    mask = mask[None, None]
-    if segments is None:
-        return mask
-    return mask & (segments[:, None, :, None] == segments[:, None, None, :])
+    if segments is not None:
+        mask &= segments[:, :, None] == segments[:, None, :]
+    return mask[:, None]

@@ -200,12 +200,16 @@ class DiffusionGemmaModule(nn.Module):
         clean_BxL: Array,
         block: int,
         segments: Array | None = None,
+        begin: Array | None = None,
     ) -> Array:
-        """Returns h [B, L, D] of canvases of `block` tokens, each after the clean ones before."""
+        """Returns h [B, L, D] of canvases of `block` tokens, each after the clean text before.
+
+        begin: int32 [B], where the first canvas begins; 0 without it.
+        """
         length = clean_BxL.shape[1]
         places = jnp.arange(length)[None]
         own = self._encoded(clean_BxL, places, lambda reach: text_mask(length, reach, segments))
-        masks = lambda reach: canvas_mask(length, block, reach, segments)  # noqa: E731
+        masks = lambda reach: canvas_mask(length, block, reach, segments, begin)  # noqa: E731
         return self._decoded(self._canvas(z), places, masks, own)
 
     def append_block(
@@ -304,8 +308,11 @@ class Binding(NamedTuple):
         def features(z: Array, t: Array) -> Array:
             return call(z, segments, method="features")
 
-        def in_blocks(z: Array, t: Array, clean: Array, block: int, clean_t: Any = 0.0) -> Array:
-            return call(z, clean, block, segments, method="block_features")
+        def in_blocks(
+            z: Array, t: Array, clean: Array, block: int, clean_t: Any = 0.0,
+            begin: Array | None = None,
+        ) -> Array:  # fmt: skip
+            return call(z, clean, block, segments, begin, method="block_features")
 
         def append_block(z: Array, t: Array, cache: ContextCache) -> tuple[Array, ContextCache]:
             return call(z, cache, method="append_block")

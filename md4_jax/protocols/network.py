@@ -64,7 +64,8 @@ class Blockwise(NamedTuple):
     following     cache -> (h [B, D], bool []): the features of the token that comes next, which a
                   shifted network has already, and whether there is a token before it
     beginning     (cache, first [B]) -> the empty cache of texts that begin at these tokens: those
-                  before are not seen. None: all begin at 0
+                  before are not seen. With it, `features` takes begin=[B], where the first block
+                  begins. None: all begin at 0
     """
 
     features: Callable[..., Array] | None
@@ -77,8 +78,8 @@ class Blockwise(NamedTuple):
     def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
         """Returns the same functions, in which the network gets signal(t) in place of t."""
 
-        def features(z: Array, t: Array, clean: Array, block: int) -> Array:
-            return self.features(z, signal(t), clean, block, signal(jnp.zeros(())))
+        def features(z: Array, t: Array, clean: Array, block: int, **begin: Array) -> Array:
+            return self.features(z, signal(t), clean, block, signal(jnp.zeros(())), **begin)
 
         append_block, around = (_telling(f, signal) for f in (self.append_block, self.around))
         return self._replace(
