@@ -49,7 +49,7 @@ RULES = (
     (r"conv_in/kernel$", P(None, "fsdp")),
     (r"conv_out/kernel$", P("fsdp", None)),
     (r"(modulation|time_in|time_out)/kernel$", P("fsdp", None)),
-    (r"(scale|bias|ns_coeffs|raw_power)$", P(None)),
+    (r"(scales?|bias|ns_coeffs|raw_power)$", P(None)),
     (r"companion/(counts|sequences|symbols|others|shares)$", P()),
     (r"mixture/hidden/kernel$", P(None, "fsdp")),
     (r"mixture/(gates_)?of_(evidence|features)/kernel$", P("fsdp", None)),

@@ -73,8 +73,8 @@ class EntropyBound:
         rows, length = chain.z.shape
         signal = None
         if denoiser.recall is not None:
-            logits = jax.eval_shape(denoiser, chain.z, jnp.zeros(rows))
-            shape = jax.eval_shape(denoiser.recall, logits)
+            called = lambda z: denoiser.recall(denoiser(z, jnp.zeros(rows)))  # noqa: E731
+            shape = jax.eval_shape(called, chain.z)
             signal = jnp.zeros(shape.shape, shape.dtype)
         steps = max(1, self.stability_threshold)
         none = jnp.full((rows, steps, length), -1, chain.z.dtype)
