@@ -1,6 +1,6 @@
 """Objects that `build` makes from a config, and the sizes of samples and batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,9 +74,9 @@ def sample_block(experiment: Experiment) -> int:
     return getattr(experiment.loop, "block", 0)
 
 
-def clean_prompts(experiment: Experiment) -> bool:
-    """Returns whether the network learns from texts with clean prompts: pairs or conversations."""
-    return any(experiment.config["data"].get(key) for key in ("prompt_key", "messages_key"))
+def clean_prompts(data: Mapping[str, Any]) -> bool:
+    """Returns whether texts of these data have clean prompts: pairs or conversations."""
+    return any(data.get(key) for key in ("prompt_key", "messages_key"))
 
 
 def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:

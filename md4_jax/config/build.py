@@ -12,7 +12,7 @@ from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import build_section, options_from
 from md4_jax.data.domains import Domain
 from md4_jax.evals.rewards import NoReward
-from md4_jax.experiment import Experiment
+from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.options import (
     CheckpointOptions,
     DataOptions,
@@ -78,7 +78,7 @@ def experiment(
         optimizer=optimizer,
         learning_rate=Rate.of(rate),
         sampler_step=sampler_step,
-        loop=_loop(objective, sample, data, ends),
+        loop=_loop(objective, sample, data, ends, clean_prompts(config["data"])),
         ends=ends,
         grid=grid,
         evals=evals,
@@ -167,13 +167,22 @@ def _optimal(
     return profile.grid_of(counts, process.schedule)
 
 
-def _loop(objective: Objective, sample: SampleOptions, data: DataOptions, ends: tuple[int, ...]):
+def _loop(
+    objective: Objective,
+    sample: SampleOptions,
+    data: DataOptions,
+    ends: tuple[int, ...],
+    clean: bool,
+):
     """Returns the function that runs the sampler: on the whole text, or block by block."""
     block = sample.block or getattr(objective, "block", 0)
     if not block:
         return loop.sample
     stop, window = Stop(ends, sample.min_entropy), sample.memory or data.length
-    return Blocks(block, window, stop, sample.cached, sample.dual_cache, sample.next_token)
+    return Blocks(
+        block, window, stop, sample.cached, sample.dual_cache, sample.next_token,
+        clean,
+    )  # fmt: skip
 
 
 def _ends(stop: str, domain: Domain) -> tuple[int, ...]:

@@ -59,6 +59,11 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} needs network.name='partition': it predicts two groups of tokens, each from "
             "the other, in one pass"
         )
+    if needs.recalls and not network.recalls:
+        raise UserError(
+            f"{said} with {part.key}.self_conditioning above 0 needs a network that reads what it "
+            "has predicted, network.name='diffusion_gemma'"
+        )
     if needs.edits != network.edits:
         raise UserError(
             f"{said} needs network.edits={needs.edits}"

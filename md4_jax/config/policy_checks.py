@@ -29,7 +29,7 @@ def check_policy(experiment: Experiment) -> None:
                 f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
                 f"numbers of masks: set {key}={fitting[0]}, not {key}={value}"
             )
-    if clean_prompts(experiment) and data.padding != "end_of_text":
+    if clean_prompts(experiment.config["data"]) and data.padding != "end_of_text":
         raise UserError(
             f"{said} draws whole answers, which end with an end of text: it needs "
             f"data.padding='end_of_text', not {data.padding!r}"

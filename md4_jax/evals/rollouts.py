@@ -28,7 +28,7 @@ class Rollouts:
             experiment.grid,
             experiment.mesh,
             guidance=experiment.sample.guidance,
-            clean_prompts=clean_prompts(experiment),
+            clean_prompts=clean_prompts(experiment.config["data"]),
         )
 
     def __call__(self, params: Params, step: int, prompts: Batch) -> Batch:

@@ -48,7 +48,7 @@ class DrawnSamples:
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and bound."""
         prompts = _prompts(experiment, context)
-        is_exact = experiment.process.shows_clean or clean_prompts(experiment)
+        is_exact = experiment.process.shows_clean or clean_prompts(experiment.config["data"])
         for remark in remarks(experiment.prompt, prompts, is_exact):
             context.say(f"warning: {remark}")
         drawn = drawn_samples(experiment, params, context.programs, prompts)
@@ -124,7 +124,7 @@ def drawn_samples(
             experiment.mesh,
             trace=traced,
             guidance=guidance,
-            clean_prompts=clean_prompts(experiment),
+            clean_prompts=clean_prompts(experiment.config["data"]),
         ),
     )
     drawn = draw_samples(
@@ -153,7 +153,13 @@ def _steered(
     network, grid, options = experiment.network, experiment.grid, experiment.sample
     found = programs.setdefault(
         ("steered", network, grid.tobytes(), options.guidance),
-        Programs(network, grid, experiment.mesh, options.guidance, clean_prompts(experiment)),
+        Programs(
+            network,
+            grid,
+            experiment.mesh,
+            options.guidance,
+            clean_prompts(experiment.config["data"]),
+        ),
     )
     step, steering = experiment.sampler_step, experiment.steering
     return draw_steered(found, params, step, options, prompts, steering, context=context)
@@ -175,7 +181,7 @@ def watched(
         return _replayed(drawn_samples(experiment, params, programs, [prompt]))
     live = programs.setdefault(
         ("live", experiment.network),
-        Live(experiment.network, experiment.mesh, clean_prompts(experiment)),
+        Live(experiment.network, experiment.mesh, clean_prompts(experiment.config["data"])),
     )
     context = {name: values[0] for name, values in context_of(options, 1).items()}
     step, grid = experiment.sampler_step, experiment.grid

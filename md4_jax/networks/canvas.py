@@ -1,4 +1,4 @@
-"""What a token of a canvas, or of the text before it, sees: masks, and a cache of that text.
+"""Masks of canvases and of the text before them, and a cache of that text.
 
 A canvas is a block of noisy tokens that see one another and all tokens of the text before it. These
 see only what is to their left. `reach` is the number of tokens that a layer of near tokens sees,

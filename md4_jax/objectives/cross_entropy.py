@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.head import at_positions
+from md4_jax.objectives.head import LOGITS, at_positions
 from md4_jax.objectives.in_blocks import (
+    beginning,
     check_block,
     check_blocks,
     features,
@@ -15,7 +17,11 @@ from md4_jax.objectives.in_blocks import (
 )
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RedrawsUniformly
-from md4_jax.protocols import Array, Batch, Denoiser, Needs
+from md4_jax.processes.draws import fold_keys, uniforms
+from md4_jax.protocols import Array, Batch, Conditioned, Denoiser, Needs, UserError
+
+# Folded into the keys of a step, which also draw the noise.
+CONDITIONING = 0x73656C66
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +34,19 @@ class CrossEntropy:
 
     block  tokens of a block; 0: the whole text. Blocks have times of their own, and each sees the
            clean blocks before it, as in `uniform_elbo`
+    self_conditioning  probability with which a sequence is predicted twice, the second time with
+           the first prediction beside it, which alone is learned from (arXiv:2208.04202)
     """
 
     block: int = 0
+    self_conditioning: float = 0.0
 
     def __post_init__(self):
         check_block(self.block)
+        if not 0 <= self.self_conditioning <= 1:
+            raise UserError(
+                f"objective.self_conditioning must lie in [0, 1], not {self.self_conditioning}"
+            )
 
     @property
     def needs(self) -> Needs:
@@ -43,6 +56,7 @@ class CrossEntropy:
             why="cross-entropy learns the posterior of x_n given all of z, which the plug-in form "
             "does not want",
             blockwise=self.block > 0,
+            recalls=self.self_conditioning > 0,
         )
 
     @property
@@ -66,9 +80,14 @@ class CrossEntropy:
         keys: Array,
         power: float = 1.0,
     ) -> tuple[Array, dict[str, Array]]:
-        z, t, weight = noised_in_blocks(process, batch, u, keys, self.block, power)
-        changed = of_positions(weight, self.block, z.shape[1]) * (z != batch.tokens)
-        nats = self.loss_at(denoiser, process, batch, z, t, weight)
+        begin = beginning(denoiser, batch)
+        z, t, weight = noised_in_blocks(process, batch, u, keys, self.block, power, begin)
+        changed = of_positions(weight, self.block, z.shape[1], begin) * (z != batch.tokens)
+        read = z
+        if self.self_conditioning:
+            chosen = uniforms(fold_keys(keys, CONDITIONING), 1) < self.self_conditioning
+            read = conditioned(denoiser, batch, z, t, self.block, chosen)
+        nats = self.loss_at(denoiser, process, batch, read, t, weight)
         return nats, {"changed": jnp.mean(changed, axis=1)}
 
     def loss_at(
@@ -76,7 +95,7 @@ class CrossEntropy:
         denoiser: Denoiser,
         process: Any,
         batch: Batch,
-        z: Array,
+        z: Array | Conditioned,
         t: Array,
         weight: Array | float = 1.0,
     ) -> Array:
@@ -88,5 +107,26 @@ class CrossEntropy:
         nats_BxL = at_positions(
             denoiser, h_BxLxD, batch.loss_mask, reduce=token_nats, padded=True, rows=rows
         )
-        factor = of_positions(weight * jnp.ones_like(t), self.block, z.shape[1])
+        begin, length = beginning(denoiser, batch), batch.tokens.shape[1]
+        factor = of_positions(weight * jnp.ones_like(t), self.block, length, begin)
         return jnp.sum(factor * nats_BxL, axis=1)
+
+
+def conditioned(
+    denoiser: Denoiser, batch: Batch, z: Array, t: Array, block: int, chosen: Array
+) -> Conditioned:
+    """Returns z with what is predicted of it, where chosen [B, 1], and else with no signal.
+
+    No gradient flows through the prediction. Its logits are made a part of the text at a time.
+    """
+    h_BxLxD = jax.lax.stop_gradient(features(denoiser, batch, z, t, block))
+    vocabulary = jax.eval_shape(denoiser.unembed, h_BxLxD[0, 0]).shape[-1]
+    rows, length, _ = h_BxLxD.shape
+    parts = min(length, -(-rows * length * vocabulary // LOGITS.at_once))
+    more = -length % parts
+    padded = jnp.pad(h_BxLxD, ((0, 0), (0, more), (0, 0)))
+    split = jnp.moveaxis(padded.reshape(rows, parts, -1, padded.shape[-1]), 1, 0)
+    signal = jax.lax.map(lambda h: denoiser.recall(denoiser.unembed(h)), split)
+    signal = jnp.moveaxis(signal, 0, 1).reshape(rows, length + more, -1)[:, :length]
+    signal = jnp.where(chosen[..., None], jax.lax.stop_gradient(signal), 0.0)
+    return Conditioned(z, signal.astype(h_BxLxD.dtype))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from md4_jax.objectives.draws import early_times
 from md4_jax.objectives.noising import SMALLEST_TIME, noised, prompted
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.protocols import Array, Batch, Denoiser, Process, UserError
+from md4_jax.protocols import Array, Batch, Conditioned, Denoiser, Process, UserError
 
 
 def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
@@ -15,9 +15,27 @@ def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
     return filled.reshape(len(x_BxL), -1, block)
 
 
-def of_positions(x: Array, block: int, length: int) -> Array:
-    """Returns the number of each position's block: [B, G] -> [B, length]; [B] -> [B, 1]."""
-    return jnp.repeat(x, block, axis=1)[:, :length] if block else x[:, None]
+def of_positions(x: Array, block: int, length: int, begin: Array | None = None) -> Array:
+    """Returns the number of each position's block: [B, G] -> [B, length]; [B] -> [B, 1].
+
+    begin: int32 [B], where the first block begins; positions before it have its number.
+    """
+    if not block:
+        return x[:, None]
+    if begin is None:
+        return jnp.repeat(x, block, axis=1)[:, :length]
+    number = jnp.maximum(jnp.arange(length) - begin[:, None], 0) // block
+    return jnp.take_along_axis(x, number, axis=1)
+
+
+def beginning(denoiser: Denoiser, batch: Batch) -> Array | None:
+    """Returns where the first block begins, int32 [B]: at the first token that counts.
+
+    None: at position 0, for a network whose blocks begin nowhere else.
+    """
+    if denoiser.blocks is None or denoiser.blocks.beginning is None:
+        return None
+    return jnp.argmax(batch.loss_mask, axis=1)
 
 
 def check_block(block: int) -> None:
@@ -44,33 +62,52 @@ def spread(u: Array, keys: Array, groups: int) -> Array:
 
 
 def noised_in_blocks(
-    process: Process, batch: Batch, v: Array, keys: Array, block: int, power: float = 1.0
+    process: Process,
+    batch: Batch,
+    v: Array,
+    keys: Array,
+    block: int,
+    power: float = 1.0,
+    begin: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Draws (z_t [B, L], t, weight), with a time and a weight for each block [B, G].
 
     Times are `spread` over the blocks and then early, v^power; the mean of the weight times an
     integrand is its integral. Tokens that do not count stay clean. block=0: one block, the text,
-    with t and weight [B].
+    with t and weight [B]. begin: as in `of_positions`; no token before it counts.
     """
     if not block:
         z, t = noised(process, batch, v, keys)
         return z, t, jnp.ones_like(t)
     time_keys, noise_keys = split_keys(keys)
-    x_BxGxP = in_blocks(batch.tokens, block)
+    x_BxGxP = in_blocks(_moved(batch.tokens, begin), block)
     groups = x_BxGxP.shape[1]
     u_BxG, weight_BxG = early_times(spread(v, time_keys, groups), power)
     t_BxG = jnp.maximum(u_BxG, SMALLEST_TIME)
     own_keys = split_keys(noise_keys, groups).T.reshape(-1)
     z = process.corrupt(own_keys, x_BxGxP.reshape(-1, block), t_BxG.reshape(-1))
     z_BxL = z.reshape(len(x_BxGxP), -1)[:, : batch.tokens.shape[1]]
+    z_BxL = _moved(z_BxL, None if begin is None else -begin)
     return prompted(batch, z_BxL), t_BxG, weight_BxG
 
 
-def features(denoiser: Denoiser, batch: Batch, z: Array, t: Array, block: int) -> Array:
-    """Returns h [B, L, D] of z, of which each block sees itself and the clean blocks before it.
+def _moved(x: Array, by: Array | None) -> Array:
+    """Returns x [B, L] moved to the left by so many positions [B], cyclically."""
+    if by is None:
+        return x
+    index = (jnp.arange(x.shape[1]) + by[:, None]) % x.shape[1]
+    return jnp.take_along_axis(x, index, axis=1)
 
-    t is [B, G]. block=0: each position sees all of z, and t is [B].
+
+def features(
+    denoiser: Denoiser, batch: Batch, z: Array | Conditioned, t: Array, block: int
+) -> Array:
+    """Returns h [B, L, D] of z, of which each block sees itself and the clean tokens before it.
+
+    t is [B, G]. Blocks begin at `beginning`. block=0: each position sees all of z, and t is [B].
     """
     if not block:
         return denoiser.features(z, t)
-    return denoiser.blocks.features(z, t, batch.tokens, block)
+    begin = beginning(denoiser, batch)
+    where = {} if begin is None else {"begin": begin}
+    return denoiser.blocks.features(z, t, batch.tokens, block, **where)

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from md4_jax.objectives.in_blocks import (
+    beginning,
     check_block,
     check_blocks,
     features,
@@ -79,7 +80,8 @@ class UniformELBO:
         keys: Array,
         power: float = 1.0,
     ) -> tuple[Array, dict[str, Array]]:
-        z, t, weight = noised_in_blocks(process, batch, u, keys, self.block, power)
+        begin = beginning(denoiser, batch)
+        z, t, weight = noised_in_blocks(process, batch, u, keys, self.block, power, begin)
         nats = self.loss_at(denoiser, process, batch, z, t, weight)
         return with_ends(nats, process, batch)
 
@@ -98,7 +100,7 @@ class UniformELBO:
         """
         outputs = denoiser.unembed(features(denoiser, batch, z, t, self.block))
         odds, factor = (
-            of_positions(x, self.block, z.shape[1])
+            of_positions(x, self.block, z.shape[1], beginning(denoiser, batch))
             for x in (process.odds(t), weight * rate(process, t))
         )
         return counted(factor * uniform_nats(process, outputs, z, batch.tokens, odds), batch)

@@ -1,6 +1,7 @@
 """Sampling block by block, with a cache of the earlier blocks: docs/samplers.md."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,10 @@ import numpy as np
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
+from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
+from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, start
 
 # In a path of noise without a mask, the symbol of blocks that are not begun.
@@ -64,6 +67,10 @@ class Blocks:
                 likeliest one after the block before, whatever the temperature, and the block's
                 steps begin with it (Fast-dLLM v2, arXiv:2509.26328). The cache has its features,
                 so that it costs no network evaluation
+    clean_prompts  the network was trained on clean prompts: noise of other kinds than masks leaves
+                those within a block as they are
+
+    Where the network lets blocks begin anywhere, the first one begins where the prompt ends.
     """
 
     block: int
@@ -72,6 +79,7 @@ class Blocks:
     cached: bool = True
     dual_cache: bool = False
     next_token: bool = False
+    clean_prompts: bool = False
 
     def __call__(
         self,
@@ -88,6 +96,22 @@ class Blocks:
 
         The paths of the first `trace` sequences go block after block.
         """
+        run = functools.partial(self._run, process=process, step=step, grid=grid, keys=keys)
+        if denoiser.blocks.beginning is None:
+            return run(denoiser, prompt=prompt, trace=trace)
+        return after_prompts(run, denoiser, prompt, self.block, trace)
+
+    def _run(
+        self,
+        denoiser: Denoiser,
+        process: Any,
+        step: SamplerStep,
+        *,
+        grid: np.ndarray,
+        keys: Array,
+        prompt: Prompt,
+        trace: int,
+    ) -> tuple[Chain, Frames | None]:
         blocks, block, blank = denoiser.blocks, self.block, self._blank(process)
         unseen = blank if isinstance(process, RevealsMasks) else UNSEEN
         rows, length = prompt.tokens.shape
@@ -98,6 +122,7 @@ class Blocks:
                 accelerator=Accelerator(denoiser.accelerator.groups),
             )
             here = jax.tree.map(lambda x: _block(x, b, block), prompt)
+            within = with_clean_prompt(within, process, here) if self.clean_prompts else within
             own = fold_keys(keys, b)
             chain = start(process, here, fold_keys(own, len(grid)))
             chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain

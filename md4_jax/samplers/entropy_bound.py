@@ -15,7 +15,7 @@ from md4_jax.samplers.transforms import Transform
 
 
 class Memory(NamedTuple):
-    """What one step leaves for the next, with the sequences of a batch first.
+    """State that one step leaves for the next, with the sequences of a batch first.
 
     likeliest  int32 [B, N, L], the likeliest tokens of the last N steps, -1 before the first
     sure       float32 [B, L], probabilities of the last of them

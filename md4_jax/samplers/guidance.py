@@ -4,13 +4,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import (
     Accelerator,
     Array,
     Blockwise,
+    Conditioned,
     Denoiser,
     Network,
     Params,
@@ -75,52 +75,33 @@ def _free(
 def with_clean_prompt(denoiser: Denoiser, process: Process, prompt: Prompt) -> Denoiser:
     """Returns the denoiser for a network that was trained on clean prompts.
 
-    The chain's own prompt is clean with masks, and has the noise of its time otherwise.
+    The chain's own prompt is clean with masks, and has the noise of its time otherwise. `Blocks`
+    does the same in each block.
     """
     if process.shows_clean:
         return denoiser
-    blocks = denoiser.blocks and _shown_in_blocks(denoiser.blocks, prompt)
-    return shown(denoiser, prompt)._replace(blocks=blocks)
+    return shown(denoiser, prompt)._replace(blocks=denoiser.blocks)
 
 
 def shown(denoiser: Denoiser, prompt: Prompt) -> Denoiser:
     """Returns the denoiser that sees the tokens of a prompt [B, L] in place of the chain's."""
-    show = lambda z: jnp.where(prompt.mask, prompt.tokens, z)  # noqa: E731
+
+    def show(z: Array | Conditioned) -> Array | Conditioned:
+        if isinstance(z, Conditioned):
+            return z._replace(tokens=show(z.tokens))
+        return jnp.where(prompt.mask, prompt.tokens, z)
+
     at = denoiser.accelerator.features_at
     if at is not None:
         at = lambda z, t, index: denoiser.accelerator.features_at(show(z), t, index)  # noqa: E731
-    return Denoiser(
-        lambda z, t: denoiser.features(show(z), t),
-        denoiser.unembed,
-        denoiser.accelerator._replace(features_at=at),
+    return denoiser._replace(
+        features=lambda z, t: denoiser.features(show(z), t),
+        accelerator=denoiser.accelerator._replace(features_at=at),
+        blocks=None,
         rebind=lambda count: shown(
             denoiser.repeated(count), Prompt(*(jnp.repeat(x, count, axis=0) for x in prompt))
         ),
     )
-
-
-def _shown_in_blocks(blocks: Blockwise, prompt: Prompt) -> Blockwise:
-    """Returns the functions of blocks that see a prompt [B, N] in place of their own tokens.
-
-    A cache also has the position [] at which the next block begins.
-    """
-
-    def show(z: Array, begin: Array | int) -> Array:
-        tokens, mask = (jax.lax.dynamic_slice_in_dim(x, begin, z.shape[1], axis=1) for x in prompt)
-        return jnp.where(mask, tokens, z)
-
-    def features(z: Array, *rest: Any) -> Array:
-        return blocks.features(show(z, 0), *rest)
-
-    def empty_cache(rows: int, window: int) -> tuple[Any, Array]:
-        return blocks.empty_cache(rows, window), jnp.int32(0)
-
-    def append_block(z: Array, t: Array, cache: tuple[Any, Array]) -> tuple[Array, Any]:
-        before, begin = cache
-        h, after = blocks.append_block(show(z, begin), t, before)
-        return h, (after, begin + z.shape[1])
-
-    return Blockwise(features, empty_cache, append_block)
 
 
 def calls(weight: float) -> int:

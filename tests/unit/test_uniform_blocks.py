@@ -20,7 +20,6 @@ from md4_jax.protocols import Denoiser, Prompt, UserError
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.blocks import UNSEEN, Blocks, Stop
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.guidance import with_clean_prompt
 
 pytestmark = pytest.mark.slow
 
@@ -319,11 +318,10 @@ def drawn(prompt: dict, is_clean: bool, rows: int, trace: int = 0, **options):
     for place, token in prompt.items():
         tokens[:, place], marks[:, place] = token, True
     given = Prompt(jnp.asarray(tokens), jnp.asarray(marks))
-    denoiser = with_clean_prompt(network(), PROCESS, given) if is_clean else network()
-    blocks = Blocks(P, L, **options)
+    blocks = Blocks(P, L, clean_prompts=is_clean, **options)
     call = jax.jit(
         lambda keys: blocks(
-            denoiser, PROCESS, Ancestral(), grid=uniform(STEPS), keys=keys, prompt=given,
+            network(), PROCESS, Ancestral(), grid=uniform(STEPS), keys=keys, prompt=given,
             trace=trace,
         )
     )  # fmt: skip

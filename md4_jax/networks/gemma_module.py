@@ -1,0 +1,144 @@
+"""Linen module of DiffusionGemma: an encoder of a text and a decoder of canvases.
+
+Array names end in their shapes: B, L, P of a canvas, D, V. Options are those of `DiffusionGemma`.
+"""
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from md4_jax.networks.canvas import ContextCache, canvas_mask, text_mask
+from md4_jax.networks.depth import REMAT
+from md4_jax.networks.gemma import KeysValues, Layer, SelfConditioning
+from md4_jax.networks.linear import Normalize, embedding_init, rounded
+from md4_jax.networks.products import product
+from md4_jax.networks.unembedding import of_symbols, tied_head
+from md4_jax.networks.vectors import vectors_of
+from md4_jax.protocols import Array, Conditioned
+
+
+class DiffusionGemmaModule(nn.Module):
+    """Encoder of a text and decoder of canvases, with one set of layers.
+
+    What comes out of a layer is scaled, by other factors in the two. They are never trained.
+    """
+
+    options: Any
+
+    def setup(self):
+        o = self.options
+        table = embedding_init("depth_scaled", o.size)
+        self.embedding = self.param("embedding", table, (rounded(o.vocab_size), o.size))
+        layer = Layer if o.remat == "none" else nn.remat(Layer, policy=REMAT[o.remat])
+        self.blocks = [layer(o, o.is_near(n)) for n in range(o.depth)]
+        self.final_norm = Normalize(gain=True, eps=o.norm_eps)
+        self.self_conditioning = SelfConditioning(o)
+        ones = nn.initializers.ones
+        self.encoder_scales = self.param("encoder_scales", ones, (o.depth,))
+        self.decoder_scales = self.param("decoder_scales", ones, (o.depth,))
+
+    def everything(self, z_BxL: Array) -> Array:
+        """Calls all parts, for initial values."""
+        signal = self.recall(jnp.zeros((*z_BxL.shape, self.options.vocab_size)))
+        return self.logits(self.block_features(Conditioned(z_BxL, signal), z_BxL, 1))
+
+    def features(self, z: Array | Conditioned, segments_BxL: Array | None = None) -> Array:
+        """Returns h [B, L, D] of a canvas without a text before it."""
+        mask = None
+        if segments_BxL is not None:
+            mask = (segments_BxL[:, :, None] == segments_BxL[:, None, :])[:, None]
+        x = self._canvas(z)
+        return self._decoded(x, jnp.arange(x.shape[1])[None], lambda reach: mask)
+
+    def block_features(
+        self,
+        z: Array | Conditioned,
+        clean_BxL: Array,
+        block: int,
+        segments: Array | None = None,
+        begin: Array | None = None,
+    ) -> Array:
+        """Returns h [B, L, D] of canvases of `block` tokens, each after the clean text before.
+
+        begin: int32 [B], where the first canvas begins; 0 without it.
+        """
+        length = clean_BxL.shape[1]
+        places = jnp.arange(length)[None]
+        own = self._encoded(clean_BxL, places, lambda reach: text_mask(length, reach, segments))
+        masks = lambda reach: canvas_mask(length, block, reach, segments, begin)  # noqa: E731
+        return self._decoded(self._canvas(z), places, masks, own)
+
+    def append_block(
+        self, z: Array | Conditioned, cache: ContextCache
+    ) -> tuple[Array, ContextCache]:
+        """Returns h [B, P, D] of z as a canvas after the text of a cache, and the cache with z.
+
+        A program that uses one of the two computes only that.
+        """
+        tokens = z.tokens if isinstance(z, Conditioned) else z
+        length = tokens.shape[1]
+        mask, places = partial(cache.mask, length), cache.places(length)
+        before = list(zip(cache.keys, cache.values, strict=True))
+        h = self._decoded(self._canvas(z), places, partial(mask, reads=False), before)
+        own = self._encoded(tokens, places, partial(mask, reads=True), before)
+        return h, cache.append(own)
+
+    def recall(self, logits_BxLxV: Array) -> Array:
+        """Returns the expected vectors under these logits, the signal of a `Conditioned`."""
+        o, dtype = self.options, jnp.dtype(self.options.dtype)
+        shares = jax.nn.softmax(logits_BxLxV.astype(jnp.float32), axis=-1).astype(dtype)
+        vectors = self.embedding[: o.vocab_size].astype(dtype)
+        x = product(shares.reshape(-1, o.vocab_size), vectors, o.products)
+        return self._scaled(x.reshape(*logits_BxLxV.shape[:-1], -1))
+
+    def logits(self, h: Array) -> Array:
+        """Returns float32 logits [..., V] of h [..., D]."""
+        o, head = self.options, tied_head(self.embedding, None, self.options)
+        return o.cap * jnp.tanh(of_symbols(head, h, o.vocab_size, padded=False) / o.cap)
+
+    def _canvas(self, z: Array | Conditioned) -> Array:
+        """Returns the vectors of a canvas's tokens with their signal."""
+        tokens = z.tokens if isinstance(z, Conditioned) else z
+        x_BxPxD = self._vectors(tokens)
+        signal = z.signal if isinstance(z, Conditioned) else jnp.zeros_like(x_BxPxD)
+        return self.self_conditioning(x_BxPxD, signal.astype(x_BxPxD.dtype))
+
+    def _vectors(self, tokens: Array) -> Array:
+        return self._scaled(vectors_of(self.embedding, tokens, jnp.dtype(self.options.dtype), 0))
+
+    def _scaled(self, x: Array) -> Array:
+        # Rounded to the type of x before, as in the published code.
+        return x * jnp.asarray(self.options.size**0.5, x.dtype)
+
+    def _encoded(
+        self, tokens: Array, places: Array, mask: Any, before: list[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """Returns the keys and values of the tokens of a text in each layer."""
+        return self._layers(self._vectors(tokens), places, mask, self.encoder_scales, before)[1]
+
+    def _decoded(
+        self, x_BxPxD: Array, places: Array, mask: Any, before: list[KeysValues] | None = None
+    ) -> Array:
+        """Returns the features of canvases after a text with these keys and values."""
+        return self.final_norm(self._layers(x_BxPxD, places, mask, self.decoder_scales, before)[0])
+
+    def _layers(
+        self,
+        x_BxPxD: Array,
+        places: Array,
+        mask: Any,
+        scales: Array,
+        before: list[KeysValues] | None,
+    ) -> tuple[Array, list[KeysValues]]:
+        """Runs all layers; mask: reach -> what each token sees."""
+        o, own = self.options, []
+        masks = {True: mask(reach=o.window), False: mask(reach=None)}
+        for number, layer in enumerate(self.blocks):
+            scale = jax.lax.stop_gradient(scales[number])
+            earlier = None if before is None else before[number]
+            x_BxPxD, found = layer(x_BxPxD, places, masks[o.is_near(number)], scale, earlier)
+            own.append(found)
+        return x_BxPxD, own
