@@ -318,10 +318,10 @@ def drawn(prompt: dict, is_clean: bool, rows: int, trace: int = 0, **options):
     for place, token in prompt.items():
         tokens[:, place], marks[:, place] = token, True
     given = Prompt(jnp.asarray(tokens), jnp.asarray(marks))
-    blocks = Blocks(P, L, clean_prompts=is_clean, **options)
+    denoiser, blocks = network(), Blocks(P, L, clean_prompts=is_clean, **options)
     call = jax.jit(
         lambda keys: blocks(
-            network(), PROCESS, Ancestral(), grid=uniform(STEPS), keys=keys, prompt=given,
+            denoiser, PROCESS, Ancestral(), grid=uniform(STEPS), keys=keys, prompt=given,
             trace=trace,
         )
     )  # fmt: skip
