@@ -19,12 +19,14 @@ from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.candi import CANDI
 from md4_jax.objectives.concrete_score import ConcreteScore
+from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.distillation import Teacher
 from md4_jax.objectives.gidd import GIDD
 from md4_jax.objectives.md4 import DiscreteMD4
 from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.radd import TDCE
 from md4_jax.objectives.sdtt import SDTT
+from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.duality import strongest
 from md4_jax.processes.gaussian_masking import GaussianMasking
@@ -72,6 +74,8 @@ OBJECTIVE_CASES = {name: make() for name, make in OBJECTIVES.items()} | {
     "block": BlockDiffusion(3),
     "blocks of one": BlockDiffusion(1),
     "a time for each block": BlockDiffusion(3, "times"),
+    "uniform noise in blocks": UniformELBO(2),
+    "cross-entropy in blocks": CrossEntropy(2),
     "four steps": DiscreteMD4(4),
     "four steps, uniform decoder": DiscreteMD4(4, "uniform"),
     "masked language model": AnyOrder(weight_power=0.0),

@@ -18,7 +18,7 @@ from md4_jax.training.step import make_train_step
 pytestmark = pytest.mark.slow
 LENGTH, BATCH, STEPS = 12, 64, 800
 # Half of the steps are enough for these to come as close as the others.
-SOON, FEWER = ("md4", "genmd4", "udlm", "block"), 400
+SOON, FEWER = ("md4", "genmd4", "udlm", "block", "udlm, in blocks"), 400
 # A chain over four symbols, far from independent draws: 0.98 nats per token against log 4 = 1.39.
 CHAIN = np.array(
     [[0.1, 0.7, 0.1, 0.1], [0.05, 0.05, 0.85, 0.05], [0.6, 0.1, 0.1, 0.2], [0.3, 0.1, 0.1, 0.5]]
@@ -30,7 +30,7 @@ GAP = 0.05
 ORDINARY = ("md4",)
 EVERY = [
     pytest.param(family, marks=[] if family in ORDINARY else pytest.mark.campaign)
-    for family in FAMILIES
+    for family in [*FAMILIES, "udlm, in blocks", "uniform_ce, in blocks"]
 ]
 
 
@@ -62,12 +62,13 @@ def steps_of(family: str) -> int:
 
 def experiment_of(family: str):
     config = schema.load_config(
-        f"{PACKAGE_ROOT / 'configs' / 'families.py'}:{family}", {"mesh.data": "1"}
+        f"{PACKAGE_ROOT / 'configs' / 'families.py'}:{family.split(',')[0]}", {"mesh.data": "1"}
     )
     config["data"]["length"] = LENGTH
     config["network"].update(size=32, depth=2, heads=2, hidden=64)
-    if family == "block":
+    if "block" in family:
         config["objective"]["block"] = 4
+        config["network"]["local_width"] = 0
     else:
         config["network"]["local_width"] = 3
     steps = steps_of(family)

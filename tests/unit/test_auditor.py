@@ -48,6 +48,7 @@ VARIANTS = (
     "four steps, uniform decoder, masking", "few masks", "kept for nothing",
     "generalized_kl, uniform", "generalized_kl, uniform, mixture",
     "generalized_kl, metric_path", "gidd, hybrid", "block, masking", "no reconstruction",
+    "uniform noise in blocks, uniform, mixture",
 )  # fmt: skip
 STEPS = 40
 

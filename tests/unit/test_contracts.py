@@ -56,8 +56,13 @@ def test_a_schedule(name):
 @pytest.mark.parametrize("name, of", FITTING)
 def test_an_objective(name, of):
     objective, process = OBJECTIVES[name](), exact.PROCESS_CASES[of](V).init()
+    traced(objective, process)
     if hasattr(objective, "block"):
-        objective = type(objective)(L)
+        traced(type(objective)(L), process)
+
+
+def traced(objective, process) -> None:
+    """Numbers of the right shapes, without a run."""
 
     def call(x, u, keys):
         batch = exact.batch_of([[0] * L] * B)._replace(tokens=x)

@@ -122,6 +122,7 @@ def test_which_objectives_are_bounds():
         "concrete_score",
         "concrete score, one level",
         "concrete score, denoising",
+        "cross-entropy in blocks",
         "cross_entropy",
         "dcd",
         "duo",
