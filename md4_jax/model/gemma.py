@@ -23,6 +23,8 @@ ROTARY = {
     ALL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
 }
 CANVAS, CAP, WINDOW = 256, 30.0, 512
+# Arrays of the part that reads images.
+IMAGES = r"model\.encoder\.(vision_tower|embed_vision)\..*"
 # The longest sequences by default; the model takes far longer ones.
 LENGTH = 4096
 # How the published code samples: the temperature falls from 0.8 to 0.4.
@@ -61,7 +63,15 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return Peer(
         KIND, longest - longest % canvas, symbols, sections, from_diffusion_gemma,
         "google/diffusiongemma-26B-A4B-it", ends=first(text.get("eos_token_id")), eot="<eos>",
+        copied=_copied, buffers=IMAGES,
     )  # fmt: skip
+
+
+def _copied(name: str) -> str:
+    """Returns the array that one of the encoder, or of the head, has the values of."""
+    if name == "lm_head.weight":
+        return f"{DECODER}embed_tokens.weight"
+    return name.replace(ENCODER, DECODER, 1) if name.startswith(ENCODER) else name
 
 
 def _scales() -> tuple[str, str]:

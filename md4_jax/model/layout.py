@@ -162,7 +162,7 @@ def exported(
         arrays = MaskLast(numbers, peer.tables, peer.begins, rows, added=True)
     read = Watched(arrays)
     peer.convert(read, options, put)
-    _fill(out, layout, read.names, peer.tables, folder)
+    _fill(out, layout, read.names, peer, folder)
     return _with_block(layout.config, peer, options, block), out
 
 
@@ -201,11 +201,12 @@ def _place(
 
 
 def _fill(
-    out: dict[str, np.ndarray], layout: Layout, read: set[str], tables: Sequence[str], folder: str
+    out: dict[str, np.ndarray], layout: Layout, read: set[str], peer: Peer, folder: str
 ) -> None:
-    """Fills the arrays that no parameter is made of: as the table that is tied, or as they were."""
+    """Fills the arrays that no parameter is made of: as those they copy, or as they were."""
     for name in out.keys() - read:
-        tied = [other for other in tables if name in tables and other in read]
+        tied = [other for other in peer.tables if name in peer.tables and other in read]
+        tied += [other for other in (peer.copied(name),) if other in read]
         if tied:
             out[name][...] = out[tied[0]]
         elif name in layout.others:

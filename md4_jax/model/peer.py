@@ -27,7 +27,9 @@ class Peer(NamedTuple):
     ends       row that ends a text, if config.json tells it
     told_of    (config.json, kind, shifted=, block=) -> config.json of a diffusion model made of it
     renamed    name of an array -> its name in such a model
-    buffers    regular expression of the names of arrays that are no parameters, and are not written
+    copied     name of an array -> the array of which it is a copy, if it is one
+    buffers    regular expression of the names of arrays that are no parameters of the network, and
+               are not written
     transposed  whether linear layers are stored as [in, out], and not as PyTorch's are
     eot        entry of `tokenizer` that ends a text
     """
@@ -44,6 +46,7 @@ class Peer(NamedTuple):
     ends: int | None = None
     told_of: Callable | None = None
     renamed: Callable[[str], str] = str
+    copied: Callable[[str], str] = str
     buffers: str = ""
     transposed: bool = False
     eot: str = END_OF_TEXT

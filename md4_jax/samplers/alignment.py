@@ -14,9 +14,8 @@ def after_prompts(
 ) -> tuple[Chain, tuple | None]:
     """Returns what run(denoiser, prompt=, trace=) samples, with blocks after prompts [B, N].
 
-    Texts are moved to the right, so that the tokens which begin a text end with a block. The places
-    before a text are in no block that is drawn, and nothing sees them. What is drawn beyond N is
-    left out.
+    Texts are moved to the right, so that the tokens which begin a text end with a block. Nothing
+    sees the places before a text. What is drawn beyond N, to fill the last block, is left out.
     """
     length = prompt.tokens.shape[1]
     given = jnp.sum(jnp.cumprod(prompt.mask.astype(jnp.int32), axis=1), axis=1)
@@ -24,7 +23,9 @@ def after_prompts(
     place = jnp.arange(length + block) - shift[:, None]
     inside = (place >= 0) & (place < length)
     tokens, mask = (_taken(jnp.asarray(x), jnp.clip(place, 0, length - 1)) for x in prompt)
-    moved = Prompt(jnp.where(inside, tokens, 0), jnp.where(inside, mask, place < 0))
+    # Before a text nothing is drawn, nor in the last block of one that was not moved.
+    mask = jnp.where(inside, mask, (place < 0) | (shift == 0)[:, None])
+    moved = Prompt(jnp.where(inside, tokens, 0), mask)
     blocks = denoiser.blocks
 
     def empty_cache(rows: int, window: int):

@@ -126,12 +126,24 @@ class Blocks:
             own = fold_keys(keys, b)
             chain = start(process, here, fold_keys(own, len(grid)))
             chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
-            return continued(within, process, step, chain, Course(grid, own, here.tokens, trace))
+            course = Course(grid, own, here.tokens, trace)
+            chain, path = continued(within, process, step, chain, course)
+            return chain._replace(observed=None, memory=None), path
+
+        def given(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
+            """Returns what `one` does of a block of the prompt, in which nothing is drawn."""
+            here = Prompt(*(_block(x, b, block) for x in (tokens, prompt.mask)))
+            chain = Chain(here.tokens, here.mask, jnp.ones(here.mask.shape), none)
+            if not trace:
+                return chain, None
+            path = Frames(chain.z[None, :trace], chain.confidence[None, :trace])
+            return chain, jax.tree.map(lambda x, s: jnp.broadcast_to(x, s.shape), path, shapes)
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
             cache = self._before(blocks, z, b, cache)
-            chain, path = one(b, cache)
+            is_given = jnp.all(_block(prompt.mask, b, block))
+            chain, path = jax.lax.cond(is_given, given, one, b, cache)
             new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
             if not self.dual_cache:
                 _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
@@ -146,8 +158,8 @@ class Blocks:
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
 
-        begin = jnp.where(prompt.mask, prompt.tokens, blank)
-        none = jnp.zeros(rows, jnp.int32)
+        tokens, none = jnp.asarray(prompt.tokens).astype(jnp.int32), jnp.zeros(rows, jnp.int32)
+        begin = jnp.where(prompt.mask, tokens, blank)
         cache = self._empty(blocks, begin)
         shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
         frames = _unreached(shapes, prompt, unseen) if trace else None

@@ -15,7 +15,7 @@ from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Prompt, UserError, batch_of
 from md4_jax.samplers.guidance import guided
 
-CLOSE, SYMBOLS, BLOCK = 1e-5, 123, 4
+CLOSE, SYMBOLS, BLOCK = 3e-5, 123, 4  # of logits up to 12; on one processor they differ by 1.4e-5
 NAMES = ("sdar", "fast_dllm_v2", "sdarmoe")
 ADAPTED = {"objective.name": "block", "network.causal": False, "sample.name": "ancestral"}
 

@@ -1,10 +1,13 @@
 """DiffusionGemma: the logits of transformers, what a token sees, and how canvases are filled."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from peer_folders import answers, peer_folder
+from peer_folders import answers, peer_folder, trained_on
+from safetensors.numpy import load_file, save_file
 from tiny_networks import built
 
 import md4_jax
@@ -118,6 +121,109 @@ def test_factors_of_layers_are_never_trained(model):
     for name in ("encoder_scales", "decoder_scales"):
         assert not np.any(slope[name]), name
     assert all(np.any(x) for x in jax.tree.leaves(slope["blocks_1"]["attention"]))
+
+
+def held_by(folder) -> dict[str, np.ndarray]:
+    found = load_file(folder / "model.safetensors")
+    return {name: x for name, x in found.items() if "vision" not in name}
+
+
+def test_it_goes_back_as_it_came_without_the_part_that_reads_images(model, folder, tmp_path):
+    exported = model.export(tmp_path / "exported")
+    told = [json.loads((f / "config.json").read_text()) for f in (folder, exported)]
+    assert told[0] == told[1]
+    before, after = held_by(folder), load_file(exported / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(after[name], before[name]) for name in before)
+
+
+def test_arrays_under_the_names_of_the_encoder_are_the_same(folder, tmp_path):
+    """A checkpoint may hold the layers twice, and the head apart; or under these names alone."""
+    held = load_file(folder / "model.safetensors")
+    trunk, other = "model.decoder.", "model.encoder.language_model."
+    shared = {n: x for n, x in held.items() if n.startswith(trunk) and "self_cond" not in n}
+    shared = {n: x for n, x in shared.items() if "layer_scalar" not in n}
+    copies = {n.replace(trunk, other, 1): x for n, x in shared.items()}
+    copies["lm_head.weight"] = held["model.decoder.embed_tokens.weight"]
+    twice, alone = (peer_folder(tmp_path / name, "diffusiongemma") for name in ("twice", "alone"))
+    save_file(held | copies, twice / "model.safetensors")
+    rest = {name: x for name, x in held.items() if name not in shared}
+    save_file(rest | copies, alone / "model.safetensors")
+    text, noisy, plain = theirs("text", "noisy", "plain")
+    for place in (twice, alone):
+        model = md4_jax.load(place)
+        blocks = model.experiment.network.denoiser(model.params)
+        h = blocks.blocks.features(noisy, None, text, CANVAS)
+        np.testing.assert_allclose(blocks.unembed(h)[:, CANVAS:], plain, atol=CLOSE)
+        after = load_file(
+            model.export(tmp_path / f"back_{place.parent.name}") / "model.safetensors"
+        )
+        assert after.keys() == held_by(place).keys()
+        assert all(np.array_equal(after[name], x) for name, x in held_by(place).items())
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"hidden_activation": "silu"}, "hidden_activation='silu'; only 'gelu_pytorch_tanh' is"),
+        ({"attention_bias": True}, "text_config.attention_bias=True; only False is known"),
+        ({"num_experts": 8}, "says num_experts=8, and its arrays have 4"),
+        ({"num_attention_heads": 8}, "says num_attention_heads=8, and its arrays have 4"),
+        ({"layer_types": ["full_attention"] * 4}, "only models are known in which every n-th"),
+        ({"top_k_experts": None}, "config.json lacks top_k_experts"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "yarn"}}},
+            "rope_parameters.full_attention=.*yarn.*, which is not known",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
+            "rope_parameters.sliding_attention=.*, which is not known",
+        ),
+    ],
+)
+def test_what_is_not_known_is_refused(changes, said, tmp_path):
+    text = answers("diffusiongemma")["config"]["text_config"] | changes
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(peer_folder(tmp_path, "diffusiongemma", text_config=text))
+
+
+def test_a_text_begins_anywhere_and_blocks_where_the_prompt_ends(model):
+    """Nine tokens after seven are three canvases of six steps, the last of them cut."""
+    options = dict(num=2, steps=6, length=16, confidence_threshold=0.0)
+    found = model.sample(prompt="abcdefg", **options)
+    assert [text[:7] for text in found.texts] == ["abcdefg"] * 2
+    np.testing.assert_array_equal(found.evaluations, 18)
+    np.testing.assert_array_equal(model.sample(**options).evaluations, 24)
+    again = model.sample(prompt="abcdefg", cached=False, **options)
+    np.testing.assert_array_equal(again.tokens, found.tokens)
+
+
+def test_a_run_goes_on_with_it(folder, tmp_path):
+    """It learns, with what it predicted beside the noise, and its adapters alone are trained."""
+    keys = {
+        "network.lora_rank": 2, "objective.self_conditioning": 0.5, "data.length": 16,
+        "optim.learning_rate": 0.01, "train.trainable": "",
+    }  # fmt: skip
+    run = trained_on(folder, tmp_path, keys)
+    before, after = md4_jax.load(folder), md4_jax.load(run)
+    same = jax.tree.map(np.array_equal, before.params["network"], without(after.params["network"]))
+    assert all(jax.tree.leaves(same))
+    text, noisy = theirs("text", "noisy")
+    found = [
+        m.experiment.network.denoiser(m.params).blocks.features(noisy, None, text, CANVAS)
+        for m in (before, after)
+    ]
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+    assert np.isfinite(after.score("abcdefgh", draws=1).nats).all()
+
+
+def without(params: dict) -> dict:
+    """Parameters without adapters."""
+    return {
+        name: without(x) if isinstance(x, dict) else x
+        for name, x in params.items()
+        if not name.startswith("lora")
+    }
 
 
 @pytest.mark.parametrize(
