@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from peer_folders import answers, peer_folder, trained_on
 from safetensors.numpy import load_file, save_file
-from tiny_networks import built
+from tiny_networks import built, logits
 
 import md4_jax
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
@@ -107,6 +107,13 @@ def test_two_documents_do_not_see_each_other(model):
     whole = told.features(noisy, jnp.zeros(2))
     part = alone.features(noisy[:, 8:], jnp.zeros(2))
     np.testing.assert_allclose(whole[:, 8:], part, atol=5e-5)
+
+
+def test_it_is_never_told_the_time():
+    network, params = built(DiffusionGemma)
+    assert network.time_free
+    found = [logits(network, params, t=jnp.full(3, t)) for t in (0.1, 0.9)]
+    np.testing.assert_array_equal(*found)
 
 
 def test_factors_of_layers_are_never_trained(model):
