@@ -12,7 +12,7 @@ from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
-from md4_jax.samplers.loop import Course, Frames, continued, start
+from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
 
 # In a path of noise without a mask, the symbol of blocks that are not begun.
 UNSEEN = -1
@@ -101,7 +101,9 @@ class Blocks:
             own = fold_keys(keys, b)
             chain = start(process, here, fold_keys(own, len(grid)))
             chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
-            return continued(within, process, step, chain, Course(grid, own, here.tokens, trace))
+            return _unless_given(
+                within, process, step, chain, Course(grid, own, here.tokens, trace)
+            )
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
@@ -115,8 +117,7 @@ class Blocks:
             confidence = put(confidence, chain.confidence, b * block, axis=1)
             used = chain.evaluations + self.dual_cache
             evaluations = evaluations + jnp.where(ended, 0, used)
-            if path is not None:
-                frames = _with_path(frames, path, b, ended[:trace, None])
+            frames = _with_path(frames, path, b, ended[:trace, None])
             drawn = jnp.where(chain.prompt_mask, -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
@@ -124,8 +125,7 @@ class Blocks:
         begin = jnp.where(prompt.mask, prompt.tokens, blank)
         none = jnp.zeros(rows, jnp.int32)
         cache = self._empty(blocks, begin)
-        shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
-        frames = _unreached(shapes, prompt, unseen) if trace else None
+        frames = _unreached(jax.eval_shape(one, jnp.int32(0), cache)[1], prompt, unseen)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
         state = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
@@ -162,6 +162,26 @@ class Blocks:
         return blocks.append_block(z, t, cache)
 
 
+def _unless_given(
+    denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, course: Course
+) -> tuple[Chain, Frames | None]:
+    """Draws a block as `continued` does, without the network if all sequences have it given."""
+
+    def draw(chain: Chain) -> tuple[Chain, Frames | None]:
+        return continued(denoiser, process, step, chain, course)
+
+    shapes = jax.eval_shape(draw, chain)[1]
+
+    def keep(chain: Chain) -> tuple[Chain, Frames | None]:
+        chain = put_prompt(chain, course.tokens)
+        if shapes is None:
+            return chain, None
+        values = Frames(chain.z[: course.trace], chain.confidence[: course.trace])
+        return chain, jax.tree.map(lambda x, s: jnp.broadcast_to(x, s.shape), values, shapes)
+
+    return jax.lax.cond(jnp.all(chain.prompt_mask), keep, draw, chain)
+
+
 def _with_next(denoiser: Denoiser, process: Any, chain: Chain, cache: Any) -> Chain:
     """Puts the likeliest token into the first position of a block, if that is a mask."""
     h, follows = denoiser.blocks.following(cache)
@@ -195,8 +215,10 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 
 
-def _unreached(shapes: Frames, prompt: Prompt, unseen: int) -> Frames:
+def _unreached(shapes: Frames | None, prompt: Prompt, unseen: int) -> Frames | None:
     """Returns the frames [N / P, F, R, P] of blocks that are not drawn: the prompt alone."""
+    if shapes is None:
+        return None
     count, traced, size = shapes.z.shape
 
     def of_blocks(x: Array) -> Array:
@@ -206,7 +228,7 @@ def _unreached(shapes: Frames, prompt: Prompt, unseen: int) -> Frames:
     return Frames(*(of_blocks(x) for x in _given(prompt, unseen)))
 
 
-def _with_path(frames: Frames, path: Frames, b: Array, ended: Array) -> Frames:
+def _with_path(frames: Frames | None, path: Frames | None, b: Array, ended: Array) -> Frames | None:
     """Puts the path [F, R, P] of block b into the frames, but of texts that have ended [R, 1]."""
     return jax.tree.map(lambda all, now: all.at[b].set(jnp.where(ended, all[b], now)), frames, path)
 

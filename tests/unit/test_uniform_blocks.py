@@ -352,6 +352,12 @@ def test_the_law_of_samples(name):
         assert not laws.accepted(laws.counted(z, V), law_of_texts(prompt, not is_clean))
 
 
+def test_a_block_that_is_given_costs_nothing():
+    chain, frames = drawn({0: 1, 1: 0}, False, 4, trace=1)
+    np.testing.assert_array_equal(chain.evaluations, STEPS)
+    assert (np.asarray(frames.z)[:, 0, :P] == [1, 0]).all()
+
+
 @pytest.mark.parametrize("is_clean", [False, True])
 def test_with_and_without_the_memory_the_samples_are_the_same(is_clean):
     prompt = {0: 1, 3: 0} if is_clean else {}
