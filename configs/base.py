@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
                 # block(block, draws, low, high) | every_order(block, orders), block diffusion |
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
-                # uniform_elbo | cross_entropy | duo(until, ...), with process uniform |
+                # uniform_elbo(block) | cross_entropy(block) | duo(until, ...), with uniform |
                 # generalized_kl, with process uniform or metric_path |
                 # concrete_score(form, time), with process uniform |
                 # ctmc(passes, first_time, cross_entropy), with process rates |

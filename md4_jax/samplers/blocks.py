@@ -15,7 +15,7 @@ from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
 from md4_jax.samplers.guidance import with_clean_prompt
-from md4_jax.samplers.loop import Course, Frames, continued, start
+from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
 
 # In a path of noise without a mask, the symbol of blocks that are not begun.
 UNSEEN = -1
@@ -126,24 +126,14 @@ class Blocks:
             own = fold_keys(keys, b)
             chain = start(process, here, fold_keys(own, len(grid)))
             chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
-            course = Course(grid, own, here.tokens, trace)
-            chain, path = continued(within, process, step, chain, course)
-            return chain._replace(observed=None, memory=None), path
-
-        def given(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
-            """Returns what `one` does of a block of the prompt, in which nothing is drawn."""
-            here = Prompt(*(_block(x, b, block) for x in (tokens, prompt.mask)))
-            chain = Chain(here.tokens, here.mask, jnp.ones(here.mask.shape), none)
-            if not trace:
-                return chain, None
-            path = Frames(chain.z[None, :trace], chain.confidence[None, :trace])
-            return chain, jax.tree.map(lambda x, s: jnp.broadcast_to(x, s.shape), path, shapes)
+            return _unless_given(
+                within, process, step, chain, Course(grid, own, here.tokens, trace)
+            )
 
         def body(state):
             b, cache, z, confidence, evaluations, ended, frames = state
             cache = self._before(blocks, z, b, cache)
-            is_given = jnp.all(_block(prompt.mask, b, block))
-            chain, path = jax.lax.cond(is_given, given, one, b, cache)
+            chain, path = one(b, cache)
             new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
             if not self.dual_cache:
                 _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
@@ -152,17 +142,15 @@ class Blocks:
             confidence = put(confidence, chain.confidence, b * block, axis=1)
             used = chain.evaluations + self.dual_cache
             evaluations = evaluations + jnp.where(ended, 0, used)
-            if path is not None:
-                frames = _with_path(frames, path, b, ended[:trace, None])
+            frames = _with_path(frames, path, b, ended[:trace, None])
             drawn = jnp.where(chain.prompt_mask, -1, new)
             ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
             return b + 1, cache, z, confidence, evaluations, ended, frames
 
-        tokens, none = jnp.asarray(prompt.tokens).astype(jnp.int32), jnp.zeros(rows, jnp.int32)
-        begin = jnp.where(prompt.mask, tokens, blank)
+        begin = jnp.where(prompt.mask, prompt.tokens, blank)
+        none = jnp.zeros(rows, jnp.int32)
         cache = self._empty(blocks, begin)
-        shapes = jax.eval_shape(one, jnp.int32(0), cache)[1]
-        frames = _unreached(shapes, prompt, unseen) if trace else None
+        frames = _unreached(jax.eval_shape(one, jnp.int32(0), cache)[1], prompt, unseen)
         confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
         state = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
@@ -199,6 +187,27 @@ class Blocks:
         return blocks.append_block(z, t, cache)
 
 
+def _unless_given(
+    denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain, course: Course
+) -> tuple[Chain, Frames | None]:
+    """Draws a block as `continued` does, without the network if all sequences have it given."""
+
+    def draw(chain: Chain) -> tuple[Chain, Frames | None]:
+        drawn, path = continued(denoiser, process, step, chain, course)
+        return drawn._replace(memory=None), path
+
+    shapes = jax.eval_shape(draw, chain)[1]
+
+    def keep(chain: Chain) -> tuple[Chain, Frames | None]:
+        chain = put_prompt(chain, course.tokens)
+        if shapes is None:
+            return chain, None
+        values = Frames(chain.z[: course.trace], chain.confidence[: course.trace])
+        return chain, jax.tree.map(lambda x, s: jnp.broadcast_to(x, s.shape), values, shapes)
+
+    return jax.lax.cond(jnp.all(chain.prompt_mask), keep, draw, chain)
+
+
 def _with_next(denoiser: Denoiser, process: Any, chain: Chain, cache: Any) -> Chain:
     """Puts the likeliest token into the first position of a block, if that is a mask."""
     h, follows = denoiser.blocks.following(cache)
@@ -232,8 +241,10 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 
 
-def _unreached(shapes: Frames, prompt: Prompt, unseen: int) -> Frames:
+def _unreached(shapes: Frames | None, prompt: Prompt, unseen: int) -> Frames | None:
     """Returns the frames [N / P, F, R, P] of blocks that are not drawn: the prompt alone."""
+    if shapes is None:
+        return None
     count, traced, size = shapes.z.shape
 
     def of_blocks(x: Array) -> Array:
@@ -243,7 +254,7 @@ def _unreached(shapes: Frames, prompt: Prompt, unseen: int) -> Frames:
     return Frames(*(of_blocks(x) for x in _given(prompt, unseen)))
 
 
-def _with_path(frames: Frames, path: Frames, b: Array, ended: Array) -> Frames:
+def _with_path(frames: Frames | None, path: Frames | None, b: Array, ended: Array) -> Frames | None:
     """Puts the path [F, R, P] of block b into the frames, but of texts that have ended [R, 1]."""
     return jax.tree.map(lambda all, now: all.at[b].set(jnp.where(ended, all[b], now)), frames, path)
 

@@ -124,6 +124,38 @@ def test_a_masked_model_is_where_it_begins(run, tiny, trained, tmp_path, refused
     assert not (tmp_path / "other").exists()
 
 
+@pytest.fixture(scope="module")
+def noisy(run, tiny, scratch):
+    """The arguments of a trained run of blocks of 4 of uniform noise, by cross-entropy."""
+    words = [
+        *("objective.name=cross_entropy", "objective.block=4", "process.name=uniform"),
+        *("process.parametrisation=mixture", "process.schedule.name=geometric"),
+        *("process.schedule.minimum=1e-3", "process.schedule.maximum=20.0"),
+    ]
+    flags = [f"--config.{word}" for word in words]
+    arguments = ("--config", tiny, "--workdir", scratch / "noisy blocks", *flags)
+    ended = run(*arguments)
+    assert ended.code == 0, ended
+    assert re.search(r"test: <= \d+\.\d+ \+- \d\.\d+ bits/character", ended.out)
+    return arguments
+
+
+def test_blocks_of_uniform_noise_are_evaluated_and_sampled(run, noisy):
+    """The bound is that of the trained blocks; text of four times the length."""
+    own = evaluate(run, noisy, "draws=4")
+    same = evaluate(run, noisy, "draws=4", "objective.name=uniform_elbo", "objective.block=4")
+    assert own["nats_per_token"] == same["nats_per_token"] and not own["exact"]
+    assert own["prior_bits_per_token"] < 0.01 < own["reconstruction_bits_per_token"]
+    whole = evaluate(run, noisy, "objective.name=uniform_elbo", "objective.block=0")
+    assert whole["nats_per_token"] != own["nats_per_token"]
+    asked = ("length=64", "prompt=ROMEO", "trace=True", "memory=8", "grid=uniform")
+    numbers, rows = sample(run, noisy, *asked)
+    assert numbers["length"] == 64 and numbers["network_evaluations_max"] == 15 * 5
+    assert all(row["text"].startswith("ROMEO") and len(row["tokens"]) == 64 for row in rows)
+    again = sample(run, noisy, *asked, "cached=False")[1]
+    assert [row["tokens"] for row in again] == [row["tokens"] for row in rows]
+
+
 MISTAKES = [
     (["objective.block=5"], ["objective.block=5", "data.length=16"]),
     (["objective.block=0"], ["objective.block must be at least 1, not 0"]),

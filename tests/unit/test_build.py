@@ -20,8 +20,10 @@ from md4_jax.data import SOURCES
 from md4_jax.data.images import ImageSource
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
+from md4_jax.experiment import sample_block
 from md4_jax.model.bounds import chosen
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import PACKAGE_ROOT
@@ -298,6 +300,10 @@ def test_nested_sections_are_made_first():
     assert float(process.schedule.alpha(1.0)) == pytest.approx(0.1)
 
 
+MIXTURE = dict(name="uniform", parametrisation="mixture")
+IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo", block=4))
+
+
 @pytest.mark.parametrize(
     "values, words",
     [
@@ -344,6 +350,24 @@ def test_nested_sections_are_made_first():
          "network.tables=640 needs network.causal=False"),
         (dict(network__tables=640, sample__block=16),
          "sample.block=16 needs network.tables=0, not 640: tables would cross"),
+        (dict(**IN_BLOCKS, network__local_width=3),
+         "^objective.name='uniform_elbo' needs network.local_width=0, not 3: a convolution"),
+        (dict(**IN_BLOCKS, data__length=18),
+         "objective.block=4 must divide the length of a sequence, data.length=18"),
+        (dict(**IN_BLOCKS, evals__test__data=dict(length=18)),
+         "objective.block=4 must divide the length of a sequence, data.length=18"),
+        (dict(**IN_BLOCKS, evals__test__stride=2),
+         "evals.test.stride=2 leaves .* which evals.test.objective.block=4 must divide"),
+        (dict(objective=dict(name="cross_entropy", block=-4), process=MIXTURE),
+         "objective.block must be at least 1, or 0 for the whole text, not -4"),
+        (dict(**IN_BLOCKS, sample__min_entropy=2.0),
+         "sample.min_entropy=2.0 needs process.name='masking', not 'uniform': masks mark"),
+        (dict(**IN_BLOCKS, sample__dual_cache=True),
+         "sample.dual_cache=True needs process.name='masking', not 'uniform': a block sees masks"),
+        (dict(**IN_BLOCKS, sample__next_token=True, network__shifted=True),
+         "sample.next_token=True needs process.name='masking', not 'uniform': the first token"),
+        (dict(process=dict(name="hybrid"), objective=dict(name="gidd"), sample__block=4),
+         "sample.block=4 needs process.name='masking' or 'uniform', not 'hybrid'"),
         (dict(data__separate_documents=True), "needs a tokenizer with an end-of-text token"),
         (dict(sample__grid="cosin"), r"unknown sample.grid 'cosin'; did you mean 'cosine'\?"),
         (dict(sample__top_p=0.0), r"sample.top_p must lie in \(0, 1\]"),
@@ -422,6 +446,9 @@ def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
          "BlockDiffusion(block=4,draws='exact')"),
         (dict(name="masking"), dict(name="every_order", block=2, orders=8),
          "EveryOrder(block=2,orders=8)"),
+        (MIXTURE, dict(name="cross_entropy", block=4), "UniformELBO(block=4)"),
+        (MIXTURE, dict(name="uniform_elbo", block=4), "UniformELBO(block=4)"),
+        (MIXTURE, dict(name="cross_entropy"), "UniformELBO(block=0)"),
     ],
 )  # fmt: skip
 def test_the_bound_that_auto_reports(process, objective, bound):
@@ -445,6 +472,20 @@ def test_a_bound_by_blocks_takes_those_that_were_trained(name, default):
     assert reported(build.experiment(other, TOKENIZER)).objective.block == 2
     masks = build.experiment(changed(evals__test__objective=dict(name=name)), TOKENIZER)
     assert reported(masks).objective.block == default
+
+
+def test_a_bound_of_uniform_noise_by_blocks_takes_those_that_were_trained():
+    """Other blocks, or none, if they are named; samples are drawn by the trained ones."""
+    trained = dict(objective=dict(name="cross_entropy", block=8), process=MIXTURE)
+    named = dict(name="uniform_elbo")
+    built = build.experiment(changed(**trained, evals__test__objective=named), TOKENIZER)
+    assert reported(built).objective == UniformELBO(8) == chosen(built, "uniform_elbo")
+    assert sample_block(built) == 8
+    for block in (0, 4):
+        asked = changed(**trained, evals__test__objective=named | dict(block=block))
+        assert reported(build.experiment(asked, TOKENIZER)).objective == UniformELBO(block)
+    slid = changed(process=MIXTURE, objective=named, evals__test__stride=3)
+    assert reported(build.experiment(slid, TOKENIZER)).stride == 3
 
 
 def test_auto_reports_the_likelihood_of_a_causal_network():

@@ -34,7 +34,10 @@ TRAINED = {
     "uniform": (Uniform(V, parametrisation="mixture"), OBJECTIVES["cross_entropy"](), False),
     "autoregressive": (Masking(V), OBJECTIVES["autoregressive"](), True),
     "block": (Masking(V), OBJECTIVES["block"](block=2), False),
-}
+    "uniform block": (
+        Uniform(V, parametrisation="mixture"), OBJECTIVES["cross_entropy"](block=2), False,
+    ),
+}  # fmt: skip
 BLOCKS = Blocks(block=2, window=L)
 CASES = [
     *(("masking", name, sample) for name in exact.samplers_for(Masking(V))),
@@ -42,6 +45,8 @@ CASES = [
     ("autoregressive", "left_to_right", sample),
     ("block", "ancestral", BLOCKS),
     ("block", "first_hitting", BLOCKS),
+    ("uniform block", "ancestral", BLOCKS),
+    ("uniform block", "euler", BLOCKS),
 ]
 
 

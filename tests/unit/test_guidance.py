@@ -273,9 +273,10 @@ BLOCKS = Blocks(block=3, window=6)
         pytest.param(Masking(5), sample, id="masks"),
         pytest.param(Uniform(5), sample, id="uniform", marks=pytest.mark.slow),
         pytest.param(Masking(5), BLOCKS, id="blocks", marks=pytest.mark.slow),
+        pytest.param(Uniform(5), BLOCKS, id="blocks of uniform noise", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.cases(1)
+@pytest.mark.cases(2)
 def test_samples_at_0_and_1_are_those_without_and_with_the_label(process, loop):
     """Bit for bit; other weights call the network twice as often."""
     free, told = tokens(process, loop, 1.0, -1), tokens(process, loop, 1.0, 1)
@@ -290,9 +291,11 @@ def test_samples_at_0_and_1_are_those_without_and_with_the_label(process, loop):
 
 
 @pytest.mark.slow
-def test_blocks_keep_two_caches():
+@pytest.mark.parametrize("process", [Masking(5), Uniform(5)], ids=["masks", "uniform"])
+@pytest.mark.cases(1)
+def test_blocks_keep_two_caches(process):
     recomputed = Blocks(block=3, window=6, cached=False)
-    cached, again = (tokens(Masking(5), loop, 4.0, 1)[0] for loop in (BLOCKS, recomputed))
+    cached, again = (tokens(process, loop, 4.0, 1)[0] for loop in (BLOCKS, recomputed))
     np.testing.assert_array_equal(cached, again)
 
 

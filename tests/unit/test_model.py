@@ -95,6 +95,20 @@ def test_udlm(timed, tmp_path):
     assert model.sample(num=1, steps=2).tokens.shape == (1, 16)
 
 
+def test_blocks_of_uniform_noise_end_with_a_token_that_stops_them(tmp_path):
+    """Not with the block that has it, nor with one of the prompt; and they have a bound."""
+    folder = peer_folder(tmp_path, "udlm", time_conditioning=True)
+    model = md4_jax.load(folder, config={"objective.block": 4})
+    free, ended = (model.sample(8, "a", steps=4, **more) for more in ({}, {"stop": "a b"}))
+    for text, whole in zip(ended.texts, free.texts, strict=True):
+        assert text == re.match("a[^ab]*[ab]?", whole)[0]
+    assert ended.lengths.tolist() == [len(text) for text in ended.texts]
+    assert len(set(ended.lengths)) > 2
+    whole = md4_jax.load(folder)
+    nats = [one.score("abab" * 4, draws=2).nats for one in (model, whole)]
+    assert np.isfinite(nats).all() and nats[0] != nats[1]
+
+
 def test_a_udlm_with_labels_is_refused(tmp_path):
     with pytest.raises(UserError, match="cfg=true: a UDLM with labels is not known"):
         md4_jax.load(peer_folder(tmp_path, "udlm", cfg=True, cfg_num_classes=3))

@@ -201,6 +201,14 @@ def test_each_block_has_the_noise_of_its_time():
     np.testing.assert_allclose(extra["changed"], changed.mean(axis=1), rtol=1e-6)
 
 
+def test_blocks_have_noise_of_their_own():
+    """Of tokens 0 that both of two blocks redraw to something else, a quarter agree, +- 5 SE."""
+    z, _, _ = seen(CrossEntropy(64), exact.batch_of(np.zeros((200, 128))), np.full(200, 0.4))
+    one, other = z[:, :64], z[:, 64:]
+    same = (one == other)[(one > 0) & (other > 0)]
+    assert len(same) > 2000 and abs(same.mean() - 0.25) < 5 * np.sqrt(0.1875 / len(same))
+
+
 def test_early_times_are_early_in_every_block():
     """t = v^5, v the times without: their fifth roots are spread over the blocks."""
     x, u = exact.batch_of(np.zeros((50, 12))), (np.arange(50) + 0.5) / 50
@@ -348,6 +356,12 @@ def test_the_law_of_samples(name):
     assert laws.accepted(laws.counted(z, V), law)
     if prompt:
         assert not laws.accepted(laws.counted(z, V), law_of_texts(prompt, not is_clean))
+
+
+def test_a_block_that_is_given_costs_nothing():
+    chain, frames = drawn({0: 1, 1: 0}, False, 4, trace=1)
+    np.testing.assert_array_equal(chain.evaluations, STEPS)
+    assert (np.asarray(frames.z)[:, 0, :P] == [1, 0]).all()
 
 
 @pytest.mark.parametrize("is_clean", [False, True])
