@@ -16,7 +16,8 @@ from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.experts import Experts
 from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.linear import Linear, Normalize
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.positions import places_asked
+from md4_jax.networks.rotary import grown, rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -72,14 +73,19 @@ class Attention(nn.Module):
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
         part = o.rotary_part if o.rotary and not o.positions else 0.0
-        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), part)
-        own = None
+        turns, own = o.turns._replace(part=part), None
+        if o.query_scaling:
+            first = None if cache is None else cache.first
+            halves = 2 if self.block else 1
+            where = places_asked(length, segments, index, first=first, halves=halves)
+            query = grown(query, where[..., : query.shape[1]], tuple(o.query_scaling))
         if cache is not None:
             mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
         elif self.block:
             mixed = block_diffusion_attention(
-                query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns
-            )
+                query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns,
+                causal=o.causal_context,
+            )  # fmt: skip
         else:
             turned = (
                 rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
