@@ -230,17 +230,15 @@ def block_diffusion_attention(
     block: int,
     segments: Array | None = None,
     kernel: str = "plain",
-    turns: Turns = TURNS,
     causal: bool = False,
 ) -> Array:
-    """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves with the positions 0..L-1.
+    """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves of which each holds a whole text.
 
     A noisy position sees its own noisy block and the clean blocks before it. A clean position sees
     clean blocks up to its own, or with causal clean positions up to itself. query may be the noisy
     half alone. kernel: as in `attend`; splash takes both halves at once, the others take tiles.
     """
     length = key.shape[1] // 2
-    query, key = (_rotated_halves(x, length, turns) for x in (query, key))
     key, value = (shared(x, query.shape[2]) for x in (key, value))
     if kernel == "splash" and fits(length):
         both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
@@ -257,7 +255,8 @@ def block_diffusion_attention(
     return jnp.concatenate([out, of_clean], axis=1)
 
 
-def _rotated_halves(x: Array, length: int, turns: Turns) -> Array:
+def rotated_halves(x: Array, length: int, turns: Turns = TURNS) -> Array:
+    """Rotates one or two halves [B, n L, H, Dh], each with the positions 0..L-1."""
     parts = jnp.split(x, x.shape[1] // length, axis=1)
     return jnp.concatenate([rotate(part, turns=turns) for part in parts], axis=1)
 

@@ -47,30 +47,6 @@ def places_from(length: int, first: Array, segments: Array | None) -> Array:
     return jnp.take(places(segments.shape[1], segments), index, axis=1)
 
 
-def places_asked(
-    length: int,
-    segments: Array | None,
-    index: Array | None,
-    *,
-    first: Array | None = None,
-    halves: int = 1,
-) -> Array:
-    """Returns the places of a layer's queries in their documents: int32 [P] or [B, P].
-
-    index   int32 [B, P], if not all `length` tokens ask
-    first   position of the first of them in a text, of which others are cached
-    halves  2: they are those of a text and of its copy
-    """
-    if first is not None:
-        return places_from(length, first, segments)
-    if halves == 2:
-        return places_of_halves(length, segments)
-    all_L = places(length, segments)
-    if index is None:
-        return all_L
-    return jnp.take_along_axis(jnp.broadcast_to(all_L, (len(index), length)), index, axis=1)
-
-
 def with_places(x_BxLxD: Array, table: Array, where: Callable[[int], Array]) -> Array:
     """Adds to each token the vector of its place; where: length -> places [L] or [B, L].
 
