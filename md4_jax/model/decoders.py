@@ -131,10 +131,10 @@ def told_of(
     A DiffuLLaMA stays one, whose arrays may have names of its own, and so does a Nemotron that
     still is what its authors' code computes.
     """
-    base, blocks, own = base_of(kind), block > 0, (shifted, block > 0, context)
-    name = f"a2d-{base}" if context else NAMES.get((base, shifted, blocks), f"a2d-{base}")
-    if kind == "diffullama" or (kind == NEMOTRON and own == (False, True, True)):
-        name = kind
+    base, context = base_of(kind), context and block > 0
+    name = f"a2d-{base}" if context else NAMES.get((base, shifted, block > 0), f"a2d-{base}")
+    stays = kind == NEMOTRON and context and not shifted
+    name = kind if stays or kind == "diffullama" else name
     left = ["right_shift_logits", "block_size", "bd_size", "causal_context", "dlm_paradigm"]
     if name.lower() != kind:  # another project's code
         left += ["architectures", "auto_map"]
