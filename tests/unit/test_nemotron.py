@@ -129,7 +129,7 @@ def _check_causal(model) -> None:
     clean, entries = np.asarray(TOLD["clean"]), SYMBOLS + 1
     assert model.domain.vocab_size == entries and model.config["network"]["causal"]
     assert not model.config["network"]["causal_context"]
-    # Texts begin with the mask here, with the vector of the entry 120, which clean has not first.
+    # Texts begin with the mask here, whose vector is that of the entry 120.
     text = np.concatenate([[entries], clean[0]])[None]
     with_start = model.logits(text)
     assert with_start.shape == (1, clean.shape[1] + 1, entries)
@@ -139,9 +139,9 @@ def _check_causal(model) -> None:
     np.testing.assert_allclose(network.unembed(h), expected, atol=CLOSE)
     started = network.features(jnp.asarray([[120]]), jnp.zeros(1))
     np.testing.assert_allclose(with_start[:, 0], network.unembed(started)[:, 0], atol=CLOSE)
-    nats = network.blocks.empty_cache(2, clean.shape[1])
+    cache = network.blocks.empty_cache(2, clean.shape[1])
     for place in range(clean.shape[1]):
-        h, nats = network.blocks.append_block(clean[:, place : place + 1], jnp.zeros(2), nats)
+        h, cache = network.blocks.append_block(clean[:, place : place + 1], jnp.zeros(2), cache)
     np.testing.assert_allclose(network.unembed(h[:, 0]), expected[:, -1], atol=CLOSE)
 
 
