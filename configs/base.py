@@ -90,6 +90,9 @@ def get_config() -> ConfigDict:
                 rotary_base=10_000.0,
                 rotary_scaling=(),  # (factor, low, high, length), as in Llama 3.1; (): none
                 rotary_part=1.0,  # share of a head's features that positions turn
+                rotary_ramp="turns",  # pairs slowed down in part: turns | pairs, as in YaRN
+                rotary_gain=1.0,  # factor of turned features, as in YaRN
+                query_scaling=(),  # (beta, length), as in Llama 4; (): none
                 head_bias=True,
                 tied=False,  # the head uses the embedding's matrix
                 initial="lecun",  # initial values: lecun | depth_scaled | torch
@@ -107,6 +110,7 @@ def get_config() -> ConfigDict:
                 products="auto",
                 dtype="float32",  # of the computation: float32 | bfloat16
                 causal=False,  # a position sees nothing to its right
+                causal_context=False,  # the same for clean tokens in block diffusion
                 # categorical | truncated_logistic, for ordered symbols: a location and a scale
                 output="categorical",
                 classes=0,  # number of classes of labelled data; 0: no labels

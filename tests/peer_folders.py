@@ -48,6 +48,7 @@ TOLD = {
     "qwen3moe": {},
     "sdarmoe": {},
     "rnd1": {},
+    "nemotron": {},
     "diffullama": dict(mask_token_id=81),
     "modernbert": dict(mask_token_id=122),
     "diffusiongemma": {},
@@ -60,7 +61,7 @@ TOLD = {
 # Those in the layout of transformers' Llama and Qwen.
 DECODERS = (
     "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "rnd1",
-    "diffullama",
+    "diffullama", "nemotron",
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.

@@ -178,6 +178,11 @@ def _check_dual_cache(experiment: Experiment) -> None:
             "sample.dual_cache=True keeps what all other tokens are: leave sample.memory=0 and "
             f"sample.cached=True, not {options.memory} and {options.cached}"
         )
+    if experiment.config["network"].get("causal_context", False):
+        raise UserError(
+            "sample.dual_cache=True needs network.causal_context=False: tokens outside of a block "
+            "would see those after them"
+        )
     if not experiment.network.time_free:
         raise UserError(
             "sample.dual_cache=True needs network.time_conditioning=False: a block that is drawn "
@@ -230,12 +235,13 @@ def _check_blocks(experiment: Experiment) -> None:
         raise UserError(f"sample.block={block} needs {whole_blocks(experiment.config['network'])}")
     _check_masks_in_blocks(experiment)
     _check_dual_cache(experiment)
-    shifted = experiment.config["network"].get("shifted", False)
-    if options.next_token and (options.dual_cache or not shifted):
+    network = experiment.config["network"]
+    shifted, causal = (network.get(key, False) for key in ("shifted", "causal_context"))
+    if options.next_token and (options.dual_cache or not (shifted or causal)):
         raise UserError(
             "sample.next_token=True draws the first token of a block from the end of the block "
-            "before: it needs network.shifted=True and sample.dual_cache=False, not "
-            f"{shifted} and {options.dual_cache}"
+            "before: it needs network.shifted=True (or network.causal_context=True) and "
+            f"sample.dual_cache=False, not {shifted} ({causal}) and {options.dual_cache}"
         )
     if options.stride:
         raise UserError(

@@ -15,6 +15,10 @@ before.
 DiffuLLaMA (arXiv:2410.17891) was made of Llama 2, sees both sides and takes logits from the
 position before. Its class DiscreteDiffusionModel names arrays in its own way; a DiffuLLaMA may also
 be stored as a Llama.
+
+Nemotron-Labs-Diffusion (arXiv:2607.05722) was made of Ministral 3 as block diffusion, without a
+shift. It was trained from left to right too: a clean token sees nothing to its right, so that the
+same parameters are also a causal model.
 """
 
 import re
@@ -22,14 +26,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
+from md4_jax.model import rotary
 from md4_jax.model.peer import Peer, agree, from_the_left, in_blocks, needed, of_masks
 from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
-CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral")
-BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen")
-A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama")
+NEMOTRON = "nemotron_labs_diffusion"
+CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
+BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON)
+A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
 MASKED = ("dream", "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "rnd1", "fast_dllm_qwen", "diffullama")
@@ -42,11 +48,16 @@ IMPLIED = {
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
     "diffullama": {"mask_token_id": 811},
+    NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
 }
+# What dlm_paradigm of a Nemotron's config.json may say: how it is trained, or read.
+LEFT_TO_RIGHT = "autoregressive"
+PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
 # What the layouts of the arrays are those of, if it is another name.
 BASES = {
     "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
-    "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
+    "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama", NEMOTRON: "ministral3",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -57,7 +68,6 @@ NAMES = {
     ("qwen3_moe", True, False): "rnd1",
     ("llama", True, False): "diffullama",
 }
-HEAD = "lm_head.weight"
 EXPERTS = r"model\.layers\.(?:\d+)\.mlp\.experts\.(\d+)\."
 # The longest sequences by default: models are trained on as many as 32,768 tokens and more.
 LENGTH = 2048
@@ -73,26 +83,35 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     _check(told, tensors)
     kind = "diffullama" if is_diffullama(told, tensors) else str(told["model_type"]).lower()
     told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
-    trunk, table = published.llama_names(tensors)
+    names = published.llama_names(tensors)
     if kind == "diffullama":  # its code takes the rows from its tokenizer
         told.pop("vocab_size", None)
-    network = _network(told, tensors, trunk, table)
+    network = _network(told, tensors, names) | rotary.keys_of(told, tensors, base_of(kind))
     # What Qwen3's layers of experts and LLaDA-MoE's are called is the same.
     convert = published_experts.from_lladamoe if network["experts"] else published.from_llama
-    found = of_masks(told, tensors, network, convert, (table, HEAD), LENGTH)
+    found = of_masks(told, tensors, network, convert, (names.table, names.head), LENGTH)
     found = found._replace(told_of=told_of)
-    if kind in CAUSAL:
+    if kind in CAUSAL or told.get("dlm_paradigm") == LEFT_TO_RIGHT:
         return from_the_left(found, told, tensors)
     network["shifted"] = bool(told.get("right_shift_logits", kind in SHIFTED))
     block = told.get(block_key(kind))
-    return found if block is None else in_blocks(found, block)
+    if block is None:
+        return found
+    network["causal_context"] = bool(told.get("causal_context", kind == NEMOTRON))
+    return in_blocks(found, block)
 
 
 def is_diffullama(told: Mapping[str, Any], tensors: Tensors) -> bool:
     """Returns whether config.json or the names of the arrays are those of a DiffuLLaMA."""
-    trunk, table = published.llama_names(tensors)
-    named = table in tensors and DIFFULLAMA in (told.get("architectures") or [])
-    return trunk == published.DIFFUSION or named
+    names = published.llama_names(tensors)
+    named = names.table in tensors and DIFFULLAMA in (told.get("architectures") or [])
+    return names.trunk == published.DIFFUSION or named
+
+
+def base_of(kind: str) -> str:
+    """Returns the kind of which the layout of a kind's arrays is."""
+    base = kind.removeprefix("a2d-")
+    return BASES.get(base, base)
 
 
 def block_key(kind: str) -> str:
@@ -100,19 +119,23 @@ def block_key(kind: str) -> str:
     return "bd_size" if kind == "fast_dllm_qwen" else "block_size"
 
 
-def told_of(told: Mapping[str, Any], kind: str, *, shifted: bool, block: int) -> dict[str, Any]:
+def told_of(
+    told: Mapping[str, Any], kind: str, *, shifted: bool, block: int, context: bool
+) -> dict[str, Any]:
     """Returns the config.json of a diffusion model that was made of one of another kind.
 
-    told   config.json of the other
-    block  tokens of a block; 0: the model sees whole texts
+    told     config.json of the other
+    block    tokens of a block; 0: the model sees whole texts
+    context  network.causal_context
 
-    A DiffuLLaMA stays one, whose arrays may have names of its own.
+    A DiffuLLaMA stays one, whose arrays may have names of its own, and so does a Nemotron that
+    still is what its authors' code computes.
     """
-    base = kind.removeprefix("a2d-")
-    base = BASES.get(base, base)
-    name = NAMES.get((base, shifted, block > 0), f"a2d-{base}")
-    name = kind if kind == "diffullama" else name
-    left = ["right_shift_logits", "block_size", "bd_size"]
+    base, context = base_of(kind), context and block > 0
+    name = f"a2d-{base}" if context else NAMES.get((base, shifted, block > 0), f"a2d-{base}")
+    stays = kind == NEMOTRON and context and not shifted
+    name = kind if stays or kind == "diffullama" else name
+    left = ["right_shift_logits", "block_size", "bd_size", "causal_context", "dlm_paradigm"]
     if name.lower() != kind:  # another project's code
         left += ["architectures", "auto_map"]
     found = {key: value for key, value in told.items() if key not in left}
@@ -123,28 +146,31 @@ def told_of(told: Mapping[str, Any], kind: str, *, shifted: bool, block: int) ->
         found["right_shift_logits"] = shifted
     if block:
         found[block_key(name.lower())] = block
+    if name == NEMOTRON:
+        found["dlm_paradigm"] = PARADIGMS[0]
+    elif context:
+        found["causal_context"] = True
     return found
 
 
-def _network(told: Mapping[str, Any], tensors: Tensors, trunk: str, table: str) -> dict[str, Any]:
-    """Returns the section of the network; see `published.llama_names`."""
-    size, first = tensors.shape(table)[1], f"{trunk}layers.0."
+def _network(
+    told: Mapping[str, Any], tensors: Tensors, names: published.LlamaNames
+) -> dict[str, Any]:
+    """Returns the section of the network, but for its positions."""
+    size, first = tensors.shape(names.table)[1], f"{names.trunk}layers.0."
     heads = needed(told, tensors, "num_attention_heads")
     queries = tensors.shape(f"{first}self_attn.q_proj.weight")[0]
-    rotary = _rotary(told)
     network = {
         **files.shipped("networks").LLADA,
         "size": size,
-        "depth": tensors.count(rf"{re.escape(trunk)}layers\.(\d+)\."),
+        "depth": tensors.count(rf"{re.escape(names.trunk)}layers\.(\d+)\."),
         **_feed_forward(told, tensors, first),
         "heads": heads,
         "kv_heads": told.get("num_key_value_heads") or 0,
         "head_dim": 0 if queries == size else queries // heads,
         "qkv_bias": f"{first}self_attn.q_proj.bias" in tensors,
         "qk_norm": f"{first}self_attn.q_norm.weight" in tensors,
-        "tied": bool(told.get("tie_word_embeddings", False)) or HEAD not in tensors,
-        "rotary_base": float(told.get("rope_theta") or rotary.get("rope_theta") or 10_000.0),
-        "rotary_scaling": _scaling(rotary),
+        "tied": bool(told.get("tie_word_embeddings", False)) or names.head not in tensors,
         "norm_eps": float(told.get("rms_norm_eps", 1e-6)),
     }
     agree(told, tensors, hidden_size=size, num_hidden_layers=network["depth"])
@@ -179,11 +205,10 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
             raise UserError(
                 f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
             )
-    form = _form(_rotary(told))
-    if form not in ("default", "llama3"):
+    if told.get("dlm_paradigm", PARADIGMS[0]) not in PARADIGMS:
         raise UserError(
-            f"{tensors.folder}: config.json scales rotary positions by {form!r}, which is not "
-            "known: only 'llama3' is"
+            f"{tensors.folder}: config.json says dlm_paradigm={told['dlm_paradigm']!r}; only "
+            f"{', '.join(PARADIGMS)} are known"
         )
     kinds = set(told.get("layer_types") or ()) - {"full_attention"}
     if kinds or (told.get("sliding_window") and told.get("use_sliding_window") is not False):
@@ -195,20 +220,3 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     for name in ("self_attn.o_proj.bias", "mlp.gate_proj.bias"):
         if first + name in tensors:
             raise UserError(f"{tensors.folder} has biases {first + name!r}, which are not known")
-
-
-def _rotary(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what config.json says of rotary positions, under either name that it has had."""
-    return told.get("rope_scaling") or told.get("rope_parameters") or {}
-
-
-def _form(rotary: Mapping[str, Any]) -> str:
-    return rotary.get("rope_type", rotary.get("type", "default"))
-
-
-def _scaling(rotary: Mapping[str, Any]) -> tuple[float, ...]:
-    """Returns network.rotary_scaling."""
-    if _form(rotary) == "default":
-        return ()
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return tuple(float(rotary[name]) for name in names)

@@ -43,20 +43,25 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         return from_the_left(found, told, tensors)
     network["shifted"] = bool(told.get("right_shift_logits", True))
     block = told.get("block_size")
+    network["causal_context"] = block is not None and bool(told.get("causal_context"))
     return found if block is None else in_blocks(found, block)
 
 
-def told_of(told: Mapping[str, Any], kind: str, *, shifted: bool, block: int) -> dict[str, Any]:
+def told_of(
+    told: Mapping[str, Any], kind: str, *, shifted: bool, block: int, context: bool
+) -> dict[str, Any]:
     """Returns the config.json of a diffusion model that was made of one with another.
 
     What DiffuGPT's own code does not know, no shift and blocks, it says under keys of others.
     """
     del kind
-    left = ("right_shift_logits", "block_size")
+    left = ("right_shift_logits", "block_size", "causal_context")
     found = {key: value for key, value in told.items() if key not in left}
     found["architectures"] = ["DiscreteDiffusionModel"]
     if not shifted:
         found["right_shift_logits"] = False
+    if context:
+        found["causal_context"] = True
     return found | ({"block_size": block} if block else {})
 
 

@@ -167,11 +167,15 @@ def exported(
 
 
 def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int) -> dict[str, Any]:
-    """Returns config.json with the size of blocks that the model has now, for kinds that say it."""
-    if peer.begins is not None or peer.sections["objective"].get("block", 0) == block:
+    """Returns config.json with the blocks that the model has now, for kinds that say them."""
+    context = options.causal_context
+    had = peer.sections["network"].get("causal_context", False)
+    same = peer.sections["objective"].get("block", 0) == block and (had == context or not block)
+    if peer.begins is not None or same:
         return dict(config)
     if peer.told_of is not None:
-        return peer.told_of(config, peer.kind, shifted=options.shifted, block=block)
+        form = {"shifted": options.shifted, "block": block, "context": context}
+        return peer.told_of(config, peer.kind, **form)
     return {**config, "block_size": block} if peer.kind == "bd3lm" and block else dict(config)
 
 
@@ -236,6 +240,7 @@ def _with_mask(layout: Layout, peer: Peer, options: Any, block: int) -> Layout:
         arrays[name] = kind, (max(rows, mask + 1), *rest)
     rows = arrays[peer.tables[0]][1][0]
     arrays = {peer.renamed(name): stored for name, stored in arrays.items()}
-    config = peer.told_of(layout.config, peer.kind, shifted=options.shifted, block=block)
+    form = {"shifted": options.shifted, "block": block, "context": options.causal_context}
+    config = peer.told_of(layout.config, peer.kind, **form)
     config |= {"mask_token_id": mask, "vocab_size": rows}
     return dataclasses.replace(layout, config=config, arrays=arrays, mask=mask)

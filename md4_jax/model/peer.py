@@ -25,7 +25,8 @@ class Peer(NamedTuple):
     begins     row that begins a text, for a model without a mask: the vector of the mask, which is
                added behind the symbols, starts as that of this row
     ends       row that ends a text, if config.json tells it
-    told_of    (config.json, kind, shifted=, block=) -> config.json of a diffusion model made of it
+    told_of    (config.json, kind, shifted=, block=, context=) -> config.json of a diffusion model
+               made of it
     renamed    name of an array -> its name in such a model
     copied     name of an array -> the array of which it is a copy, if it is one
     buffers    regular expression of the names of arrays that are no parameters of the network, and

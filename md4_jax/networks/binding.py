@@ -7,14 +7,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.blocks import Cache, KVCache, Surroundings
+from md4_jax.networks.blocks import Cache, KVCache, LeftToRight, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.growing import with_edits, with_gaps
 from md4_jax.networks.past import Past
 from md4_jax.networks.positions import check_length
 from md4_jax.networks.rows import COUNTED, Bound
-from md4_jax.networks.shift import shifted_blocks, shifted_features, shifted_halves
+from md4_jax.networks.shift import (
+    remembering,
+    shifted_blocks,
+    shifted_features,
+    shifted_halves,
+)
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Params, UserError
 from md4_jax.runtime.sharding import batch_groups
@@ -145,6 +150,9 @@ class Binding(NamedTuple):
         def append_block(z: Array, t: Array, cache: Cache) -> tuple[Array, Cache]:
             return self.module.apply(variables, z, t, cache, label, None, method="append_block")
 
+        def read_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
+            return append_block(z, t, LeftToRight(*cache))
+
         def around(
             z: Array, t: Array, begin: Array | int, cache: Surroundings | None
         ) -> tuple[Array, Surroundings]:
@@ -157,7 +165,11 @@ class Binding(NamedTuple):
         if o.causal:
             return Blockwise(None, empty_cache, append_block)
         blocks = Blockwise(features, empty_cache, append_block, around)
-        return shifted_blocks(blocks, told.get("segments")) if o.shifted else blocks
+        if o.causal_context:
+            blocks = blocks._replace(around=None, read_block=read_block)
+        if o.shifted:
+            return shifted_blocks(blocks, told.get("segments"))
+        return remembering(blocks) if o.causal_context else blocks
 
 
 def _repeated(told: dict[str, Array], count: int) -> dict[str, Array]:

@@ -61,6 +61,23 @@ class KVCache(NamedTuple):
         )
 
 
+class LeftToRight(KVCache):
+    """The same ring buffer, for a block of tokens of which each sees only those before it."""
+
+    def attend(
+        self,
+        query: Array,
+        own: tuple[Array, Array],
+        segments: Array | None,
+        *,
+        kernel: str,
+        turns: Turns,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Attends from each token of a block to the cache and to the block up to it."""
+        del segments
+        return attend_cached(query, own, self, kernel=kernel, turns=turns, causal=True), own
+
+
 class Surroundings(NamedTuple):
     """Keys and values, before rotation, of all tokens of a text, around a window of it.
 
@@ -129,11 +146,13 @@ def attend_cached(
     *,
     kernel: str = "plain",
     turns: Turns = TURNS,
+    causal: bool = False,
 ) -> Array:
     """Attends from a block of queries [B, P, H, Dh] to the tokens of the cache and to itself.
 
     Position 0 is that of the oldest token of a full cache, so that positions stay below W + P.
     kernel: rounded as in `attend`; with any other one the formula is computed.
+    causal: of its own block a query sees only itself and what is on its left.
     """
     keys, values = (
         jnp.concatenate(x, axis=1) for x in zip((cache.keys, cache.values), own, strict=True)
@@ -143,12 +162,14 @@ def attend_cached(
     # Distance from the token in each slot to the first token of the block.
     age = 1 + (cache.count - 1 - slot) % window
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
-    seen = jnp.concatenate([age <= cache.count, jnp.ones(length, bool)])
+    among = np.tri(length if causal else 1, length, 0 if causal else length, bool)
+    known = jnp.broadcast_to(age <= cache.count, (len(among), window))
+    seen = jnp.concatenate([known, among], axis=1)
     query = rotate(query, places[:, window:], length=window + length, turns=turns)
     keys = rotate(keys, places, length=window + length, turns=turns)
     keys, values = (shared(x, query.shape[2]) for x in (keys, values))
     form = Form(rounded=kernel == "rounded")
-    return attend_where(query, keys, values, seen[None, None, None], form)
+    return attend_where(query, keys, values, seen[None, None], form)
 
 
 def attend_blocks(
@@ -159,11 +180,13 @@ def attend_blocks(
     block: int,
     segments: Array | None = None,
     kernel: str = "plain",
+    causal: bool = False,
 ) -> Array:
     """Attends from each position to its own block in `own` and to earlier blocks in `clean`.
 
     own, clean  (keys, values), each [B, L, H, Dh]; clean None: own serves for both, so that a
-                position sees all blocks up to its own (block-causal)
+                position sees all blocks up to its own (block-causal), or with causal all positions
+                up to itself
     block       positions of a block, divides L
     segments    int32 [B, L]: a token sees only tokens of its own segment
 
@@ -184,9 +207,10 @@ def attend_blocks(
             jnp.concatenate([s[k][:, part] for s, part in zip(sources, parts, strict=True)], axis=1)
             for k in range(2)
         )
-        of_query = np.arange(begin, end)[:, None] // block
-        allowed = of_query >= np.arange(seen) // block
+        step = 1 if causal and clean is None else block
+        allowed = np.arange(begin, end)[:, None] // step >= np.arange(seen) // step
         if clean is not None:
+            of_query = np.arange(begin, end)[:, None] // block
             allowed = of_query > np.arange(seen) // block
             allowed = np.concatenate([allowed, of_query == np.arange(begin, end) // block], axis=1)
         mask = None if allowed.all() else jnp.asarray(allowed)[None, None]
@@ -206,20 +230,19 @@ def block_diffusion_attention(
     block: int,
     segments: Array | None = None,
     kernel: str = "plain",
-    turns: Turns = TURNS,
+    causal: bool = False,
 ) -> Array:
-    """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves with the positions 0..L-1.
+    """Attends in [noisy, clean], [B, 2 L, H, Dh], two halves of which each holds a whole text.
 
     A noisy position sees its own noisy block and the clean blocks before it. A clean position sees
-    clean blocks up to its own. query may be the noisy half alone. kernel: as in `attend`; splash
-    takes both halves at once, the others take tiles.
+    clean blocks up to its own, or with causal clean positions up to itself. query may be the noisy
+    half alone. kernel: as in `attend`; splash takes both halves at once, the others take tiles.
     """
     length = key.shape[1] // 2
-    query, key = (_rotated_halves(x, length, turns) for x in (query, key))
     key, value = (shared(x, query.shape[2]) for x in (key, value))
     if kernel == "splash" and fits(length):
         both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
-        return splash(query, key, value, both, block=block)
+        return splash(query, key, value, both, causal=causal, block=block)
     (noisy_keys, clean_keys), (noisy_values, clean_values) = (
         jnp.split(x, 2, axis=1) for x in (key, value)
     )
@@ -228,10 +251,12 @@ def block_diffusion_attention(
     out = attention(query[:, :length], noisy, clean)
     if query.shape[1] == length:
         return out
-    return jnp.concatenate([out, attention(query[:, length:], clean, None)], axis=1)
+    of_clean = attention(query[:, length:], clean, None, causal=causal)
+    return jnp.concatenate([out, of_clean], axis=1)
 
 
-def _rotated_halves(x: Array, length: int, turns: Turns) -> Array:
+def rotated_halves(x: Array, length: int, turns: Turns = TURNS) -> Array:
+    """Rotates one or two halves [B, n L, H, Dh], each with the positions 0..L-1."""
     parts = jnp.split(x, x.shape[1] // length, axis=1)
     return jnp.concatenate([rotate(part, turns=turns) for part in parts], axis=1)
 

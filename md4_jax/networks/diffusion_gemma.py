@@ -189,6 +189,9 @@ class Binding(NamedTuple):
         def append_block(z: Array, t: Array, cache: ContextCache) -> tuple[Array, ContextCache]:
             return call(z, cache, method="append_block")
 
+        def read(clean: Array, t: Array, cache: ContextCache) -> tuple[None, ContextCache]:
+            return None, call(clean, cache, method="read")
+
         def empty(rows: int, window: int) -> ContextCache:
             shapes = [o.shape_of(o.is_near(n))[::-1] for n in range(o.depth)]
             return empty_cache(shapes, rows, window, jnp.dtype(o.dtype))
@@ -201,7 +204,7 @@ class Binding(NamedTuple):
             features, partial(call, method="logits"),
             Accelerator(batch_groups(), platform=self.platform),
             Blockwise(
-                in_blocks, empty, append_block,
+                in_blocks, empty, append_block, read_block=read,
                 beginning=lambda cache, first: cache._replace(begin=first),
             ),
             rebind,

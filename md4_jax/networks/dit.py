@@ -20,6 +20,10 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, Params, UserError
 
+# Keys of the transformer for texts.
+OF_TEXTS = ("causal", "local_width", "tables", "shifted", "gaps", "edits", "positions")
+OF_TEXTS += ("causal_context", "query_scaling")
+
 
 @dataclasses.dataclass(frozen=True)
 class DiT(Transformer):
@@ -37,7 +41,7 @@ class DiT(Transformer):
     takes: ClassVar[tuple[str, ...]] = ("label",)
 
     embedding: int = 32
-    rotary_base: float = 100.0
+    rotary_base: float = dataclasses.field(default=100.0, kw_only=True)
     shape: tuple[int, ...] = ()
     patch: int = 2
     input: str = "embedding"
@@ -48,7 +52,7 @@ class DiT(Transformer):
         check_choices(self, {"input": INPUTS})
         check_least(self, patch=1, embedding=1, head_size=1)
         check_images(self, "dit", self.patch, f"network.patch={self.patch}")
-        for key in ("causal", "local_width", "tables", "shifted", "gaps", "edits", "positions"):
+        for key in OF_TEXTS:
             if getattr(self, key):
                 raise UserError(
                     f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "

@@ -74,17 +74,18 @@ class DiffusionGemmaModule(nn.Module):
     def append_block(
         self, z: Array | Conditioned, cache: ContextCache
     ) -> tuple[Array, ContextCache]:
-        """Returns h [B, P, D] of z as a canvas after the text of a cache, and the cache with z.
-
-        A program that uses one of the two computes only that.
-        """
+        """Returns h [B, P, D] of z as a canvas after the text of a cache, and the cache with z."""
         tokens = z.tokens if isinstance(z, Conditioned) else z
-        length = tokens.shape[1]
-        mask, places = partial(cache.mask, length), cache.places(length)
-        before = list(zip(cache.keys, cache.values, strict=True))
-        h = self._decoded(self._canvas(z), places, partial(mask, reads=False), before)
-        own = self._encoded(tokens, places, partial(mask, reads=True), before)
-        return h, cache.append(own)
+        length, before = tokens.shape[1], list(zip(cache.keys, cache.values, strict=True))
+        mask = partial(cache.mask, length, reads=False)
+        h = self._decoded(self._canvas(z), cache.places(length), mask, before)
+        return h, self.read(tokens, cache)
+
+    def read(self, tokens_BxP: Array, cache: ContextCache) -> ContextCache:
+        """Returns the cache with these tokens of the text."""
+        length, before = tokens_BxP.shape[1], list(zip(cache.keys, cache.values, strict=True))
+        mask = partial(cache.mask, length, reads=True)
+        return cache.append(self._encoded(tokens_BxP, cache.places(length), mask, before))
 
     def recall(self, logits_BxLxV: Array) -> Array:
         """Returns the expected vectors under these logits, the signal of a `Conditioned`."""

@@ -15,7 +15,7 @@ from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.layers import FIRST, SECOND, dropped, normalized, whole
 from md4_jax.networks.linear import Linear, Normalize
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.rotary import rotate
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
@@ -68,9 +68,8 @@ class GroupAttention(nn.Module):
         query, key, value = (
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
-        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), o.rotary_part)
-        query = rotate(query, places_BxP, length=self.length, turns=turns)
-        key = rotate(key, at_BxM, length=self.length, turns=turns)
+        query = rotate(query, places_BxP, length=self.length, turns=o.turns)
+        key = rotate(key, at_BxM, length=self.length, turns=o.turns)
         key, value = (shared(a, o.heads) for a in (key, value))
         form = Form(rounded=rounding(o.attention, o.products) == "rounded")
         mixed = attend_where(query, key, value, seen[:, None], form)

@@ -10,13 +10,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, attend_near, rounding
-from md4_jax.networks.blocks import Cache, block_diffusion_attention
+from md4_jax.networks.blocks import Cache, block_diffusion_attention, rotated_halves
 from md4_jax.networks.condition import modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.experts import Experts
 from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.linear import Linear, Normalize
-from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.networks.positions import places, places_from, places_of_halves
+from md4_jax.networks.rotary import grown, rotate
 from md4_jax.protocols import Array
 from md4_jax.runtime.sharding import BATCH_AXES, constrain
 
@@ -72,20 +73,20 @@ class Attention(nn.Module):
             constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
         )
         part = o.rotary_part if o.rotary and not o.positions else 0.0
-        turns = Turns(o.rotary_base, tuple(o.rotary_scaling), part)
-        own = None
+        turns, own = o.turns._replace(part=part), None
+        if o.query_scaling:
+            where = asked_places(length, segments, index, cache, halved=self.block > 0)
+            query = grown(query, where[..., : query.shape[1]], tuple(o.query_scaling))
         if cache is not None:
             mixed, own = cache.attend(query, (key, value), segments, kernel=kernel, turns=turns)
         elif self.block:
-            mixed = block_diffusion_attention(
-                query, key, value, block=self.block, segments=segments, kernel=kernel, turns=turns
-            )
+            turned = (rotated_halves(x, key.shape[1] // 2, turns) for x in (query, key))
+            form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
+            mixed = block_diffusion_attention(*turned, value, block=self.block, **form)
         else:
-            turned = (
-                rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid),
-                rotate(key, turns=turns, grid=o.grid),
-            )
-            turned, where = (*turned, value), dict(segments=segments, index=index)
+            query = rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid)
+            turned = query, rotate(key, turns=turns, grid=o.grid), value
+            where = dict(segments=segments, index=index)
             if o.reach is not None:
                 mixed = attend_near(*turned, reach=o.reach, kernel=kernel, **where)
             elif keys is not None and o.attention_dropout:
@@ -100,6 +101,30 @@ class Attention(nn.Module):
         )  # fmt: skip
         adapted = for_adapter(o, "out", mixed_BxLxF, keys, length, asked)
         return out(mixed_BxLxF, adapted), own
+
+
+def asked_places(
+    length: int,
+    segments: Array | None,
+    index: Array | None,
+    cache: Cache | None,
+    *,
+    halved: bool,
+) -> Array:
+    """Returns the places of a layer's queries in their documents: int32 [P] or [B, P].
+
+    index   int32 [B, P], if not all `length` tokens ask
+    cache   of the other tokens of their text
+    halved  they are those of a text and of its copy
+    """
+    if cache is not None:
+        return places_from(length, cache.first, segments)
+    if halved:
+        return places_of_halves(length, segments)
+    all_L = places(length, segments)
+    if index is None:
+        return all_L
+    return jnp.take_along_axis(jnp.broadcast_to(all_L, (len(index), length)), index, axis=1)
 
 
 class LocalMixing(nn.Module):

@@ -26,7 +26,7 @@ WITHOUT = {
     "scan_blocks": False, "time_conditioning": False, "causal": False, "shifted": False,
     "local_width": 0, "tables": 0, "gaps": False, "experts": 0, "dense_layers": 0, "classes": 0,
     "output": "categorical", "positions": 0, "embedding": 0,
-    "attention_dropout": 0.0,
+    "attention_dropout": 0.0, "causal_context": False,
 }  # fmt: skip
 
 

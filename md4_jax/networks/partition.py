@@ -26,7 +26,7 @@ WITHOUT = {
     "time_conditioning": False, "causal": False, "shifted": False, "local_width": 0, "tables": 0,
     "gaps": False, "edits": False, "experts": 0, "dense_layers": 0, "lora_dropout": 0.0,
     "classes": 0, "attention_dropout": 0.0, "output": "categorical", "positions": 0,
-    "out_bias": False,
+    "out_bias": False, "causal_context": False, "query_scaling": (),
 }  # fmt: skip
 # Sizes of the encoder's input that are tried, smallest first, as parts of the length. Shorter texts
 # are read whole: there is little to gain, and each size is compiled.

@@ -9,7 +9,7 @@ and with functions that read its layers, one for each if blocks are scanned.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,8 @@ Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
 # What the names of arrays begin with in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891).
 DIFFUSION = "denoise_model."
+# The same in Nemotron-Labs-Diffusion (arXiv:2607.05722).
+ENCODER = "encoder."
 
 
 class View(Mapping):
@@ -191,14 +193,30 @@ def from_llada(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     return nested(found, put)
 
 
-def llama_names(arrays: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns what the names of the layers begin with, and the name of the embedding's matrix.
+class LlamaNames(NamedTuple):
+    """Names of the arrays of a model in the layout of transformers' Llama.
 
-    They are those of transformers' Llama, or of the class DiscreteDiffusionModel of DiffuLLaMA.
+    trunk  what the names of the layers begin with
+    table  name of the embedding's matrix, and `head` of the head's
     """
-    if f"{DIFFUSION}layers.0.input_layernorm.weight" in arrays:
-        return DIFFUSION, "embed_tokens.weight"
-    return "model.", "model.embed_tokens.weight"
+
+    trunk: str
+    table: str
+    head: str = "lm_head.weight"
+
+
+def llama_names(arrays: Mapping[str, Any]) -> LlamaNames:
+    """Returns the names of a Llama's arrays.
+
+    They are those of the library transformers, of the class DiscreteDiffusionModel of DiffuLLaMA,
+    or of the class NemotronLabsDiffusionModel.
+    """
+    first = "layers.0.input_layernorm.weight"
+    if DIFFUSION + first in arrays:
+        return LlamaNames(DIFFUSION, "embed_tokens.weight")
+    if ENCODER + first in arrays:
+        return LlamaNames(ENCODER, f"{ENCODER}embed_tokens.weight", "diffusion_head.weight")
+    return LlamaNames("model.", "model.embed_tokens.weight")
 
 
 def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
@@ -219,12 +237,12 @@ def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     vectors["attention_norm/scale"] = "input_layernorm.weight"
     vectors["feed_forward_norm/scale"] = "post_attention_layernorm.weight"
     gives |= {ours: lambda a, x=theirs: a(x) for ours, theirs in vectors.items()}
-    symbols, (trunk, table) = options.vocab_size, llama_names(arrays)
+    symbols, (trunk, table, head) = options.vocab_size, llama_names(arrays)
     found = blocks(arrays, trunk + "layers.{}.{}", gives, options)
     found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
     found["final_norm/scale"] = lambda: arrays[f"{trunk}norm.weight"]
     if not options.tied:
-        found["head/kernel"] = lambda: of_symbols(arrays["lm_head.weight"].T, symbols)
+        found["head/kernel"] = lambda: of_symbols(arrays[head].T, symbols)
     return nested(found, put)
 
 

@@ -1,5 +1,6 @@
-"""Rotary position embeddings."""
+"""Rotary position embeddings, and what else queries take of their positions."""
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ from md4_jax.protocols import Array, UserError
 
 # Position p turns by p / BASE^(2 i / Dh).
 BASE = 10_000.0
+# What lies between the pairs that become slower and those that stay, and is interpolated.
+RAMPS = ("turns", "pairs")
 
 
 class Turns(NamedTuple):
@@ -19,16 +22,22 @@ class Turns(NamedTuple):
     base     position p turns pair i of a head by p / base^(2 i / Dh)
     scaling  () or (factor, low, high, length): pairs that turn fewer than `low` times in `length`
              positions become `factor` times slower, those that turn more than `high` times stay,
-             and those between are interpolated (Llama 3.1, arXiv:2407.21783)
+             and those between are interpolated
     part     share of a head's features, the first ones, that are turned; the others stay. 0: none
     pairs    share of the pairs of turned features, the first ones, that turn; the others stay
              (Gemma's proportional positions)
+    ramp     how they are interpolated: linearly in their number of turns (Llama 3.1,
+             arXiv:2407.21783), or from pair to pair between two whole ones (YaRN,
+             arXiv:2309.00071, as in the library transformers)
+    gain     factor of the turned features, of queries and of keys (YaRN)
     """
 
     base: float = BASE
     scaling: tuple[float, ...] = ()
     part: float = 1.0
     pairs: float = 1.0
+    ramp: str = "turns"
+    gain: float = 1.0
 
     def frequency(self, size: int) -> np.ndarray:
         """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
@@ -37,9 +46,28 @@ class Turns(NamedTuple):
         if not self.scaling:
             return plain
         factor, low, high, length = self.scaling
-        turns = length * plain / (2 * math.pi)
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        if self.ramp == "pairs":
+            kept = self._kept_pairs(size)
+        else:
+            turns = length * plain / (2 * math.pi)
+            kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return plain * (kept + (1.0 - kept) / factor)
+
+    def _kept_pairs(self, size: int) -> np.ndarray:
+        """Returns the share of each pair's frequency that stays, by YaRN: [size / 2].
+
+        It falls from 1 at the last pair that turns at least `high` times in `length` positions to 0
+        at the first one that turns at most `low` times.
+        """
+        _, low, high, length = self.scaling
+
+        def pair(turns: float) -> float:
+            return size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(self.base))
+
+        first, last = max(math.floor(pair(high)), 0), min(math.ceil(pair(low)), size - 1)
+        # One step, for a ramp without a width.
+        width = last - first or 0.001
+        return 1.0 - np.clip((np.arange(size // 2) - first) / width, 0.0, 1.0)
 
 
 @functools.lru_cache(maxsize=8)
@@ -52,7 +80,7 @@ def _angles(sides: tuple[int, ...], size: int, turns: Turns) -> np.ndarray:
     frequency = turns.frequency(each)
     places = np.unravel_index(np.arange(math.prod(sides)), sides)
     angle = np.concatenate([place[:, None] * frequency for place in places], axis=1)
-    return np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
+    return (turns.gain * np.stack([np.cos(angle), np.sin(angle)])).astype(np.float32)
 
 
 TURNS = Turns()
@@ -99,8 +127,57 @@ def turned(x_BxLxHxDh: Array, places: Array, turns: Turns) -> Array:
     return found.astype(x_BxLxHxDh.dtype)
 
 
+def grown(query_BxPxHxDh: Array, places: Array, scaling: tuple[float, float]) -> Array:
+    """Multiplies queries at position p by 1 + beta log(1 + floor(p / length)) (Llama 4).
+
+    places   int32 [P] or [B, P], the positions of the queries in their texts
+    scaling  (beta, length)
+    """
+    beta, length = scaling
+    factor = 1.0 + beta * jnp.log1p(jnp.floor(places.astype(jnp.float32) / length))
+    return query_BxPxHxDh * factor[..., None, None].astype(query_BxPxHxDh.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Positions:
+    """Options of a network: how attention takes account of positions.
+
+    rotary_base     position p turns pair i of a head's features by p / base^(2 i / Dh)
+    rotary_scaling  (factor, low, high, length) of `Turns`, as in Llama 3.1; (): none
+    rotary_part     share of a head's features that positions turn
+    rotary_ramp     turns (Llama 3.1) or pairs (YaRN): which pairs are slowed down in part
+    rotary_gain     factor of turned features (YaRN)
+    query_scaling   (beta, length) of `grown`, as in Llama 4; (): none
+    """
+
+    rotary_base: float = BASE
+    rotary_scaling: tuple[float, ...] = ()
+    rotary_part: float = 1.0
+    rotary_ramp: str = "turns"
+    rotary_gain: float = 1.0
+    query_scaling: tuple[float, ...] = ()
+
+    @property
+    def turns(self) -> Turns:
+        """Angles of the rotary positions."""
+        return Turns(
+            self.rotary_base, tuple(self.rotary_scaling), self.rotary_part, self.rotary_ramp,
+            self.rotary_gain,
+        )  # fmt: skip
+
+
 def check_rotary(o: Any) -> None:
     """Raises UserError for keys of a network by which no position can turn features."""
+    if o.rotary_gain <= 0:
+        raise UserError(f"network.rotary_gain={o.rotary_gain} must be above 0")
+    if o.rotary_ramp == "pairs" and o.rotary_base <= 1:
+        raise UserError(
+            f"network.rotary_ramp='pairs' needs network.rotary_base above 1, not {o.rotary_base}"
+        )
+    if o.query_scaling and not (len(o.query_scaling) == 2 and min(o.query_scaling) > 0):
+        raise UserError(
+            f"network.query_scaling={o.query_scaling} must be empty, or (beta, length) above 0"
+        )
     if o.rotary_base <= 0:
         raise UserError(f"network.rotary_base={o.rotary_base} must be above 0")
     numbers = o.rotary_scaling

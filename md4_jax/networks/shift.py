@@ -25,6 +25,16 @@ def check_shifted(options: Any) -> None:
             )
 
 
+def check_context(options: Any) -> None:
+    """Raises UserError for options that do not go together with `network.causal_context`."""
+    for key in ("causal", "local_width", "tables", "gaps"):
+        if options.causal_context and getattr(options, key):
+            raise UserError(
+                f"network.causal_context=True is for block diffusion: it needs network.{key}="
+                f"{type(getattr(options, key))()}, not {getattr(options, key)}"
+            )
+
+
 def shifted_features(
     features: Callable[..., Array], segments: Array | None, index: Array | None
 ) -> Array:
@@ -59,22 +69,20 @@ def shifted_halves(h: Array, block: int, segments: Array | None) -> Array:
 def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
     """Returns the functions of a network with a cache, with features one position to the right.
 
-    A cache of earlier blocks also keeps the features of their last token, [B, D]. A cache of a
-    whole text also keeps its tokens: a window is read together with the token before it.
-    `features` are moved already.
+    A cache of earlier blocks also keeps the features of their last token. A cache of a whole text
+    also keeps its tokens: a window is read together with the token before it. `features` are moved
+    already.
     """
+    own = remembering(blocks)
 
-    def empty_cache(rows: int, window: int) -> tuple[Any, Array]:
-        cache = blocks.empty_cache(rows, window)
-        block = jnp.zeros((rows, 1), jnp.int32)
-        h = jax.eval_shape(lambda: blocks.append_block(block, jnp.zeros(rows), cache)[0])
-        return cache, jnp.zeros((rows, h.shape[-1]), h.dtype)
+    def moved(h: Array, cache: Any) -> Array:
+        last, follows = own.following(cache)
+        first = jnp.where(follows, last[:, None], h[:, :1])
+        return jnp.concatenate([first, h[:, :-1]], axis=1)
 
-    def append_block(z: Array, t: Array, cache: tuple[Any, Array]) -> tuple[Array, Any]:
-        before, last = cache
-        h, after = blocks.append_block(z, t, before)
-        first = jnp.where(before.count > 0, last[:, None], h[:, :1])
-        return jnp.concatenate([first, h[:, :-1]], axis=1), (after, h[:, -1])
+    def append_block(z: Array, t: Array, cache: Any) -> tuple[Array, Any]:
+        h, after = own.append_block(z, t, cache)
+        return moved(h, cache), after
 
     def around(z: Array, t: Array, begin: Array | int, cache: Any) -> tuple[Array, Any]:
         if cache is None:
@@ -91,11 +99,38 @@ def shifted_blocks(blocks: Blockwise, segments: Array | None) -> Blockwise:
         index = _before(segments, places) - since
         return jnp.take_along_axis(h, index[..., None], axis=1), (found, text)
 
+    return own._replace(append_block=append_block, around=blocks.around and around)
+
+
+def remembering(blocks: Blockwise) -> Blockwise:
+    """Returns the functions with a cache that also keeps the features of its last token, [B, D].
+
+    They are those from which `following` predicts the token that comes next.
+    """
+
+    def empty_cache(rows: int, window: int) -> tuple[Any, Array]:
+        cache = blocks.empty_cache(rows, window)
+        block = jnp.zeros((rows, 1), jnp.int32)
+        h = jax.eval_shape(lambda: blocks.append_block(block, jnp.zeros(rows), cache)[0])
+        return cache, jnp.zeros((rows, h.shape[-1]), h.dtype)
+
+    def keeping(append: Callable) -> Callable:
+        def appended(z: Array, t: Array, cache: tuple[Any, Array]) -> tuple[Array, Any]:
+            h, after = append(z, t, cache[0])
+            return h, (after, h[:, -1])
+
+        return appended
+
     def following(cache: tuple[Any, Array]) -> tuple[Array, Array]:
         before, last = cache
         return last, before.count > 0
 
-    return Blockwise(blocks.features, empty_cache, append_block, around, following)
+    return blocks._replace(
+        empty_cache=empty_cache,
+        append_block=keeping(blocks.append_block),
+        read_block=blocks.read_block and keeping(blocks.read_block),
+        following=following,
+    )
 
 
 def _moved(h: Array, before: Array, segments: Array | None) -> Array:

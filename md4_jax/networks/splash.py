@@ -34,6 +34,7 @@ class BlockDiffusionMask(masks.Mask):
     length: int
     block: int
     asks: int
+    causal: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,6 +47,9 @@ class BlockDiffusionMask(masks.Mask):
         key_clean, key_block = is_clean[index[1]], block[index[1]]
         # Only a clean query sees a clean key of its own block.
         earlier = query_block + query_clean > key_block
+        if self.causal:
+            here = place[index[0]][:, None] >= place[index[1]]
+            earlier &= here | (query_clean == 0)
         return np.where(key_clean, earlier, (query_block == key_block) & (query_clean == 0))
 
 
@@ -62,7 +66,7 @@ def splash(
     """Computes softmax(q k^T / sqrt(Dh)) v, on each device for its own sequences and heads.
 
     block > 0: the arrays hold a noisy and a clean half, with `BlockDiffusionMask`; queries may be
-    the noisy half alone.
+    the noisy half alone, and causal is for the clean half.
     """
     local = functools.partial(_local, causal=causal, block=block, interpret=interpret)
     arguments = (query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments)
@@ -83,7 +87,7 @@ def kernel_of(
         # At most a quarter of a half, since larger tiles compute more masked entries.
         half = length // 2
         tile = _tile(half, max(TILE, min(LARGEST_TILE, half // 4)))
-        one = BlockDiffusionMask(half, block, asks)
+        one = BlockDiffusionMask(half, block, asks, causal)
     else:
         tile = _tile(length, LARGEST_TILE)
         one = (masks.CausalMask if causal else masks.FullMask)((length, length))

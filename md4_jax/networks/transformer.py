@@ -19,9 +19,9 @@ from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
-from md4_jax.networks.rotary import BASE, check_rotary
+from md4_jax.networks.rotary import RAMPS, Positions, check_rotary
 from md4_jax.networks.rows import Rows
-from md4_jax.networks.shift import check_shifted
+from md4_jax.networks.shift import check_context, check_shifted
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, UserError
 
@@ -36,6 +36,7 @@ CHOICES = {
     "parameters": ("float32", "bfloat16"),
     "products": PRODUCTS,
     "remat": tuple(REMAT),
+    "rotary_ramp": RAMPS,
     "router": tuple(SCORES),
     "time_embedding": tuple(TIME_EMBEDDINGS),
 }
@@ -46,8 +47,8 @@ NOT_NEGATIVE += ("expert_hidden", "shared_hidden", "dense_layers", "router_z", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformer:
-    """Options of the transformer; `build()` makes the network.
+class Transformer(Positions):
+    """Options of the transformer; `build()` makes the network. Those of Positions, and
 
     hidden             width of the feed-forward layer; 0: 8/3 of size, rounded up to a multiple of
                        64, or 4 size with gelu
@@ -58,8 +59,6 @@ class Transformer:
     qkv_bias, out_bias  give queries, keys and values a bias, and the output of attention
     positions          positions with a vector of their own, which is learned and added to that of
                        the token, in place of rotary ones: no text may be longer; 0: rotary
-    rotary_scaling     (factor, low, high, length) of `rotary.Turns`, as in Llama 3.1; (): none
-    rotary_part        share of a head's features that positions turn
     shifted            takes the logits of a position from the features of the position before it,
                        as models do that were made of autoregressive ones (Dream, arXiv:2508.15487)
     embedding          width of the token vectors, before a linear layer to size; 0: size
@@ -74,6 +73,8 @@ class Transformer:
     remat              what the backward pass computes again to save memory: nothing (none), all
                        but matrix products (dots), or whole blocks (full)
     causal             a position sees nothing to its right
+    causal_context     in block diffusion a clean token, which later blocks see, sees nothing to its
+                       right either (Nemotron-Labs-Diffusion, arXiv:2607.05722)
     output             categorical, a logit for each symbol, or for ordered symbols
                        truncated_logistic, a location and a scale
     attention          kernel: plain, splash (TPU), cudnn (NVIDIA), or auto, the platform's best
@@ -138,9 +139,6 @@ class Transformer:
     norm: str = "rms"
     norm_parameters: str = "auto"
     norm_eps: float = 1e-6
-    rotary_base: float = BASE
-    rotary_scaling: tuple[float, ...] = ()
-    rotary_part: float = 1.0
     head_bias: bool = True
     tied: bool = False
     initial: str = "lecun"
@@ -155,6 +153,7 @@ class Transformer:
     dtype: str = "float32"
     products: str = "float32"
     causal: bool = False
+    causal_context: bool = False
     output: str = "categorical"
     attention: str = "auto"
     classes: int = 0
@@ -192,6 +191,7 @@ class Transformer:
         if self.head_dim % 2:
             raise UserError(f"network.head_dim={self.head_dim} must be even, for rotary positions")
         check_shifted(self)
+        check_context(self)
         check_growing(self)
         if self.norm_eps <= 0:
             raise UserError(f"network.norm_eps={self.norm_eps} must be above 0")

@@ -133,7 +133,7 @@ class SampleOptions:
     dual_cache  whether a block also sees the later tokens, through keys and values that are
                 computed once for each block (Fast-dLLM)
     next_token  whether the first token of a block is the likeliest one after the block before, for
-                shifted networks (Fast-dLLM v2)
+                shifted networks (Fast-dLLM v2) and those with a causal context (Nemotron)
     stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
                 vocabulary such as '<|eot_id|>'; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an

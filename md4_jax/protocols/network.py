@@ -61,8 +61,10 @@ class Blockwise(NamedTuple):
                   itself and what the cache holds
     around        (z [B, P], t [B], begin [], cache) -> (h [B, P, D], cache with z): a part of a
                   text that also sees all others in the cache; None: z is the whole text
-    following     cache -> (h [B, D], bool []): the features of the token that comes next, which a
-                  shifted network has already, and whether there is a token before it
+    following     cache -> (h [B, D], bool []): the features of the token that comes next, if the
+                  network has them already, and whether there is a token before it
+    read_block    append_block for a block of clean tokens, if these see less than noisy ones; h may
+                  be None
     beginning     (cache, first [B]) -> the empty cache of texts that begin at these tokens: those
                   before are not seen. With it, `features` takes begin=[B], where the first block
                   begins. None: all begin at 0
@@ -73,7 +75,12 @@ class Blockwise(NamedTuple):
     append_block: Callable[[Array, Array, Any], tuple[Array, Any]]
     around: Callable[..., tuple[Array, Any]] | None = None
     following: Callable[[Any], tuple[Array, Array]] | None = None
+    read_block: Callable[[Array, Array, Any], tuple[Array, Any]] | None = None
     beginning: Callable[[Any, Array], Any] | None = None
+
+    def read(self, clean: Array, t: Array, cache: Any) -> Any:
+        """Returns the cache with a block of clean tokens [B, P]."""
+        return (self.read_block or self.append_block)(clean, t, cache)[1]
 
     def told(self, signal: Callable[[Array], Array]) -> "Blockwise":
         """Returns the same functions, in which the network gets signal(t) in place of t."""
@@ -81,10 +88,13 @@ class Blockwise(NamedTuple):
         def features(z: Array, t: Array, clean: Array, block: int, **begin: Array) -> Array:
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())), **begin)
 
-        append_block, around = (_telling(f, signal) for f in (self.append_block, self.around))
-        return self._replace(
-            features=self.features and features, append_block=append_block, around=around
+        append_block, around, read_block = (
+            _telling(f, signal) for f in (self.append_block, self.around, self.read_block)
         )
+        return self._replace(
+            features=self.features and features, append_block=append_block, around=around,
+            read_block=read_block,
+        )  # fmt: skip
 
 
 def _telling(function: Callable | None, signal: Callable) -> Callable | None:

@@ -63,10 +63,11 @@ class Blocks:
                 given ones. Before each block the keys and values of all other tokens are computed,
                 and kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
                 `window` and `cached` then have no effect
-    next_token  for a shifted network: the first token of each block but that of the text is the
-                likeliest one after the block before, whatever the temperature, and the block's
-                steps begin with it (Fast-dLLM v2, arXiv:2509.26328). The cache has its features,
-                so that it costs no network evaluation
+    next_token  for a network that is shifted or has a causal context: the first token of each block
+                but that of the text is the likeliest one after the block before, whatever the
+                temperature, and the block's steps begin with it (Fast-dLLM v2, arXiv:2509.26328;
+                Nemotron-Labs-Diffusion, arXiv:2607.05722). The cache has its features, so that it
+                costs no network evaluation
     clean_prompts  the network was trained on clean prompts: noise of other kinds than masks leaves
                 those within a block as they are
 
@@ -136,7 +137,7 @@ class Blocks:
             chain, path = one(b, cache)
             new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
             if not self.dual_cache:
-                _, cache = blocks.append_block(new, jnp.zeros(rows), cache)
+                cache = blocks.read(new, jnp.zeros(rows), cache)
             put = jax.lax.dynamic_update_slice_in_dim
             z = put(z, new, b * block, axis=1)
             confidence = put(confidence, chain.confidence, b * block, axis=1)
@@ -236,7 +237,7 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
     zeros = jnp.zeros(len(z))
 
     def read(i: Array, cache: Any) -> Any:
-        return blocks.append_block(_block(z, i, block), zeros, cache)[1]
+        return blocks.read(_block(z, i, block), zeros, cache)
 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
 

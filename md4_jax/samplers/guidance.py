@@ -184,10 +184,12 @@ def _side_by_side(one: Callable, other: Callable) -> Callable:
 def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
     """Makes the functions of both, with a pair of caches."""
 
-    def append_block(z: Array, t: Array, caches: tuple[Any, Any]) -> tuple[Array, Any]:
-        one, first = told.append_block(z, t, caches[0])
-        other, second = free.append_block(z, t, caches[1])
-        return jnp.concatenate([one, other], axis=-1), (first, second)
+    def of_both(one: Callable, other: Callable) -> Callable:
+        def append(z: Array, t: Array, caches: tuple[Any, Any]) -> tuple[Array, Any]:
+            first, second = one(z, t, caches[0]), other(z, t, caches[1])
+            return jnp.concatenate([first[0], second[0]], axis=-1), (first[1], second[1])
+
+        return append
 
     def following(caches: tuple[Any, Any]) -> tuple[Array, Array]:
         one, follows = told.following(caches[0])
@@ -201,7 +203,8 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
     return Blockwise(
         _side_by_side(told.features, free.features),
         lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
-        append_block,
+        of_both(told.append_block, free.append_block),
         around if told.around and free.around else None,
         following if told.following and free.following else None,
+        of_both(told.read_block, free.read_block) if told.read_block and free.read_block else None,
     )

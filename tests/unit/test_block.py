@@ -12,7 +12,7 @@ import tiny_networks
 from scipy import stats
 
 from md4_jax.networks.attention import attend_where
-from md4_jax.networks.blocks import block_diffusion_attention, tile
+from md4_jax.networks.blocks import block_diffusion_attention, rotated_halves, tile
 from md4_jax.networks.rotary import rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.any_order import AnyOrder
@@ -23,7 +23,7 @@ from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
 
 
-def dense_mask(length: int, block: int) -> np.ndarray:
+def dense_mask(length: int, block: int, *, context: bool = False) -> np.ndarray:
     """bool [2 L, 2 L] of [z, x], as BD3-LM writes it: diagonal, offset and causal blocks."""
     half, place = np.divmod(np.arange(2 * length), length)
     of = place // block
@@ -31,6 +31,9 @@ def dense_mask(length: int, block: int) -> np.ndarray:
     diagonal = (of[:, None] == of[None]) & (half[:, None] == half[None])
     offset = (asks[1] > keys[1]) & (asks[0] == 0) & (keys[0] == 1)
     causal = (asks[1] >= keys[1]) & (asks[0] == 1) & (keys[0] == 1)
+    if context:  # a clean token sees clean ones up to itself, as Nemotron-Labs-Diffusion has it
+        diagonal &= asks[0] == 0
+        causal &= place[:, None] >= place[None]
     return diagonal | offset | causal
 
 
@@ -40,17 +43,22 @@ def test_b03_what_the_halves_see(length, block, ones):
     rng = np.random.default_rng(0)
     query, key = (jnp.asarray(rng.normal(size=(1, 2 * length, 1, 4)), jnp.float32) for _ in "qk")
     one_hot = jnp.eye(2 * length)[None, :, None, :]
-    attend = jax.jit(block_diffusion_attention, static_argnames="block")
+    attend = jax.jit(block_diffusion_attention, static_argnames=("block", "causal"))
     weights = attend(query, key, one_hot, block=block)[0, :, 0]
     np.testing.assert_array_equal(weights > 0, dense_mask(length, block))
     assert int((weights > 0).sum()) == ones == length * (length + block)
+    # A clean token that sees nothing to its right sees (L' - 1) / 2 tokens less on average.
+    weights = attend(query, key, one_hot, block=block, causal=True)[0, :, 0]
+    np.testing.assert_array_equal(weights > 0, dense_mask(length, block, context=True))
+    assert int((weights > 0).sum()) == ones - length * (block - 1) // 2
 
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
+@pytest.mark.parametrize("context", [False, True], ids=["", "context"])
 @pytest.mark.parametrize("length, block", [(24, 1), (24, 4), (24, 24), (40, 5)])
 @pytest.mark.slow
-@pytest.mark.cases(3)
-def test_the_halves_are_the_dense_formula(length, block, segmented):
+@pytest.mark.cases(4)
+def test_the_halves_are_the_dense_formula(length, block, context, segmented):
     """Outputs and gradients of both halves to 1e-5."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(2, 2 * length, 2, 8)), jnp.float32) for _ in range(3))
@@ -58,7 +66,7 @@ def test_the_halves_are_the_dense_formula(length, block, segmented):
     weight = jnp.asarray(rng.normal(size=q.shape), jnp.float32)
 
     def dense(q, k, v):
-        mask = jnp.asarray(dense_mask(length, block))[None, None]
+        mask = jnp.asarray(dense_mask(length, block, context=context))[None, None]
         if segmented:
             both = jnp.concatenate([segments, segments], axis=1)
             mask = mask & (both[:, None, :, None] == both[:, None, None, :])
@@ -71,7 +79,12 @@ def test_the_halves_are_the_dense_formula(length, block, segmented):
         loss = jax.value_and_grad(lambda *a: jnp.sum(fn(*a) * weight), argnums=(0, 1, 2))
         return jax.jit(loss)(q, k, v)
 
-    found = both(lambda q, k, v: block_diffusion_attention(q, k, v, block=block, segments=segments))
+    def tiled(q, k, v):
+        q, k = rotated_halves(q, length), rotated_halves(k, length)
+        form = dict(segments=segments, causal=context)
+        return block_diffusion_attention(q, k, v, block=block, **form)
+
+    found = both(tiled)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), found, both(dense))
 
 

@@ -7,31 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_networks
+from noisy_blocks import ADAPTED, BLOCK, drawn, of_blocks
 from peer_folders import answers, chat_folder, peer_folder
 
 import md4_jax
-from md4_jax.evals.samples import drawn_samples
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Prompt, UserError, batch_of
+from md4_jax.protocols import UserError, batch_of
 from md4_jax.samplers.guidance import guided
 
-CLOSE, SYMBOLS, BLOCK = 3e-5, 123, 4  # of logits up to 12; on one processor they differ by 1.4e-5
+CLOSE, SYMBOLS = 3e-5, 123  # of logits up to 12; on one processor they differ by 1.4e-5
 NAMES = ("sdar", "fast_dllm_v2", "sdarmoe")
-ADAPTED = {"objective.name": "block", "network.causal": False, "sample.name": "ancestral"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     directory = tmp_path_factory.mktemp("block_decoders")
     return {name: md4_jax.load(peer_folder(directory, name)) for name in NAMES}
-
-
-def of_blocks(model, z, clean) -> np.ndarray:
-    """Logits of each noisy block, given the clean blocks before it."""
-    denoiser = model.experiment.network.denoiser(model.params)
-    z, clean = jnp.asarray(z), jnp.asarray(clean)
-    times = jnp.zeros((len(z), z.shape[1] // BLOCK))
-    return denoiser.unembed(denoiser.blocks.features(z, times, clean, BLOCK))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,15 +55,6 @@ def test_the_bound_is_made_of_their_logits(name, models):
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert np.isfinite(model.score("abab", draws=2).nats).all()
-
-
-def drawn(model, prompt, length: int, **options):
-    """The tokens of a text that begins with the prompt, and the evaluations that they took."""
-    experiment = model.sampling({"num": 1, "length": length, "temperature": 0.0, **options})
-    tokens, given = np.zeros(length, np.int32), np.arange(length) < len(prompt)
-    tokens[: len(prompt)] = prompt
-    found = drawn_samples(experiment, model.params, {}, [Prompt(tokens, given)])
-    return found.tokens[0].tolist(), int(found.evaluations[0])
 
 
 @pytest.mark.parametrize(
@@ -149,8 +131,8 @@ def test_guidance_keeps_the_features_of_the_next_token():
 @pytest.mark.parametrize(
     "name, keys, said",
     [
-        ("sdar", {}, "network.shifted=True and sample.dual_cache=False, not False and False"),
-        ("fast_dllm_v2", {"dual_cache": True}, "sample.dual_cache=False, not True and True"),
+        ("sdar", {}, r"network.shifted=True .* sample.dual_cache=False, not False \(False\) and F"),
+        ("fast_dllm_v2", {"dual_cache": True}, "sample.dual_cache=False, not True .* and True"),
     ],
 )
 def test_a_first_token_that_the_cache_does_not_give_is_refused(name, keys, said, models):

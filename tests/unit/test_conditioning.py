@@ -85,7 +85,7 @@ def recording(seen: list) -> Network:
             features,
             lambda h: h,
             Accelerator(1, features),
-            Blockwise(blocks, None, append_block),
+            Blockwise(blocks, None, append_block, read_block=append_block),
             lambda count: bind(params, context, keys),
         )
 
@@ -104,8 +104,9 @@ def test_every_way_to_ask_a_network_is_told_it(conditioning):
         asked.features_at(z, T, jnp.zeros((3, 1), jnp.int32))
         asked.blocks.features(z, jnp.stack([T, T], axis=1), z, 2)
         asked.blocks.append_block(z, T, None)
-        whole, some, grouped, clean, appended = map(np.asarray, seen)
-        for told in (whole, some, grouped[:, 0], grouped[:, 1], appended):
+        asked.blocks.read(z, T, None)
+        whole, some, grouped, clean, appended, read = map(np.asarray, seen)
+        for told in (whole, some, grouped[:, 0], grouped[:, 1], appended, read):
             np.testing.assert_allclose(told, TOLD[conditioning], rtol=1e-6)
         np.testing.assert_allclose(clean, 1.0 if conditioning == "alpha" else 0.0)
 

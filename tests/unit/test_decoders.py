@@ -122,7 +122,7 @@ def test_the_mask_may_be_an_unused_entry(folders):
 @pytest.mark.parametrize(
     "name, changes, said",
     [
-        ("qwen2", {"rope_scaling": {"type": "yarn"}}, "scales rotary positions by 'yarn'"),
+        ("qwen2", {"rope_scaling": {"type": "linear"}}, "scales rotary positions by 'linear'"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is known"),
         ("llama", {"sliding_window": 8, "use_sliding_window": None}, "sliding_window=8"),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.*near"),

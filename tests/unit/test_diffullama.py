@@ -122,7 +122,7 @@ def test_what_their_code_does_not_know_is_written_under_keys_of_others(tmp_path)
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"rope_scaling": {"type": "yarn"}}, "scales rotary positions by 'yarn'"),
+        ({"rope_scaling": {"type": "linear"}}, "scales rotary positions by 'linear'"),
         ({"hidden_size": 64}, "says hidden_size=64, and its arrays have 32"),
         ({"num_hidden_layers": 3}, "says num_hidden_layers=3, and its arrays have 2"),
         ({"num_attention_heads": None}, "config.json lacks num_attention_heads"),

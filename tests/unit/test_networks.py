@@ -204,6 +204,37 @@ def test_frequencies_of_llama_3():
     np.testing.assert_allclose(found, LLAMA_3, rtol=5e-6)  # six digits
 
 
+# Every fourth frequency by `_compute_yarn_parameters` of transformers 5.24.0, with Ministral 3's
+# sizes, and all of a smaller network; each with its attention factor.
+YARN = {
+    (1e6, (16.0, 1.0, 32.0, 16384.0), 128, 4): [
+        1.0, 0.421697, 0.177828, 0.0749894, 0.0316228, 0.0133352, 0.00438295, 0.00132518,
+        0.000338235, 4.96113e-05, 1.11142e-05, 4.68684e-06, 1.97642e-06, 8.33451e-07, 3.51463e-07,
+        1.48211e-07,
+    ],
+    (1e4, (4.0, 1.0, 32.0, 2048.0), 32, 1): [
+        1.0, 0.562341, 0.316228, 0.177828, 0.1, 0.050209, 0.0248465, 0.0120669, 0.00571429,
+        0.00261087, 0.00112938, 0.00044457, 0.00025, 0.000140585, 7.90569e-05, 4.4457e-05,
+    ],
+    # The ramp has no width: one pair stays, and all others become slower.
+    (100.0, (4.0, 0.5, 1.0, 1.0), 8, 1): [1.0, 0.0790569, 0.025, 0.00790569],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", YARN, ids=["ministral", "small", "a step"])
+def test_frequencies_of_yarn(case):
+    base, scaling, size, each = case
+    found = Turns(base, scaling, ramp="pairs").frequency(size)[::each]
+    np.testing.assert_allclose(found, YARN[case], rtol=5e-6)  # six digits
+
+
+def test_a_gain_multiplies_what_is_turned():
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 5, 1, 8)), jnp.float32)
+    plain, found = (rotate(x, turns=Turns(part=0.5, gain=gain)) for gain in (1.0, 1.5))
+    np.testing.assert_allclose(found[..., :4], 1.5 * plain[..., :4], rtol=1e-5)
+    np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
+
+
 def test_rotary_products_depend_on_the_distance_alone():
     """Equal queries and keys everywhere: q_i . k_j is a function of i - j, and not constant."""
     rng = np.random.default_rng(1)

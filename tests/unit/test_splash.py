@@ -39,8 +39,9 @@ def test_output_and_gradients_are_those_of_the_formula(causal, segmented):
 @pytest.mark.parametrize("asks", [512, 256], ids=["both", "first"])
 @pytest.mark.parametrize("block", [4, pytest.param(64, marks=pytest.mark.campaign), 256])
 @pytest.mark.parametrize("segmented", [False, True], ids=["", "segments"])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.cases(3)
-def test_halves_are_those_of_the_tiled_form(asks, block, segmented, monkeypatch):
+def test_halves_are_those_of_the_tiled_form(asks, block, segmented, causal, monkeypatch):
     """Block diffusion's attention on [z, x], 2 x 256 positions: outputs and gradients to 3e-5."""
     rng = np.random.default_rng(0)
     qkv = [jnp.asarray(rng.normal(size=(2, 512, 2, 16)), jnp.float32) for _ in range(3)]
@@ -57,13 +58,14 @@ def test_halves_are_those_of_the_tiled_form(asks, block, segmented, monkeypatch)
 
     def both(kernel):
         def loss(qkv):
-            out = block_diffusion_attention(*qkv, block=block, segments=segments, kernel=kernel)
+            options = dict(block=block, causal=causal)
+            out = block_diffusion_attention(*qkv, segments=segments, kernel=kernel, **options)
             return jnp.sum(out * weight), out
 
         return jax.jit(jax.grad(loss, has_aux=True))(qkv)
 
     found = both("splash")
-    assert used == [dict(block=block)]
+    assert used == [dict(block=block, causal=causal)]
     expected = both("plain")
     assert len(used) == 1 and all(np.abs(x).max() > 0.5 for x in jax.tree.leaves(expected))
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5)  # noqa: E731
@@ -81,9 +83,23 @@ def test_tiles_without_an_entry_are_not_computed(length, size):
     assert len(info.partial_mask_blocks) <= 3
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_the_mask_of_halves_is_that_of_its_definition(causal):
+    """Entry by entry, of two blocks of three."""
+    found = BlockDiffusionMask(6, 3, 12, causal)[slice(0, 12), slice(0, 12)]
+    for query, key in np.ndindex(12, 12):
+        (clean, place), (of_clean, other) = divmod(query, 6), divmod(key, 6)
+        seen = of_clean and (other // 3 < place // 3 if not clean else other // 3 <= place // 3)
+        if clean and causal:
+            seen = of_clean and other <= place
+        same = not clean and not of_clean and other // 3 == place // 3
+        assert found[query, key] == bool(seen or same), (query, key)
+
+
 def test_the_mask_of_halves_counts_as_one_by_its_sizes():
     four, eight = BlockDiffusionMask(256, 4, 512), BlockDiffusionMask(256, 8, 512)
     assert BlockDiffusionMask(256, 4, 512) == four != eight
+    assert BlockDiffusionMask(256, 4, 512, True) != four
 
 
 def test_lengths():
