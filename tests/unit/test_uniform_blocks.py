@@ -242,13 +242,14 @@ SIZES = dict(size=16, heads=2, hidden=24, depth=2)
 
 @functools.cache
 def network(vocab: int = V) -> Denoiser:
-    """A transformer with noise on every leaf."""
+    """A transformer with noise on every leaf, and logits that leave no token unlikely."""
     made, rng = Transformer(vocab, **SIZES, initial="torch").build(), np.random.default_rng(3)
     params = jax.jit(made.init)(jax.random.key(0))
     noise = lambda x: x + 0.6 * rng.normal(size=x.shape).astype(x.dtype)  # noqa: E731
     bound = made.bind(jax.tree.map(noise, params))
     blocks = bound.blocks._replace(features=jax.jit(bound.blocks.features, static_argnums=3))
-    return bound._replace(features=jax.jit(bound.features), blocks=blocks)
+    unembed = lambda h: 1.5 * jnp.sin(bound.unembed(h))  # noqa: E731
+    return bound._replace(features=jax.jit(bound.features), unembed=unembed, blocks=blocks)
 
 
 @pytest.mark.parametrize("kind", [UniformELBO, CrossEntropy])
