@@ -64,6 +64,7 @@ class DiffusionGemma:
     initial: ClassVar[str] = "torch"
     scan_blocks: ClassVar[bool] = False
     causal: ClassVar[bool] = False
+    causal_context: ClassVar[bool] = False
     shifted: ClassVar[bool] = False
     hidden_dropout: ClassVar[float] = 0.0
     lora_dropout: ClassVar[float] = 0.0

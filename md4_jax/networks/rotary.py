@@ -24,20 +24,20 @@ class Turns(NamedTuple):
              positions become `factor` times slower, those that turn more than `high` times stay,
              and those between are interpolated
     part     share of a head's features, the first ones, that are turned; the others stay. 0: none
-    pairs    share of the pairs of turned features, the first ones, that turn; the others stay
-             (Gemma's proportional positions)
     ramp     how they are interpolated: linearly in their number of turns (Llama 3.1,
              arXiv:2407.21783), or from pair to pair between two whole ones (YaRN,
              arXiv:2309.00071, as in the library transformers)
     gain     factor of the turned features, of queries and of keys (YaRN)
+    pairs    share of the pairs of these features, the first ones, that turn; the others stay
+             (Gemma's proportional positions)
     """
 
     base: float = BASE
     scaling: tuple[float, ...] = ()
     part: float = 1.0
-    pairs: float = 1.0
     ramp: str = "turns"
     gain: float = 1.0
+    pairs: float = 1.0
 
     def frequency(self, size: int) -> np.ndarray:
         """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
