@@ -23,8 +23,8 @@ def load(
 
     source    a run directory, or RUN/checkpoints/STEP, a folder that `Model.save` wrote, a folder
               with the safetensors of another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, LLaDA,
-              Dream, Nemotron, Qwen, Llama, MD4), or a name on the Hugging Face hub, hf:USER/NAME or
-              hf:USER/NAME@REVISION
+              Dream, Nemotron, DiffusionGemma, Qwen, Llama, MD4), or a name on the Hugging Face hub,
+              hf:USER/NAME or hf:USER/NAME@REVISION
     config    changed keys of the config, as on the command line: {"mesh.fsdp": 4}
     trust     names of the packages whose code the stored config may import
     adapters  folder, or name on the hub, of a LoRA in PEFT's layout for another project's model.

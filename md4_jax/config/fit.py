@@ -61,8 +61,9 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
     if needs.recalls and not network.recalls:
         raise UserError(
-            f"{said} with {part.key}.self_conditioning above 0 needs a network that reads what it "
-            "has predicted, network.name='diffusion_gemma'"
+            f"{said} with {part.key}.self_conditioning or left_to_right above 0 needs "
+            "network.name='diffusion_gemma': a network that reads what it has predicted, and "
+            "clean texts from left to right"
         )
     if needs.edits != network.edits:
         raise UserError(

@@ -197,6 +197,9 @@ class Binding(NamedTuple):
             shapes = [o.shape_of(o.is_near(n))[::-1] for n in range(o.depth)]
             return empty_cache(shapes, rows, window, jnp.dtype(o.dtype))
 
+        def reading(clean: Array) -> Array:
+            return call(clean, segments, method="reading")
+
         def rebind(count: int) -> Denoiser:
             repeat = partial(jnp.repeat, repeats=count, axis=0)
             return self._bound(params, jax.tree.map(repeat, told))
@@ -205,7 +208,7 @@ class Binding(NamedTuple):
             features, partial(call, method="logits"),
             Accelerator(batch_groups(), platform=self.platform),
             Blockwise(
-                in_blocks, empty, append_block, read_block=read,
+                in_blocks, empty, append_block, read_block=read, reading=reading,
                 beginning=lambda cache, first: cache._replace(begin=first),
             ),
             rebind,

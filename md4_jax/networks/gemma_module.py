@@ -87,6 +87,13 @@ class DiffusionGemmaModule(nn.Module):
         mask = partial(cache.mask, length, reads=True)
         return cache.append(self._encoded(tokens_BxP, cache.places(length), mask, before))
 
+    def reading(self, tokens_BxL: Array, segments: Array | None = None) -> Array:
+        """Returns h [B, L, D] of the encoder, of which those of a token predict the next one."""
+        length, x = tokens_BxL.shape[1], self._vectors(tokens_BxL)
+        mask = lambda reach: text_mask(length, reach, segments)  # noqa: E731
+        places = jnp.arange(length)[None]
+        return self.final_norm(self._layers(x, places, mask, self.encoder_scales, None)[0])
+
     def recall(self, logits_BxLxV: Array) -> Array:
         """Returns the expected vectors under these logits, the signal of a `Conditioned`."""
         o, dtype = self.options, jnp.dtype(self.options.dtype)

@@ -40,12 +40,17 @@ class CrossEntropy:
 
     block: int = 0
     self_conditioning: float = 0.0
+    left_to_right: float = 0.0
 
     def __post_init__(self):
         check_block(self.block)
         if not 0 <= self.self_conditioning <= 1:
             raise UserError(
                 f"objective.self_conditioning must lie in [0, 1], not {self.self_conditioning}"
+            )
+        if self.left_to_right < 0:
+            raise UserError(
+                f"objective.left_to_right must not be negative, not {self.left_to_right}"
             )
 
     @property
@@ -56,7 +61,7 @@ class CrossEntropy:
             why="cross-entropy learns the posterior of x_n given all of z, which the plug-in form "
             "does not want",
             blockwise=self.block > 0,
-            recalls=self.self_conditioning > 0,
+            recalls=self.self_conditioning > 0 or self.left_to_right > 0,
         )
 
     @property
@@ -88,7 +93,11 @@ class CrossEntropy:
             chosen = uniforms(fold_keys(keys, CONDITIONING), 1) < self.self_conditioning
             read = conditioned(denoiser, batch, z, t, self.block, chosen)
         nats = self.loss_at(denoiser, process, batch, read, t, weight)
-        return nats, {"changed": jnp.mean(changed, axis=1)}
+        extra = {"changed": jnp.mean(changed, axis=1)}
+        if self.left_to_right:
+            extra["left_to_right"] = next_token_nats(denoiser, batch)
+            nats = nats + self.left_to_right * extra["left_to_right"]
+        return nats, extra
 
     def loss_at(
         self,
@@ -110,6 +119,19 @@ class CrossEntropy:
         begin, length = beginning(denoiser, batch), batch.tokens.shape[1]
         factor = of_positions(weight * jnp.ones_like(t), self.block, length, begin)
         return jnp.sum(factor * nats_BxL, axis=1)
+
+
+def next_token_nats(denoiser: Denoiser, batch: Batch) -> Array:
+    """Returns the cost of each sequence's tokens given those before them, but of the first [B]."""
+    counts, x = batch.loss_mask[:, 1:], batch.tokens
+    segments = batch.context.get("segments")
+    if segments is not None:
+        counts = counts & (segments[:, 1:] == segments[:, :-1])
+    nats_BxL = at_positions(
+        denoiser, denoiser.blocks.reading(x)[:, :-1], counts,
+        reduce=token_nats, padded=True, rows=(x[:, 1:],),
+    )  # fmt: skip
+    return jnp.sum(nats_BxL, axis=1)
 
 
 def conditioned(

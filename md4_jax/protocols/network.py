@@ -65,6 +65,8 @@ class Blockwise(NamedTuple):
                   network has them already, and whether there is a token before it
     read_block    append_block for a block of clean tokens, if these see less than noisy ones; h may
                   be None
+    reading       clean [B, L] -> h [B, L, D], of which those of a token predict the next one, for a
+                  network that reads clean tokens from left to right
     beginning     (cache, first [B]) -> the empty cache of texts that begin at these tokens: those
                   before are not seen. With it, `features` takes begin=[B], where the first block
                   begins. None: all begin at 0
@@ -76,6 +78,7 @@ class Blockwise(NamedTuple):
     around: Callable[..., tuple[Array, Any]] | None = None
     following: Callable[[Any], tuple[Array, Array]] | None = None
     read_block: Callable[[Array, Array, Any], tuple[Array, Any]] | None = None
+    reading: Callable[[Array], Array] | None = None
     beginning: Callable[[Any, Array], Any] | None = None
 
     def read(self, clean: Array, t: Array, cache: Any) -> Any:
@@ -173,7 +176,8 @@ class Network(NamedTuple):
     adapters   regular expression of the paths of the only trained parameters, '' for all
     parameters type in which frozen parameters are stored: float32 or bfloat16
     swapped    its denoisers have `swapped`
-    recalls    its denoisers have `recall`, and read a `Conditioned` too
+    recalls    its denoisers have `recall`, and read a `Conditioned` too, and their blocks have
+               `reading`
     """
 
     init: Callable[[Array], Params]

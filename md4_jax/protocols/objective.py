@@ -20,7 +20,7 @@ class Needs(NamedTuple):
     gaps              its denoiser must have `gaps`
     edits             its denoiser must have `edits`
     swapped           its denoiser must have `swapped`
-    recalls           its denoiser must have `recall`, and read a `Conditioned`
+    recalls           its denoiser must have `recall`, or its blocks `reading`
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`

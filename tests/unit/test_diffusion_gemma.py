@@ -2,6 +2,7 @@
 
 import json
 
+import exact
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,10 @@ from tiny_networks import built, logits
 
 import md4_jax
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
-from md4_jax.protocols import Conditioned, UserError
+from md4_jax.objectives.cross_entropy import CrossEntropy, conditioned, next_token_nats
+from md4_jax.objectives.head import Logits
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Conditioned, UserError, batch_of
 
 CLOSE = 3e-4  # logits of up to 30 after four layers; those of two runs here differ by 1e-4
 CANVAS, SYMBOLS = 4, 124
@@ -63,6 +67,84 @@ def test_the_logits_after_a_prediction_are_those_of_transformers(denoiser):
     unsaid = Conditioned(noisy, jnp.zeros_like(z.signal))
     none = denoiser.blocks.features(unsaid, None, text, CANVAS)
     np.testing.assert_allclose(denoiser.unembed(none)[:, CANVAS:], plain, atol=CLOSE)
+
+
+def test_the_encoder_predicts_the_next_token_as_that_of_transformers(denoiser):
+    text, encoder = theirs("text", "encoder")
+    np.testing.assert_allclose(denoiser.unembed(denoiser.blocks.reading(text)), encoder, atol=CLOSE)
+    logs = jax.nn.log_softmax(encoder[:, :-1])
+    each = -np.take_along_axis(np.asarray(logs), text[:, 1:, None], axis=-1)[..., 0]
+    counts = np.ones(text.shape, bool)
+    counts[:, :3] = False
+    batch = batch_of(text, loss_mask=counts)
+    found = next_token_nats(denoiser, batch)
+    np.testing.assert_allclose(found, each[:, 2:].sum(axis=1), rtol=1e-5)
+
+
+def test_the_next_token_of_another_document_is_not_predicted(model):
+    text = theirs("text")[0]
+    segments = np.asarray([[0] * 8 + [1] * 8] * 2)
+    batch = batch_of(text, context={"segments": segments})
+    network = model.experiment.network
+    found = next_token_nats(network.denoiser(model.params, batch.context), batch)
+    alone = network.denoiser(model.params)
+    parts = [next_token_nats(alone, batch_of(part)) for part in (text[:, :8], text[:, 8:])]
+    np.testing.assert_allclose(found, sum(parts), rtol=1e-4)
+
+
+def test_the_loss_is_that_of_each_canvas_after_the_prompt(denoiser):
+    """Nine tokens count after seven: three canvases, with the prompt and earlier ones clean."""
+    text = theirs("text")[0]
+    counts = np.arange(16) >= 7
+    batch = batch_of(text, loss_mask=np.broadcast_to(counts, text.shape))
+    process = Uniform(SYMBOLS, parametrisation="mixture")
+    seen = []
+    objective = Recording(block=CANVAS)
+    objective.seen = seen
+    nats, _ = objective(denoiser, process, batch, jnp.full(2, 0.3), exact.keys_for(0, 2))
+    z, t = (np.asarray(x) for x in seen[0])
+    assert (z[:, :7] == text[:, :7]).all() and t.shape == (2, 4)
+    assert sorted(np.round((t[0] - 0.3) * 4 % 4, 4)) == [0, 1, 2, 3]
+    # The times of three canvases, in order: nearly all tokens of the noisiest are others.
+    changed = (z != text)[:, 7:]
+    shares = np.stack([changed[:, part : part + CANVAS].mean(axis=1) for part in (0, 4)], axis=1)
+    assert (shares[t[:, :2] > 0.8] > 0.4).all() and (shares[t[:, :2] < 0.1] < 0.6).all()
+    expected = np.zeros(2)
+    for begin in (7, 11, 15):
+        cache = denoiser.blocks.beginning(denoiser.blocks.empty_cache(2, 16), jnp.ones(2, int))
+        shifted = np.pad(text, ((0, 0), (1, 0)))
+        for first in range(0, begin + 1, CANVAS):
+            cache = denoiser.blocks.read(shifted[:, first : first + CANVAS], jnp.zeros(2), cache)
+        canvas = z[:, begin : begin + CANVAS]
+        h, _ = denoiser.blocks.append_block(canvas, jnp.zeros(2), cache)
+        logs = np.asarray(jax.nn.log_softmax(denoiser.unembed(h)))
+        own = text[:, begin : begin + CANVAS, None]
+        expected -= np.take_along_axis(logs, own, axis=-1).sum(axis=(1, 2))
+    np.testing.assert_allclose(nats, expected, rtol=1e-4)
+
+
+class Recording(CrossEntropy):
+    """The loss, which notes the noisy texts and times that it is computed at."""
+
+    def loss_at(self, denoiser, process, batch, z, t, weight=1.0):
+        object.__getattribute__(self, "seen").append((z, t))
+        return super().loss_at(denoiser, process, batch, z, t, weight)
+
+
+def test_a_prediction_is_read_with_the_probability_that_is_asked_for(denoiser):
+    text, noisy = theirs("text", "noisy")
+    batch, t = batch_of(text), jnp.full((2, 4), 0.5)
+    first = denoiser.unembed(denoiser.blocks.features(noisy, None, text, CANVAS))
+    signal = denoiser.recall(first)
+    chosen = jnp.asarray([[True], [False]])
+    z = conditioned(denoiser, batch, jnp.asarray(noisy), t, CANVAS, chosen)
+    np.testing.assert_allclose(z.signal[0], signal[0], atol=1e-4)
+    assert not np.any(z.signal[1]) and np.array_equal(z.tokens, noisy)
+    small = Logits(at_once=5 * SYMBOLS, kept=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("md4_jax.objectives.cross_entropy.LOGITS", small)
+        parts = conditioned(denoiser, batch, jnp.asarray(noisy), t, CANVAS, chosen)
+    np.testing.assert_allclose(parts.signal, z.signal, atol=1e-4)
 
 
 def test_a_cache_of_a_text_that_begins_later_gives_the_logits_of_transformers(denoiser):
@@ -209,6 +291,7 @@ def test_a_run_goes_on_with_it(folder, tmp_path):
     """It learns, with what it predicted beside the noise, and its adapters alone are trained."""
     keys = {
         "network.lora_rank": 2, "objective.self_conditioning": 0.5, "data.length": 16,
+        "objective.left_to_right": 1.0,
         "optim.learning_rate": 0.01, "train.trainable": "",
     }  # fmt: skip
     run = trained_on(folder, tmp_path, keys)
