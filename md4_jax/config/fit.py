@@ -61,9 +61,13 @@ def check_fit(experiment: Experiment, part: Component) -> None:
         )
     if needs.recalls and not network.recalls:
         raise UserError(
-            f"{said} with {part.key}.self_conditioning or left_to_right above 0 needs "
-            "network.name='diffusion_gemma': a network that reads what it has predicted, and "
-            "clean texts from left to right"
+            f"{said} with {part.key}.self_conditioning above 0 needs "
+            "network.name='diffusion_gemma': a network that reads what it has predicted"
+        )
+    if needs.reads and not network.reads:
+        raise UserError(
+            f"{said} with {part.key}.left_to_right above 0 needs network.causal_context=True, or "
+            "network.name='diffusion_gemma': a network that reads clean texts from left to right"
         )
     if needs.edits != network.edits:
         raise UserError(

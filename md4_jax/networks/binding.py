@@ -1,5 +1,6 @@
 """Denoisers of the transformers: the functions of a module with its parameters and context."""
 
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -153,6 +154,11 @@ class Binding(NamedTuple):
         def read_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
             return append_block(z, t, LeftToRight(*cache))
 
+        def reading(clean: Array, t: Array) -> Array:
+            causal = dataclasses.replace(o, causal=True, causal_context=False)
+            module, segments = self.module.clone(options=causal), told.get("segments")
+            return module.apply(variables, clean, t, segments, label, keys, method="features")
+
         def around(
             z: Array, t: Array, begin: Array | int, cache: Surroundings | None
         ) -> tuple[Array, Surroundings]:
@@ -166,7 +172,10 @@ class Binding(NamedTuple):
             return Blockwise(None, empty_cache, append_block)
         blocks = Blockwise(features, empty_cache, append_block, around)
         if o.causal_context:
-            blocks = blocks._replace(around=None, read_block=read_block)
+            blocks = blocks._replace(
+                around=None, read_block=read_block, reading=reading,
+                beginning=lambda cache, first: cache._replace(begin=first),
+            )  # fmt: skip
         if o.shifted:
             return shifted_blocks(blocks, told.get("segments"))
         return remembering(blocks) if o.causal_context else blocks

@@ -23,16 +23,18 @@ class KVCache(NamedTuple):
 
     keys, values  [..., B, W, H, Dh], of one layer or of all; token p is at p mod W
     count         int32 [], number of tokens appended so far
+    begin         int32 [B], the first token of each text: those before it are not seen; None: 0
     """
 
     keys: Array
     values: Array
     count: Array
+    begin: Array | None = None
 
     @property
     def first(self) -> Array:
-        """Position of the first token that comes next."""
-        return self.count
+        """Position of the first token that comes next, [] or [B, 1], in its text."""
+        return self.count if self.begin is None else self.count - self.begin[:, None]
 
     def attend(
         self,
@@ -58,6 +60,7 @@ class KVCache(NamedTuple):
             put(self.keys, keys, begin, axis=-3),
             put(self.values, values, begin, axis=-3),
             self.count + keys.shape[-3],
+            self.begin,
         )
 
 
@@ -164,12 +167,16 @@ def attend_cached(
     places = jnp.concatenate([window - age, window + jnp.arange(length)])[None]
     among = np.tri(length if causal else 1, length, 0 if causal else length, bool)
     known = jnp.broadcast_to(age <= cache.count, (len(among), window))
-    seen = jnp.concatenate([known, among], axis=1)
+    seen = jnp.concatenate([known, among], axis=1)[None, None]
+    if cache.begin is not None:
+        held = cache.count + jnp.concatenate([-age, jnp.arange(length)])
+        itself = np.eye(length, window + length, window, dtype=bool)
+        seen = seen & (held >= cache.begin[:, None, None, None]) | itself
     query = rotate(query, places[:, window:], length=window + length, turns=turns)
     keys = rotate(keys, places, length=window + length, turns=turns)
     keys, values = (shared(x, query.shape[2]) for x in (keys, values))
     form = Form(rounded=kernel == "rounded")
-    return attend_where(query, keys, values, seen[None, None], form)
+    return attend_where(query, keys, values, seen, form)
 
 
 def attend_blocks(

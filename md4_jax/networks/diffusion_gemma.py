@@ -155,6 +155,7 @@ class DiffusionGemma:
             flops=partial(_flops, options=options),
             padding=(rounded(self.vocab_size) - self.vocab_size) * self.size,
             products=products, adapters=self.adapters, parameters=self.parameters, recalls=True,
+            reads=True,
         )  # fmt: skip
 
 
@@ -197,7 +198,7 @@ class Binding(NamedTuple):
             shapes = [o.shape_of(o.is_near(n))[::-1] for n in range(o.depth)]
             return empty_cache(shapes, rows, window, jnp.dtype(o.dtype))
 
-        def reading(clean: Array) -> Array:
+        def reading(clean: Array, t: Array) -> Array:
             return call(clean, segments, method="reading")
 
         def rebind(count: int) -> Denoiser:
@@ -209,7 +210,7 @@ class Binding(NamedTuple):
             Accelerator(batch_groups(), platform=self.platform),
             Blockwise(
                 in_blocks, empty, append_block, read_block=read, reading=reading,
-                beginning=lambda cache, first: cache._replace(begin=first),
+                beginning=lambda cache, first: cache._replace(begin=first), takes_begin=True,
             ),
             rebind,
             recall=partial(call, method="recall"),

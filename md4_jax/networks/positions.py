@@ -40,8 +40,11 @@ def places_of_halves(length: int, segments: Array | None) -> Array:
 
 
 def places_from(length: int, first: Array, segments: Array | None) -> Array:
-    """Returns the places of the tokens from `first` on in a text that has these segments."""
-    index = first + jnp.arange(length)
+    """Returns the places of the tokens from `first` on in a text that has these segments.
+
+    first: [] or [B, 1]; tokens before a text, which nothing sees, have the place 0
+    """
+    index = jnp.maximum(first + jnp.arange(length), 0)
     if segments is None:
         return index
     return jnp.take(places(segments.shape[1], segments), index, axis=1)

@@ -130,6 +130,8 @@ def remembering(blocks: Blockwise) -> Blockwise:
         append_block=keeping(blocks.append_block),
         read_block=blocks.read_block and keeping(blocks.read_block),
         following=following,
+        beginning=blocks.beginning
+        and (lambda cache, first: (blocks.beginning(cache[0], first), cache[1])),
     )
 
 

@@ -1,12 +1,12 @@
 """Bound of block diffusion: docs/families/block_diffusion.md."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.in_blocks import check_blocks, in_blocks, spread
+from md4_jax.objectives.left_to_right import check_left_to_right, next_token_nats
 from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RevealsMasks
@@ -33,19 +33,22 @@ class BlockDiffusion:
                and each mask independently
     low, high  clipped schedules: with draws='times', a token is masked with probability
                p ~ U[low, high] and its block weighs 1 / p. A training-only loss unless 0 and 1
+    left_to_right  weight of the cross-entropy of each token given those before it, which is added
+               in training for a network that reads clean tokens from left to right, as in
+               Nemotron-Labs-Diffusion (arXiv:2607.05722). A training-only loss above 0
 
     The times of a sequence's blocks are stratified, in random order. The last block is shorter if
     `block` does not divide the length. Tokens that do not count are never masked.
     """
 
-    needs: ClassVar[Needs] = Needs((RevealsMasks,), blockwise=True)
-
     block: int = 16
     draws: str = "exact"
     low: float = 0.0
     high: float = 1.0
+    left_to_right: float = 0.0
 
     def __post_init__(self):
+        check_left_to_right(self.left_to_right)
         if self.block < 1:
             raise UserError(f"objective.block must be at least 1, not {self.block}")
         if self.draws not in ("exact", "times"):
@@ -62,19 +65,24 @@ class BlockDiffusion:
             )
 
     @property
+    def needs(self) -> Needs:
+        return Needs((RevealsMasks,), blockwise=True, reads=self.left_to_right > 0)
+
+    @property
     def is_clipped(self) -> bool:
         """Whether some fractions of masks are never drawn."""
         return (self.low, self.high) != (0.0, 1.0)
 
     def is_bound(self, process: RevealsMasks) -> bool:
-        return not self.is_clipped
+        return not self.is_clipped and not self.left_to_right
 
     def for_evaluation(self) -> "BlockDiffusion":
         """Returns the same bound with the least variance."""
         return BlockDiffusion(self.block)
 
     def is_exact(self, network: Network) -> bool:
-        return self.block == 1 and network.time_free and self.draws == "exact"
+        exact = self.block == 1 and self.draws == "exact" and not self.left_to_right
+        return exact and network.time_free
 
     def check_length(self, length: int) -> None:
         """UserError for sequences that are not whole blocks."""
@@ -87,7 +95,11 @@ class BlockDiffusion:
         u_BxG = spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
         z, noise_BxG = self._masked(process, batch, u_BxG, mask_keys)
         nats = self.loss_at(denoiser, process, batch, z, noise_BxG)
-        return nats, {"masked": masked(process, z)}
+        extra = {"masked": masked(process, z)}
+        if self.left_to_right:
+            extra["left_to_right"] = next_token_nats(denoiser, batch)
+            nats = nats + self.left_to_right * extra["left_to_right"]
+        return nats, extra
 
     def loss_at(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, noise_BxG: Array

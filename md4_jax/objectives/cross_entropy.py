@@ -15,6 +15,7 @@ from md4_jax.objectives.in_blocks import (
     noised_in_blocks,
     of_positions,
 )
+from md4_jax.objectives.left_to_right import check_left_to_right, next_token_nats
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.draws import fold_keys, uniforms
@@ -48,10 +49,7 @@ class CrossEntropy:
             raise UserError(
                 f"objective.self_conditioning must lie in [0, 1], not {self.self_conditioning}"
             )
-        if self.left_to_right < 0:
-            raise UserError(
-                f"objective.left_to_right must not be negative, not {self.left_to_right}"
-            )
+        check_left_to_right(self.left_to_right)
 
     @property
     def needs(self) -> Needs:
@@ -61,7 +59,8 @@ class CrossEntropy:
             why="cross-entropy learns the posterior of x_n given all of z, which the plug-in form "
             "does not want",
             blockwise=self.block > 0,
-            recalls=self.self_conditioning > 0 or self.left_to_right > 0,
+            recalls=self.self_conditioning > 0,
+            reads=self.left_to_right > 0,
         )
 
     @property
@@ -119,19 +118,6 @@ class CrossEntropy:
         begin, length = beginning(denoiser, batch), batch.tokens.shape[1]
         factor = of_positions(weight * jnp.ones_like(t), self.block, length, begin)
         return jnp.sum(factor * nats_BxL, axis=1)
-
-
-def next_token_nats(denoiser: Denoiser, batch: Batch) -> Array:
-    """Returns the cost of each sequence's tokens given those before them, but of the first [B]."""
-    counts, x = batch.loss_mask[:, 1:], batch.tokens
-    segments = batch.context.get("segments")
-    if segments is not None:
-        counts = counts & (segments[:, 1:] == segments[:, :-1])
-    nats_BxL = at_positions(
-        denoiser, denoiser.blocks.reading(x)[:, :-1], counts,
-        reduce=token_nats, padded=True, rows=(x[:, 1:],),
-    )  # fmt: skip
-    return jnp.sum(nats_BxL, axis=1)
 
 
 def conditioned(

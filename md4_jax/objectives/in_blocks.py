@@ -33,7 +33,7 @@ def beginning(denoiser: Denoiser, batch: Batch) -> Array | None:
 
     None: at position 0, for a network whose blocks begin nowhere else.
     """
-    if denoiser.blocks is None or denoiser.blocks.beginning is None:
+    if denoiser.blocks is None or not denoiser.blocks.takes_begin:
         return None
     return jnp.argmax(batch.loss_mask, axis=1)
 

@@ -65,11 +65,11 @@ class Blockwise(NamedTuple):
                   network has them already, and whether there is a token before it
     read_block    append_block for a block of clean tokens, if these see less than noisy ones; h may
                   be None
-    reading       clean [B, L] -> h [B, L, D], of which those of a token predict the next one, for a
-                  network that reads clean tokens from left to right
+    reading       (clean [B, L], t [B]) -> h [B, L, D], of which those of a token predict the next
+                  one, for a network that reads clean tokens from left to right
     beginning     (cache, first [B]) -> the empty cache of texts that begin at these tokens: those
-                  before are not seen. With it, `features` takes begin=[B], where the first block
-                  begins. None: all begin at 0
+                  before are not seen. None: all begin at 0
+    takes_begin   whether `features` takes begin=[B], where the first block begins
     """
 
     features: Callable[..., Array] | None
@@ -78,8 +78,9 @@ class Blockwise(NamedTuple):
     around: Callable[..., tuple[Array, Any]] | None = None
     following: Callable[[Any], tuple[Array, Array]] | None = None
     read_block: Callable[[Array, Array, Any], tuple[Array, Any]] | None = None
-    reading: Callable[[Array], Array] | None = None
+    reading: Callable[[Array, Array], Array] | None = None
     beginning: Callable[[Any, Array], Any] | None = None
+    takes_begin: bool = False
 
     def read(self, clean: Array, t: Array, cache: Any) -> Any:
         """Returns the cache with a block of clean tokens [B, P]."""
@@ -91,13 +92,9 @@ class Blockwise(NamedTuple):
         def features(z: Array, t: Array, clean: Array, block: int, **begin: Array) -> Array:
             return self.features(z, signal(t), clean, block, signal(jnp.zeros(())), **begin)
 
-        append_block, around, read_block = (
-            _telling(f, signal) for f in (self.append_block, self.around, self.read_block)
-        )
-        return self._replace(
-            features=self.features and features, append_block=append_block, around=around,
-            read_block=read_block,
-        )  # fmt: skip
+        names = ("append_block", "around", "read_block", "reading")
+        told = {name: _telling(getattr(self, name), signal) for name in names}
+        return self._replace(features=self.features and features, **told)
 
 
 def _telling(function: Callable | None, signal: Callable) -> Callable | None:
@@ -176,8 +173,8 @@ class Network(NamedTuple):
     adapters   regular expression of the paths of the only trained parameters, '' for all
     parameters type in which frozen parameters are stored: float32 or bfloat16
     swapped    its denoisers have `swapped`
-    recalls    its denoisers have `recall`, and read a `Conditioned` too, and their blocks have
-               `reading`
+    recalls    its denoisers have `recall`, and read a `Conditioned` too
+    reads      the blocks of its denoisers have `reading`
     """
 
     init: Callable[[Array], Params]
@@ -196,6 +193,7 @@ class Network(NamedTuple):
     edits: bool = False
     swapped: bool = False
     recalls: bool = False
+    reads: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

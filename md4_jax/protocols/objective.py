@@ -20,7 +20,8 @@ class Needs(NamedTuple):
     gaps              its denoiser must have `gaps`
     edits             its denoiser must have `edits`
     swapped           its denoiser must have `swapped`
-    recalls           its denoiser must have `recall`, or its blocks `reading`
+    recalls           its denoiser must have `recall`, and read a `Conditioned`
+    reads             its blocks must have `reading`
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
@@ -42,6 +43,7 @@ class Needs(NamedTuple):
     preferences: bool = False
     rewards: bool = False
     recalls: bool = False
+    reads: bool = False
 
 
 class Objective(Protocol):

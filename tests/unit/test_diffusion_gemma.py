@@ -13,8 +13,9 @@ from tiny_networks import built, logits
 
 import md4_jax
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
-from md4_jax.objectives.cross_entropy import CrossEntropy, conditioned, next_token_nats
+from md4_jax.objectives.cross_entropy import CrossEntropy, conditioned
 from md4_jax.objectives.head import Logits
+from md4_jax.objectives.left_to_right import next_token_nats
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Conditioned, UserError, batch_of
 
@@ -71,7 +72,9 @@ def test_the_logits_after_a_prediction_are_those_of_transformers(denoiser):
 
 def test_the_encoder_predicts_the_next_token_as_that_of_transformers(denoiser):
     text, encoder = theirs("text", "encoder")
-    np.testing.assert_allclose(denoiser.unembed(denoiser.blocks.reading(text)), encoder, atol=CLOSE)
+    np.testing.assert_allclose(
+        denoiser.unembed(denoiser.blocks.reading(text, None)), encoder, atol=CLOSE
+    )
     logs = jax.nn.log_softmax(encoder[:, :-1])
     each = -np.take_along_axis(np.asarray(logs), text[:, 1:, None], axis=-1)[..., 0]
     counts = np.ones(text.shape, bool)

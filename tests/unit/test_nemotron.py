@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import exact
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +14,10 @@ from peer_folders import answers, peer_folder, trained_on
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
+from md4_jax.evals.samples import drawn_samples
+from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import UserError, batch_of
+from md4_jax.protocols import Prompt, UserError, batch_of
 from md4_jax.samplers.guidance import guided
 
 CLOSE, SYMBOLS, MASK = 3e-5, 123, 121
@@ -91,6 +94,72 @@ def test_the_tokens_that_its_sampler_draws(number, model):
     options = dict(name="confidence", next_token=True) | rule
     found, passes = drawn(model, own(told["prompt"]), len(told["tokens"]), **options)
     assert found == own(told["tokens"]).tolist() and passes == told["passes"]
+
+
+def slowly(model, prompt, length: int, threshold: float) -> list[int]:
+    """What is drawn with blocks after the prompt, each from a whole pass over all of the text.
+
+    The text is moved to the right in a sequence of whole blocks, as a document of its own.
+    """
+    text = list(prompt)
+    while len(text) < length:
+        shift = -len(text) % BLOCK
+        clean = jnp.asarray([[0] * shift + text + [0] * BLOCK])
+        segments = jnp.asarray([[0] * shift + [1] * (clean.shape[1] - shift)])
+        denoiser = model.experiment.network.denoiser(model.params, {"segments": segments})
+        before = denoiser.blocks.reading(clean, jnp.zeros(1))[:, shift + len(text) - 1]
+        block = [int(jnp.argmax(denoiser.unembed(before)))] + [SYMBOLS] * (BLOCK - 1)
+        while SYMBOLS in block:
+            z = clean.at[0, -BLOCK:].set(jnp.asarray(block))
+            times = jnp.zeros((1, clean.shape[1] // BLOCK))
+            logits = denoiser.unembed(denoiser.blocks.features(z, times, clean, BLOCK))
+            chances = np.asarray(jax.nn.softmax(logits[0, -BLOCK:]))
+            masks = np.asarray(block) == SYMBOLS
+            sure = np.where(masks, chances.max(axis=1), -1.0)
+            for place in np.flatnonzero((sure >= threshold) | (sure == sure.max())):
+                block[place] = int(chances[place].argmax())
+        text += block
+    return text[:length]
+
+
+@pytest.mark.parametrize("count", [5, 7])
+def test_blocks_begin_where_the_prompt_ends(count, model):
+    """Also of two prompts of different lengths in one batch."""
+    prompts = [own(TOLD["samples"][number]["prompt"]) for number in (0, 1)]
+    prompts = [prompts[0][:count], prompts[1]]
+    options = dict(rule="threshold", limit=0.2, steps=BLOCK, next_token=True, temperature=0.0)
+    experiment = model.sampling({"num": 1, "length": 16, "name": "confidence", **options})
+    asked = []
+    for prompt in prompts:
+        tokens, given = np.zeros(16, np.int32), np.arange(16) < len(prompt)
+        tokens[: len(prompt)] = prompt
+        asked.append(Prompt(tokens, given))
+    found = drawn_samples(experiment, model.params, {}, asked).tokens
+    for row, prompt in zip(found, prompts, strict=True):
+        assert row.tolist() == slowly(model, prompt.tolist(), 16, 0.2)
+
+
+def test_the_loss_may_have_that_of_the_next_token(model):
+    """As in the authors' training: with a weight, beside that of the masks."""
+    clean = own(TOLD["clean"])
+    logs = jax.nn.log_softmax(of_symbols(TOLD["causal"])[:, :-1])
+    each = -np.take_along_axis(np.asarray(logs), clean[:, 1:, None], axis=-1)[..., 0]
+    batch, u, keys = batch_of(clean), jnp.full(2, 0.4), exact.keys_for(0, 2)
+    plain, joint = (
+        BlockDiffusion(BLOCK, left_to_right=weight)(
+            _denoiser(model), model.experiment.process, batch, u, keys
+        )
+        for weight in (0.0, 0.3)
+    )
+    np.testing.assert_allclose(joint[1]["left_to_right"], each.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(joint[0] - plain[0], 0.3 * each.sum(axis=1), rtol=1e-3)
+    objective = BlockDiffusion(BLOCK, left_to_right=0.3)
+    assert not objective.is_bound(model.experiment.process)
+    assert objective.for_evaluation().is_bound(model.experiment.process)
+    with pytest.raises(UserError, match="left_to_right above 0 needs network.causal_context=True"):
+        md4_jax.load(
+            model.origin, {"objective.left_to_right": 0.3, "network.causal_context": False}
+        )
 
 
 def test_the_cache_may_be_computed_again(model):

@@ -45,6 +45,24 @@ def test_block_by_block_with_a_cache_is_the_whole_pass(options):
         cache = read(X[:, part], T, cache)
 
 
+@pytest.mark.parametrize("name", ["context", "both", "positions"])
+def test_a_text_begins_anywhere(name):
+    """Two places before a text, which nothing sees, change nothing of a block after four tokens."""
+    options = MODELS.get(name, dict(causal_context=True, positions=L))
+    blocks = bound(**options).blocks
+    cache = blocks.empty_cache(2, L)
+    for place in range(4):
+        cache = blocks.read(X[:, place : place + 1], T, cache)
+    expected = blocks.append_block(Z[:, 4:7], T, cache)[0]
+    cache = blocks.beginning(blocks.empty_cache(2, L), jnp.asarray([2, 0]))
+    padded = jnp.pad(X, ((0, 0), (2, 0)))
+    for place in (0, P):
+        cache = blocks.read(padded[:, place : place + P], T, cache)
+    found = blocks.append_block(Z[:, 4:7], T, cache)[0]
+    np.testing.assert_allclose(found[0], expected[0], atol=3e-5)
+    assert np.abs(found[1] - expected[1]).max() > 1e-3  # this text begins at once
+
+
 def test_a_document_begins_with_an_unscaled_query():
     """In a text that holds several, it has the features that it has alone."""
     packed, alone = bound(SEGMENTS, **SCALED), bound(**SCALED)
