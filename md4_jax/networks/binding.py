@@ -151,14 +151,6 @@ class Binding(NamedTuple):
         def append_block(z: Array, t: Array, cache: Cache) -> tuple[Array, Cache]:
             return self.module.apply(variables, z, t, cache, label, None, method="append_block")
 
-        def read_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
-            return append_block(z, t, LeftToRight(*cache))
-
-        def reading(clean: Array, t: Array) -> Array:
-            causal = dataclasses.replace(o, causal=True, causal_context=False)
-            module, segments = self.module.clone(options=causal), told.get("segments")
-            return module.apply(variables, clean, t, segments, label, keys, method="features")
-
         def around(
             z: Array, t: Array, begin: Array | int, cache: Surroundings | None
         ) -> tuple[Array, Surroundings]:
@@ -172,13 +164,27 @@ class Binding(NamedTuple):
             return Blockwise(None, empty_cache, append_block)
         blocks = Blockwise(features, empty_cache, append_block, around)
         if o.causal_context:
-            blocks = blocks._replace(
-                around=None, read_block=read_block, reading=reading,
-                beginning=lambda cache, first: cache._replace(begin=first),
-            )  # fmt: skip
+            blocks = self._from_the_left(blocks, variables, told)
         if o.shifted:
             return shifted_blocks(blocks, told.get("segments"))
         return remembering(blocks) if o.causal_context else blocks
+
+    def _from_the_left(self, blocks: Blockwise, variables: dict, told: dict) -> Blockwise:
+        """Returns the functions of a network in which clean tokens see only those before them."""
+        o, label, keys = self.options, told.get("label"), told.get("keys")
+
+        def read_block(z: Array, t: Array, cache: KVCache) -> tuple[Array, KVCache]:
+            return blocks.append_block(z, t, LeftToRight(*cache))
+
+        def reading(clean: Array, t: Array) -> Array:
+            causal = dataclasses.replace(o, causal=True, causal_context=False)
+            module, segments = self.module.clone(options=causal), told.get("segments")
+            return module.apply(variables, clean, t, segments, label, keys, method="features")
+
+        return blocks._replace(
+            around=None, read_block=read_block, reading=reading,
+            beginning=lambda cache, first: cache._replace(begin=first),
+        )  # fmt: skip
 
 
 def _repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
