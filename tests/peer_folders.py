@@ -47,6 +47,7 @@ TOLD = {
     "llada2": {},
     "qwen3moe": {},
     "sdarmoe": {},
+    "stable_diffcoder": dict(architectures=["StableDiffcoderForCausalLM"]),
     "rnd1": {},
     "nemotron": {},
     "diffullama": dict(mask_token_id=81),
@@ -61,11 +62,11 @@ TOLD = {
 # Those in the layout of transformers' Llama and Qwen.
 DECODERS = (
     "dream", "qwen2", "qwen3", "llama", "sdar", "fast_dllm_v2", "qwen3moe", "sdarmoe", "rnd1",
-    "diffullama", "nemotron",
+    "diffullama", "nemotron", "stable_diffcoder",
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
-ARRAYS = {"rnd1": "qwen3moe"}
+ARRAYS = {"rnd1": "qwen3moe", "stable_diffcoder": "llama"}
 # Letters and special entries of the vocabulary.
 OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma")
 ENTRIES = {

@@ -19,6 +19,9 @@ be stored as a Llama.
 Nemotron-Labs-Diffusion (arXiv:2607.05722) was made of Ministral 3 as block diffusion, without a
 shift. It was trained from left to right too: a clean token sees nothing to its right, so that the
 same parameters are also a causal model.
+
+Stable-DiffCoder (ByteDance Seed, 2026) was made of Seed-Coder, a Llama. It is block diffusion as
+SDAR is.
 """
 
 import re
@@ -32,15 +35,16 @@ from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
-NEMOTRON = "nemotron_labs_diffusion"
+NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
-BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON)
+BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
 MASKED = ("dream", "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
 SHIFTED = ("dream", "rnd1", "fast_dllm_qwen", "diffullama")
-# The class that `architectures` of config.json names, whose model_type is that of a Llama.
+# Classes that `architectures` of config.json names, whose model_type is that of a Llama.
 DIFFULLAMA = "DiscreteDiffusionModel"
+CLASSES = {DIFFULLAMA: "diffullama", "StableDiffcoderForCausalLM": DIFFCODER}
 # What the code of these models takes where their config.json does not say it.
 IMPLIED = {
     "rnd1": {"mask_token_id": 151_669},
@@ -48,6 +52,7 @@ IMPLIED = {
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
     "fast_dllm_qwen": {"bd_size": 32, "mask_token_id": 151_665},
     "diffullama": {"mask_token_id": 811},
+    DIFFCODER: {"block_size": 4, "mask_token_id": 5},
     NEMOTRON: {"block_size": 32, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{kind: {"rms_norm_eps": 1e-5} for kind in ("ministral3", "a2d-ministral3")},
 }
@@ -58,6 +63,7 @@ PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
 BASES = {
     "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
     "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama", NEMOTRON: "ministral3",
+    DIFFCODER: "llama",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -81,7 +87,7 @@ BUILT = {
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
     _check(told, tensors)
-    kind = "diffullama" if is_diffullama(told, tensors) else str(told["model_type"]).lower()
+    kind = kind_by_class(told, tensors) or str(told["model_type"]).lower()
     told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
     names = published.llama_names(tensors)
     if kind == "diffullama":  # its code takes the rows from its tokenizer
@@ -101,11 +107,13 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return in_blocks(found, block)
 
 
-def is_diffullama(told: Mapping[str, Any], tensors: Tensors) -> bool:
-    """Returns whether config.json or the names of the arrays are those of a DiffuLLaMA."""
+def kind_by_class(told: Mapping[str, Any], tensors: Tensors) -> str:
+    """Returns the kind that the class in config.json, or names of arrays, tell; "": none."""
     names = published.llama_names(tensors)
-    named = names.table in tensors and DIFFULLAMA in (told.get("architectures") or [])
-    return names.trunk == published.DIFFUSION or named
+    if names.trunk == published.DIFFUSION:
+        return "diffullama"
+    found = (CLASSES.get(name) for name in told.get("architectures") or [])
+    return next(filter(None, found), "") if names.table in tensors else ""
 
 
 def base_of(kind: str) -> str:
@@ -128,20 +136,22 @@ def told_of(
     block    tokens of a block; 0: the model sees whole texts
     context  network.causal_context
 
-    A DiffuLLaMA stays one, whose arrays may have names of its own, and so does a Nemotron that
-    still is what its authors' code computes.
+    A DiffuLLaMA stays one, whose arrays may have names of its own, and so does a Nemotron or a
+    Stable-DiffCoder that still is what its authors' code computes.
     """
     base, context = base_of(kind), context and block > 0
     name = f"a2d-{base}" if context else NAMES.get((base, shifted, block > 0), f"a2d-{base}")
     stays = kind == NEMOTRON and context and not shifted
+    stays = stays or (kind == DIFFCODER and block > 0 and not (context or shifted))
     name = kind if stays or kind == "diffullama" else name
     left = ["right_shift_logits", "block_size", "bd_size", "causal_context", "dlm_paradigm"]
     if name.lower() != kind:  # another project's code
         left += ["architectures", "auto_map"]
     found = {key: value for key, value in told.items() if key not in left}
     found["model_type"] = name
-    if name == "diffullama":
-        found |= {"model_type": "llama", "architectures": [DIFFULLAMA]}
+    if name in CLASSES.values():
+        own = next(key for key, kind in CLASSES.items() if kind == name)
+        found |= {"model_type": "llama", "architectures": [own]}
     if shifted != (name.lower() in SHIFTED):
         found["right_shift_logits"] = shifted
     if block:

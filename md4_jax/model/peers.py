@@ -42,8 +42,8 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
     """Returns the project that a folder comes from."""
     if prefix_of(tensors) == DIFFUSION:  # whatever its config.json says, which is a GPT-2's
         return "diffugpt"
-    if decoders.is_diffullama(told, tensors):
-        return "diffullama"
+    if kind := decoders.kind_by_class(told, tensors):
+        return kind
     named = [str(told.get("model_type", "")), *map(str, told.get("architectures") or [])]
     for name in named:
         for kind in NAMED:

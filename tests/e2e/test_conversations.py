@@ -18,9 +18,9 @@ pytestmark = [
 ]
 KEYS = {
     "data.name": "text", "data.messages_key": "messages", "data.length": 72,
-    "tokenizer.name": "bpe", "train.num_steps": 300, "train.batch_size": 16,
+    "tokenizer.name": "bpe", "train.num_steps": 500, "train.batch_size": 16,
     "log.every": 100, "evals.validation.every": 0, "evals.samples.final": False,
-    "checkpoint.every": 0, "network.depth": 2,
+    "checkpoint.every": 0, "network.depth": 2, "network.products": "float32",
 }  # fmt: skip
 ANSWERS = {"hi": "hello", "who": "me"}
 

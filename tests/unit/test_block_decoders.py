@@ -73,6 +73,45 @@ def test_the_tokens_that_sdar_s_sampler_draws(way, options, models):
     assert found == told[way] and passes == told[f"{way}_passes"]
 
 
+@pytest.fixture(scope="module")
+def diffcoder(tmp_path_factory):
+    return md4_jax.load(peer_folder(tmp_path_factory.mktemp("coder"), "stable_diffcoder"))
+
+
+def as_symbols(entries, mask: int = 5) -> np.ndarray:
+    """Entries of a vocabulary whose mask is among the others as symbols here."""
+    entries = np.asarray(entries)
+    return np.where(entries == mask, SYMBOLS, entries - (entries > mask))
+
+
+def test_a_llama_of_stable_diffcoder_s_class_is_block_diffusion(diffcoder, tmp_path):
+    """Its config.json says neither blocks nor the mask, which is its entry 5."""
+    told = answers("stable_diffcoder")
+    assert diffcoder.config["objective"] == {"name": "block", "block": BLOCK}
+    assert diffcoder.domain.vocab_size == SYMBOLS
+    found = of_blocks(diffcoder, as_symbols(told["z"]), as_symbols(told["clean"]))
+    expected = np.delete(np.asarray(told["outputs"]), 5, axis=-1)[..., :SYMBOLS]
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+    config = json.loads((diffcoder.export(tmp_path / "back") / "config.json").read_text())
+    assert config["architectures"] == ["StableDiffcoderForCausalLM"]
+    assert config["model_type"] == "llama" and config.get("block_size", BLOCK) == BLOCK
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.cases(2)
+def test_the_tokens_that_stable_diffcoder_s_sampler_draws(number, diffcoder):
+    """After prompts that end with a block or within one, with and without a threshold."""
+    told = answers("stable_diffcoder")["samples"][number]
+    rule = dict(per_step=1)
+    if told["threshold"] is not None:
+        rule = dict(rule="threshold", limit=told["threshold"])
+    length = len(told["tokens"]) + -len(told["tokens"]) % BLOCK
+    options = dict(name="confidence", steps=BLOCK, **rule)
+    found, _ = drawn(diffcoder, as_symbols(told["prompt"]), length, **options)
+    whole = len(told["tokens"]) // BLOCK * BLOCK  # their last block is shorter
+    assert found[:whole] == as_symbols(told["tokens"])[:whole].tolist()
+
+
 def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
     """Its first token of a block comes from the end of the block before, which the cache keeps."""
     told = answers("fast_dllm_v2")
