@@ -78,7 +78,9 @@ class EntropyBound:
             signal = jnp.zeros(shape.shape, shape.dtype)
         steps = max(1, self.stability_threshold)
         none = jnp.full((rows, steps, length), -1, chain.z.dtype)
-        return Memory(none, jnp.zeros((rows, length)), jnp.all(chain.prompt_mask, axis=1), signal)
+        return Memory(
+            none, jnp.zeros_like(chain.confidence), jnp.all(chain.prompt_mask, axis=1), signal
+        )
 
     def __call__(
         self,
