@@ -200,6 +200,9 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         other, second = free.around(z, t, begin, caches and caches[1])
         return jnp.concatenate([one, other], axis=-1), (first, second)
 
+    def beginning(caches: tuple[Any, Any], first: Array) -> tuple[Any, Any]:
+        return told.beginning(caches[0], first), free.beginning(caches[1], first)
+
     return Blockwise(
         _side_by_side(told.features, free.features),
         lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
@@ -207,4 +210,5 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         around if told.around and free.around else None,
         following if told.following and free.following else None,
         of_both(told.read_block, free.read_block) if told.read_block and free.read_block else None,
+        beginning=beginning if told.beginning and free.beginning else None,
     )

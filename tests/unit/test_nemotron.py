@@ -368,8 +368,11 @@ def test_guidance_reads_clean_tokens_from_the_left():
     z, label = jnp.asarray([[1, 4, 0], [2, 2, 3]]), {"label": jnp.asarray([0, 1])}
 
     def following(denoiser):
-        cache = denoiser.blocks.read(z, jnp.zeros(2), denoiser.blocks.empty_cache(2, 3))
-        return jax.nn.log_softmax(denoiser.unembed(denoiser.blocks.following(cache)[0]))
+        """After a text of two tokens, behind a place that is no part of it."""
+        blocks = denoiser.blocks
+        cache = blocks.beginning(blocks.empty_cache(2, 3), jnp.ones(2, jnp.int32))
+        cache = blocks.read(z, jnp.zeros(2), cache)
+        return jax.nn.log_softmax(denoiser.unembed(blocks.following(cache)[0]))
 
     told, free = (following(network.denoiser(both, context)) for context in (label, {}))
     found = following(guided(network, both, label, 2.5)[0])
