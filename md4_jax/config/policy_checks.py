@@ -27,7 +27,7 @@ def check_policy(experiment: Experiment) -> None:
         if value not in fitting:
             raise UserError(
                 f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
-                f"numbers of masks: set {key}={fitting[0]}, not {key}={value}"
+                f"draws of noise: set {key}={fitting[0]}, not {key}={value}"
             )
     if clean_prompts(experiment.config["data"]) and data.padding != "end_of_text":
         raise UserError(

@@ -91,9 +91,7 @@ class BlockDiffusion:
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
-        order_keys, mask_keys = split_keys(keys)
-        u_BxG = spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
-        z, noise_BxG = self._masked(process, batch, u_BxG, mask_keys)
+        z, noise_BxG = self.noised(process, batch, u, keys)
         nats = self.loss_at(denoiser, process, batch, z, noise_BxG)
         extra = {"masked": masked(process, z)}
         if self.left_to_right:
@@ -123,6 +121,14 @@ class BlockDiffusion:
         # A block without masks costs 0, whatever its weight.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)
+
+    def noised(
+        self, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+    ) -> tuple[Array, Array]:
+        """Draws z [B, L] and 1 - alpha of each block [B, G], spread over the blocks from u on."""
+        order_keys, mask_keys = split_keys(keys)
+        u_BxG = spread(u, order_keys, -(-batch.tokens.shape[1] // self.block))
+        return self._masked(process, batch, u_BxG, mask_keys)
 
     def _masked(
         self, process: RevealsMasks, batch: Batch, u_BxG: Array, keys: Array

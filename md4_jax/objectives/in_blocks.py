@@ -16,9 +16,9 @@ def in_blocks(x_BxL: Array, block: int, value: float = 0) -> Array:
 
 
 def of_positions(x: Array, block: int, length: int, begin: Array | None = None) -> Array:
-    """Returns the number of each position's block: [B, G] -> [B, length]; [B] -> [B, 1].
+    """Gives each position what x has for its block: [B, G] -> [B, length]; [B] -> [B, 1].
 
-    begin: int32 [B], where the first block begins; positions before it have its number.
+    begin: int32 [B], where the first block begins; positions before it are given what that has.
     """
     if not block:
         return x[:, None]
@@ -77,8 +77,8 @@ def noised_in_blocks(
     with t and weight [B]. begin: as in `of_positions`; no token before it counts.
     """
     if not block:
-        z, t = noised(process, batch, v, keys)
-        return z, t, jnp.ones_like(t)
+        u, weight = early_times(v, power)
+        return *noised(process, batch, u, keys), weight
     time_keys, noise_keys = split_keys(keys)
     x_BxGxP = in_blocks(_moved(batch.tokens, begin), block)
     groups = x_BxGxP.shape[1]

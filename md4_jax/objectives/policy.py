@@ -1,45 +1,46 @@
-"""Policy gradient of a reward, learned by a masked model: docs/families/policy.md."""
+"""Policy gradient of a reward, learned by a diffusion model: docs/families/policy.md."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives import answers
 from md4_jax.objectives.distillation import teacher_of
-from md4_jax.objectives.noising import masked
-from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
-
-BOUND = AnyOrder()
+from md4_jax.objectives.in_blocks import check_block, check_blocks
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """Loss whose gradient raises the reward of samples, with a bound for the likelihood.
 
-    With L the bound of `any_order` of a text that the model has just drawn, L' that of the model at
-    which training began, and A its advantage, the reward compared with those of the `group` texts
-    that were drawn after the same prompt (GRPO, arXiv:2402.03300),
+    With L the bound on a text that the model has just drawn (`answers.bound_of`: `any_order`,
+    `block` or `uniform_elbo`), L' that of the model at which training began, and A its advantage,
+    the reward compared with those of the `group` texts that were drawn after the same prompt (GRPO,
+    arXiv:2402.03300),
 
         loss = A L + kl (L - L')^2 / 2.
 
     -L takes the place of log p in the gradient of the expected reward and of the Kullback-Leibler
-    divergence KL(p, p'). L and L' are means over `draws` numbers of masks, one mask pattern for
-    each, the same for both models. This is not a bound and is for training only.
+    divergence KL(p, p'). L and L' are means over `draws` draws of noise, the same for both
+    models. This is not a bound and is for training only.
 
     group       texts that are drawn after a prompt; a step has train.batch_size / group prompts
     kl          weight of the divergence from the start; 0: the start is not kept
-    draws       mask patterns of each text; each model makes so many forward passes for it
+    draws       draws of noise for each text; each model makes so many forward passes for it
     normalised  whether A is divided by the standard deviation of the group's rewards
+    block       tokens of a block, for block diffusion; 0: the whole text
     """
 
     group: int = 8
     kl: float = 0.0
     draws: int = 4
     normalised: bool = True
+    block: int = 0
 
     def __post_init__(self):
+        check_block(self.block)
         if self.group < 2:
             raise UserError(f"objective.group must be at least 2, not {self.group}")
         if self.kl < 0:
@@ -49,7 +50,7 @@ class Policy:
 
     @property
     def needs(self) -> Needs:
-        return Needs((RevealsMasks,), teacher=self.kl > 0, rewards=True)
+        return answers.needs(self.block, teacher=self.kl > 0, rewards=True)
 
     @property
     def calls(self) -> int:
@@ -61,25 +62,30 @@ class Policy:
         """Forward passes of the model at which training began, in a training step."""
         return self.draws if self.kl else 0
 
-    def is_bound(self, process: RevealsMasks) -> bool:
+    def is_bound(self, process: Process) -> bool:
         return False
 
+    def check_length(self, length: int) -> None:
+        """UserError for sequences that are not whole blocks."""
+        check_blocks(self.block, length)
+
     def __call__(
-        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         if batch.advantage is None:
             raise ValueError("the loss of a policy needs a batch with rewards and advantages")
         several, levels, own = self._rows(batch, u, keys)
-        z, t = BOUND.noised(process, several, levels, own)
-        student = denoiser.repeated(self.draws)
-        nats = self._mean(BOUND.loss_at(student, process, several, z, t))
+        bound, student = answers.bound_of(process, self.block), denoiser.repeated(self.draws)
+        drawn = answers.drawn(bound, student, process, several, levels, own)
+        nats = self._mean(bound.loss_at(student, process, several, *drawn))
+        share = answers.noise_share(process, several, drawn[0])
         loss, extra = batch.advantage * nats, {
-            "masked": self._mean(masked(process, z)),
+            **{key: self._mean(x) for key, x in share.items()},
             "reward": batch.reward,
             "tied": (batch.advantage == 0).astype(jnp.float32),
         }  # fmt: skip
         if self.kl:
-            its = BOUND.loss_at(teacher_of(student).denoiser, process, several, z, t)
+            its = bound.loss_at(teacher_of(student).denoiser, process, several, *drawn)
             moved = self._mean(jax.lax.stop_gradient(its)) - nats
             loss += 0.5 * self.kl * moved**2
             extra["moved"] = moved

@@ -1,52 +1,54 @@
-"""Preferences between two answers, learned by a masked model: docs/families/preference.md."""
+"""Preferences between two answers, learned by a diffusion model: docs/families/preference.md."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives import answers
 from md4_jax.objectives.distillation import teacher_of
-from md4_jax.objectives.noising import masked
-from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
-
-BOUND = AnyOrder()
+from md4_jax.objectives.in_blocks import check_block, check_blocks
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
 
 @dataclasses.dataclass(frozen=True)
 class Preference:
     """Loss of direct preference optimisation, with bounds for likelihoods (VRPO, arXiv:2505.19223).
 
-    With L the bound of `any_order` of an answer, and L' that of the model at which training began,
+    With L the bound on an answer (`answers.bound_of`: `any_order`, `block` or `uniform_elbo`), and
+    L' that of the model at which training began,
 
         loss = -log sigmoid(margin),
         margin = beta ((L'(chosen) - L(chosen)) - (L'(rejected) - L(rejected))),
 
     which is DPO (arXiv:2305.18290) with -L in place of log p. L and L' of an answer are means over
-    `draws` numbers of masks, one mask pattern for each, the same for both models, so that what the
-    noise adds to both cancels. The mean of the loss is above the loss of the mean margin, by less
-    the more draws. This is not a bound and is for training only.
+    `draws` draws of noise, the same for both models, so that what the noise adds to both cancels.
+    The mean of the loss is above the loss of the mean margin, by less the more draws. This is not a
+    bound and is for training only.
 
     beta        weight of the change from the start: a smaller one lets the model move further
-    draws       mask patterns of each answer; each model makes 2 draws forward passes for a pair
+    draws       draws of noise for each answer; each model makes 2 draws forward passes for a pair
     supervised  weight of L(chosen), which is added to the loss
+    block       tokens of a block, for block diffusion; 0: the whole text
     """
-
-    needs: ClassVar[Needs] = Needs((RevealsMasks,), teacher=True, preferences=True)
 
     beta: float = 0.1
     draws: int = 4
     supervised: float = 0.0
+    block: int = 0
 
     def __post_init__(self):
+        check_block(self.block)
         if not self.beta > 0:
             raise UserError(f"objective.beta must be above 0, not {self.beta}")
         if self.draws < 1:
             raise UserError(f"objective.draws must be at least 1, not {self.draws}")
         if self.supervised < 0:
             raise UserError(f"objective.supervised must not be negative, not {self.supervised}")
+
+    @property
+    def needs(self) -> Needs:
+        return answers.needs(self.block, teacher=True, preferences=True)
 
     @property
     def calls(self) -> int:
@@ -58,17 +60,21 @@ class Preference:
         """Forward passes of the model at which training began, in a training step."""
         return self.calls
 
-    def is_bound(self, process: RevealsMasks) -> bool:
+    def is_bound(self, process: Process) -> bool:
         return False
 
+    def check_length(self, length: int) -> None:
+        """UserError for sequences that are not whole blocks."""
+        check_blocks(self.block, length)
+
     def __call__(
-        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+        self, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         both, levels, own = self._rows(batch, u, keys)
-        z, t = BOUND.noised(process, both, levels, own)
-        several = denoiser.repeated(self.calls)
-        nats = BOUND.loss_at(several, process, both, z, t)
-        its = BOUND.loss_at(teacher_of(several).denoiser, process, both, z, t)
+        bound, several = answers.bound_of(process, self.block), denoiser.repeated(self.calls)
+        drawn = answers.drawn(bound, several, process, both, levels, own)
+        nats = bound.loss_at(several, process, both, *drawn)
+        its = bound.loss_at(teacher_of(several).denoiser, process, both, *drawn)
         its = jax.lax.stop_gradient(its)
 
         def mean(x: Array) -> Array:  # of the draws, of the chosen and the rejected answer [B, 2]
@@ -77,8 +83,9 @@ class Preference:
         chosen, rejected = (mean(its) - mean(nats)).T
         margin = self.beta * (chosen - rejected)
         loss = self.supervised * mean(nats)[:, 0] - jax.nn.log_sigmoid(margin)
+        share = answers.noise_share(process, both, drawn[0])
         return jnp.where(jnp.any(batch.loss_mask, axis=1), loss, 0.0), {
-            "masked": jnp.mean(masked(process, z).reshape(len(u), -1), axis=1),
+            **{key: jnp.mean(x.reshape(len(u), -1), axis=1) for key, x in share.items()},
             "margin": margin,
             "preferred": (margin > 0).astype(jnp.float32),
         }

@@ -81,10 +81,22 @@ class UniformELBO:
         keys: Array,
         power: float = 1.0,
     ) -> tuple[Array, dict[str, Array]]:
-        begin = beginning(denoiser, batch)
-        z, t, weight = noised_in_blocks(process, batch, u, keys, self.block, power, begin)
+        z, t, weight = self.noised(denoiser, process, batch, u, keys, power)
         nats = self.loss_at(denoiser, process, batch, z, t, weight)
         return with_ends(nats, process, batch)
+
+    def noised(
+        self,
+        denoiser: Denoiser,
+        process: RedrawsUniformly,
+        batch: Batch,
+        u: Array,
+        keys: Array,
+        power: float = 1.0,
+    ) -> tuple[Array, Array, Array]:
+        """Draws (z, t, weight) of `loss_at`; see `in_blocks.noised_in_blocks`."""
+        begin = beginning(denoiser, batch)
+        return noised_in_blocks(process, batch, u, keys, self.block, power, begin)
 
     def loss_at(
         self,

@@ -157,6 +157,28 @@ def test_given_tokens_count_neither_as_stable_nor_as_sure():
     ]
     np.testing.assert_array_equal(used[0].evaluations, 2)
     np.testing.assert_array_equal(used[1].evaluations, 8)
+    # The mean of log 2 and 0 is above 0.3, and that of all three would be below it.
+    table = jnp.asarray([[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
+    step = EntropyBound(confidence_threshold=0.3, cooling=1.0)
+    chain, _ = sample(of_table(table), process, step, grid=uniform(8), keys=KEYS, prompt=given)
+    np.testing.assert_array_equal(chain.evaluations, 8)
+
+
+def test_accepted_tokens_stay_and_the_others_are_noise_again():
+    """With a bound of 0, the sure token and one of three that are alike are accepted."""
+    rows = 2000
+    table = jnp.asarray([[0.0, 0.0, 1.0]] + [[0.5, 0.5, 0.0]] * 3)
+    step = EntropyBound(entropy_bound=0.0, cooling=1.0)
+    chain = Chain(
+        jnp.zeros((rows, 4), jnp.int32), jnp.zeros((rows, 4), bool), jnp.zeros((rows, 4)),
+        jnp.zeros(rows, jnp.int32),
+    )  # fmt: skip
+    denoiser, process = of_table(table), Uniform(3, parametrisation="mixture")
+    chain = with_memory(denoiser, step, chain)
+    z = np.asarray(step(denoiser, process, chain, 0.5, 0.5, exact.keys_for(0, rows)).z)
+    share = (z == 2).mean(axis=0)
+    np.testing.assert_array_equal(share[:2], [1.0, 0.0])
+    np.testing.assert_allclose(share[2:], 1 / 3, atol=4 * np.sqrt(2 / 9 / rows))
 
 
 @pytest.mark.parametrize(

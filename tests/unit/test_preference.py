@@ -21,7 +21,8 @@ from md4_jax.data.tokenizers import Bytes
 from md4_jax.objectives.preference import Preference
 from md4_jax.options import DataOptions, TrainOptions
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import UserError, batch_of
+from md4_jax.processes.uniform import Uniform
+from md4_jax.protocols import Blockwise, Denoiser, UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.training.step import TrainState, make_train_step
 
@@ -36,15 +37,16 @@ def outputs(p):
     return exact.of_outputs(lambda z, t: jnp.broadcast_to(jnp.log(p), (*z.shape, len(p))))
 
 
-def called(objective, student, teacher, chosen, rejected, rows=ROWS, mask=None):
+def called(objective, student, teacher, chosen, rejected, rows=ROWS, mask=None, process=None):
     """(loss, diagnostics) of the same pair in each row, at levels that are spread evenly."""
+    process = Masking(V) if process is None else process
     tokens = np.tile(np.asarray(chosen, np.int32), (rows, 1))
     mask = np.ones(tokens.shape, bool) if mask is None else np.broadcast_to(mask, tokens.shape)
     batch = batch_of(tokens, loss_mask=mask)
     batch = batch._replace(rejected=np.tile(np.asarray(rejected, np.int32), (rows, 1)))
     u = (jnp.arange(rows) + 0.5) / rows
     both = exact.taught(student, teacher)
-    call = jax.jit(lambda u, keys: objective(both, Masking(V), batch, u, keys))
+    call = jax.jit(lambda u, keys: objective(both, process, batch, u, keys))
     loss, extra = call(u, exact.keys_for(0, rows))
     return np.asarray(loss), {name: np.asarray(value) for name, value in extra.items()}
 
@@ -61,6 +63,80 @@ def test_a_single_token_by_hand():
     # log(7.25) and half of -log 0.2.
     np.testing.assert_allclose(loss, 1.9810015 + 0.8047190, rtol=1e-5)
     assert (extra["preferred"] == 0.0).all()
+
+
+def in_blocks(make) -> Denoiser:
+    """A denoiser that works in blocks alone; make: the text before a block -> its denoiser."""
+
+    def features(z, t, clean, block):
+        found = []
+        for number, begin in enumerate(range(0, z.shape[1], block)):
+            part = slice(begin, begin + block)
+            found.append(make(clean[:, :begin]).features(z[:, part], t[:, number]))
+        return jnp.concatenate(found, axis=1)
+
+    return Denoiser(None, lambda h: h, blocks=Blockwise(features, None, None))
+
+
+FIRST, SECOND = (
+    np.array([0.5, 0.3, 0.2]),
+    np.array([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1]]),
+)
+NATS = -np.log(FIRST[:, None]) - np.log(SECOND)
+
+
+def after(clean):
+    """Outputs of a mask in a block of one: the law of the first token, or of the second."""
+    p = jnp.asarray(SECOND)[clean[:, 0]] if clean.shape[1] else jnp.asarray(FIRST)[None]
+    return exact.of_outputs(lambda z, t: jnp.broadcast_to(jnp.log(p)[:, None], (*z.shape, 3)))
+
+
+def test_blocks_of_one_have_the_likelihood_at_every_draw():
+    """Of two tokens by hand, from a start at which all texts are alike."""
+    now, then = in_blocks(after), in_blocks(lambda clean: outputs(jnp.full(3, 1 / 3)))
+    loss, extra = called(Preference(beta=2.0, block=1), now, then, [0, 1], [2, 0], rows=4)
+    margin = 2.0 * (NATS[2, 0] - NATS[0, 1])
+    np.testing.assert_allclose(extra["margin"], margin, rtol=1e-5)
+    np.testing.assert_allclose(loss, np.log1p(np.exp(-margin)), rtol=1e-4)
+    assert (extra["masked"] == 1.0).all()
+
+
+def right(process, second, block):
+    """The right denoiser of a text whose first token has the law FIRST, then a row of `second`."""
+    if not block:
+        return exact.uniform_outputs(process, FIRST[:, None] * second)
+    first, *each = (exact.uniform_outputs(process, p) for p in (FIRST, *second))
+
+    def make(clean):
+        if not clean.shape[1]:
+            return first
+        pick = clean[:, 0]
+
+        def features(z, t):
+            return jnp.stack([d.features(z, t) for d in each])[pick, jnp.arange(len(z))]
+
+        return exact.of_outputs(features)
+
+    return in_blocks(make)
+
+
+@pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
+@pytest.mark.parametrize("block", [0, 1])
+def test_uniform_noise_has_the_likelihood_in_the_mean(block, parametrisation):
+    """Of right denoisers of two laws, to 4 standard errors of 4,000 pairs, whole and in blocks."""
+    process = Uniform(V, parametrisation=parametrisation)
+    other = SECOND[::-1]
+    now, then = right(process, SECOND, block), right(process, other, block)
+    objective = Preference(beta=0.5, draws=2, block=block)
+    _, extra = called(objective, now, then, [0, 1], [2, 1], process=process)
+    its = -np.log(FIRST[:, None]) - np.log(other)
+    gain = its - NATS
+    expected, margin = 0.5 * (gain[0, 1] - gain[2, 1]), extra["margin"]
+    error = margin.std() / np.sqrt(ROWS)
+    assert abs(margin.mean() - expected) < 4 * error and error < 0.1 * abs(expected)
+    assert 0.05 < extra["changed"].mean() < 0.2  # early times are drawn more often
+    same = called(objective, now, now, [0, 1], [2, 1], rows=8, process=process)[1]["margin"]
+    np.testing.assert_array_equal(same, 0.0)
 
 
 def test_the_prompt_counts_nowhere():
@@ -131,6 +207,7 @@ def test_a_training_step_prefers_what_is_chosen_to_what_is_not():
 MISTAKES = [
     ({"beta": 0.0}, "objective.beta must be above 0, not 0.0"),
     ({"draws": 0}, "objective.draws must be at least 1, not 0"),
+    ({"block": -1}, "objective.block must be at least 1, or 0 for the whole text, not -1"),
     ({"supervised": -1.0}, "objective.supervised must not be negative, not -1.0"),
 ]
 

@@ -1,0 +1,49 @@
+"""Bounds on answers that preferences and policies learn from, at the same noise for two models."""
+
+import jax.numpy as jnp
+
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.draws import evaluation_power
+from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
+from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process
+
+Bound = AnyOrder | BlockDiffusion | UniformELBO
+
+
+def needs(block: int, *, teacher: bool, preferences: bool = False, rewards: bool = False) -> Needs:
+    """Returns the requirements of an objective that learns from answers, in blocks if block > 0."""
+    return Needs(
+        (RevealsMasks, RedrawsUniformly),
+        parametrisations=("joint", "mixture"),
+        why="its outputs must be a distribution over x",
+        blockwise=block > 0,
+        teacher=teacher,
+        preferences=preferences,
+        rewards=rewards,
+    )
+
+
+def bound_of(process: Process, block: int) -> Bound:
+    """Returns the bound of the least variance: of whole texts, or of blocks of so many tokens."""
+    if not isinstance(process, RevealsMasks):
+        return UniformELBO(block)
+    return BlockDiffusion(block) if block else AnyOrder()
+
+
+def drawn(
+    bound: Bound, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array
+) -> tuple[Array, ...]:
+    """Draws (z, ...), the noisy texts and what else `bound.loss_at` takes."""
+    if isinstance(bound, AnyOrder):
+        return bound.noised(process, batch, u, keys)
+    if isinstance(bound, BlockDiffusion):
+        return bound.noised(process, batch, u, keys)
+    return bound.noised(denoiser, process, batch, u, keys, evaluation_power(bound, process))
+
+
+def noise_share(process: Process, batch: Batch, z: Array) -> dict[str, Array]:
+    """Returns the share of positions with a mask or another token [B], by its name in the log."""
+    name = "masked" if isinstance(process, RevealsMasks) else "changed"
+    return {name: jnp.mean(z != batch.tokens, axis=1, dtype=jnp.float32)}
