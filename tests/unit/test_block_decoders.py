@@ -243,6 +243,14 @@ def test_other_blocks_are_told_when_it_leaves(tmp_path):
         assert again.config["network"] == model.config["network"]
 
 
+def test_a_stable_diffcoder_of_other_blocks_leaves_as_one(tmp_path):
+    path = peer_folder(tmp_path / "coder", "stable_diffcoder")
+    told = json.loads((path / "config.json").read_text())
+    folder = md4_jax.load(path, config={"objective.block": 8}).export(tmp_path / "back")
+    assert json.loads((folder / "config.json").read_text()) == told | {"block_size": 8}
+    assert md4_jax.load(folder).config["objective"] == {"name": "block", "block": 8}
+
+
 def test_an_entry_that_was_chosen_for_the_mask_stays_it(tmp_path):
     changes = ADAPTED | {"tokenizer.mask": 122}
     model = md4_jax.load(peer_folder(tmp_path, "qwen2"), config=changes)

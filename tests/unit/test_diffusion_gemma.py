@@ -259,6 +259,11 @@ def test_arrays_under_the_names_of_the_encoder_are_the_same(folder, tmp_path):
         )
         assert after.keys() == held_by(place).keys()
         assert all(np.array_equal(after[name], x) for name, x in held_by(place).items())
+    moved = md4_jax.load(twice)
+    moved.params = jax.tree.map(lambda x: 1.5 * x, moved.params)
+    after = load_file(moved.export(tmp_path / "moved") / "model.safetensors")
+    for name, x in copies.items():
+        np.testing.assert_allclose(after[name], 1.5 * x, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
