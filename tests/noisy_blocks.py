@@ -1,10 +1,10 @@
-"""What a loaded block diffusion model computes of noisy blocks, and what it draws."""
+"""Models in blocks: what a loaded one computes and draws, and one made of laws."""
 
 import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.evals.samples import drawn_samples
-from md4_jax.protocols import Prompt
+from md4_jax.protocols import Blockwise, Denoiser, Prompt
 
 BLOCK = 4
 # Keys that make a block diffusion model of a causal one.
@@ -26,3 +26,16 @@ def drawn(model, prompt, length: int, **options):
     tokens[: len(prompt)] = prompt
     found = drawn_samples(experiment, model.params, {}, [Prompt(tokens, given)])
     return found.tokens[0].tolist(), int(found.evaluations[0])
+
+
+def in_blocks(make) -> Denoiser:
+    """A denoiser that works in blocks alone; make: the text before a block -> its denoiser."""
+
+    def features(z, t, clean, block):
+        found = []
+        for number, begin in enumerate(range(0, z.shape[1], block)):
+            part = slice(begin, begin + block)
+            found.append(make(clean[:, :begin]).features(z[:, part], t[:, number]))
+        return jnp.concatenate(found, axis=1)
+
+    return Denoiser(None, lambda h: h, blocks=Blockwise(features, None, None))

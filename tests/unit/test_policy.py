@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from noisy_blocks import in_blocks
 
 from md4_jax.config import build, inputs, schema
 from md4_jax.config.checks import check_training
@@ -98,6 +99,23 @@ def test_the_loss_is_the_bound_times_the_advantage():
     # Three draws of three tokens hide one, two and three of them.
     _, extra = Policy(draws=3)(model, Masking(3), batch, u, keys)
     np.testing.assert_allclose(extra["masked"], 2 / 3, rtol=1e-6)
+
+
+def test_blocks_of_one_count_their_likelihood_at_every_draw():
+    """With chances of 1/2 and 1/5 of the two tokens of a text."""
+    chances = (jnp.array([0.5, 0.3, 0.2]), jnp.array([0.1, 0.7, 0.2]))
+
+    def law(clean):
+        p = chances[clean.shape[1]]
+        return exact.of_outputs(lambda z, t: jnp.broadcast_to(jnp.log(p), (*z.shape, 3)))
+
+    u, keys = (jnp.arange(8) + 0.5) / 8, exact.keys_for(2, 8)
+    batch = batch_of([[0, 2]] * 8, [1.0, -2.0] * 4)
+    loss, extra = Policy(block=1, draws=3)(in_blocks(law), Masking(3), batch, u, keys)
+    np.testing.assert_allclose(loss, np.log(10.0) * batch.advantage, rtol=1e-5)
+    assert (extra["masked"] == 1.0).all()
+    with pytest.raises(UserError, match="objective.block=4"):
+        Policy(block=4).check_length(6)
 
 
 def test_advantages_by_hand():

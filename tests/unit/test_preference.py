@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from noisy_blocks import in_blocks
 from tiny_networks import built
 
 from md4_jax.config import build, schema
@@ -22,7 +23,7 @@ from md4_jax.objectives.preference import Preference
 from md4_jax.options import DataOptions, TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Blockwise, Denoiser, UserError, batch_of
+from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.training.step import TrainState, make_train_step
 
@@ -63,19 +64,6 @@ def test_a_single_token_by_hand():
     # log(7.25) and half of -log 0.2.
     np.testing.assert_allclose(loss, 1.9810015 + 0.8047190, rtol=1e-5)
     assert (extra["preferred"] == 0.0).all()
-
-
-def in_blocks(make) -> Denoiser:
-    """A denoiser that works in blocks alone; make: the text before a block -> its denoiser."""
-
-    def features(z, t, clean, block):
-        found = []
-        for number, begin in enumerate(range(0, z.shape[1], block)):
-            part = slice(begin, begin + block)
-            found.append(make(clean[:, :begin]).features(z[:, part], t[:, number]))
-        return jnp.concatenate(found, axis=1)
-
-    return Denoiser(None, lambda h: h, blocks=Blockwise(features, None, None))
 
 
 FIRST, SECOND = (
