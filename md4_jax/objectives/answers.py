@@ -36,11 +36,9 @@ def drawn(
     bound: Bound, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array
 ) -> tuple[Array, ...]:
     """Draws (z, ...), the noisy texts and what else `bound.loss_at` takes."""
-    if isinstance(bound, AnyOrder):
-        return bound.noised(process, batch, u, keys)
-    if isinstance(bound, BlockDiffusion):
-        return bound.noised(process, batch, u, keys)
-    return bound.noised(denoiser, process, batch, u, keys, evaluation_power(bound, process))
+    if isinstance(bound, UniformELBO):
+        return bound.noised(denoiser, process, batch, u, keys, evaluation_power(bound, process))
+    return bound.noised(process, batch, u, keys)
 
 
 def noise_share(process: Process, batch: Batch, z: Array) -> dict[str, Array]:
