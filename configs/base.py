@@ -68,12 +68,13 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                name="transformer",  # or partition; of images: unet, uvit, dit (docs/networks.md)
+                # transformer | partition | modernbert | diffusion_gemma; of images unet | uvit | dit
+                name="transformer",
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
                 heads=12,
                 hidden=0,  # width of the feed-forward layer; 0: 8/3 of size, or 4 size with gelu
-                feed_forward="swiglu",  # swiglu | glu, gated by a sigmoid | gelu, not gated
+                feed_forward="swiglu",  # swiglu | glu, gated by a sigmoid | geglu | gelu, not gated
                 kv_heads=0,  # heads of keys and values; 0: as many as of queries
                 head_dim=0,  # features of a head; 0: size / heads
                 qkv_bias=False,  # biases of queries, keys and values
@@ -167,8 +168,9 @@ def get_config() -> ConfigDict:
                 max_skipped_in_a_row=20,  # non-finite steps in a row after which the run stops
             ),
             mesh=dict(
-                data=0,  # devices along each axis; 0: all that fsdp and tensor leave
+                data=0,  # devices along each axis; 0: all that the others leave
                 fsdp=1,
+                context=1,
                 tensor=1,
             ),
             # Evaluators under any names: likelihood | path | ngrams | information_profile |
@@ -226,8 +228,10 @@ def get_config() -> ConfigDict:
                 # predictor_corrector(predictor, corrections, size) | any_order(order, per_step) |
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
                 # edit_passes) |
-                # remask(strategy, eta, since, until, loop, held) |
+                # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
                 # psi(kappa, since, until, greedy_tail), not for masks |
+                # entropy_bound(entropy_bound, cooling, stability_threshold,
+                # confidence_threshold), with process uniform |
                 # metropolis(proposals, level) | left_to_right, for causal networks |
                 # insert(order), with process insertion | edit, with process deletion |
                 # masked_edit, with process edits
@@ -265,7 +269,9 @@ def get_config() -> ConfigDict:
                 # Reward r towards which samples are drawn, as from p(x) exp(strength r(x)):
                 # docs/samplers.md#rewards.
                 reward=dict(
-                    name="none",  # none | pattern(pattern), matches of a regular expression
+                    # none | pattern(pattern), matches of a regular expression | judge(judge) |
+                    # answer(pattern), for objective.name=policy
+                    name="none",
                     strength=1.0,  # below 0: away from the reward
                     particles=4,  # chains of each sample, of which one is returned
                     every=8,  # steps between two looks at the reward

@@ -28,7 +28,8 @@ from md4_jax.options import MeshOptions
 from md4_jax.perf.chips import devices_of
 from md4_jax.perf.hlo import traffic
 from md4_jax.protocols import Accelerator, Array, Denoiser, UserError
-from md4_jax.runtime.sharding import BATCH_AXES, make_mesh
+from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.sharding import BATCH_AXES
 
 
 def loss_of(form: str, groups: int):

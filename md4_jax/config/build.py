@@ -26,8 +26,8 @@ from md4_jax.options import (
 from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Objective, UserError
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.runtime.paths import Place
-from md4_jax.runtime.sharding import make_mesh
 from md4_jax.samplers import GRIDS, loop, profile
 from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.grids import listed

@@ -6,6 +6,7 @@ from typing import Any
 
 from md4_jax.config.fit import Component, check_fit, objective_name
 from md4_jax.config.load import unknown
+from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.policy_checks import check_policy
 from md4_jax.config.sampling_checks import check_sampling
@@ -14,7 +15,6 @@ from md4_jax.experiment import Experiment
 from md4_jax.options.parts import words
 from md4_jax.processes.capabilities import RevealsBySymbol, RevealsMasks
 from md4_jax.protocols import UserError
-from md4_jax.runtime.sharding import batch_shards
 from md4_jax.training.keeping import check_best
 from md4_jax.training.precision import check_trainable
 from md4_jax.training.trackers import TRACKERS
@@ -28,12 +28,12 @@ def validate(experiment: Experiment) -> None:
     bounds, evaluators = _bounds(experiment), experiment.evals.items()
     components = _components(experiment)
     of_experiment = [
-        _check_batches, _check_tables, _check_classes, _check_log, _check_clock, _check_documents,
-        _check_rounds, _check_positions,
+        check_batches, check_context, _check_tables, _check_classes, _check_log, _check_clock,
+        _check_documents, _check_rounds, _check_positions,
     ]  # fmt: skip
     all_of(
         *(partial(check, experiment) for check in of_experiment),
-        *(partial(_check_bound_batch, experiment, *item) for item in bounds.items()),
+        *(partial(check_bound_batch, experiment, *item) for item in bounds.items()),
         *(partial(_check_size, key, *size) for key, size in _sizes(experiment, bounds).items()),
         *(partial(check_fit, experiment, component) for component in components),
     )
@@ -46,34 +46,6 @@ def validate(experiment: Experiment) -> None:
         *(partial(e.check, experiment, f"evals.{k}") for k, e in evaluators if hasattr(e, "check")),
         partial(check_best, experiment),
     )
-
-
-def _check_batches(experiment: Experiment) -> None:
-    """Raises UserError if the devices cannot share a training batch."""
-    shards, mesh = _shards(experiment)
-    parts = max(1, experiment.train.microbatches) * shards  # 0 divides whatever the batch is
-    if experiment.train.batch_size % parts:
-        raise UserError(
-            f"train.batch_size={experiment.train.batch_size} must be divisible by "
-            f"train.microbatches={experiment.train.microbatches} times the {shards} batch shards "
-            f"of the mesh {mesh} (data x fsdp x tensor), which is {parts}"
-        )
-
-
-def _check_bound_batch(experiment: Experiment, name: str, evaluator: Any) -> None:
-    """Raises UserError if the devices cannot share a batch of an evaluator."""
-    shards, mesh = _shards(experiment)
-    if evaluator.sequences(experiment) % shards:
-        raise UserError(
-            f"evals.{name}.batch_size={evaluator.sequences(experiment)} must be divisible by "
-            f"the {shards} batch shards of the mesh {mesh} (data x fsdp x tensor)"
-        )
-
-
-def _shards(experiment: Experiment) -> tuple[int, str]:
-    """Returns into how many parts a batch is split, and the mesh as 4x2x1."""
-    mesh = "x".join(str(size) for size in experiment.mesh.shape.values())
-    return batch_shards(experiment.mesh), mesh
 
 
 def _check_clock(experiment: Experiment) -> None:

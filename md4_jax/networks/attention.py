@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from md4_jax.networks.cudnn import LARGEST, MULTIPLE, cudnn
+from md4_jax.networks.keys import for_queries
 from md4_jax.networks.products import by_rows
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.reductions import on_cpu, row_max
+from md4_jax.runtime.sharding import splits_sequences
 
 KERNELS = ("auto", "plain", "splash", "cudnn")
-# The cuDNN kernel needs head sizes that are multiples of 8 up to 128, and half precision.
-CUDNN_MULTIPLE, CUDNN_LARGEST = 8, 128
 
 
 class Form(NamedTuple):
@@ -46,11 +47,11 @@ def kernel_for(name: str, platform: str, head_size: int, dtype: str) -> str:
 
     UserError for cudnn with a head size or dtype that it does not take.
     """
-    fits_cudnn = head_size % CUDNN_MULTIPLE == 0 and head_size <= CUDNN_LARGEST
+    fits_cudnn = head_size % MULTIPLE == 0 and head_size <= LARGEST
     if name == "cudnn" and not (fits_cudnn and dtype == "bfloat16"):
         raise UserError(
             f"network.attention=cudnn needs network.dtype=bfloat16, not {dtype}, and heads of a "
-            f"multiple of {CUDNN_MULTIPLE} up to {CUDNN_LARGEST}, not {head_size} (network.size / "
+            f"multiple of {MULTIPLE} up to {LARGEST}, not {head_size} (network.size / "
             "network.heads); plain has no such limits"
         )
     if name != "auto":
@@ -86,12 +87,13 @@ def attend(
               the TPU kernel, used for all queries and a length of whole tiles; cudnn, the kernel
               for NVIDIA GPUs
     """
-    heads = query_BxLxHxDh.shape[2]
-    key_BxLxHxDh, value_BxLxHxDh = shared(key_BxLxHxDh, heads), shared(value_BxLxHxDh, heads)
     if kernel == "splash" and index is None and fits(query_BxLxHxDh.shape[1]):
         return splash(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments, causal=causal)
-    if kernel == "cudnn" and causal and segments is None and index is None:
-        return _cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, None, causal=True)
+    heads = query_BxLxHxDh.shape[2]
+    key_BxLxHxDh, value_BxLxHxDh = (for_queries(x, heads) for x in (key_BxLxHxDh, value_BxLxHxDh))
+    is_plain = segments is None and index is None and not splits_sequences()
+    if kernel == "cudnn" and causal and is_plain:
+        return cudnn(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, None, causal=True)
     mask = _visible(key_BxLxHxDh.shape[1], segments, index, causal=causal)
     return attend_masked(query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, mask, kernel)
 
@@ -111,7 +113,7 @@ def attend_near(
     All scores are computed, and those of tokens that are far are masked.
     """
     heads, length = query.shape[2], key.shape[1]
-    key, value = shared(key, heads), shared(value, heads)
+    key, value = for_queries(key, heads), for_queries(value, heads)
     asked = jnp.arange(length)[None] if index is None else index
     mask = (jnp.abs(asked[:, :, None] - jnp.arange(length)) <= reach)[:, None]
     if segments is not None:
@@ -134,12 +136,6 @@ def _visible(
     return mask
 
 
-def shared(x_BxLxHxDh: Array, heads: int) -> Array:
-    """Repeats heads of keys or values, so that there are as many as queries have."""
-    own = x_BxLxHxDh.shape[2]
-    return x_BxLxHxDh if own == heads else jnp.repeat(x_BxLxHxDh, heads // own, axis=2)
-
-
 def attend_dropping(
     query: Array,
     key: Array,
@@ -156,7 +152,7 @@ def attend_dropping(
     """
     keys, form = dropout
     batch, asks, heads, _ = query.shape
-    key, value = shared(key, heads), shared(value, heads)
+    key, value = for_queries(key, heads), for_queries(value, heads)
     length = key.shape[1]
     places = jnp.broadcast_to(jnp.arange(asks), (batch, asks)) if index is None else index
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, places)
@@ -172,17 +168,8 @@ def attend_masked(
     """Applies `attend_where`, or cuDNN's kernel, which needs a mask of even sizes."""
     odd = query.shape[1] % 2 or key.shape[1] % 2
     if kernel == "cudnn" and (mask is None or not odd):
-        return _cudnn(query, key, value, mask)
+        return cudnn(query, key, value, mask)
     return attend_where(query, key, value, mask, Form(rounded=kernel == "rounded"))
-
-
-def _cudnn(
-    query: Array, key: Array, value: Array, mask: Array | None, *, causal: bool = False
-) -> Array:
-    """Calls cuDNN's kernel, which takes a causal mask as a flag and any other mask as a matrix."""
-    return jax.nn.dot_product_attention(
-        query, key, value, mask=mask, is_causal=causal, implementation="cudnn"
-    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

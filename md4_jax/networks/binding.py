@@ -23,7 +23,7 @@ from md4_jax.networks.shift import (
 )
 from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Params, UserError
-from md4_jax.runtime.sharding import batch_groups
+from md4_jax.runtime.sharding import token_groups
 
 
 class Binding(NamedTuple):
@@ -77,7 +77,7 @@ class Binding(NamedTuple):
 
         blocks = self._blocks(variables, told) if self.cached else None
         shortcuts = Accelerator(
-            batch_groups(), features, padded if self.options.pads_logits else None, self.platform
+            token_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
         return Denoiser(features, unembed, shortcuts, blocks, rebind)
 
@@ -102,7 +102,7 @@ class Binding(NamedTuple):
         def features(z: Array, t: Array) -> Array:
             return gaps(z, t)[0][:, :-1]
 
-        shortcuts = Accelerator(batch_groups(), platform=self.platform)
+        shortcuts = Accelerator(token_groups(), platform=self.platform)
         found = Denoiser(features, unembed, shortcuts, rebind=rebind, gaps=gaps)
         return found._replace(edits=edits) if self.options.edits else found
 

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.networks.attention import Form, attend_masked, attend_where, shared
+from md4_jax.networks.attention import Form, attend_masked, attend_where
+from md4_jax.networks.halves import halves_seen
+from md4_jax.networks.keys import for_queries
 from md4_jax.networks.past import Past
 from md4_jax.networks.rotary import TURNS, Turns, rotate
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array
+from md4_jax.runtime.sharding import splits_sequences
 
 # Largest number of tiles of queries. A tile is computed with the keys that it may see. 1.5 times
 # the speed of a training step with one tile, at 2 x 1024 tokens, 4 layers of 256, on 2 CPU cores.
@@ -116,7 +119,7 @@ class Surroundings(NamedTuple):
         rows, count, heads, _ = query.shape
         places = jnp.broadcast_to(begin + jnp.arange(count), (rows, count))
         query = rotate(query, places, length=keys.shape[1], turns=turns)
-        keys, values = (shared(x, heads) for x in (rotate(keys, turns=turns), values))
+        keys, values = (for_queries(x, heads) for x in (rotate(keys, turns=turns), values))
         mask = None
         if segments is not None:
             asking = jnp.take_along_axis(segments, places, axis=1)
@@ -174,7 +177,7 @@ def attend_cached(
         seen = seen & (held >= cache.begin[:, None, None, None]) | itself
     query = rotate(query, places[:, window:], length=window + length, turns=turns)
     keys = rotate(keys, places, length=window + length, turns=turns)
-    keys, values = (shared(x, query.shape[2]) for x in (keys, values))
+    keys, values = (for_queries(x, query.shape[2]) for x in (keys, values))
     form = Form(rounded=kernel == "rounded")
     return attend_where(query, keys, values, seen, form)
 
@@ -246,10 +249,17 @@ def block_diffusion_attention(
     half alone. kernel: as in `attend`; splash takes both halves at once, the others take tiles.
     """
     length = key.shape[1] // 2
-    key, value = (shared(x, query.shape[2]) for x in (key, value))
+    both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
     if kernel == "splash" and fits(length):
-        both = None if segments is None else jnp.concatenate([segments, segments], axis=1)
         return splash(query, key, value, both, causal=causal, block=block)
+    key, value = (for_queries(x, query.shape[2]) for x in (key, value))
+    if splits_sequences():
+        # Tiles would lie on some of the devices only.
+        asking, known = (jnp.arange(x.shape[1]) for x in (query, key))
+        seen = halves_seen(asking, known, length=length, block=block, causal=causal)[None]
+        if both is not None:
+            seen = seen & (both[:, : len(asking), None] == both[:, None])
+        return attend_masked(query, key, value, seen[:, None], kernel)
     (noisy_keys, clean_keys), (noisy_values, clean_values) = (
         jnp.split(x, 2, axis=1) for x in (key, value)
     )
@@ -264,6 +274,9 @@ def block_diffusion_attention(
 
 def rotated_halves(x: Array, length: int, turns: Turns = TURNS) -> Array:
     """Rotates one or two halves [B, n L, H, Dh], each with the positions 0..L-1."""
+    if splits_sequences():
+        places = jnp.broadcast_to(jnp.arange(x.shape[1]) % length, x.shape[:2])
+        return rotate(x, places, length=length, turns=turns)
     parts = jnp.split(x, x.shape[1] // length, axis=1)
     return jnp.concatenate([rotate(part, turns=turns) for part in parts], axis=1)
 

@@ -30,7 +30,7 @@ from md4_jax.protocols import (
     Params,
     UserError,
 )
-from md4_jax.runtime.sharding import batch_groups
+from md4_jax.runtime.sharding import token_groups
 
 CHOICES = {
     "dtype": ("float32", "bfloat16"),
@@ -207,7 +207,7 @@ class Binding(NamedTuple):
 
         return Denoiser(
             features, partial(call, method="logits"),
-            Accelerator(batch_groups(), platform=self.platform),
+            Accelerator(token_groups(), platform=self.platform),
             Blockwise(
                 in_blocks, empty, append_block, read_block=read, reading=reading,
                 beginning=lambda cache, first: cache._replace(begin=first), takes_begin=True,

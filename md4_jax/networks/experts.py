@@ -18,15 +18,17 @@ from md4_jax.networks.feed_forward import GATED, FeedForward
 from md4_jax.networks.grouped import grouped
 from md4_jax.networks.linear import kernel_init
 from md4_jax.protocols import Array, UserError
-from md4_jax.runtime.sharding import BATCH_AXES, batch_groups, on_one_device
+from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, dividing, on_one_device
 
 SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 SMALLEST = 1e-20  # sum of scores
 LOAD = "load"  # name of the array whose gradient counts choices
+# Axes of the mesh that split parameters which a layer gathers before its use.
+GATHERED = ("fsdp", CONTEXT)
 # How the experts' matrices are split, behind their own axis, which stays whole.
 SPLIT = {
-    "gate": P(None, "fsdp", "tensor"), "up": P(None, "fsdp", "tensor"),
-    "down": P(None, "tensor", "fsdp"),
+    "gate": P(None, GATHERED, "tensor"), "up": P(None, GATHERED, "tensor"),
+    "down": P(None, "tensor", GATHERED),
 }  # fmt: skip
 
 
@@ -189,16 +191,16 @@ counted.defvjp(lambda x, load, counts: (x, counts), lambda counts, slope: (slope
 
 
 def mixed(o: Any, x_BxLxD: Array, chosen: tuple[Array, Array], kernels: list[Array]) -> Array:
-    """Computes sum_k w_k f_k(x), on each device of a mesh for its own sequences.
+    """Computes sum_k w_k f_k(x), on each device of a mesh for its own tokens.
 
     chosen: weights and numbers of the experts of each token, [B, L, K]. kernels: those of gate, up
-    and down. A device gathers what `fsdp` has split of them; what `tensor` has split it computes in
-    part, and the parts are added.
+    and down. A device gathers what `fsdp` and `context` have split of them; what `tensor` has split
+    it computes in part, and the parts are added.
     """
     local = functools.partial(_local, o, split=not on_one_device())
     if on_one_device():
         return local(x_BxLxD, chosen, kernels)
-    rows = P(BATCH_AXES if len(x_BxLxD) % batch_groups() == 0 else None, None, None)
+    rows = dividing(x_BxLxD.shape, BATCH_AXES, CONTEXT, None)
     specs = rows, (rows, rows), [SPLIT[name] for name in ("gate", "up", "down")]
     # With dynamic loops inside, over which axes results vary is not known: the check is off.
     on_mesh = jax.shard_map(local, in_specs=specs, out_specs=rows, check_vma=False)
@@ -210,7 +212,7 @@ def _local(
 ) -> Array:
     (weights_BxLxK, index_BxLxK), (gate, up, down) = chosen, kernels
     if split:
-        gather = functools.partial(jax.lax.all_gather, axis_name="fsdp", tiled=True)
+        gather = functools.partial(jax.lax.all_gather, axis_name=GATHERED, tiled=True)
         gate, up, down = gather(gate, axis=1), gather(up, axis=1), gather(down, axis=2)
     per_token, act = index_BxLxK.shape[-1], GATED[o.feed_forward]
     x_NxD, expert = x_BxLxD.reshape(-1, x_BxLxD.shape[-1]), index_BxLxK.reshape(-1)

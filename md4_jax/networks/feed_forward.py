@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.linear import Linear
 from md4_jax.protocols import Array
-from md4_jax.runtime.sharding import BATCH_AXES, constrain
+from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
 # Folded into a layer's keys, beside the numbers of layers.py.
 HIDDEN = 3
@@ -81,5 +81,5 @@ class FeedForward(nn.Module):
         if keys is not None and o.hidden_dropout:
             keep = kept(folded(keys, HIDDEN), o.hidden_dropout, hidden_BxLxF.shape[1:])
             hidden_BxLxF = scaled(hidden_BxLxF, keep, o.hidden_dropout)
-        hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, None, "tensor")
+        hidden_BxLxF = constrain(hidden_BxLxF, BATCH_AXES, CONTEXT, "tensor")
         return layer("down", hidden_BxLxF, x_BxLxD.shape[-1], self.zero_output)

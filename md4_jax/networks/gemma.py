@@ -10,9 +10,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import attend_masked, rounding, shared
+from md4_jax.networks.attention import attend_masked, rounding
 from md4_jax.networks.experts import LOAD, Kernel, choices, counted, mixed
 from md4_jax.networks.feed_forward import FeedForward
+from md4_jax.networks.keys import repeated
 from md4_jax.networks.linear import Linear, Normalize, kernel_init
 from md4_jax.networks.rotary import turned
 from md4_jax.protocols import Array
@@ -57,7 +58,7 @@ class Attention(nn.Module):
         seen = own
         if before is not None:
             seen = tuple(jnp.concatenate(x, axis=1) for x in zip(before, own, strict=True))
-        keys, values = (shared(x, o.heads) for x in seen)
+        keys, values = (repeated(x, o.heads) for x in seen)
         query = query * jnp.asarray(each**0.5, dtype)  # `attend_masked` divides by it
         kernel = rounding(o.attention, o.products)
         out = attend_masked(query, keys, values, mask, kernel).reshape(batch, length, -1)

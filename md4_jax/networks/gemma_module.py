@@ -99,8 +99,7 @@ class DiffusionGemmaModule(nn.Module):
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         shares = jax.nn.softmax(logits_BxLxV.astype(jnp.float32), axis=-1).astype(dtype)
         vectors = self.embedding[: o.vocab_size].astype(dtype)
-        x = product(shares.reshape(-1, o.vocab_size), vectors, o.products)
-        return self._scaled(x.reshape(*logits_BxLxV.shape[:-1], -1))
+        return self._scaled(product(shares, vectors, o.products))
 
     def logits(self, h: Array) -> Array:
         """Returns float32 logits [..., V] of h [..., D]."""

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 
-from md4_jax.networks.attention import Form, attend_where, rounding, shared
+from md4_jax.networks.attention import Form, attend_where, rounding
 from md4_jax.networks.depth import REMAT
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
 from md4_jax.networks.feed_forward import FeedForward
+from md4_jax.networks.keys import repeated
 from md4_jax.networks.layers import FIRST, SECOND, dropped, normalized, whole
 from md4_jax.networks.linear import Linear, Normalize
 from md4_jax.networks.rotary import rotate
@@ -70,7 +71,7 @@ class GroupAttention(nn.Module):
         )
         query = rotate(query, places_BxP, length=self.length, turns=o.turns)
         key = rotate(key, at_BxM, length=self.length, turns=o.turns)
-        key, value = (shared(a, o.heads) for a in (key, value))
+        key, value = (repeated(a, o.heads) for a in (key, value))
         form = Form(rounded=rounding(o.attention, o.products) == "rounded")
         mixed = attend_where(query, key, value, seen[:, None], form)
         out = Linear(

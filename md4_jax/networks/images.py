@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
-from md4_jax.runtime.sharding import batch_groups
+from md4_jax.runtime.sharding import token_groups
 
 # Forms in which networks read levels.
 INPUTS = ("embedding", "intensity")
@@ -98,4 +98,4 @@ class Binding(NamedTuple):
         def rebind(count: int) -> Denoiser:
             return self._bound(params, jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told))
 
-        return Denoiser(features, self.options.unembed, Accelerator(batch_groups()), rebind=rebind)
+        return Denoiser(features, self.options.unembed, Accelerator(token_groups()), rebind=rebind)

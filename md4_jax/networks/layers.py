@@ -19,7 +19,7 @@ from md4_jax.networks.linear import Linear, Normalize
 from md4_jax.networks.positions import places, places_from, places_of_halves
 from md4_jax.networks.rotary import grown, rotate
 from md4_jax.protocols import Array
-from md4_jax.runtime.sharding import BATCH_AXES, constrain
+from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain
 
 # Folded into a layer's keys.
 WEIGHTS, FIRST, SECOND = 0, 1, 2
@@ -70,7 +70,7 @@ class Attention(nn.Module):
                 Normalize(gain=True, eps=o.norm_eps, name="key_norm")(key),
             )
         query, key, value = (
-            constrain(a, BATCH_AXES, None, "tensor", None) for a in (query, key, value)
+            constrain(a, BATCH_AXES, CONTEXT, "tensor", None) for a in (query, key, value)
         )
         part = o.rotary_part if o.rotary and not o.positions else 0.0
         turns, own = o.turns._replace(part=part), None
@@ -210,7 +210,7 @@ class Block(nn.Module):
         y_BxPxD = normalized(o, x_BxPxD, second, "feed_forward_norm")
         y_BxPxD = feed_forward(y_BxPxD, keys, x_BxLxD.shape[1], needed)
         y_BxPxD = dropped(o, y_BxPxD, keys, SECOND, x_BxLxD.shape, needed)
-        x_BxPxD = constrain(x_BxPxD + gated_by(second, y_BxPxD), BATCH_AXES, None, None)
+        x_BxPxD = constrain(x_BxPxD + gated_by(second, y_BxPxD), BATCH_AXES, CONTEXT, None)
         if own is None:
             return x_BxPxD, None
         return x_BxPxD, {"keys": own[0], "values": own[1]} | near
@@ -239,11 +239,12 @@ def at(x_BxLxD: Array, index: Array | None, halved: bool) -> Array:
 
 def rows(x_BxLxD: Array, index_BxP: Array) -> Array:
     """Returns the positions index of x: [B, P, D]."""
-    return jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
+    found = jnp.take_along_axis(x_BxLxD, index_BxP[..., None], axis=1)
+    return constrain(found, BATCH_AXES, CONTEXT, None)
 
 
 def noisy_half(x_BxLxD: Array) -> Array:
-    return x_BxLxD[:, : x_BxLxD.shape[1] // 2]
+    return constrain(x_BxLxD[:, : x_BxLxD.shape[1] // 2], BATCH_AXES, CONTEXT, None)
 
 
 def norm(o: Any, *, conditioned: bool, name: str | None = None) -> Normalize:

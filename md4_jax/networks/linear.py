@@ -65,9 +65,7 @@ class Linear(nn.Module):
         fan_in = x.shape[-1]
         init = nn.initializers.zeros if self.zeros else kernel_init(self.initial, self.scale)
         kernel = self.param("kernel", init, (fan_in, self.size)).astype(self.dtype)
-        # One axis of all tokens: XLA transposes both factors for the gradient of a sum over two.
-        # 1.3 times the speed of a training step of size (a), 1.15 at width 768, on 2 CPU cores.
-        y = product(x.astype(self.dtype).reshape(-1, fan_in), kernel, self.products)
+        y = product(x.astype(self.dtype), kernel, self.products)
         if self.bias:
             init = nn.initializers.zeros
             if self.initial == "torch" and not self.zeros:
@@ -76,22 +74,22 @@ class Linear(nn.Module):
         if self.rank:
             options = dict(dtype=self.dtype, initial="torch", products=self.products)
             read = x if adapted is None else adapted
-            down = Linear(self.rank, **options, name="lora_a")(read.reshape(-1, fan_in))
+            down = Linear(self.rank, **options, name="lora_a")(read)
             up = Linear(self.size, **options, zeros=True, name="lora_b")
             y = y + up(self.alpha / self.rank * down)
-        return y.reshape(*x.shape[:-1], -1)
+        return y
 
 
 @jax.custom_jvp
 def add_bias(x: Array, bias: Array) -> Array:
-    """Computes x [N, M] + bias [M], with a gradient that is fast on CPUs."""
+    """Computes x [..., M] + bias [M], with a gradient that is fast on CPUs."""
     return x + bias
 
 
 @add_bias.defjvp
 def _bias_tangent(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
     x, bias = tangents
-    return add_bias(*primals), x + repeated(bias, x.shape[0])
+    return add_bias(*primals), x + repeated(bias, x.shape[:-1])
 
 
 class Normalize(nn.Module):

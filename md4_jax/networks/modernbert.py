@@ -95,7 +95,7 @@ class ModernBert(Transformer):
             init, Binding(options, module, False, platform), time_free=True,
             flops=functools.partial(forward_flops, attended=attended, depth=options.depth),
             padding=self._padding(), products=options.products, mixtures=True,
-            adapters=self.adapters, parameters=options.parameters,
+            adapters=self.adapters, parameters=options.parameters, splits=True,
         )  # fmt: skip
 
 

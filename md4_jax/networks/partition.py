@@ -19,7 +19,7 @@ from md4_jax.networks.groups import PartitionModule, Slots
 from md4_jax.networks.layers import rows
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
-from md4_jax.runtime.sharding import batch_groups
+from md4_jax.runtime.sharding import token_groups
 
 # Keys of the transformer that this network does not have, and what they are then.
 WITHOUT = {
@@ -149,7 +149,7 @@ class Binding(NamedTuple):
             return self.module.apply(variables, h, padded=True, method="logits")
 
         shortcuts = Accelerator(
-            batch_groups(), features_at, padded if self.options.pads_logits else None, self.platform
+            token_groups(), features_at, padded if self.options.pads_logits else None, self.platform
         )
         return Denoiser(features, unembed, shortcuts, rebind=rebind, swapped=swapped)
 

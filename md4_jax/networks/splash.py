@@ -2,16 +2,20 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from md4_jax.networks.halves import halves_seen
+from md4_jax.networks.keys import repeated
 from md4_jax.protocols import Array
-from md4_jax.runtime.sharding import BATCH_AXES
+from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, token_groups
 
 # Smallest tile of the kernel, in positions.
 TILE = 128
@@ -19,8 +23,8 @@ LARGEST_TILE = 512
 
 
 def fits(length: int) -> bool:
-    """Returns whether the kernel can be used for this length."""
-    return length % TILE == 0
+    """Returns whether the kernel can be used for this length, each device for its own part."""
+    return length % (TILE * token_groups()[1]) == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +45,8 @@ class BlockDiffusionMask(masks.Mask):
         return self.asks, 2 * self.length
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        is_clean, place = np.divmod(np.arange(2 * self.length), self.length)
-        block = place // self.block
-        query_clean, query_block = is_clean[index[0]][:, None], block[index[0]][:, None]
-        key_clean, key_block = is_clean[index[1]], block[index[1]]
-        # Only a clean query sees a clean key of its own block.
-        earlier = query_block + query_clean > key_block
-        if self.causal:
-            here = place[index[0]][:, None] >= place[index[1]]
-            earlier &= here | (query_clean == 0)
-        return np.where(key_clean, earlier, (query_block == key_block) & (query_clean == 0))
+        query, key = (np.arange(2 * self.length)[part] for part in index)
+        return halves_seen(query, key, length=self.length, block=self.block, causal=self.causal)
 
 
 def splash(
@@ -63,34 +59,57 @@ def splash(
     block: int = 0,
     interpret: bool = False,
 ) -> Array:
-    """Computes softmax(q k^T / sqrt(Dh)) v, on each device for its own sequences and heads.
+    """Computes softmax(q k^T / sqrt(Dh)) v, on each device for its own queries and heads.
 
     block > 0: the arrays hold a noisy and a clean half, with `BlockDiffusionMask`; queries may be
     the noisy half alone, and causal is for the clean half.
     """
-    local = functools.partial(_local, causal=causal, block=block, interpret=interpret)
-    arguments = (query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, segments)
+    asks, heads, length = *query_BxLxHxDh.shape[1:3], key_BxLxHxDh.shape[1]
+    asking = None if segments is None else segments[:, :asks]
     mesh = jax.sharding.get_abstract_mesh()
+    form = functools.partial(kernel_of, causal=causal, block=block, interpret=interpret)
     if mesh.empty:
-        return local(*arguments)
-    heads, rows = P(BATCH_AXES, None, "tensor", None), P(BATCH_AXES, None)
-    specs = (heads, heads, heads, None if segments is None else rows)
+        attention = form(asks, length, heads)
+        return _local(attention, query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, asking, segments)
+    tensor, parts = mesh.shape["tensor"], mesh.shape[CONTEXT]
+    if key_BxLxHxDh.shape[2] % tensor:
+        key_BxLxHxDh, value_BxLxHxDh = (repeated(x, heads) for x in (key_BxLxHxDh, value_BxLxHxDh))
+    attention = form(asks, length, heads // tensor, parts=parts)
+    positions, rows = P(BATCH_AXES, CONTEXT, "tensor", None), P(BATCH_AXES, CONTEXT)
+    known = None if segments is None else P(BATCH_AXES, None)
+    # Each device has the rows of the mask that its queries need. Without a mask all are alike.
+    of_mask = attention.manual_sharding_spec(
+        NamedSharding(mesh, P(None, CONTEXT if causal or block else None))
+    )
+    specs = of_mask, positions, positions, positions, known and rows, known
+    local = functools.partial(_local, gathered=parts > 1)
     # The kernel does not declare over which axes its results vary, so the check is off.
-    return jax.shard_map(local, in_specs=specs, out_specs=heads, check_vma=False)(*arguments)
+    split = jax.shard_map(local, in_specs=specs, out_specs=positions, check_vma=False)
+    return split(attention, query_BxLxHxDh, key_BxLxHxDh, value_BxLxHxDh, asking, segments)
 
 
 def kernel_of(
-    asks: int, length: int, heads: int, *, causal: bool, block: int, interpret: bool = False
+    asks: int,
+    length: int,
+    heads: int,
+    *,
+    causal: bool,
+    block: int,
+    parts: int = 1,
+    interpret: bool = False,
 ):
-    """Makes the kernel for queries [H, asks, Dh] and keys [H, length, Dh]."""
+    """Makes the kernel for queries [H, asks, Dh], in parts, and keys [H, length, Dh]."""
     if block:
         # At most a quarter of a half, since larger tiles compute more masked entries.
         half = length // 2
-        tile = _tile(half, max(TILE, min(LARGEST_TILE, half // 4)))
+        tile = _tile(half // parts, max(TILE, min(LARGEST_TILE, half // 4)))
         one = BlockDiffusionMask(half, block, asks, causal)
     else:
-        tile = _tile(length, LARGEST_TILE)
-        one = (masks.CausalMask if causal else masks.FullMask)((length, length))
+        tile = _tile(length // parts, LARGEST_TILE)
+        one = masks.CausalMask((length, length))
+        if not causal:
+            # JAX 0.10 cannot split a mask without a masked entry.
+            one, parts = masks.FullMask((asks // parts, length)), 1
     tiles = kernel.BlockSizes(
         block_q=tile, block_kv=tile, block_kv_compute=tile,
         block_q_dkv=tile, block_kv_dkv=tile, block_kv_dkv_compute=tile,
@@ -98,7 +117,7 @@ def kernel_of(
     )  # fmt: skip
     return kernel.make_splash_mha(
         masks.MultiHeadMask([one] * heads),
-        block_sizes=tiles, head_shards=1, q_seq_shards=1, interpret=interpret,
+        block_sizes=tiles, head_shards=1, q_seq_shards=parts, interpret=interpret,
     )  # fmt: skip
 
 
@@ -108,15 +127,38 @@ def _tile(length: int, most: int) -> int:
     return next(t for t in sizes if t <= most and length % t == 0)
 
 
-def _local(query, key, value, segments, *, causal: bool, block: int, interpret: bool) -> Array:
-    (asks, heads, size), length = query.shape[1:], key.shape[1]
-    attention = kernel_of(asks, length, heads, causal=causal, block=block, interpret=interpret)
+def _local(
+    attention: Any,
+    query: Array,
+    key: Array,
+    value: Array,
+    asking: Array | None,
+    known: Array | None,
+    *,
+    gathered: bool = False,
+) -> Array:
+    """Computes attention of queries, whose segments are `asking`, to keys, whose are `known`.
 
-    def sequence(query: Array, key: Array, value: Array, segment: Array | None) -> Array:
-        ids = None if segment is None else kernel.SegmentIds(segment[:asks], segment)
+    gathered: keys and values are a part of theirs, and gathered from the devices of `context`.
+    """
+    if gathered:
+        key, value = (_all_positions(x) for x in (key, value))
+    key, value = (repeated(x, query.shape[2]) for x in (key, value))
+
+    def sequence(query: Array, key: Array, value: Array, *own: Array | None) -> Array:
+        ids = None if known is None else kernel.SegmentIds(*own)
         return attention(query, key, value, segment_ids=ids)
 
-    query = (query.astype(jnp.float32) * size**-0.5).astype(query.dtype)
+    query = (query.astype(jnp.float32) * query.shape[-1] ** -0.5).astype(query.dtype)
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    axes = (0, 0, 0, None if segments is None else 0)
-    return jnp.swapaxes(jax.vmap(sequence, axes)(query, key, value, segments), 1, 2)
+    found = jax.vmap(sequence)(query, key, value, asking, known)
+    return jnp.swapaxes(found, 1, 2)
+
+
+def _all_positions(x_BxLxHxDh: Array) -> Array:
+    """Gathers the positions that the devices of `context` have."""
+    batch, length, heads, size = x_BxLxHxDh.shape
+    # Features of all heads side by side: of others XLA sums gradients whole on each device.
+    x_BxLxF = x_BxLxHxDh.reshape(batch, length, heads * size)
+    found = jax.lax.all_gather(x_BxLxF, CONTEXT, axis=1, tiled=True)
+    return found.reshape(batch, -1, heads, size)

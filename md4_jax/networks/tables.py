@@ -24,7 +24,7 @@ from md4_jax.networks.mixture import TableMixture
 from md4_jax.networks.neighbours import LETTERS
 from md4_jax.networks.rows import COUNTED, Bound, Rows
 from md4_jax.protocols import Array, Batch
-from md4_jax.runtime.sharding import BATCH_AXES, constrain, on_one_device
+from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain, on_one_device
 
 # Larger vocabularies have `Lists`.
 LARGEST_VOCABULARY = 1024
@@ -76,7 +76,7 @@ class Tables(Rows):
         """
         found = self.looked_up(z, segments)
         counts = codes.decoded(state["counts"][found])
-        counts = constrain(counts, BATCH_AXES, None, None, None)
+        counts = constrain(counts, BATCH_AXES, CONTEXT, None, None)
         if own is not None:
             counts = counts - jax.nn.one_hot(own, self.vocab_size, dtype=jnp.int32)[:, :, None]
         counted = jnp.sum(counts, axis=-1)

@@ -269,7 +269,7 @@ class Transformer(Positions):
             self._padding(), options.products, self.counts,
             mixtures=not (self.tables or self.gaps), adapters=self.adapters,
             parameters=self.parameters, gaps=self.gaps, edits=self.edits,
-            reads=self.causal_context,
+            reads=self.causal_context, splits=not (self.tables or self.gaps),
         )  # fmt: skip
 
     @property

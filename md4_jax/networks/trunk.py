@@ -24,7 +24,7 @@ from md4_jax.networks.products import product
 from md4_jax.networks.unembedding import of_symbols, tied_head
 from md4_jax.networks.vectors import mixed, vectors_of
 from md4_jax.protocols import Array, Mixture
-from md4_jax.runtime.sharding import BATCH_AXES, constrain, splits_parameters
+from md4_jax.runtime.sharding import BATCH_AXES, CONTEXT, constrain, splits_parameters
 
 
 class TransformerModule(nn.Module):
@@ -142,8 +142,7 @@ class TransformerModule(nn.Module):
         if evidence.symbols is None:
             shares = (jax.nn.softmax(logits_BxLxC) - 1 / o.vocab_size).astype(self.compute_dtype)
             vectors = self.embedding[: o.vocab_size].astype(self.compute_dtype)
-            x = product(shares.reshape(-1, o.vocab_size), vectors, o.products)
-            x_BxLxD = x.reshape(*z_BxL.shape, -1)
+            x_BxLxD = product(shares, vectors, o.products)
         else:
             shares, symbols = likeliest(evidence, logits_BxLxC)
             x_BxLxCxD = self._vectors(symbols)
@@ -220,9 +219,9 @@ class TransformerModule(nn.Module):
 
     def _embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
         o = self.options
-        x_BxLxD = constrain(self._vectors(z_BxL), BATCH_AXES, None, None)
+        x_BxLxD = constrain(self._vectors(z_BxL), BATCH_AXES, CONTEXT, None)
         if o.embedding:
-            x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, None, None)
+            x_BxLxD = constrain(self.embedding_in(x_BxLxD), BATCH_AXES, CONTEXT, None)
         if o.positions:
             x_BxLxD = with_places(x_BxLxD, self.positions, where)
         if keys is not None and o.embedding_dropout:
@@ -284,7 +283,7 @@ class TransformerModule(nn.Module):
         own, carried = jnp.split(h, [self.options.size], axis=-1)
         if own.ndim == 3:
             # Without it XLA computes a wrong gradient of the slice on a mesh of 2 x 2 x 2.
-            own = constrain(own, BATCH_AXES, None, None)
+            own = constrain(own, BATCH_AXES, CONTEXT, None)
         logits = self.logits(own)
         return counts.added(logits if first is None else logits + first, carried)
 

@@ -23,8 +23,7 @@ def tied_head(table: Array, bias: Array | None, options: Any) -> Callable[[Array
 
 def of_symbols(head: Callable, h: Array, symbols: int, *, padded: bool) -> Array:
     """Returns float32 logits [..., V] of h [..., D]; padded: and -inf for the head's other rows."""
-    flat = h.reshape(-1, h.shape[-1])  # as in linear.Linear
-    logits = head(flat).astype(jnp.float32).reshape(*h.shape[:-1], -1)
+    logits = head(h).astype(jnp.float32)
     if padded:
         return logits + jnp.where(jnp.arange(logits.shape[-1]) < symbols, 0.0, -jnp.inf)
     return jax.lax.slice_in_dim(logits, 0, symbols, axis=-1)

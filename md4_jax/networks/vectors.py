@@ -33,7 +33,6 @@ def vectors_of(table: Array, index: Array, dtype: jnp.dtype, frequent: int) -> A
         return constrain(table.astype(dtype), "tensor", None)[index]
 
     def backward(index: Array, slope: Array) -> tuple[Array, None]:
-        index, slope = index.reshape(-1), slope.reshape(-1, slope.shape[-1])
         apart = functools.partial(_apart, frequent=frequent)
         quick = _multiplied if rows <= SMALL else apart
         of_table = on_gpu(quick, _added, jnp.arange(rows), index, slope)
@@ -49,21 +48,21 @@ def mixed(mixture: Mixture, vectors: Array, products: str) -> Array:
     if mixture.symbols.ndim > 1:
         return jnp.einsum("blk,blkd->bld", weights, vectors)
     # Vectors that all positions share: [B, L, K, D] would not fit for a whole vocabulary.
-    sums = product(weights.reshape(-1, len(vectors)), vectors, products)
-    return sums.reshape(*weights.shape[:2], -1)
+    return product(weights, vectors, products)
 
 
 def _added(rows: Array, index: Array, slope: Array) -> Array:
-    """Sums the slopes [N, D] of each row by adding one after another: float32 [R, D]."""
-    zeros = jnp.zeros((len(rows), slope.shape[1]), jnp.float32)
+    """Sums the slopes [..., D] of each row by adding one after another: float32 [R, D]."""
+    zeros = jnp.zeros((len(rows), slope.shape[-1]), jnp.float32)
     return zeros.at[index].add(slope.astype(jnp.float32), mode="drop")
 
 
 def _multiplied(rows: Array, index: Array, slope: Array) -> Array:
     """Sums the slopes of each row as a product."""
-    chosen_NxR = (index[:, None] == rows).astype(slope.dtype)
-    return jnp.einsum(
-        "nr,nd->rd", chosen_NxR, slope, precision="highest", preferred_element_type=jnp.float32
+    chosen = (index[..., None] == rows).astype(slope.dtype)
+    tokens = tuple(range(index.ndim))
+    return jnp.tensordot(
+        chosen, slope, (tokens, tokens), precision="highest", preferred_element_type=jnp.float32
     )
 
 

@@ -88,6 +88,8 @@ def at_positions(
     vocabulary = jax.eval_shape(unembed, h_BxLxD[0, 0]).shape[-1]
     groups, platform = denoiser.accelerator.groups, denoiser.accelerator.platform
     most = BY_PLATFORM.get(platform, LOGITS)
+    if chosen.shape[1] % groups[1]:  # then each device has whole sequences
+        groups = groups[0], 1
     h, chosen_GxN, *rows_GxN = (_grouped(x, groups) for x in (h_BxLxD, chosen, *rows))
 
     def one(h: Array, *rows: Array) -> Array:
@@ -108,17 +110,28 @@ def at_positions(
         allowed = most if size == sizes[0] else most._replace(kept=0)
         found = _chunked(one, vocabulary, h_GxCxD, picked[1:], allowed)
         found = jnp.where(picked[0], found, 0.0)
-        group = jnp.arange(groups)[:, None]
+        group = jnp.arange(len(chosen_GxN))[:, None]
         return jnp.zeros(chosen_GxN.shape, found.dtype).at[group, order_GxC].set(found)
 
     needed = jnp.max(jnp.sum(chosen_GxN, axis=1))
     branches = [*(functools.partial(gathered, size) for size in sizes), everywhere]
-    return jax.lax.switch(sum(needed > size for size in sizes), branches).reshape(chosen.shape)
+    found = jax.lax.switch(sum(needed > size for size in sizes), branches)
+    return _ungrouped(found, groups, chosen.shape)
 
 
-def _grouped(x: Array, groups: int) -> Array:
-    """Reshapes [B, L, ...] to [G, B / G * L, ...]: what lies on one device stays together."""
-    return x.reshape(groups, x.shape[0] // groups * x.shape[1], *x.shape[2:])
+def _grouped(x: Array, groups: tuple[int, int]) -> Array:
+    """Reshapes [B, L, ...] to [G, B L / G, ...]: what lies on one device stays together."""
+    rows, parts = groups
+    batch, length, *rest = x.shape
+    x = jnp.swapaxes(x.reshape(rows, batch // rows, parts, length // parts, *rest), 1, 2)
+    return x.reshape(rows * parts, batch * length // (rows * parts), *rest)
+
+
+def _ungrouped(x: Array, groups: tuple[int, int], shape: tuple[int, int]) -> Array:
+    """Reshapes what `_grouped` has made of [B, L], an array [G, B L / G], to that shape again."""
+    (rows, parts), (batch, length) = groups, shape
+    x = x.reshape(rows, parts, batch // rows, length // parts)
+    return jnp.swapaxes(x, 1, 2).reshape(shape)
 
 
 def _taken(x: Array, order: Array) -> Array:

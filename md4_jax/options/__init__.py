@@ -60,10 +60,11 @@ class DataOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions:
-    """Sizes of the mesh axes; data=0 takes all devices that fsdp and tensor leave."""
+    """Sizes of the mesh axes; data=0 takes all devices that the others leave."""
 
     data: int = 0
     fsdp: int = 1
+    context: int = 1
     tensor: int = 1
 
 

@@ -219,5 +219,7 @@ def remedies(experiment: Experiment) -> str:
     words = [stronger.get(network.get("remat"), "")]
     words.append(f"a larger train.microbatches than {experiment.train.microbatches or 1}")
     words.append(f"a larger mesh.fsdp than {shape['fsdp']}")
+    if experiment.network.splits:
+        words.append(f"a larger mesh.context than {shape['context']}")
     words.append("network.dtype=bfloat16" if network.get("dtype") == "float32" else "")
     return "Try " + ", ".join(word for word in words if word)

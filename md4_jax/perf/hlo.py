@@ -12,25 +12,15 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from md4_jax.perf.hlo_text import Instruction, computations, sides, size_of
 from md4_jax.training.step import LIKELY
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 # Instructions that move no bytes themselves.
 FREE = (
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "while",
     "conditional", "call", "async-start", "async-update", "partition-id", "replica-id",
 )  # fmt: skip
-
-
-class Instruction(NamedTuple):
-    """Instruction `name = shape op(operands), more`."""
-
-    name: str
-    shape: str
-    op: str
-    operands: list[str]
-    more: str
 
 
 class Traffic(NamedTuple):
@@ -59,7 +49,7 @@ def traffic(text: str, unknown: int = 1) -> Traffic:
             moved += _moved(line, bodies[name], bodies)
             products += _product(line, bodies[name])
             kind, size = _collective(line, name)
-            if kind:
+            if kind and not _continues(name, bodies[name]):
                 found[kind, "count"] += 1
                 found[kind, "bytes"] += size
             for times, others in _called(line, bodies, unknown):
@@ -82,37 +72,6 @@ def _received(part: Traffic) -> float:
     return sum(size for _, size in part.collectives.values())
 
 
-def computations(text: str) -> dict[str, dict[str, Instruction]]:
-    """Parses {name: {instruction's name: instruction}}; the entry is called ENTRY."""
-    bodies: dict[str, dict[str, Instruction]] = {}
-    body: dict[str, Instruction] = {}
-    for line in text.splitlines():
-        head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
-        if head and not line.startswith(" "):
-            body = bodies.setdefault("ENTRY" if head[1] else head[2], {})
-            continue
-        match = re.match(r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", line)
-        if match:
-            inside, _, more = match[5].partition("), ")
-            operands = re.findall(r"%?([a-zA-Z_][\w.\-]*)(?=[,)]|$)", inside)
-            if match[4] in ("parameter", "constant"):
-                operands = [inside.rstrip(")")]
-            more = ("ROOT " if match[1] else "") + more
-            body[match[2]] = Instruction(match[2], match[3], match[4], operands, more)
-    return bodies
-
-
-def size_of(shape: str) -> float:
-    """Bytes of a shape or a tuple in main memory; S(1) marks a TPU's vector memory."""
-    size = 0.0
-    for kind, sides, layout in re.findall(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", shape):
-        if "S(1)" not in layout:
-            width = re.search(r"\d+", kind)
-            bits = BITS.get(kind, int(width[0]) if width else 32)
-            size += bits / 8 * math.prod(map(int, filter(None, sides.split(","))))
-    return size
-
-
 def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
     """FLOPs of a `dot` or `convolution`: two for each entry of the result and each summed index.
 
@@ -120,19 +79,14 @@ def _product(line: Instruction, body: Mapping[str, Instruction]) -> float:
     """
     if line.op == "convolution" and line.operands[1] in body:
         axes = re.search(r"dim_labels=\w+?_(\w+?)->", line.more)[1]
-        sides = dict(zip(axes, _sides(body[line.operands[1]].shape), strict=True))
-        return 2.0 * math.prod(_sides(line.shape)) * math.prod(sides.values()) / sides["o"]
+        kernel = dict(zip(axes, sides(body[line.operands[1]].shape), strict=True))
+        return 2.0 * math.prod(sides(line.shape)) * math.prod(kernel.values()) / kernel["o"]
     if line.op != "dot" or line.operands[0] not in body:
         return 0.0
     summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", line.more)
-    sides = _sides(body[line.operands[0]].shape)
-    count = math.prod(sides[int(axis)] for axis in summed[1].split(",") if axis)
-    return 2.0 * math.prod(_sides(line.shape)) * count
-
-
-def _sides(shape: str) -> list[int]:
-    """'f32[2,3]{1,0}' -> [2, 3]."""
-    return [int(side) for side in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if side]
+    left = sides(body[line.operands[0]].shape)
+    count = math.prod(left[int(axis)] for axis in summed[1].split(",") if axis)
+    return 2.0 * math.prod(sides(line.shape)) * count
 
 
 def _called(line: Instruction, bodies: Mapping, unknown: int) -> list[tuple[int, list[str]]]:
@@ -179,6 +133,10 @@ def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
     inside = _inside(line, bodies)
     if line.op != "fusion" or not inside:
         return size_of(line.shape) + sum(sizes)
+    if _ends(inside):
+        return 0.0
+    if _continues(_callee(line), inside):
+        inside = _beside_collective(inside)
     read = sum(
         min(size, _read(_parameter(n, inside), inside, bodies)) for n, size in enumerate(sizes)
     )
@@ -187,8 +145,41 @@ def _moved(line: Instruction, body: Mapping, bodies: Mapping) -> float:
 
 def _inside(line: Instruction, bodies: Mapping) -> Mapping[str, Instruction]:
     """Returns the instructions of a fusion."""
+    return bodies.get(_callee(line), {})
+
+
+def _callee(line: Instruction) -> str:
+    """Returns the name of the computation of a fusion."""
     called = re.search(r"calls=%?([\w.\-]+)", line.more)
-    return bodies.get(called[1], {}) if called else {}
+    return called[1] if called else ""
+
+
+def _ends(inside: Mapping[str, Instruction]) -> bool:
+    """Returns whether a fusion ends a collective that another one has begun."""
+    return any("AsyncCollectiveDone" in line.more for line in inside.values())
+
+
+def _continues(name: str, inside: Mapping[str, Instruction]) -> bool:
+    """Returns whether a fusion goes on with, or ends, a collective that another one has begun.
+
+    On TPUs fusions between the first and the last one compute something else meanwhile. All of them
+    contain the collective.
+    """
+    return name.startswith("async_collective_fusion") or _ends(inside)
+
+
+def _beside_collective(inside: Mapping[str, Instruction]) -> dict[str, Instruction]:
+    """Returns what a fusion computes beside a collective that was begun elsewhere.
+
+    The collective is left out, and so is what is only passed on.
+    """
+    passed = [i.name for i in inside.values() if i.op in ("parameter", *COLLECTIVES)]
+    kept = {i.name: i for i in inside.values() if i.op not in COLLECTIVES}
+    for name, line in kept.items():
+        if line.op == "tuple" and line.more.startswith("ROOT "):
+            made = [one for one in line.operands if one not in passed]
+            kept[name] = line._replace(operands=made)
+    return kept
 
 
 def _parameter(number: int, inside: Mapping[str, Instruction]) -> str:

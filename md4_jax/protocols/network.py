@@ -37,13 +37,14 @@ class Conditioned(NamedTuple):
 class Accelerator(NamedTuple):
     """Optional shortcuts of a network, which save time and change no result.
 
-    groups       number of parts into which devices split a batch; gathers stay within a part
+    groups       numbers of parts into which devices split a batch and its sequences; gathers stay
+                 within a part
     features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
     platform     cpu, gpu or tpu
     """
 
-    groups: int = 1
+    groups: tuple[int, int] = (1, 1)
     features_at: Callable[[Array, Array, Array], Array] | None = None
     padded: Callable[[Array], Array] | None = None
     platform: str = "cpu"
@@ -175,6 +176,7 @@ class Network(NamedTuple):
     swapped    its denoisers have `swapped`
     recalls    its denoisers have `recall`, and read a `Conditioned` too
     reads      the blocks of its denoisers have `reading`
+    splits     devices can share a sequence, each with a part of its positions
     """
 
     init: Callable[[Array], Params]
@@ -194,6 +196,7 @@ class Network(NamedTuple):
     swapped: bool = False
     recalls: bool = False
     reads: bool = False
+    splits: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

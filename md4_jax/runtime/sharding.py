@@ -1,9 +1,9 @@
 """Mesh axes, sharding of each parameter by its path, and global arrays of host batches.
 
-The mesh always has the axes `data`, `fsdp` and `tensor`, of size 1 where unused, so that no other
-code asks for the number of devices. A batch is split over `data` and `fsdp`, parameters over
-`fsdp` and `tensor`. The copies of a parameter in the optimizer and the moving average are split
-like it, since their paths end alike.
+The mesh always has the axes `data`, `fsdp`, `context` and `tensor`, of size 1 where unused, so that
+no other code asks for the number of devices. A batch is split over `data` and `fsdp`, each of its
+sequences over `context`, parameters over `fsdp`, `context` and `tensor`. The copies of a parameter
+in the optimizer and the moving average are split like it, since their paths end alike.
 """
 
 import functools
@@ -14,18 +14,18 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from md4_jax.options import MeshOptions
 from md4_jax.protocols import Array, Params, UserError
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "context", "tensor")
 BATCH_AXES = ("data", "fsdp")
+# Axis of positions.
+CONTEXT = "context"
 
 # End of a parameter's path -> how its trailing dimensions are split. Leading dimensions (the
-# layer axis of scanned blocks) stay whole.
+# layer axis of scanned blocks) stay whole. What `fsdp` splits, `context` splits further.
 RULES = (
     (r"(query|key|value|gate|up)/kernel$", P("fsdp", "tensor")),
     (r"(attention/out|down)/kernel$", P("tensor", "fsdp")),
@@ -59,69 +59,26 @@ RULES = (
 SMALL = 2**18
 
 
-def make_mesh(options: MeshOptions, devices: list | None = None) -> Mesh:
-    """Makes a mesh of the first data * fsdp * tensor devices; UserError if there are too few."""
-    devices = jax.devices() if devices is None else devices
-    for name in ("fsdp", "tensor"):
-        if getattr(options, name) < 1:
-            raise UserError(f"mesh.{name} must be at least 1, not {getattr(options, name)}")
-    if options.data < 0:
-        raise UserError(
-            f"mesh.data must not be negative, not {options.data}; 0 takes the devices that "
-            "mesh.fsdp and mesh.tensor leave"
-        )
-    rest = options.fsdp * options.tensor
-    data = options.data or max(1, len(devices) // rest)
-    needed = data * rest
-    if needed > len(devices):
-        raise UserError(
-            f"the mesh data={data} x fsdp={options.fsdp} x tensor={options.tensor} needs "
-            f"{needed} devices, but there are {len(devices)} ({devices[0].platform}); "
-            "lower mesh.data, mesh.fsdp or mesh.tensor"
-        )
-    if jax.process_count() > 1 and needed != len(devices):
-        raise UserError(
-            f"the mesh uses {needed} of {len(devices)} devices; with several processes "
-            "it must use them all"
-        )
-    return Mesh(_arranged(devices[:needed], (data, options.fsdp, options.tensor)), AXES)
-
-
-def _arranged(devices: list, shape: tuple[int, ...]) -> np.ndarray:
-    """Arranges devices in that shape, so that neighbours on an axis are neighbours in the machine.
-
-    Slices of TPUs, which only the network of the data centre connects, lie along `data`.
-    """
-    is_tpu = devices[0].platform == "tpu"
-    slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
-    if slices == 1:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    if shape[0] % slices:
-        raise UserError(
-            f"mesh.data={shape[0]} must be a multiple of the {slices} slices, between which "
-            "nothing but batches should be split"
-        )
-    inner = (shape[0] // slices, *shape[1:])
-    return mesh_utils.create_hybrid_device_mesh(
-        inner, (slices, 1, 1), devices, allow_split_physical_axes=True
-    )
-
-
 def batch_shards(mesh: Mesh) -> int:
     """Number of pieces that a batch is split into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def batch_groups() -> int:
-    """Number of pieces that a batch is split into on the mesh in use; 1 without a mesh."""
+def token_groups() -> tuple[int, int]:
+    """Numbers of pieces that a batch and its sequences are split into on the mesh in use."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return (1, 1) if mesh.empty else (batch_shards(mesh), mesh.shape[CONTEXT])
+
+
+def splits_sequences() -> bool:
+    """Returns whether the mesh in use splits the positions of a sequence."""
+    return token_groups()[1] > 1
 
 
 def splits_parameters() -> bool:
     """Returns whether the mesh in use splits parameters that a layer gathers before its use."""
     mesh = jax.sharding.get_abstract_mesh()
-    return not mesh.empty and mesh.shape.get("fsdp", 1) > 1
+    return not mesh.empty and mesh.shape["fsdp"] * mesh.shape[CONTEXT] > 1
 
 
 def on_one_device() -> bool:
@@ -147,14 +104,26 @@ def spec_for(name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
     if spec is None:
         _check_replicated(name, shape, mesh)
         spec = P()
-    full = P(*(None,) * (len(shape) - len(spec)), *spec)
+    full = P(*(None,) * (len(shape) - len(spec)), *(_with_context(axis, mesh) for axis in spec))
     for size, axis in zip(shape, full, strict=True):
-        if axis is not None and size % mesh.shape[axis]:
+        if size % _parts(axis, mesh):
+            names = (axis,) if isinstance(axis, str) else axis
+            said = " times ".join(f"mesh.{one}={mesh.shape[one]}" for one in names)
             raise UserError(
-                f"{name} has a dimension of {size}, which mesh.{axis}={mesh.shape[axis]} "
-                "does not divide; choose network sizes that are multiples of it"
+                f"{name} has a dimension of {size}, which {said} does not divide; "
+                "choose network sizes that are multiples of it"
             )
     return full
+
+
+def _with_context(axis: str | None, mesh: Mesh) -> str | tuple[str, ...] | None:
+    """Returns the axes that split what `axis` of a rule splits."""
+    return ("fsdp", CONTEXT) if axis == "fsdp" and mesh.shape[CONTEXT] > 1 else axis
+
+
+def _parts(axis: str | tuple[str, ...] | None, mesh: Mesh) -> int:
+    """Number of pieces into which these axes of the mesh split a dimension."""
+    return math.prod(mesh.shape[one] for one in ((axis,) if isinstance(axis, str) else axis or ()))
 
 
 def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
@@ -162,7 +131,7 @@ def _check_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
     parameter = name[max(0, name.find("network/"), name.find("process/")) :]
     axes = ("fsdp", "tensor") if len(shape) > 1 else (None,)
     row = f'(r"{"/".join(parameter.split("/")[-2:])}$", P({", ".join(map(repr, axes))}))'
-    split = {axis: mesh.shape[axis] for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1}
+    split = {axis: mesh.shape[axis] for axis in AXES[1:] if mesh.shape[axis] > 1}
     if split and math.prod(shape) > SMALL:
         sizes = " and ".join(f"mesh.{axis}={size}" for axis, size in split.items())
         raise UserError(
@@ -196,11 +165,25 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def constrain(x: Array, *axes: str | tuple[str, ...] | None) -> Array:
-    """Constrains the sharding of an activation on the mesh in use; the identity without a mesh."""
+    """Constrains the sharding of an activation on the mesh in use; the identity without a mesh.
+
+    Positions whose number `context` does not divide stay whole on each of its devices.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    return jax.lax.with_sharding_constraint(x, P(*axes))
+    split = mesh.shape[CONTEXT]
+    # There may be fewer axes than dimensions.
+    pairs = zip(axes, x.shape[: len(axes)], strict=True)
+    spec = P(*(None if axis == CONTEXT and size % split else axis for axis, size in pairs))
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def dividing(shape: tuple[int, ...], *axes: str | tuple[str, ...] | None) -> P:
+    """Returns P(*axes) without those axes of the mesh in use that do not divide their dimension."""
+    mesh = jax.sharding.get_abstract_mesh()
+    pairs = zip(shape, axes, strict=True)
+    return P(*(None if size % _parts(axis, mesh) else axis for size, axis in pairs))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
@@ -258,7 +241,7 @@ def table(tree: Params, mesh: Mesh) -> str:
     lines = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = spec_for(path_name(path), leaf.shape, mesh)
-        split = math.prod(mesh.shape[axis] for axis in spec if axis is not None)
+        split = math.prod(_parts(axis, mesh) for axis in spec)
         mib = math.prod(leaf.shape) * leaf.dtype.itemsize / split / 2**20
         lines.append(f"  {path_name(path):<56} {leaf.shape!s:<18} {spec!s:<40} {mib:9.3f} MiB")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Trains one step of every objective with every process that it goes with; prints JSON.
 
-The same with MD4 and every other network.
+The same with every other network.
 
 pairs.py first|all: on a mesh of one device and on one of eight, in float32; all the pairs, or each
 objective but those ALIKE with the first process that it goes with, and one network of images.
@@ -17,19 +17,23 @@ import numpy as np
 import optax
 from tiny_networks import SIZES_OF, random_parameters
 
+from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
+from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.md4 import MD4
 from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.masking import Masking
+from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import batch_of
-from md4_jax.runtime.sharding import make_mesh, shardings_of, to_global
+from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.sharding import shardings_of, to_global
 from md4_jax.training.step import TrainState, make_train_step
 
 VOCAB, LENGTH, BATCH = 6, 8, 16
-MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=2, fsdp=2, tensor=2)}
+MESHES = {"one": MeshOptions(data=1), "eight": MeshOptions(data=1, fsdp=2, context=2, tensor=2)}
 # Sums over tokens as in another objective's loss, with other weights or scores.
 ALIKE = (
     "md4_discrete", "t_dce", "lambda_dce", "along_order", "autoregressive", "concrete_score",
@@ -81,9 +85,13 @@ def numbers(mesh, is_brief: bool) -> dict[str, dict[str, float]]:
     images = [make for make in others if "shape" in SIZES_OF[make]]
     # The last one, a DiT, takes half of the time that the first takes, a U-Net.
     for make in images[-1:] if is_brief else others:
-        sizes = SIZES_OF[make] | dict(vocab_size=VOCAB, dropout=0.1)
+        sizes, pair = SIZES_OF[make] | dict(vocab_size=VOCAB), (MD4(), Masking(VOCAB))
         sizes |= dict(shape=(4, 4, 2)) if make in images else {}
-        found[make.__name__] = one_step(MD4(), Masking(VOCAB), mesh, make(**sizes))
+        if make is DiffusionGemma:  # which has no mask
+            pair = CrossEntropy(), Uniform(VOCAB)
+        else:
+            sizes |= dict(dropout=0.1)
+        found[make.__name__] = one_step(*pair, mesh, make(**sizes))
     return found
 
 

@@ -78,7 +78,7 @@ CONFIG = [
     # Sections that do not go together, with both numbers.
     (["network.size=30", "network.heads=4"], ["network.size=30", "network.heads=4"]),
     (["train.microbatches=3"], ["train.batch_size=8", "train.microbatches=3", "which is 3"]),
-    (["mesh.data=64"], ["data=64 x fsdp=1 x tensor=1 needs 64 devices", "there are "]),
+    (["mesh.data=64"], ["data=64 x fsdp=1 x context=1 x tensor=1 needs 64 devices", "there are "]),
     (["mesh.fsdp=0"], ["mesh.fsdp must be at least 1, not 0"]),
     (
         ["evals.test.objective.name=any_order", "evals.test.objective.weight_power=0.5"],
@@ -387,6 +387,27 @@ def test_batch_that_the_mesh_does_not_divide(tiny, tmp_path, start):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2, err
     assert "train.batch_size=12" in err and "8 batch shards" in err
+    assert not workdir.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (("data.length=30",), ["data.length=30", "divisible by mesh.context=8"]),
+        (("network.tables=640",), ["mesh.context=8", "without tables", "Set mesh.context=1"]),
+    ],
+)
+def test_sequences_that_the_mesh_cannot_split(more, words, tiny, tmp_path, start):
+    workdir = tmp_path / "run"
+    process = start(
+        *("-m", "md4_jax.main", "--config", tiny, "--workdir", workdir),
+        *(f"--config.{one}" for one in ("mesh.data=1", "mesh.context=8", *more)),
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert all(word in err for word in words) and "Traceback" not in err
     assert not workdir.exists()
 
 

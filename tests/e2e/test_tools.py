@@ -36,9 +36,9 @@ def test_the_gathered_head_computes_half_of_the_products(table):
 
 @pytest.mark.campaign
 def test_what_a_mesh_communicates_is_what_the_formula_says(table):
-    words = "--meshes 2x1x1 -- --config.plan.random_tokens=65 --config.network.depth=1"
+    words = "--meshes 2x1x1x1 -- --config.plan.random_tokens=65 --config.network.depth=1"
     ((mesh, counted, expected, ratio, kinds),) = table("scaling", *words.split())
-    assert mesh == "2x1x1" and "all-reduce" in kinds
+    assert mesh == "2x1x1x1" and "all-reduce" in kinds
     assert abs(float(ratio) - 1.0) < 0.05 and float(counted) > 0.5 and float(expected) > 0.5
 
 

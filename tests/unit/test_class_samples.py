@@ -15,7 +15,7 @@ from md4_jax.options import MeshOptions, SampleOptions, TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Prompt, UserError, batch_of
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.batches import context_of, draw_samples, make_sampler
 from md4_jax.samplers.blocks import Blocks

@@ -11,7 +11,7 @@ import pytest
 
 from md4_jax.options import MeshOptions
 from md4_jax.runtime import compiling
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.training import loop
 
 

@@ -19,7 +19,7 @@ from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError, batch_of
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
 from md4_jax.samplers.grids import cosine

@@ -19,7 +19,8 @@ from md4_jax.networks.layers import whole
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime.sharding import make_mesh, path_name, shardings_of
+from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.sharding import path_name, shardings_of
 
 SIZE, EXPERTS, TAKEN = 8, 6, 2
 PLAIN = Transformer(

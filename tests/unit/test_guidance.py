@@ -18,7 +18,7 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.ancestral import Ancestral, reveal_by_symbol
 from md4_jax.samplers.batches import draw_samples, make_sampler

@@ -34,7 +34,7 @@ CHOSEN = np.random.default_rng(1).random((B, L)) < 0.5
 Z = np.where(CHOSEN, V, X)
 
 
-def denoiser_of(params, groups=1, seen=None) -> Denoiser:
+def denoiser_of(params, groups=(1, 1), seen=None) -> Denoiser:
     def unembed(h):
         if seen is not None:
             seen.append(h.shape)
@@ -44,8 +44,8 @@ def denoiser_of(params, groups=1, seen=None) -> Denoiser:
     return Denoiser(features, unembed, Accelerator(groups))
 
 
-def nats(params, groups=1, seen=None, *, share):
-    """With room for that share of the positions of each group."""
+def nats(params, groups=(1, 1), seen=None, *, share):
+    """With room for that share of the positions of each group: parts of a batch and of a text."""
     denoiser = denoiser_of(params, groups, seen)
     h = denoiser.features(Z, jnp.zeros(B))
     return at_positions(
@@ -75,7 +75,7 @@ def both(function, weight=None):
 
 
 @pytest.mark.parametrize("chunk", [2**24, 3000])
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("groups", [(1, 1), (2, 1), (4, 1), (2, 4)])
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.1])
 @pytest.mark.cases(5)
 def test_gathering_changes_neither_values_nor_gradients(share, groups, chunk, monkeypatch):
@@ -93,7 +93,7 @@ def test_rows_as_wide_as_the_logits_are_gathered_like_them(monkeypatch):
     """What is added to the logits of a position, in chunks of two rows."""
     monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=3000))
     added, chosen = jax.random.normal(KEY, (B, L, V)), jnp.asarray(CHOSEN)
-    denoiser = denoiser_of(PARAMS, 2)
+    denoiser = denoiser_of(PARAMS, (2, 1))
     values = at_positions(
         denoiser, denoiser.features(Z, jnp.zeros(B)), chosen, rows=(jnp.asarray(X), added),
         reduce=lambda logits, x, more: token_nats(logits + more, x), capacities=(0.8,),
@@ -109,7 +109,7 @@ def test_no_token_is_dropped_where_one_part_of_the_batch_has_all(crowded):
     chosen[2 * (1 - crowded) : 2 * (2 - crowded), 2:] = False
     h, x = denoiser_of(PARAMS).features(X, jnp.zeros(B)), jnp.asarray(X)
     values = at_positions(
-        denoiser_of(PARAMS, 2), h, jnp.asarray(chosen), reduce=token_nats, rows=(x,),
+        denoiser_of(PARAMS, (2, 1)), h, jnp.asarray(chosen), reduce=token_nats, rows=(x,),
         capacities=(10 / 16,),
     )  # fmt: skip
     assert ((np.asarray(values) > 0) == chosen).all()
@@ -122,8 +122,8 @@ def test_of_any_shape_type_and_capacity_it_is_the_plain_form(seed, dtype, digits
     """Gradients in features and head to the digits of the type, of the largest entry; none, some
     or all chosen, in parts of a batch, with capacities of a hundredth to all of them."""
     rng = np.random.default_rng(seed)
-    groups = int(rng.integers(1, 4))
-    rows, length, size = groups * int(rng.integers(1, 4)), *rng.integers(2, 20, 2)
+    groups = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    rows, length, size = groups[0] * int(rng.integers(1, 4)), *rng.integers(2, 20, 2)
     symbols, share = int(rng.integers(1024, 1500)), float(rng.choice([0.01, 0.3, 0.6, 1.0]))
     chunk = int(rng.choice([5 * symbols, 2**24]))
     monkeypatch.setattr(head, "LOGITS", head.LOGITS._replace(at_once=chunk))
@@ -160,15 +160,39 @@ def test_of_any_shape_type_and_capacity_it_is_the_plain_form(seed, dtype, digits
 
 def test_the_head_is_computed_for_the_capacity_or_for_all():
     seen = []
-    jax.eval_shape(lambda params: nats(params, 2, seen, share=0.6), PARAMS)
+    jax.eval_shape(lambda params: nats(params, (2, 1), seen, share=0.6), PARAMS)
     shapes = {shape[:-1] for shape in seen if len(shape) == 3}
     assert shapes == {(2, 10), (2, 16)}  # ceil(0.6 * 16), and the fallback
+
+
+def test_what_a_device_takes_is_of_its_own_part_of_the_texts():
+    """Two halves of a batch of four texts, each text in four parts of two places."""
+    places = jnp.arange(B * L).reshape(B, L)
+    grouped = head._grouped(places, (2, 4))
+    first = [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
+    assert grouped.tolist() == first + [[16 + place for place in part] for part in first]
+    assert head._ungrouped(grouped, (2, 4), (B, L)).tolist() == places.tolist()
+
+
+def test_texts_that_parts_do_not_divide_stay_whole():
+    values = jnp.zeros((B, 7))
+    denoiser = denoiser_of(PARAMS, (2, 4))
+    h = denoiser.features(Z[:, :7], jnp.zeros(B))
+    found = at_positions(
+        denoiser,
+        h,
+        values == 0,
+        reduce=token_nats,
+        rows=(jnp.asarray(X[:, :7]),),
+        capacities=(0.8,),
+    )
+    np.testing.assert_allclose(found, token_nats(denoiser.unembed(h), X[:, :7]), rtol=1e-5)
 
 
 def test_a_small_vocabulary_is_not_gathered(monkeypatch):
     monkeypatch.setattr(head, "LEAST_VOCABULARY", V + 1)
     seen = []
-    jax.eval_shape(lambda params: nats(params, 1, seen, share=0.5), PARAMS)
+    jax.eval_shape(lambda params: nats(params, (1, 1), seen, share=0.5), PARAMS)
     assert {shape[:-1] for shape in seen if len(shape) == 3} == {(1, 32)}
 
 

@@ -52,6 +52,65 @@ ENTRY %main (p: f32[8,4]) -> f32[8,4] {
 """
 
 
+# A gather of 64 bytes that two products, of 32 and 16 bytes, overlap; the second updates an array.
+OVERLAPPED = """HloModule jit_f
+
+%begin (p: f32[4]) -> (f32[4], f32[16], s32[2]) {
+  %p = f32[4]{0} parameter(0)
+  %g.0 = f32[16]{0} all-gather(%p), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %c = (f32[4], f32[16]) custom-call(%g.0), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion (p: f32[4], w: f32[16], x: f32[8]) -> (f32[8], f32[4]) {
+  %p = f32[4]{0} parameter(0)
+  %w = f32[16]{0} parameter(1)
+  %x = f32[8]{0} parameter(2)
+  %y = f32[8]{0} add(%x, %x)
+  %g.1 = f32[16]{0} all-gather(%p), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %t = (f32[8], f32[4], f32[16], f32[16]) tuple(%y, %p, %w, %g.1)
+}
+
+%async_collective_fusion.1 (p: f32[4], w: f32[16], a: f32[99]) -> (f32[99], f32[4]) {
+  %p = f32[4]{0} parameter(0)
+  %w = f32[16]{0} parameter(1)
+  %a = f32[99]{0} parameter(2)
+  %u = f32[4]{0} parameter(3)
+  %n = s32[]{:S(2)} parameter(4)
+  %g.2 = f32[16]{0} all-gather(%p), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  %b = f32[99]{0} dynamic-update-slice(%a, %u, %n)
+  ROOT %t = (f32[99], f32[4], f32[16]) tuple(%b, %p, %w)
+}
+
+%end (p: f32[4], w: f32[16]) -> f32[16] {
+  %p = f32[4]{0} parameter(0)
+  %w = f32[16]{0} parameter(1)
+  %g.3 = f32[16]{0} all-gather(%p), channel_id=7, replica_groups={{0,1,2,3}}, dimensions={0}
+  ROOT %c = f32[16]{0} custom-call(%p, %w, %g.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (p: f32[4], x: f32[8], a: f32[99], u: f32[4], n: s32[]) -> f32[16] {
+  %p = f32[4]{0} parameter(0)
+  %x = f32[8]{0} parameter(1)
+  %a = f32[99]{0} parameter(2)
+  %u = f32[4]{0} parameter(3)
+  %n = s32[]{:S(2)} parameter(4)
+  %f = (f32[4], f32[16]) fusion(%p), kind=kCustom, calls=%begin
+  %w = f32[16]{0} get-tuple-element(%f), index=1
+  %h = (f32[8], f32[4]) fusion(%p, %w, %x), kind=kCustom, calls=%async_collective_fusion
+  %i = (f32[99], f32[4]) fusion(%p, %w, %a, %u, %n), kind=kCustom, calls=%async_collective_fusion.1
+  ROOT %e = f32[16]{0} fusion(%p, %w), kind=kCustom, calls=%end
+}
+"""
+
+
+def test_a_collective_that_fusions_overlap_is_counted_once():
+    """The first fusion reads and writes what is gathered; others only what they compute."""
+    found = traffic(OVERLAPPED)
+    assert found.collectives == {"all-gather": (1, 64 * 3 / 4)}
+    begun, index = 16 + (16 + 64), 4
+    assert found.moved == begun + (32 + 32) + (16 + 16 + index)
+
+
 def test_collectives_with_their_bytes_and_as_often_as_their_loop_runs():
     """By hand: 12 gathers of 128 bytes, 3/4 of them received; 3 permutes of 20; and so on."""
     assert traffic(LOOPS).collectives == {

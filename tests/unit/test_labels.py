@@ -17,7 +17,8 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
-from md4_jax.runtime.sharding import make_mesh, shardings_of
+from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.sharding import shardings_of
 from md4_jax.training.step import init_state, make_train_step
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,8 @@ from md4_jax.objectives.md4 import MD4
 from md4_jax.options import MeshOptions, TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Needs, UserError, batch_of
-from md4_jax.runtime.sharding import make_mesh, shardings_of
+from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.sharding import shardings_of
 from md4_jax.training import loads
 from md4_jax.training.step import init_state, make_train_step
 

@@ -21,7 +21,8 @@ from md4_jax.networks.rotary import Turns, rotate
 from md4_jax.networks.transformer import Transformer
 from md4_jax.options import MeshOptions
 from md4_jax.protocols import Conditioned, UserError
-from md4_jax.runtime.sharding import AXES, make_mesh, shardings_of
+from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.sharding import AXES, shardings_of
 
 MARKS = {"unet": pytest.mark.slow, "uvit": pytest.mark.campaign}
 every_network = pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from md4_jax.perf import aot as plans
 from md4_jax.perf.aot import Plan, check_fits, seconds, table
 from md4_jax.perf.chips import CHIPS, TARGETS, described, devices_of
 from md4_jax.protocols import UserError
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 
 EXPERIMENT = types.SimpleNamespace(
     config={"network": {"remat": "none", "dtype": "bfloat16"}},
     train=types.SimpleNamespace(microbatches=2),
-    mesh=types.SimpleNamespace(shape={"fsdp": 4}),
+    mesh=types.SimpleNamespace(shape={"fsdp": 4, "context": 2}),
+    network=types.SimpleNamespace(splits=True),
 )
 
 
@@ -34,13 +35,15 @@ def test_a_program_that_is_too_large_is_refused_with_the_numbers():
     words = r"the eval program needs 20.0 GiB .* has 16: 5.0 arguments, 5.0 outputs and 10.0 temp"
     with pytest.raises(UserError, match=words) as refused:
         check_fits({"train": program(15.0), "eval": program(20.0)}, chip, EXPERIMENT)
-    for word in ("network.remat=dots or full", "train.microbatches than 2", "mesh.fsdp than 4"):
+    remat, *rest = "network.remat=dots or full", "train.microbatches than 2", "mesh.fsdp than 4"
+    for word in (remat, *rest, "mesh.context than 2"):
         assert word in str(refused.value)
 
 
 def test_what_a_network_without_blocks_to_recompute_can_do():
-    images = types.SimpleNamespace(**{**vars(EXPERIMENT), "config": {"network": {"name": "uvit"}}})
-    assert plans.remedies(images).startswith("Try a larger train.microbatches than 2, ")
+    own = {"config": {"network": {"name": "uvit"}}, "network": types.SimpleNamespace(splits=False)}
+    said = plans.remedies(types.SimpleNamespace(**{**vars(EXPERIMENT), **own}))
+    assert said.startswith("Try a larger train.microbatches than 2, ") and "context" not in said
 
 
 def test_the_least_times_of_a_chip():
@@ -69,7 +72,7 @@ def test_what_the_compiler_refuses(said, words):
     lowered = types.SimpleNamespace(compile=compile)
     fn = types.SimpleNamespace(lower=lambda: lowered)
     mesh = make_mesh(MeshOptions(), jax.devices()[:1])
-    experiment = types.SimpleNamespace(config=EXPERIMENT.config, train=EXPERIMENT.train, mesh=mesh)
+    experiment = types.SimpleNamespace(**{**vars(EXPERIMENT), "mesh": mesh})
     with pytest.raises(UserError, match=words):
         plans._compiled(experiment, fn, 1.0)
 

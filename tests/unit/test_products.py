@@ -17,7 +17,7 @@ from md4_jax.options import MeshOptions
 from md4_jax.protocols import Network, UserError
 from md4_jax.runtime import processor
 from md4_jax.runtime.compiling import jit
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 
 SIZES = dict(vocab_size=5, size=32, depth=2, heads=2, initial="torch")
 

@@ -16,11 +16,11 @@ from md4_jax.options import MeshOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
 from md4_jax.runtime import sharding
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.runtime.sharding import (
     AXES,
     batch_shards,
     constrain,
-    make_mesh,
     max_of_each,
     max_over_processes,
     path_name,
@@ -33,7 +33,7 @@ from md4_jax.runtime.sharding import (
 from md4_jax.training.optim import OPTIMIZERS
 from md4_jax.training.step import init_state
 
-MESH = AbstractMesh((2, 4, 2), AXES)
+MESH = AbstractMesh((2, 4, 1, 2), AXES)
 ONE = make_mesh(MeshOptions(data=1))
 
 
@@ -58,7 +58,7 @@ def test_the_table(name, shape, spec):
     assert spec_for(name, shape, MESH) == spec
 
 
-SPLIT_BY_BATCH = AbstractMesh((8, 1, 1), AXES)
+SPLIT_BY_BATCH = AbstractMesh((8, 1, 1, 1), AXES)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_an_unknown_parameter_is_not_split_and_said_once(mesh, shape, capsys):
     assert said.count("\n") == 1 and f'(r"mine/new$", P({axes}))' in said
 
 
-@pytest.mark.parametrize("mesh", [MESH, AbstractMesh((2, 4, 1), AXES)])
+@pytest.mark.parametrize("mesh", [MESH, AbstractMesh((2, 4, 1, 1), AXES)])
 @pytest.mark.parametrize("shape", [(513, 512), (3, 512, 512)])
 def test_a_large_unknown_parameter_is_refused_where_others_are_split(mesh, shape):
     with pytest.raises(UserError, match="no rule says how network/mine/new .* mesh.fsdp=4") as said:
@@ -123,7 +123,7 @@ def test_every_array_of_a_state_has_a_place(network, optimizer, options, capsys)
 
 
 def test_a_mesh_has_all_axes_and_counts_its_batch_shards():
-    assert ONE.axis_names == ("data", "fsdp", "tensor") and ONE.size == 1
+    assert ONE.axis_names == ("data", "fsdp", "context", "tensor") and ONE.size == 1
     assert batch_shards(ONE) == 1 and batch_shards(MESH) == 8
 
 
@@ -131,8 +131,11 @@ def test_a_mesh_has_all_axes_and_counts_its_batch_shards():
     "options, words",
     [
         (MeshOptions(fsdp=0), "mesh.fsdp must be at least 1, not 0"),
-        (MeshOptions(tensor=64), "data=1 x fsdp=1 x tensor=64 needs 64 devices, but there are"),
-        (MeshOptions(data=50, fsdp=2), "data=50 x fsdp=2 x tensor=1 needs 100 devices"),
+        (
+            MeshOptions(tensor=64),
+            "data=1 x fsdp=1 x context=1 x tensor=64 needs 64 devices, but there are",
+        ),
+        (MeshOptions(data=50, fsdp=2), "data=50 x fsdp=2 x context=1 x tensor=1 needs 100 devices"),
     ],
 )
 def test_too_few_devices(options, words):
@@ -166,14 +169,14 @@ def chips(slices: int):
 
 def test_neighbours_on_an_axis_are_neighbours_in_the_machine():
     mesh = make_mesh(MeshOptions(fsdp=4), chips(1))
-    for row in mesh.devices[:, :, 0]:
+    for row in mesh.devices[:, :, 0, 0]:
         places = np.array([chip.coords for chip in row])
         assert np.ptp(places, axis=0).tolist() in ([3, 0, 0], [0, 3, 0])  # a ring of the torus
 
 
 def test_slices_lie_along_data():
     mesh = make_mesh(MeshOptions(fsdp=8, tensor=2), chips(2))
-    assert mesh.devices.shape == (2, 8, 2)
+    assert mesh.devices.shape == (2, 8, 1, 2)
     for number in range(2):
         assert {chip.slice_index for chip in mesh.devices[number].ravel()} == {number}
     with pytest.raises(UserError, match="mesh.data=1 must be a multiple of the 2 slices"):

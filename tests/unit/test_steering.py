@@ -12,7 +12,7 @@ from md4_jax.processes.gaussian_masking import GaussianMasking
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.particles import SteeringOptions, systematic
 from md4_jax.samplers.steering import Programs, Steering, draw_steered

@@ -11,7 +11,7 @@ import pytest
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, Prompt
-from md4_jax.runtime.sharding import make_mesh
+from md4_jax.runtime.mesh import make_mesh
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import draw_samples, make_sampler, windows
 from md4_jax.samplers.grids import cosine

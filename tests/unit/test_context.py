@@ -1,0 +1,67 @@
+"""Sequences that are split over devices: the same numbers, and the work shared."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import contexts
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.sharding import AXES, spec_for
+
+HERE = Path(__file__).parents[1]
+# What is not divided by four devices; scores that tiles would not compute; unequal shares of keys.
+WORK = {"odd length": 0.25, "blocks": 0.2, "blocks, layers one by one": 0.2, "cache": 0.2}
+# Sums in another order change which way an operand is rounded.
+ROUNDED = {"bfloat16 products": 0.05}
+
+
+@pytest.fixture(scope="module")
+def found():
+    flag = "--xla_force_host_platform_device_count=8"
+    paths = os.pathsep.join([str(HERE), os.getcwd()])
+    done = subprocess.run(
+        [sys.executable, HERE / "contexts.py"],
+        env=os.environ | {"XLA_FLAGS": flag, "PYTHONPATH": paths},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*contexts.CASES, *contexts.KERNEL])
+def test_outputs_and_gradients_are_those_of_one_device(case, found):
+    assert found[case]["difference"] < ROUNDED.get(case, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", contexts.CASES)
+def test_each_of_eight_devices_has_an_eighth_of_the_work(case, found):
+    assert found[case]["work"] < WORK.get(case, 0.145)
+
+
+@pytest.mark.parametrize(
+    "name, shape, spec",
+    [
+        (
+            "network/blocks/attention/query/kernel",
+            (3, 8, 8),
+            P(None, ("fsdp", "context"), "tensor"),
+        ),
+        ("network/blocks_1/attention/out/kernel", (8, 8), P("tensor", ("fsdp", "context"))),
+        ("network/head/bias", (128,), P("tensor")),
+    ],
+)
+def test_parameters_are_split_over_it_too(name, shape, spec):
+    assert spec_for(name, shape, AbstractMesh((1, 2, 4, 2), AXES)) == spec
+
+
+def test_an_uneven_split_names_both_axes():
+    with pytest.raises(UserError, match="of 12, which mesh.fsdp=2 times mesh.context=4 does not"):
+        spec_for("network/head/kernel", (12, 128), AbstractMesh((1, 2, 4, 2), AXES))
