@@ -68,7 +68,8 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                # transformer | partition | modernbert | diffusion_gemma; of images unet | uvit | dit
+                # transformer | partition | modernbert | diffusion_gemma; of images: unet | uvit |
+                # dit (docs/networks.md)
                 name="transformer",
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
