@@ -8,6 +8,7 @@ from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings, templates
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import UserError
+from md4_jax.samplers.orders import AnyOrder
 from md4_jax.samplers.transforms import Transform
 
 
@@ -80,6 +81,7 @@ def _check_reward(experiment: Experiment) -> None:
         ("network.gaps", experiment.network.gaps, False, "rewards are for texts of one length"),
         ("sample.stop", options.stop, "", "rewards are for texts of one length"),
         ("sample.trace", options.trace, False, "a sample's particles have no single path"),
+        ("sample.per_step", _in_one_step(experiment), 0, "all tokens are drawn in the first step"),
     )
     for key, value, fits, why in refused:
         if value != fits:
@@ -92,6 +94,12 @@ def _check_reward(experiment: Experiment) -> None:
             f"sample.reward.name={name!r} looks at texts that the network completes, and with "
             "network.causal=True it cannot do so at once: leave sample.reward.name=none"
         )
+
+
+def _in_one_step(experiment: Experiment) -> int:
+    """Returns `per_step` of a sampler whose steps do not stop where the grid says, else 0."""
+    step = experiment.sampler_step
+    return step.per_step if isinstance(step, AnyOrder) else 0
 
 
 def _check_label(experiment: Experiment) -> None:

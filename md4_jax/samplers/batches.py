@@ -105,7 +105,7 @@ def draw_samples(
     context = context_of(options, total) if context is None else context
     size = -(-min(options.batch_size, total) // shards) * shards
     out, known = tokens.copy(), prompt_mask.copy()
-    confidence = np.where(known, 1.0, 0.0)
+    confidence = np.where(known[:size], 1.0, 0.0)  # of samples that may be traced
     evaluations, seconds, frames, compiled = np.zeros(total, np.int64), 0.0, [], None
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):

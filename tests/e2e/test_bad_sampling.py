@@ -85,6 +85,7 @@ VALUES = [
     ([*REWARD, "stride=8", "length=40"], ["sample.reward.name='pattern'", "sample.stride=8"]),
     ([*REWARD, "block=8"], ["sample.reward.name='pattern' is not for sample.block=8"]),
     ([*REWARD, "trace=True"], ["sample.reward.name='pattern' is not for sample.trace=True"]),
+    ([*REWARD, "name=any_order"], ["is not for sample.per_step=1", "Leave sample.per_step=0"]),
     (["name=ancestral", "order=random"], ["key in sample 'order'"]),  # another sampler's
 ]
 # Sampler, settings of other sections -> what it would need.
