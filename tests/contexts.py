@@ -74,7 +74,6 @@ PLAIN = {}
 CASES = {
     "plain": (PLAIN, whole),
     "layers one by one": (dict(scan_blocks=False, qk_norm=True, time_conditioning=False), whole),
-    "segments": (dict(segments=SEGMENTS), whole),
     "causal": (dict(causal=True), whole),
     "neighbours": (dict(local_width=5, segments=SEGMENTS), whole),
     "bfloat16 products": (dict(products="bfloat16", tied=True), whole),
@@ -91,7 +90,6 @@ CASES = {
     ),
     "experts": (dict(experts=4, expert_hidden=16, balance=0.1, keys=KEYS), whole),
     "dropout": (dict(dropout=0.1, attention_dropout=0.1, embedding_dropout=0.1, keys=KEYS), whole),
-    "recomputed": (dict(remat="full"), whole),
     "shifted": (dict(shifted=True), whole),
     "near": (dict(window=8, global_every=2, time_conditioning=False), whole),
     "some positions": (PLAIN, at_some),
@@ -160,6 +158,8 @@ def compared(gradient, params, split) -> dict[str, float]:
 
 
 def main() -> None:
+    # Compiling is most of the time, and the programs run once.
+    jax.config.update("jax_disable_most_optimizations", True)
     interpreted = functools.partial(splash.splash, interpret=True)
     attention_module.splash = blocks.splash = interpreted
     found = {name: of_network(*case) for name, case in CASES.items()}

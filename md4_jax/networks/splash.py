@@ -75,13 +75,12 @@ def splash(
     if key_BxLxHxDh.shape[2] % tensor:
         key_BxLxHxDh, value_BxLxHxDh = (repeated(x, heads) for x in (key_BxLxHxDh, value_BxLxHxDh))
     attention = form(asks, length, heads // tensor, parts=parts)
-    positions, rows = P(BATCH_AXES, CONTEXT, "tensor", None), P(BATCH_AXES, CONTEXT)
-    known = None if segments is None else P(BATCH_AXES, None)
+    positions = P(BATCH_AXES, CONTEXT, "tensor", None)
+    of_segments = (None, None) if segments is None else (P(BATCH_AXES, CONTEXT), P(BATCH_AXES))
     # Each device has the rows of the mask that its queries need. Without a mask all are alike.
-    of_mask = attention.manual_sharding_spec(
-        NamedSharding(mesh, P(None, CONTEXT if causal or block else None))
-    )
-    specs = of_mask, positions, positions, positions, known and rows, known
+    rows = CONTEXT if causal or block else None
+    of_mask = attention.manual_sharding_spec(NamedSharding(mesh, P(None, rows)))
+    specs = of_mask, positions, positions, positions, *of_segments
     local = functools.partial(_local, gathered=parts > 1)
     # The kernel does not declare over which axes its results vary, so the check is off.
     split = jax.shard_map(local, in_specs=specs, out_specs=positions, check_vma=False)
