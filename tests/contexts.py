@@ -18,8 +18,13 @@ from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.head import at_noise
 from md4_jax.options import MeshOptions
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Prompt
 from md4_jax.runtime.mesh import make_mesh
 from md4_jax.runtime.sharding import shardings_of
+from md4_jax.samplers.grids import cosine
+from md4_jax.samplers.loop import sample
+from md4_jax.samplers.orders import AnyOrder
 
 BATCH, LENGTH, VOCAB = 4, 64, 5
 SIZES = dict(vocab_size=VOCAB, size=32, depth=2, heads=4, hidden=48)
@@ -107,6 +112,7 @@ KERNEL = {
     "kernel, noisy half": (dict(block=64), 1),
     "kernel, both halves": (dict(block=64, causal=True), 2),
 }
+SAMPLES = {"samples": 6}  # tokens of a step, which four devices cannot share
 TILES = 512  # positions, of which each of four devices has a tile of the kernel
 
 
@@ -145,6 +151,25 @@ def of_kernel(options: dict, asks: int) -> dict[str, float]:
     return compared(jax.grad(loss, has_aux=True), qkv, qkv)
 
 
+def of_samples(per_step: int) -> dict[str, float]:
+    """Tokens that a sampler draws, so many at a time."""
+    network = Transformer(**SIZES).build()
+    process = Masking(VOCAB)
+    params = {"network": random_parameters(network), "process": process}
+
+    def draw(params):
+        step, prompt = (
+            AnyOrder(per_step=per_step),
+            Prompt(jnp.zeros_like(X), jnp.zeros(X.shape, bool)),
+        )
+        given = dict(grid=cosine(4), keys=KEYS, prompt=prompt)
+        return sample(network.denoiser(params), process, step, **given)[0].z
+
+    mesh = make_mesh(MESH)
+    split = jax.device_put(params, shardings_of(params, mesh))
+    return compared(draw, params, split)
+
+
 def compared(gradient, params, split) -> dict[str, float]:
     """Compares gradient(params) on one device with gradient(split) on eight."""
     one = jax.jit(gradient).lower(params).compile()
@@ -163,7 +188,8 @@ def main() -> None:
     interpreted = functools.partial(splash.splash, interpret=True)
     attention_module.splash = blocks.splash = interpreted
     found = {name: of_network(*case) for name, case in CASES.items()}
-    print(json.dumps(found | {name: of_kernel(*case) for name, case in KERNEL.items()}))
+    found |= {name: of_kernel(*case) for name, case in KERNEL.items()}
+    print(json.dumps(found | {name: of_samples(count) for name, count in SAMPLES.items()}))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Process
+from md4_jax.runtime.sharding import token_groups
 from md4_jax.samplers.chain import (
     NEVER,
     Chain,
@@ -139,7 +140,7 @@ def passes_of(start: Array, schedule: RevealSchedule, capacity: int) -> Passes:
     count = jnp.max(jnp.where(rounds < NEVER, passes + 1, 0), axis=1)
     passes = jnp.where(rounds < NEVER, passes, NEVER)
     padded = (
-        jnp.pad(x, ((0, 0), (0, capacity)), constant_values=fill)
+        jnp.pad(x, ((0, 0), (0, _shared(capacity))), constant_values=fill)
         for x, fill in ((order, 0), (passes, NEVER), (rounds, NEVER))
     )
     return Passes(start, schedule, *padded, count)
@@ -156,7 +157,7 @@ def one_pass(
 ) -> Drawing:
     """Draws the positions of one evaluation."""
     schedule, length = passes.schedule, passes.start.shape[1]
-    slots = state.begin[:, None] + jnp.arange(capacity)
+    slots = state.begin[:, None] + jnp.arange(_shared(capacity))
     index = jnp.take_along_axis(passes.order, slots, axis=1)
     valid = jnp.take_along_axis(passes.number, slots, axis=1) == state.number
     now = jnp.take_along_axis(passes.round, slots[:, :1], axis=1)
@@ -172,6 +173,12 @@ def one_pass(
         put(state.z, where, tokens),
         put(state.confidence, where, chances),
     )
+
+
+def _shared(capacity: int) -> int:
+    """Rounds a number of positions up to one that the devices of a sequence can share."""
+    parts = token_groups()[1]
+    return -(-capacity // parts) * parts
 
 
 def _passes(rounds: Array, capacity: int) -> Array:

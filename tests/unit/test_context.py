@@ -35,7 +35,7 @@ def found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*contexts.CASES, *contexts.KERNEL])
+@pytest.mark.parametrize("case", [*contexts.CASES, *contexts.KERNEL, *contexts.SAMPLES])
 def test_outputs_and_gradients_are_those_of_one_device(case, found):
     assert found[case]["difference"] < ROUNDED.get(case, 1e-3)
 
