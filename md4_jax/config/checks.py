@@ -180,22 +180,12 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
         )
 
 
-def _check_stride(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
+def _check_stride(experiment: Experiment, evaluation: str, bound: LikelihoodBound) -> None:
     """Raises UserError if a bound does not fit the lengths of its evaluator."""
-    key = f"evals.{evaluation}"
-    length, stride = evaluator.data.get("length", experiment.data.length), evaluator.stride
-    if hasattr(evaluator.objective, "check_length"):
-        evaluator.objective.check_length(length)
-    if not stride:
-        return
-    if stride > length:
-        raise UserError(f"{key}.stride={stride} must be at most data.length={length}")
-    block = getattr(evaluator.objective, "block", 0)
-    if block and (length - stride) % block:
-        raise UserError(
-            f"{key}.stride={stride} leaves data.length={length} - {stride} tokens before each "
-            f"sequence, which {key}.objective.block={block} must divide"
-        )
+    length = bound.data.get("length", experiment.data.length)
+    if hasattr(bound.objective, "check_length"):
+        bound.objective.check_length(length)
+    bound.check_stride(length, f"evals.{evaluation}.")
 
 
 def _check_tables(experiment: Experiment) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4_jax.data.packing import segments
-from md4_jax.protocols import Batch, batch_of
+from md4_jax.protocols import Batch, UserError, batch_of
 
 ROWS_AT_ONCE = 4096
 
@@ -28,7 +28,7 @@ class Windows:
     tokens       ids [N]: an array, a memory map, or shards
     length       L
     step         tokens from the start of a window to that of the next: L for adjacent windows, 1
-                 for a window at every offset
+                 for a window at every offset; UserError beyond L, which would leave out tokens
     conditional  whether only new tokens count, and those shared with the previous window are
                  conditioned on
     eot_id       end of text; if given, context['segments'] numbers the documents of each window
@@ -39,6 +39,13 @@ class Windows:
     step: int
     conditional: bool = False
     eot_id: int | None = None
+
+    def __post_init__(self):
+        if not 1 <= self.step <= self.length:
+            raise UserError(
+                f"stride={self.step} must lie between 1 and {self.length}, the tokens of a "
+                "sequence: sequences that begin further apart would leave out the text between them"
+            )
 
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - self.length) // self.step + 1)

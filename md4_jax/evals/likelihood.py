@@ -65,6 +65,20 @@ class LikelihoodBound:
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
 
+    def check_stride(self, length: int, key: str = "") -> None:
+        """Raises UserError if the stride does not fit sequences of this length.
+
+        key: beginning of the keys in the error, such as "evals.test."
+        """
+        if self.stride > length:
+            raise UserError(f"{key}stride={self.stride} must be at most data.length={length}")
+        block = getattr(self.objective, "block", 0)
+        if self.stride and block and (length - self.stride) % block:
+            raise UserError(
+                f"{key}stride={self.stride} leaves data.length={length} - {self.stride} tokens "
+                f"before each sequence, which {key}objective.block={block} must divide"
+            )
+
     def sequences(self, experiment: Experiment) -> int:
         """Returns the global batch size."""
         return self.batch_size or experiment.train.batch_size

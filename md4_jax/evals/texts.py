@@ -98,7 +98,9 @@ def score_texts(
 
     A text longer than `data.length` is cut into windows as a split is. bound: its objective, draws,
     batch size, stride and seed are used. label: class of the texts; -1: none.
+    UserError for a stride that does not fit the model.
     """
+    bound.check_stride(experiment.data.length)
     tokens = [encoded(experiment, index, text) for index, text in enumerate(texts)]
     rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
     nats, error = score_rows(experiment, params, rows, bound, programs, label)

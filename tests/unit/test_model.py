@@ -122,6 +122,8 @@ def test_bd3lm(folders):
     expected = np.asarray(told["outputs_sigma_zero"])[..., :11]
     np.testing.assert_allclose(denoiser.unembed(h), expected, atol=1e-5)
     assert model.experiment.objective.block == 4
+    with pytest.raises(UserError, match=r"stride=6 leaves .* objective.block=4 must divide"):
+        model.score("abab" * 8, stride=6)
 
 
 def test_sedd_with_masks(folders):
@@ -335,6 +337,7 @@ def test_infilling_ends_with_the_text(mdlm):
         (lambda m: m.score(["ab", 1]), "text 1 must be text, not 1"),
         (lambda m: m.score(3), "score takes a text or a list of texts, not 3"),
         (lambda m: m.score(b"ab"), "score takes a text or a list of texts, not b'ab'"),
+        (lambda m: m.score("ab" * 30, stride=17), "stride=17 must be at most data.length=16"),
         (lambda m: m.token_costs(b"ab"), "token_costs takes text, not b'ab'"),
         (lambda m: m.logits([0, -1]), "the token -1 must lie between 0 and"),
         (lambda m: m.logits([[0, 9999]]), "the token 9999 must lie .*, where .* is the mask"),

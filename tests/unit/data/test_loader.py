@@ -256,6 +256,13 @@ def test_windows_that_slide_count_everything_once(sequences, remainder, stride):
     assert seen == tokens.tolist()
 
 
+@pytest.mark.parametrize("step", [0, LENGTH + 1])
+def test_windows_leave_out_no_text(step):
+    said = f"stride={step} must lie between 1 and {LENGTH}, the tokens of a sequence"
+    with pytest.raises(UserError, match=said):
+        Windows(stream(5), LENGTH, step)
+
+
 def test_nothing_to_evaluate():
     with pytest.raises(UserError, match="empty"):
         next(eval_batches(grid(0), batch_size=1))
