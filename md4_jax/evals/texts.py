@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -98,8 +98,9 @@ def score_texts(
 
     A text longer than `data.length` is cut into windows as a split is. bound: its objective, draws,
     batch size, stride and seed are used. label: class of the texts; -1: none.
-    UserError for a stride that does not fit the model.
+    UserError for a stride and a label that do not fit the model.
     """
+    check_label(experiment, label)
     bound.check_stride(experiment.data.length)
     tokens = [encoded(experiment, index, text) for index, text in enumerate(texts)]
     rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
@@ -156,6 +157,17 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
     except UserError:
         return False
     return True
+
+
+def check_label(experiment: Experiment, label: Any) -> None:
+    """Raises UserError for a label that is no class of the network, nor -1."""
+    classes = experiment.config["network"].get("classes", 0)
+    if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < -1:
+        raise UserError(f"label must be the number of a class, or -1 for none, not {label!r}")
+    if label >= 0 and not classes:
+        raise UserError(f"label={label} is a class, and the network has none: leave label=-1")
+    if label >= classes > 0:
+        raise UserError(f"label={label} must be below network.classes={classes}; -1 means no class")
 
 
 def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:

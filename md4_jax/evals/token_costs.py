@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.evals.metrics import bits
-from md4_jax.evals.texts import bucket, encoded, takes_segments
+from md4_jax.evals.texts import bucket, check_label, encoded, takes_segments
 from md4_jax.experiment import Experiment
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.draws import draws
@@ -55,9 +55,12 @@ def token_costs(
     """Estimates what each token of a text adds to the bound, with 16 draws per estimate.
 
     For masks it is the mean over random orders of -log p(token | the tokens drawn before it). The
-    objective is the bound of whole texts. UserError for a text longer than the model, and for a
-    bound that is no sum over tokens.
+    objective is the bound of whole texts. UserError for a text longer than the model, for a bound
+    that is no sum over tokens, and for a label that is no class of the network.
     """
+    check_label(experiment, label)
+    if not isinstance(estimates, int | np.integer) or estimates < 1:
+        raise UserError(f"estimates must be a whole number from 1 up, not {estimates!r}")
     splits = splitting(experiment, objective)
     tokens = np.asarray(encoded(experiment, 0, text), np.int32)
     if len(tokens) > experiment.data.length:

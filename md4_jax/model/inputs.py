@@ -68,7 +68,9 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
     tokens  symbols of the vocabulary, 0..V-1. V is the mask of a process that has one, and V + 1 an
             absent token of texts that grow
     """
-    rows, times = np.atleast_2d(np.asarray(tokens)), np.asarray(t, np.float32)
+    rows = np.atleast_2d(_array("tokens", tokens))
+    if rows.ndim > 2 or not rows.size:
+        raise UserError(f"tokens are [B, L] or [L] and not empty; their shape is {rows.shape}")
     if not np.issubdtype(rows.dtype, np.integer):
         raise UserError(f"tokens are whole numbers, not {rows.dtype.name}")
     process = experiment.process
@@ -85,6 +87,39 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
             f"the token {process.mask_id} is the mask, where the network of this process reads "
             "Gaussian noise too: logits are those of clean tokens alone"
         )
+    return rows.astype(np.int32), _times(t, len(rows))
+
+
+def contexts(context: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the context of tokens [B, L] as arrays; UserError for one of another size."""
+    if not isinstance(context, Mapping):
+        raise UserError(f"context must be a dict of arrays, not {context!r}")
+    shapes, found = {"label": rows.shape[:1], "segments": rows.shape}, {}
+    for name, values in context.items():
+        array = _array(f"context[{name!r}]", values)
+        expected = shapes.get(name, (len(rows), *array.shape[1:]))
+        if array.shape != expected or array.dtype.kind in "OSU":
+            raise UserError(
+                f"context[{name!r}] must hold numbers in the shape {expected} for tokens of the "
+                f"shape {rows.shape}; it has {array.dtype.name} in the shape {array.shape}"
+            )
+        found[name] = array
+    return found
+
+
+def _times(t: Any, rows: int) -> np.ndarray:
+    """Returns the times [B]; UserError unless they are one number or B, in [0, 1]."""
+    times = _array("t", t, np.float32)
+    if times.shape not in ((), (1,), (rows,)):
+        raise UserError(f"t must be one number, or one for each of {rows} sequences, not {t!r}")
     if not np.all((times >= 0) & (times <= 1)):
         raise UserError(f"t={t} must lie between 0 and 1")
-    return rows.astype(np.int32), np.broadcast_to(times, len(rows))
+    return np.broadcast_to(times, rows)
+
+
+def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
+    """Returns values as an array; UserError for rows of several lengths and what is no number."""
+    try:
+        return np.asarray(values, dtype)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} must be numbers, in rows of one length: {error}") from error

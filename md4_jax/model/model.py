@@ -241,7 +241,7 @@ class Model(pickling.Unpickled):
         """
         rows, times = inputs.checked(self.experiment, tokens, t)
         mesh, network = self.experiment.mesh, self.experiment.network
-        told = {name: np.asarray(values) for name, values in (context or {}).items()}
+        told = inputs.contexts(context or {}, rows)
         own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh)).clip(max=len(rows) - 1)
         given = jax.tree.map(lambda x: x[own], (rows, times, told))
         if "logits" not in self.programs:

@@ -134,6 +134,13 @@ def test_costs(text, model):
     assert "has no likelihood" in refused(text, "/api/costs", text="")
 
 
+@pytest.mark.parametrize("method", ["score", "token_costs"])
+def test_labels_that_are_no_class_are_refused(method, model):
+    """The network would read them as no label."""
+    with pytest.raises(UserError, match=r"label=2 must be below network\.classes=2"):
+        getattr(model, method)("to be", label=2)
+
+
 def encoded(values) -> str:
     return base64.b64encode(bytes(values)).decode()
 
