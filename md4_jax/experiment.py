@@ -75,8 +75,12 @@ def sample_block(experiment: Experiment) -> int:
 
 
 def clean_prompts(data: Mapping[str, Any]) -> bool:
-    """Returns whether texts of these data have clean prompts: pairs or conversations."""
-    return any(data.get(key) for key in ("prompt_key", "messages_key"))
+    """Returns whether texts of these data have clean prompts: pairs or conversations.
+
+    Of a mixture, one part with prompts is enough: the network has then learned that they are clean.
+    """
+    sources = [data, *data.get("parts", {}).values()]
+    return any(source.get(key) for source in sources for key in ("prompt_key", "messages_key"))
 
 
 def rows_of(experiment: Experiment, batch_size: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from md4_jax.data.mixtures import corpus_of
 from md4_jax.evals import rollouts
 from md4_jax.evals.rewards import Answer
 from md4_jax.evals.rollouts import Rollouts, advantages, ended, maker, prompts_of
+from md4_jax.experiment import clean_prompts
 from md4_jax.objectives.policy import Policy
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Batch, UserError
@@ -165,6 +166,10 @@ def made(tmp_path, monkeypatch):
     def made(**changes):
         words = KEYS | {"data.path": str(tmp_path / "sums.jsonl")}
         words |= {key.replace("__", "."): value for key, value in changes.items()}
+        if words["data.name"] == "mixture":
+            own = ("name", "path", "prompt_key", "text_key", "validation", "test")
+            words |= {f"data.parts.sums.{key}": words.pop(f"data.{key}") for key in own}
+            words |= {"data.name": "mixture", "data.parts.sums.name": "text"}
         if words["objective.name"] != "policy":
             del words["objective.group"]
         config = schema.load_config(str(PACKAGE_ROOT / "configs" / "base.py"), words)
@@ -230,6 +235,10 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
         ({"sample__reward__name": "none"}, "learns from a reward of samples, and there is none"),
         ({"train__batch_size": "6"}, "train.batch_size=6 must be a multiple of 4"),
         ({"data__padding": "hidden"}, "needs data.padding='end_of_text', not 'hidden'"),
+        (
+            {"data__padding": "hidden", "data__name": "mixture"},
+            "needs data.padding='end_of_text', not 'hidden'",
+        ),
         ({"sample__length": "12"}, "set sample.length=0, not sample.length=12"),
         (
             {"sample__min_entropy": "0.5", "sample__block": "2"},
@@ -249,6 +258,15 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
 def test_mistakes(changes, said, made):
     with pytest.raises(UserError, match=said):
         check_training(made(**changes)[0])
+
+
+def test_one_part_of_a_mixture_with_prompts_is_enough():
+    text, pairs = {"name": "text"}, {"name": "text", "prompt_key": "q"}
+    talk = {"name": "text", "messages_key": "messages"}
+    for parts, has in ([text], False), ([text, pairs], True), ([talk, text], True):
+        data = {"name": "mixture", "parts": {f"part{n}": part for n, part in enumerate(parts)}}
+        assert clean_prompts(data) == has
+    assert clean_prompts(pairs) and not clean_prompts(text)
 
 
 def test_samples_of_such_a_run_are_not_steered(made):
