@@ -149,7 +149,8 @@ class ZeroShot:
         path = os.path.join(self.path, name) if self.path else None
         keys: dict[str, Any] = {**PLAIN, "path": path, **SETS[name][0]}
         keys |= {"windows": CHUNKS[self.chunks]}
-        keys |= {"separate_documents": False} if self.chunks == "documents" else {}
+        if self.chunks == "documents":  # whose padding does not count, as the page says
+            keys |= {"separate_documents": False, "padding": "hidden"}
         return keys | ({"length": self.length} if self.length else {})
 
     def _bound(self, name: str) -> LikelihoodBound:

@@ -492,6 +492,19 @@ def test_zero_shot_sets_of_a_run_on_conversations_are_plain_text():
     assert source.dataset == "lambada" and not source.messages_key
 
 
+def test_padding_of_zero_shot_documents_does_not_count(tmp_path):
+    """Also for a run that learns how its texts end, and pads them with ends of text."""
+    (tmp_path / "lambada").mkdir()
+    (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "He said go"}\n')
+    own = {"name": "text", "length": 32, "windows": "documents", "padding": "end_of_text"}
+    sets = dict(sets="lambada", path=str(tmp_path), chunks="documents")
+    changes = ZeroShot(objective=None, **sets)._changes("lambada")
+    corpus = inputs.corpora({"data": own}, TextDomain(Bytes(), 32))(changes)
+    (batch,) = corpus.eval_batches("test", batch_size=1, rows=np.arange(1))
+    assert batch.loss_mask.sum() == len("\nHe said go") + 1  # with its end
+    assert batch.context["segments"].min() == -1
+
+
 def test_a_tokenizer_learns_from_what_the_template_writes(tmp_path):
     asked = config(tmp_path)
     (tmp_path / "plain.jinja").write_text(PLAIN.template)
