@@ -68,7 +68,7 @@ def train_mode(call: Call) -> int:
         config.check_same(kept, call.config, workdir, back.FREE if call.back else ())
     experiment, corpus = _experiment(call.config, workdir)
     # Check everything before anything is written.
-    check_training(experiment)
+    check_training(experiment, kept)
     trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, call.config):
         runs.check_text(experiment, corpus, workdir)

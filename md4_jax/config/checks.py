@@ -205,8 +205,12 @@ def _check_tables(experiment: Experiment) -> None:
         )
 
 
-def check_training(experiment: Experiment) -> None:
-    """Raises UserError for what cannot train this network; a trained one may still be read."""
+def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None) -> None:
+    """Raises UserError for what cannot train this network; a trained one may still be read.
+
+    kept: config with which the run began, if it is resumed
+    """
+    _check_names(experiment, kept)
     if experiment.network.companion is not None and experiment.data.windows == "every":
         raise UserError(
             f"network.tables={experiment.config['network']['tables']} needs data.windows='grid', "
@@ -216,6 +220,15 @@ def check_training(experiment: Experiment) -> None:
     _check_preferences(experiment)
     check_policy(experiment)
     check_trainable(experiment)
+
+
+def _check_names(experiment: Experiment, kept: Mapping[str, Any] | None) -> None:
+    """Raises UserError for a new evaluator with the name under which trackers show the loss."""
+    if "train" in experiment.evals and "train" not in (kept or {}).get("evals", {}):
+        raise UserError(
+            "evals.train: TensorBoard and W&B show the numbers of the training loss as train/...: "
+            "give the evaluator another name, such as evals.train_split"
+        )
 
 
 def _check_preferences(experiment: Experiment) -> None:

@@ -14,6 +14,7 @@ from every_config import CONFIGS, spelled
 
 from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
+from md4_jax.config.checks import check_training
 from md4_jax.config.files import load
 from md4_jax.config.load import flatten, merged
 from md4_jax.data import SOURCES
@@ -286,6 +287,16 @@ def test_the_bound_that_stands_for_a_run_is_the_first_final_one():
 def test_a_trace_may_end_with_the_last_step():
     built = build.experiment(changed(log__profile=[9, 1_000_000]), TOKENIZER)
     assert built.log.profile == [9, 1_000_000]
+
+
+def test_an_evaluator_has_not_the_name_of_the_loss():
+    """Trackers would show both under one name; older runs that have it may go on."""
+    config = changed(evals__train=dict(name="likelihood", split="train"))
+    experiment = build.experiment(config, TOKENIZER)
+    for kept in (None, changed()):
+        with pytest.raises(UserError, match=r"evals.train: .* another name, such as evals.train_"):
+            check_training(experiment, kept)
+    check_training(experiment, config)
 
 
 def test_a_missing_argument_is_named():
