@@ -53,7 +53,7 @@ def _read(run: Place, name: str) -> Found:
     asked, remark = config_lib.stored(run) or {}, ""
     try:
         rows = kept(run)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         rows, remark = [], f"{run / EVALUATIONS} cannot be read: {error}"
     bounds = [row for row in rows if "bits_per_token" in row and "command" not in row]
     result = next((row for row in reversed(bounds) if row["eval"] == "test"), None)

@@ -14,7 +14,7 @@ from md4_jax.runtime.commit import commit
 from md4_jax.runtime.paths import Place, append
 from md4_jax.runtime.retries import patiently
 from md4_jax.training.microbatches import resolved
-from md4_jax.training.writers import read_rows
+from md4_jax.training.writers import objects, read_rows
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
@@ -80,9 +80,12 @@ def keep_also(
 
 
 def kept(workdir: Place) -> list[dict[str, Any]]:
-    """Returns the results of evaluations.jsonl in order; none if there is no such file."""
+    """Returns the results of evaluations.jsonl in order; none if there is no such file.
+
+    Lines that are no results, such as a last one that a crash cut short, are left out.
+    """
     path = workdir / EVALUATIONS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row for row in objects(path) if "eval" in row] if path.exists() else []
 
 
 def as_json(numbers: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,16 +124,22 @@ def read_rows(path: Place) -> list[dict]:
 
     Lines that are no rows are left out. Numbers of old runs named eval_NAME become validation/NAME.
     """
-    rows = []
+    return [
+        {re.sub("^eval_", "validation/", name): value for name, value in row.items()}
+        for row in objects(path)
+        if type(row.get("step")) is int
+    ]
+
+
+def objects(path: Place) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects of a file, one a line; lines that hold none are left out."""
     for line in path.read_bytes().decode(errors="replace").splitlines():
         try:
-            row = json.loads(line)
+            found = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(row, dict) or type(row.get("step")) is not int:
-            continue
-        rows.append({re.sub("^eval_", "validation/", name): value for name, value in row.items()})
-    return rows
+        if isinstance(found, dict):
+            yield found
 
 
 def tag(name: str) -> str:

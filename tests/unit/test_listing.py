@@ -9,6 +9,7 @@ from md4_jax.config import command, load, schema
 from md4_jax.model import listing
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import place
+from md4_jax.training.report import kept
 
 
 def made(folder, steps=(), results=(), **keys):
@@ -71,11 +72,22 @@ def test_below_the_table_is_why_a_run_cannot_be_read(content, why, tmp_path):
 
 def test_damaged_results_hide_no_run_and_names_break_no_line(tmp_path):
     run = made(tmp_path / "a\nb\033[1m", (5,))
-    (run / "evaluations.jsonl").write_text('{"eval": "te')
+    (run / "evaluations.jsonl").unlink()
+    (run / "evaluations.jsonl").mkdir()
     _, row, last = listing.table(place(tmp_path)).splitlines()
     assert row.split()[:2] == [r"'a\nb\x1b[1m'", "any_order"]
     assert "5 of 3,500" in row
     assert "evaluations.jsonl cannot be read: " in last
+
+
+def test_a_result_that_a_crash_cut_short_hides_no_other(tmp_path):
+    """Nor do lines that hold none."""
+    run = made(tmp_path / "a", (20,), [result(2.5)])
+    with open(run / "evaluations.jsonl", "a") as file:
+        file.write('null\n{"step": 20}\n' + "[" * 9999 + '\n{"eval": "te')
+    assert [row["eval"] for row in kept(place(run))] == ["test"]
+    _, row = listing.table(place(tmp_path)).splitlines()
+    assert "2.5000 +- 0.0100" in row
 
 
 def test_nothing_there(tmp_path):
