@@ -20,17 +20,21 @@ ALPHABET = "".join(chr(c) for c in range(32, 127)) + "\n"
 LABELS = ("prose", "verse")
 
 
-def model(domain, length: int, **process) -> Model:
-    """A model with two classes, whose parameters are as drawn."""
+def model(domain, length: int, network=None, **process) -> Model:
+    """A model with two classes, whose parameters are as drawn; network: keys of that section."""
     config = files.load("quickstart")
     config["network"] |= dict(
         size=16, depth=1, heads=2, hidden=32, classes=len(LABELS), label_dropout=0.1,
         time_conditioning=True, tables=0,
     )  # fmt: skip
+    config["network"] |= network or {}
     config["data"] |= dict(length=length)
     config["mesh"] |= dict(data=1)
     if process:
-        config["process"], config["objective"] = process, {"name": "uniform_elbo"}
+        bound = "d3pm" if "timesteps" in process else "uniform_elbo"
+        config["process"], config["objective"] = process, {"name": bound}
+    if "timesteps" in process:
+        config["sample"] |= dict(name="ancestral", steps=process["timesteps"], grid="uniform")
     experiment = build.experiment(config, domain)
     params = fresh_state(experiment).ema
     # The head begins at zero, where nothing would change the samples.
@@ -44,9 +48,9 @@ def model(domain, length: int, **process) -> Model:
     return Model(experiment, params, 30, "", {"commit": "unknown", "results": {}})
 
 
-def of_text(**process) -> Model:
+def of_text(network=None, **process) -> Model:
     """Text of 32 characters."""
-    return model(TextDomain(Characters(ALPHABET), 32, LABELS), 32, **process)
+    return model(TextDomain(Characters(ALPHABET), 32, LABELS), 32, network, **process)
 
 
 def of_images() -> Model:

@@ -12,7 +12,7 @@ from md4_jax.generate.traces import word
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.server import fields
 
-STEPS = tuple(2**n for n in range(11))
+STEPS, USUAL_STEPS = tuple(2**n for n in range(11)), 64
 # Samplers' own keys that the page offers -> their values, or the range of a number. `any_order`
 # draws as many tokens a step as the grid says, so that its steps can be watched.
 OFFERED = {
@@ -23,6 +23,8 @@ OFFERED = {
 FIXED = {"any_order": {"per_step": 0}}
 # Keys of the config that would lead elsewhere than to one sample of the length asked for.
 PLAIN = {"block": 0, "memory": 0, "stride": 0, "stop": "", "min_entropy": 0.0, "judge": ""}
+# Keys of blocks, for a model that was not trained in blocks: without `block` they are refused.
+WITHOUT_BLOCKS = {"dual_cache": False, "next_token": False}
 GRIDS = ("cosine", "uniform", "log_linear")
 BLANK = "_"
 SETTINGS = (
@@ -38,6 +40,10 @@ class Playground:
         self._model, self._name, self._domain = model, name, model.domain
         self._pictures = has_pictures(model.domain)
         self._samplers = model.samplers()
+        own = model.experiment.process.timesteps  # a process in discrete time has no other steps
+        self._steps, self._grids = (STEPS, GRIDS) if own is None else ((own,), ("uniform",))
+        is_in_blocks = getattr(model.experiment.objective, "block", 0)
+        self._plain = PLAIN if is_in_blocks else PLAIN | WITHOUT_BLOCKS
         self.facts = self._facts()
 
     def _facts(self) -> dict[str, Any]:
@@ -61,8 +67,9 @@ class Playground:
             "blank": BLANK,
             "samplers": {name: OFFERED.get(name, {}) for name in self._samplers},
             "sampler": chosen if chosen in self._samplers else self._samplers[0],
-            "steps": STEPS,
-            "grids": GRIDS,
+            "steps": self._steps,
+            "usual_steps": self._usual_steps,
+            "grids": self._grids,
             "labels": names[:classes],
             "guides": bool(classes and sections["network"].get("label_dropout", 0.0)),
             "costs": not self._pictures and model.has_token_costs,
@@ -71,6 +78,10 @@ class Playground:
         if self._pictures:
             facts["values"] = pages.values(domain, range(domain.vocab_size))
         return facts
+
+    @property
+    def _usual_steps(self) -> int:
+        return USUAL_STEPS if USUAL_STEPS in self._steps else self._steps[0]
 
     def _lengths(self) -> list[int]:
         """Returns the lengths of samples; few, since each is compiled."""
@@ -136,11 +147,11 @@ class Playground:
         sampler = fields.choice(asked, "sampler", self._samplers, self.facts["sampler"])
         label = self._label(asked)
         settings = {
-            **PLAIN,
+            **self._plain,
             **FIXED.get(sampler, {}),
             "sampler": sampler,
-            "steps": fields.choice(asked, "steps", STEPS, 64),
-            "grid": fields.choice(asked, "grid", GRIDS, "cosine"),
+            "steps": fields.choice(asked, "steps", self._steps, self._usual_steps),
+            "grid": fields.choice(asked, "grid", self._grids, self._grids[0]),
             "temperature": fields.number(asked, "temperature", 1.0, 0.0, 10.0),
             "top_p": fields.number(asked, "top_p", 1.0, 0.01, 1.0),
             "top_k": 0,

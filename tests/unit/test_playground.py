@@ -18,6 +18,7 @@ from md4_jax import main
 from md4_jax.protocols import UserError
 from md4_jax.server import app as app_module
 from md4_jax.server import serving
+from md4_jax.server.actions import Playground
 
 LOCAL = "http://127.0.0.1:8000"
 
@@ -93,6 +94,30 @@ def test_a_sample_is_that_of_the_command_line(text, model):
     (*_, last) = sampled(text, seed=7, length=16, sampler="confidence", score="margin")
     drawn = model.sample(1, sampler="confidence", score="margin", seed=7, steps=8, length=16)
     assert last["text"] == drawn.texts[0]
+
+
+def test_a_process_in_discrete_time_has_its_own_steps():
+    discrete = dict(name="transition", kernel="uniform", timesteps=6)
+    with TestClient(app(of_text(**discrete)), LOCAL, raise_server_exceptions=False) as client:
+        facts = client.get("/api/model").json()
+        assert (facts["steps"], facts["usual_steps"], facts["grids"]) == ([6], 6, ["uniform"])
+        answer = client.post("/api/sample", json={"text": "to be", "continues": 1})
+        first, *_, last = map(json.loads, answer.text.splitlines())
+        assert first["of"] == 6 and last["text"].startswith("to be")
+        assert "steps must be one of 6" in refused(client, "/api/sample", text="", steps=64)
+        assert "grid must be one of uniform" in refused(client, "/api/sample", grid="cosine")
+
+
+@pytest.mark.parametrize(
+    "key, network",
+    [("dual_cache", dict(time_conditioning=False)), ("next_token", dict(shifted=True))],
+)
+def test_a_run_that_samples_in_blocks_is_drawn_as_a_whole(key, network):
+    """Its section `sample` sets keys of blocks, which do not fit without `block`."""
+    model = of_text(network | dict(local_width=0))
+    model.config["sample"] |= {"block": 8, key: True}
+    playground = Playground(model, "tiny")
+    assert list(playground.states({"text": "to be", "steps": 4}))[-1]["done"]
 
 
 def test_continuing_shows_what_comes_after_the_text(text):

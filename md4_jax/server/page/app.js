@@ -245,7 +245,7 @@ function samplerFields(n) {
   box.id = `of-sampler-${n}`;
   at(n ? "second" : "samplers").append(box);
   choices(`sampler-${n}`, Object.keys(model.samplers), model.sampler);
-  choices(`steps-${n}`, model.steps, 64);
+  choices(`steps-${n}`, model.steps, model.usual_steps);
   const offer = () => {
     if (own.dataset.of === sampler.value) return;
     own.dataset.of = sampler.value;
