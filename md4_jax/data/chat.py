@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
@@ -101,8 +102,7 @@ class Chat:
         """
         _check(messages)
         try:
-            template = _environment(self.day).from_string(self.template)
-            found = template.render(
+            found = _compiled(self.template, self.day).render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=answered,
                 **self.tokens,
@@ -158,6 +158,12 @@ def _check(messages: Messages) -> None:
             )
         if message["content"] is None:
             raise UserError(f"a message has no content: {message!r}")
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str, day: str) -> Any:
+    """Returns a template that Jinja has compiled, which takes longer than to fill it in."""
+    return _environment(day).from_string(template)
 
 
 def _environment(day: str) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from peer_folders import TEMPLATE, chat_folder, peer_folder, says_a_or_ends
 
 import md4_jax
+from md4_jax.data import chat
 from md4_jax.data.chat import Chat
 from md4_jax.evals import samples
 from md4_jax.model import answers, importing
@@ -100,6 +101,29 @@ def test_templates_get_what_transformers_gives_them():
 def test_templates_of_others_run_in_a_sandbox(template, said):
     with pytest.raises(UserError, match=said):
         form(template).render(TALK)
+
+
+@needs_jinja
+def test_a_template_is_compiled_once_for_all_conversations(monkeypatch):
+    """It is told today's date whenever it is filled in, or the day that it has for good."""
+    from jinja2 import Environment
+
+    compiled, compile, noon, today = [], Environment.compile, chat._noon, ["2026-01-03"]
+
+    def counted(self, source, *args, **more):
+        compiled.append(source)
+        return compile(self, source, *args, **more)
+
+    monkeypatch.setattr(Environment, "compile", counted)
+    monkeypatch.setattr(chat, "_noon", lambda day: noon(day or today[0]))
+    chat._compiled.cache_clear()
+    template = "{{ strftime_now('%d') }} {{ messages[-1].content }}"
+    told = [form(template).render([{"role": "user", "content": text}]) for text in "ab"]
+    today[0] = "2026-01-04"
+    told += [form(template).render([{"role": "user", "content": "a"}])]
+    assert told == ["03 a", "03 b", "04 a"] and compiled == [template]
+    assert Chat(template, {}, "2026-01-31").render(TALK).startswith("31 ")
+    assert compiled == [template, template]
 
 
 @needs_jinja
@@ -289,6 +313,7 @@ def test_a_model_without_a_template_says_so(tmp_path):
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    chat._compiled.cache_clear()  # where an earlier test has compiled the template
     for name in ("jinja2", "jinja2.sandbox"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"pip install 'md4_jax\[chat\]'"):
