@@ -106,10 +106,9 @@ def _next_is(
         segment[: one.size] = 0
     left = np.array([1.0 - step / len(one.continuation) for one in pairs], np.float32)
     t = np.zeros_like(left) if own.network.causal else own.process.schedule.inverse(left)
-    logits = model.logits(z, np.asarray(t), {"segments": segments} if pads else None)
     at = [len(one.context) + step for one in pairs]
-    best = np.argmax(logits[np.arange(len(pairs)), at], axis=-1)
-    return best == [one.continuation[step] for one in pairs]
+    logits = model.logits(z, np.asarray(t), {"segments": segments} if pads else None, at)
+    return np.argmax(logits, axis=-1) == [one.continuation[step] for one in pairs]
 
 
 def continued(

@@ -107,6 +107,16 @@ def contexts(context: Any, rows: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
+def positions(at: Any, rows: np.ndarray) -> np.ndarray:
+    """Returns a position of each of the rows [B, L], int32 [B]; UserError for any other."""
+    found = _array("at", at)
+    if found.shape not in ((), (1,), (len(rows),)) or not np.issubdtype(found.dtype, np.integer):
+        raise UserError(f"at must be one position, or one for each of {len(rows)} sequences")
+    if np.min(found) < 0 or np.max(found) >= rows.shape[1]:
+        raise UserError(f"at={at} must lie between 0 and {rows.shape[1] - 1}, the last position")
+    return np.broadcast_to(found, len(rows)).astype(np.int32)
+
+
 def _times(t: Any, rows: int) -> np.ndarray:
     """Returns the times [B]; UserError unless they are one number or B, in [0, 1]."""
     times = _array("t", t, np.float32)

@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.config import build, schema
@@ -21,13 +19,11 @@ from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
 from md4_jax.generate.prompts import templates
 from md4_jax.generate.traces import Trajectory, trajectory
-from md4_jax.model import answers, bounds, folder, hub, inputs, peft_writing, pickling
+from md4_jax.model import answers, bounds, folder, hub, inputs, outputs, peft_writing, pickling
 from md4_jax.model.adapters import merged as without_adapters
 from md4_jax.model.layout import Layout
 from md4_jax.protocols import Params, Prompt, UserError
-from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import Place, place
-from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.live import Watched
 from md4_jax.samplers.particles import Steered
@@ -231,27 +227,17 @@ class Model(pickling.Unpickled):
         return watched(experiment, self.params, given, self.programs)
 
     def logits(
-        self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None
+        self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None, at: Any = None
     ) -> np.ndarray:
         """Returns the network's logits, float32 [B, L, V], or [L, V] for a single sequence.
 
         tokens   int [B, L] or [L]; the number vocab_size is the mask, if the process has one
         t        time in [0, 1], one number or [B]
         context  other inputs of the network, {name: [B, ...]}
+        at       int [B] or one number: a position of each sequence, of which alone logits are
+                 computed, [B, V] or [V]
         """
-        rows, times = inputs.checked(self.experiment, tokens, t)
-        mesh, network = self.experiment.mesh, self.experiment.network
-        told = inputs.contexts(context or {}, rows)
-        own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh)).clip(max=len(rows) - 1)
-        given = jax.tree.map(lambda x: x[own], (rows, times, told))
-        if "logits" not in self.programs:
-            self.programs["logits"] = jit(
-                lambda params, z, t, told: network.denoiser(params, told)(z, t), mesh, network
-            )
-        with jax.set_mesh(mesh):
-            found = self.programs["logits"](self.params, *to_global(given, mesh))
-        found = to_host(found.astype(jnp.float32))[: len(rows)]
-        return found if np.ndim(tokens) == 2 else found[0]
+        return outputs.logits(self, tokens, t, context or {}, at)
 
     def save(self, path: Any, *, merged: bool = False) -> Place:
         """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it.

@@ -204,6 +204,15 @@ def sharded(folder: Place, count: int = 3) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
+@pytest.mark.parametrize("name", ["mdlm", "bd3lm", "dream"])
+def test_logits_of_one_position_are_those_of_all(name, tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, name))
+    z = np.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    found, at = model.logits(z, 0.5), [0, 3]
+    np.testing.assert_allclose(model.logits(z, 0.5, at=at), found[[0, 1], at], atol=1e-5)
+    np.testing.assert_allclose(model.logits(z[0], 0.5, at=1), found[0, 1], atol=1e-5)
+
+
 def test_sharded_files(tmp_path, mdlm):
     folder = peer_folder(tmp_path, "mdlm")
     sharded(folder)
@@ -346,6 +355,9 @@ def test_infilling_ends_with_the_text(mdlm):
         (lambda m: m.token_costs("ab", estimates=0), "estimates must be a whole .* not 0"),
         (lambda m: m.token_costs("ab", estimates=1.5), "estimates must be a whole .* not 1.5"),
         (lambda m: m.token_costs("ab", label=0), "label=0 is a class, and the network has none"),
+        (lambda m: m.logits([[0, 1]], at=2), "at=2 must lie between 0 and 1, the last position"),
+        (lambda m: m.logits([[0, 1]], at=[0, 1]), "at must be one position, or one for each of 1"),
+        (lambda m: m.logits([[0, 1]], at=0.5), "at must be one position"),
         (lambda m: m.logits([[0, 1], [2]]), "tokens must be numbers, in rows of one length"),
         (lambda m: m.logits([]), r"tokens are .* not empty; their shape is \(1, 0\)"),
         (lambda m: m.logits([[[0, 1]]]), r"tokens are \[B, L\] or \[L\].* \(1, 1, 2\)"),
