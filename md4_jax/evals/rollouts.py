@@ -1,6 +1,7 @@
 """Texts that a policy learns from: drawn by the model at each step, with rewards."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from md4_jax.samplers.steering import Steering
 
 # Of the standard deviation of the rewards of a group, so that equal ones have the advantage 0.
 SMALLEST = 1e-4
+NOTHING = -1  # stands where a text has no token, because it has ended
 SAMPLES = 7  # tells the keys of samples from those of the noise, which `draws` makes
 
 
@@ -67,7 +69,8 @@ class Rollouts:
         """
         compared = getattr(self._rewarded.reward, "compared", None)
         if compared is None:
-            return self._rewarded.rewards(ended(tokens, counts, self._experiment.ends))
+            rewarded = self._rewarded._replace(domain=Cut(self._rewarded.domain))
+            return rewarded.rewards(ended(tokens, counts, self._experiment.ends))
         answers, expected = (self._answers(x, counts) for x in (tokens, data))
         return self._rewarded.checked(compared(answers, expected), len(tokens))
 
@@ -88,12 +91,26 @@ def sample_keys(seed: int, step: int, count: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
 
 
+class Cut:
+    """Domain of texts that may end before their row does, with NOTHING after their end."""
+
+    def __init__(self, domain: Any):
+        self._domain = domain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._domain, name)
+
+    def decode(self, row: np.ndarray) -> Any:
+        """Returns the text of a row up to its end."""
+        row = np.asarray(row)
+        return self._domain.decode(row[row != NOTHING])
+
+
 def ended(tokens: np.ndarray, counts: np.ndarray, ends: tuple[int, ...]) -> np.ndarray:
-    """Returns the tokens with the first that ends an answer repeated to the end of its row."""
+    """Returns the tokens with NOTHING after the first that ends an answer."""
     stops = np.isin(tokens, ends) & counts
     first = np.where(stops.any(axis=1), stops.argmax(axis=1), tokens.shape[1])[:, None]
-    last = np.take_along_axis(tokens, np.minimum(first, tokens.shape[1] - 1), axis=1)
-    return np.where(np.arange(tokens.shape[1]) > first, last, tokens)
+    return np.where(np.arange(tokens.shape[1]) > first, NOTHING, tokens)
 
 
 def advantages(rewards: np.ndarray, group: int, normalised: bool) -> np.ndarray:

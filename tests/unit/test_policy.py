@@ -1,6 +1,7 @@
 """The gradient of a policy by enumeration, advantages by hand, and what a step draws."""
 
 import dataclasses
+import re
 
 import exact
 import jax
@@ -132,7 +133,7 @@ def test_rewards_are_of_texts_up_to_their_end():
     tokens = np.array([[9, 1, 9, 2, 3], [0, 1, 2, 3, 4], [9, 9, 9, 1, 9]])
     counts = np.array([False, True, True, True, True])
     found = ended(tokens, np.broadcast_to(counts, tokens.shape), (9,))
-    assert found.tolist() == [[9, 1, 9, 9, 9], [0, 1, 2, 3, 4], [9, 9, 9, 9, 9]]
+    assert found.tolist() == [[9, 1, 9, -1, -1], [0, 1, 2, 3, 4], [9, 9, -1, -1, -1]]
     assert ended(tokens, np.broadcast_to(counts, tokens.shape), ()).tolist() == tokens.tolist()
 
 
@@ -221,6 +222,20 @@ def test_blocks_after_the_end_of_an_answer_are_filled_with_it(made):
     stop = experiment.domain.eot_id
     assert batch.tokens.max() == stop < experiment.process.vocab_size
     assert (batch.tokens[:, -2:] == stop).all()
+
+
+def test_a_reward_sees_no_more_of_a_text_than_its_end(made):
+    """A text that ends at once has nothing else to count, however long its row is."""
+    asked = {"sample__reward__name": "pattern", "sample__reward__pattern": "end|."}
+    experiment, corpus = made(**asked)
+    params, batch = fresh_state(experiment).whole, prompts(experiment, corpus)
+    head = params["network"]["head"]
+    head["bias"] = head["bias"].at[experiment.domain.eot_id].set(100.0)
+    drawn = Rollouts(experiment, experiment.rewarded)(params, 0, batch)
+    assert (drawn.tokens[drawn.loss_mask] == experiment.domain.eot_id).all()
+    texts = [experiment.domain.decode(row[~own]) for row, own in zip(*drawn[:2], strict=True)]
+    shown = len(re.findall("end|.", "<|endoftext|>"))
+    assert drawn.reward.tolist() == [len(text) + shown for text in texts]
 
 
 def test_other_objectives_learn_from_the_data_as_they_are(made):
