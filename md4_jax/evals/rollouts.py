@@ -38,26 +38,31 @@ class Rollouts:
 
         prompts  sequences of the data; what does not count is the prompt
         """
-        group = self._experiment.objective.group
+        experiment, group = self._experiment, self._experiment.objective.group
         context = {name: np.repeat(x, group, axis=0) for name, x in prompts.context.items()}
         data, counts = (np.repeat(np.asarray(x), group, axis=0) for x in prompts[:2])
-        tokens = self._drawn(params, step, Prompt(data, ~counts), context)
-        rewards = self._rewards(tokens, data, counts)
+        given = to_global((Prompt(data, ~counts), context), experiment.mesh)
+        tokens = self._drawn(params, step, given)
+        # Of the whole batch on each process: a judge computes on the devices of all processes.
+        whole = to_host(given[0])
+        rewards = self._rewards(tokens, whole.tokens, ~whole.mask)
+        better = advantages(rewards, group, experiment.objective.normalised)
+        own = local_rows(experiment.mesh, len(tokens))
         return Batch(
-            tokens,
+            tokens[own],
             counts,
             context,
-            reward=rewards.astype(np.float32),
-            advantage=advantages(rewards, group, self._experiment.objective.normalised),
+            reward=rewards[own].astype(np.float32),
+            advantage=better[own],
         )
 
-    def _drawn(self, params: Params, step: int, prompt: Prompt, context: dict) -> np.ndarray:
+    def _drawn(self, params: Params, step: int, given: tuple[Prompt, dict]) -> np.ndarray:
+        """Returns the texts [B, L] of the whole batch, after prompts and with context `given`."""
         mesh, size = self._experiment.mesh, self._experiment.train.batch_size
         keys = sample_keys(self._experiment.train.seed, step, size)
-        given = to_global((prompt, context), mesh)
         with jax.set_mesh(mesh):
             found = self._sampler.program(params, self._experiment.sampler_step, keys, *given)
-        tokens = np.asarray(to_host(found[0].z))[local_rows(mesh, size)]
+        tokens = np.asarray(to_host(found[0].z))
         # Blocks after the end of a text are not drawn: they hold masks.
         left = np.asarray(params["process"].is_noise(tokens))
         return np.where(left, self._experiment.ends[0], tokens) if left.any() else tokens

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs as kept
+from peer_folders import peer_folder
 from runs import free_port
 
 from md4_jax.protocols import UserError
@@ -136,6 +137,24 @@ def test_steered_samples(runs, together):
         found.append(Path(numbers["texts"]).with_suffix(".jsonl").read_text())
     rewards = [json.loads(line)["reward"] for line in found[0].splitlines()]
     assert found[0] == found[1] and len(rewards) == 5 and max(rewards) > 0
+
+
+def test_a_policy_learns_from_a_judge(together, tiny, tmp_path, rows):
+    """The judge computes on the devices of both processes, each of which draws half the texts."""
+    judge = peer_folder(tmp_path, "gpt2")
+    words = ("train.num_steps=3", "log.every=1", "optim.warmup_steps=1", "checkpoint.every=0")
+    words += ("objective.name=policy", "objective.group=2", "evals.validation.every=0")
+    words += ("evals.test.final=False", "evals.samples.final=False", "mesh.data=2")
+    words += ("sample.reward.name=judge", f"sample.reward.judge={judge}")
+    found = []
+    for processes in (1, 2):
+        workdir = tmp_path / str(processes)
+        flags = [f"--config.{word}" for word in words]
+        ended = together(processes, 2 // processes, "--config", tiny, "--workdir", workdir, *flags)
+        assert all(code == 0 for _, _, code in ended), ended
+        found.append(numbers(rows(workdir), "reward"))
+    np.testing.assert_allclose(found[1], found[0], rtol=ROUNDING)
+    assert len(found[0]) == 3 and (found[0] < -10).all()
 
 
 @pytest.mark.parametrize("name", ["one", *OTHERS])

@@ -14,7 +14,7 @@ from md4_jax.config import build, inputs, schema
 from md4_jax.config.checks import check_training
 from md4_jax.data.mixtures import corpus_of
 from md4_jax.evals import rollouts
-from md4_jax.evals.rewards import Answer
+from md4_jax.evals.rewards import Answer, Pattern
 from md4_jax.evals.rollouts import Rollouts, advantages, ended, maker, prompts_of
 from md4_jax.experiment import clean_prompts
 from md4_jax.objectives.policy import Policy
@@ -210,6 +210,26 @@ def test_a_step_draws_several_answers_to_each_prompt(made, monkeypatch):
     assert [expected for _, expected in compared] == numbers
     again, other = drawn(state.whole, 3, asked), drawn(state.whole, 4, asked)
     assert (again.tokens == batch.tokens).all() and (other.tokens != batch.tokens).any()
+
+
+def test_a_process_rewards_the_whole_batch_and_keeps_its_rows(made, monkeypatch):
+    """A judge computes on the devices of all processes, which must give it the same texts."""
+    experiment, corpus = made(sample__reward__name="pattern", sample__reward__pattern=".")
+    asked, seen = prompts(experiment, corpus), []
+
+    def reward(self, tokens, domain):
+        seen.append(tokens)
+        return np.arange(len(tokens), dtype=float) ** 2
+
+    monkeypatch.setattr(Pattern, "__call__", reward)
+    drawn = maker(experiment, experiment.rewarded)
+    whole = drawn(fresh_state(experiment).whole, 0, asked)
+    monkeypatch.setattr(rollouts, "local_rows", lambda mesh, size: np.arange(size // 2, size))
+    second = drawn(fresh_state(experiment).whole, 0, asked)
+    assert len(seen[1]) == 8 and (seen[1] == seen[0]).all()
+    for name in ("tokens", "reward", "advantage"):
+        assert (getattr(second, name) == getattr(whole, name)[4:]).all()
+    assert second.reward.tolist() == [16, 25, 36, 49]
 
 
 def test_blocks_after_the_end_of_an_answer_are_filled_with_it(made):
