@@ -10,7 +10,7 @@ from md4_jax.config.runs import averaged, check_checkpoint, other_run
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.suite import Judge
 from md4_jax.experiment import Experiment
-from md4_jax.protocols import Params
+from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import place
 
 
@@ -30,7 +30,7 @@ def judge_of(experiment: Experiment) -> Judge | None:
     """Returns params -> (experiment, params) of the judge of samples; None without a judge.
 
     Another run keeps its network, process and bound; mesh, draws and batch size are this run's.
-    UserError if there is no such run, or if it has another tokenizer.
+    UserError if there is no such run, or if it has another tokenizer or other classes.
     """
     asked = experiment.sample.judge
     if not asked:
@@ -40,8 +40,21 @@ def judge_of(experiment: Experiment) -> Judge | None:
         return lambda params: (experiment, params)
     hint = "; 'self' is the run that samples"
     judge, directory = other_run(experiment, "sample.judge", asked, hint)
+    _check_classes(experiment, judge)
     check_checkpoint(judge, directory)
     return lambda params: (judge, averaged(judge, directory)[1])
+
+
+def _check_classes(experiment: Experiment, judge: Experiment) -> None:
+    """Raises UserError if `sample.label` is another class for the judge; it may have no classes."""
+    label, judge_name = experiment.sample.label, experiment.sample.judge
+    own, its = (e.config["network"].get("classes", 0) for e in (experiment, judge))
+    if label >= 0 and its not in (0, own):
+        raise UserError(
+            f"sample.judge={judge_name} has network.classes={its} and this run {own}, so that "
+            f"sample.label={label} is another class for it: take a judge with the same classes or "
+            "with none"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,9 @@ from md4_jax.experiment import (
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import check_beginnings, remarks, templates
+from md4_jax.options import SampleOptions
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.protocols import Params, Prompt, UserError
+from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
 from md4_jax.samplers.live import Asked, Live, Watched
@@ -208,7 +209,10 @@ def decoded(experiment: Experiment, drawn: Samples) -> list:
 def _judged(
     experiment: Experiment, params: Params, context: Context, tokens: np.ndarray
 ) -> dict[str, Any]:
-    """Returns the judge's bound on -log p of the samples, its keys prefixed with 'judge_'."""
+    """Returns the judge's bound on -log p of the samples, its keys prefixed with 'judge_'.
+
+    Of a judge with classes it is -log p given the class of the samples.
+    """
     if context.judge is None:
         return {}
     judge, its_params = context.judge(params)
@@ -216,7 +220,15 @@ def _judged(
     batches = Corpus(None, judge.domain, judge.data).batches_of(
         tokens, **rows_of(judge, bound.sequences(judge))
     )
+    if judge.config["network"].get("classes", 0):
+        batches = (_with_label(batch, experiment.sample) for batch in batches)
     result = dataclasses.replace(bound, limit=0).of_batches(
         judge, its_params, batches, context.programs
     )
     return {"judge": experiment.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
+
+
+def _with_label(batch: Batch, options: SampleOptions) -> Batch:
+    """Adds the class of the samples to the context of a batch."""
+    told = context_of(options, len(batch.tokens))
+    return batch._replace(context={**batch.context, **told})

@@ -6,16 +6,23 @@ import types
 import numpy as np
 import pytest
 from peer_folders import own_lora, peer_folder
+from tiny_networks import random_parameters
 
 import md4_jax
+from md4_jax.config import build, inputs, runs, schema
 from md4_jax.config import load as config
-from md4_jax.config import runs
-from md4_jax.config.judging import Others
+from md4_jax.config.judging import Others, judge_of
+from md4_jax.data.domains import keep_domain
 from md4_jax.evals import judges
+from md4_jax.evals.context import Context
+from md4_jax.evals.likelihood import reported
+from md4_jax.evals.samples import DrawnSamples, drawn_samples
 from md4_jax.model import judging
 from md4_jax.options import CheckpointOptions
-from md4_jax.protocols import UserError
+from md4_jax.protocols import UserError, batch_of
+from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.runtime.paths import place
+from md4_jax.training.loop import fresh_state
 
 LORA = {"model.layers.0.self_attn.q_proj": 2}
 
@@ -83,3 +90,64 @@ def test_an_adapter_alone_is_no_judge(tmp_path):
     (adapter / "config.json").write_text(json.dumps({"model_type": "zebra"}))
     with pytest.raises(UserError, match="^evals.a.judge=.*lora"):
         check(adapter, Others(None, judging.FOREIGN).is_causal)
+
+
+KEYS = {
+    "data.name": "text", "data.length": "8", "data.label_key": "kind", "data.validation": "0",
+    "data.test": "1", "tokenizer.name": "bytes", "network.size": "16", "network.depth": "1",
+    "network.heads": "2", "network.hidden": "16", "sample.num": "4", "sample.steps": "4",
+    "train.batch_size": "4", "mesh.data": "1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes experiments on texts of so many classes."""
+
+    def made(classes=2, **changes):
+        lines = [json.dumps({"kind": n % classes, "text": f"{n}"}) + "\n" for n in range(8)]
+        (tmp_path / "texts.jsonl").write_text("".join(lines))
+        words = KEYS | {"data.path": str(tmp_path / "texts.jsonl")}
+        words |= {key.replace("__", "."): value for key, value in changes.items()}
+        asked = schema.load_config(str(PACKAGE_ROOT / "configs" / "base.py"), words)
+        return build.experiment(asked, inputs.domain_and_source(asked, None)[0])
+
+    return made
+
+
+def test_a_judge_with_classes_is_told_that_of_the_samples(made, tmp_path):
+    experiment = made(network__classes="2", sample__label="1", sample__judge="self")
+    params = fresh_state(experiment).whole
+    params = {**params, "network": random_parameters(experiment.network)}
+    programs, found = {}, {}
+
+    def judged(judge):
+        context = Context(
+            "samples", 0, place(tmp_path), None, lambda params: judge, None, programs, {}, print
+        )
+        return DrawnSamples().run(experiment, params, context)["judge_nats_per_token"]
+
+    tokens = drawn_samples(experiment, params, programs).tokens
+    bound = reported(experiment)
+    for label in (-1, 0, 1):
+        told = {"label": np.full(4, label, np.int32)} if label >= 0 else {}
+        batch = batch_of(tokens, context=told)
+        found[label] = bound.of_batches(experiment, params, [batch], programs)["nats_per_token"]
+    assert judged((experiment, params)) == found[1] and len({*found.values()}) == 3
+    plain = made(data__label_key="")
+    its = {**params, "network": random_parameters(plain.network)}
+    alone = bound.of_batches(plain, its, [batch_of(tokens)], programs)["nats_per_token"]
+    assert judged((plain, its)) == alone
+
+
+def test_a_judge_with_other_classes_is_refused(made, tmp_path):
+    folder = place(tmp_path / "judge")
+    asked = {"network__classes": "2", "sample__judge": str(folder)}
+    other = made(classes=3, network__classes="3")
+    folder.mkdir()
+    config.store(folder, other.config)
+    keep_domain(other.domain, folder)
+    with pytest.raises(UserError, match="judge has network.classes=3 and this run 2, so that"):
+        judge_of(made(sample__label="1", **asked))
+    with pytest.raises(UserError, match="holds no checkpoint yet"):
+        judge_of(made(**asked))
