@@ -9,7 +9,8 @@ import numpy as np
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, check_data
-from md4_jax.evals.judges import MARK, check_source, cut, mauve, opened
+from md4_jax.evals.judged import cut, text_size
+from md4_jax.evals.judges import MARK, check_source, mauve, opened
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.evals.samples import decoded, drawn_samples
 from md4_jax.experiment import Experiment
@@ -85,8 +86,7 @@ class GenerativePerplexity:
         texts = decoded(experiment, drawn)
         texts, ids = self._cut(judge, texts)
         found = judge.judge(ids, self.batch_size)
-        covered = [judge.counted(*pair) for pair in zip(texts, ids, strict=True)]
-        sizes = [(len(text.encode("utf-8")), len(text.split())) for text in covered]
+        sizes = [text_size(judge.counted(*pair)) for pair in zip(texts, ids, strict=True)]
         numbers = _numbers(found.nats, found.size, sizes)
         how = {
             "judge": self.judge,

@@ -1,14 +1,17 @@
 """Causal models that judge texts: runs, published models, and models of transformers."""
 
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.data.tokenizers import END_OF_TEXT
+from md4_jax.evals.judged import Judged, decoded, encoded, padded
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import Row, score_rows
 from md4_jax.experiment import Experiment
@@ -23,33 +26,6 @@ MARK = "transformers:"
 # Beginnings of names that are no directories -> the packages that read them, and their extra.
 PACKAGES = {MARK: (("torch", "transformers"), "judge"), "hf:": (("huggingface_hub",), "hub")}
 NOT_CAUSAL = "is not causal: name a run or a model with network.causal"
-
-
-class Judged(NamedTuple):
-    """Costs of N texts under a judge, in its own tokens.
-
-    nats  float64 [N], sum of -log p of the tokens that count
-    size  int64 [N], number of these tokens
-    ids   tokens of each text, the first one included
-    """
-
-    nats: np.ndarray
-    size: np.ndarray
-    ids: list[np.ndarray]
-
-
-def cut(ids: Sequence[np.ndarray], length: int, end: int | None) -> list[np.ndarray]:
-    """Returns at most `length` tokens of each text, and none after its first end of text.
-
-    end: the token of the end of text; None: all tokens stay
-    """
-    found = []
-    for row in ids:
-        row = np.asarray(row, np.int32)[:length]
-        # An end of text at the start opens the text.
-        ended = np.flatnonzero(row[1:] == end) if end is not None else []
-        found.append(row[: ended[0] + 2] if len(ended) else row)
-    return found
 
 
 def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> None:
@@ -92,12 +68,17 @@ class RunJudge:
         return self.experiment.data.length
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of texts."""
-        return [np.asarray(self.experiment.domain.encode(text), np.int32) for text in texts]
+        """Returns the tokens of texts, in which END_OF_TEXT is the end of text."""
+        domain = self.experiment.domain
+        id_of = getattr(domain.tokenizer, "id_of", lambda entry: None)
+        if self.end is None or id_of(END_OF_TEXT) is not None:
+            return [np.asarray(domain.encode(text), np.int32) for text in texts]
+        # The tokenizer would read it as letters.
+        return [encoded(domain.encode, text, self.end) for text in texts]
 
     def counted(self, text: str, ids: np.ndarray) -> str:
         """Returns the part of a text that its first tokens, these, cover."""
-        return self.experiment.domain.decode(ids)
+        return decoded(self.experiment.domain.decode, ids, self.end)
 
     @property
     def end(self) -> int | None:
@@ -156,7 +137,7 @@ class PublishedJudge(RunJudge):
 
     def counted(self, text: str, ids: np.ndarray) -> str:
         """Returns the part of a text that its first tokens, these, cover but for the first one."""
-        return self.experiment.domain.decode(ids[1:])
+        return super().counted(text, ids[1:])
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
         """Returns the costs of texts of these tokens, of all but the first."""
@@ -198,14 +179,6 @@ def opened(
     return (RunJudge if is_own else PublishedJudge)(other, params, programs)
 
 
-def padded(ids: Sequence[np.ndarray], fill: int, begin: int = 0, end: int = 0) -> np.ndarray:
-    """Returns rows as one array int32 [N, L], with `begin` and `end` more entries `fill` each."""
-    found = np.full((len(ids), max(map(len, ids)) + begin + end), fill, np.int32)
-    for row, own in zip(found, ids, strict=True):
-        row[begin : begin + len(own)] = own
-    return found
-
-
 class TransformersJudge:
     """Causal model of the library transformers, from its hub or a folder, on CPU or GPU.
 
@@ -237,25 +210,39 @@ class TransformersJudge:
         return self._tokenizer.eos_token_id
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of texts."""
-        found = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        """Returns the tokens of texts, in which END_OF_TEXT is the end of text."""
+        texts = [self._marked(text) for text in texts]
+        found = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [np.asarray(row, np.int32) for row in found]
 
     def counted(self, text: str, ids: np.ndarray) -> str:
         """Returns the part of a text that its first tokens, these, cover but for the first one."""
         if not self._tokenizer.is_fast:
-            return self._tokenizer.decode(ids[1:].tolist(), clean_up_tokenization_spaces=False)
+            plain = functools.partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+            return decoded(lambda own: plain(own.tolist()), ids[1:], self.end)
+        text = self._marked(text)
         given = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         places = given["offset_mapping"]
-        return text[places[0][1] : places[len(ids) - 1][1]]
+        covered = text[places[0][1] : places[len(ids) - 1][1]]
+        return covered.replace(self._end_of_text, END_OF_TEXT)
+
+    def _marked(self, text: str) -> str:
+        """Returns a text with an end of text that the tokenizer does not read as letters."""
+        return text.replace(END_OF_TEXT, self._end_of_text)
+
+    @functools.cached_property
+    def _end_of_text(self) -> str:
+        """END_OF_TEXT if the vocabulary has it or has no end of text, else what it has instead."""
+        known = self.end is None or END_OF_TEXT in self._tokenizer.get_vocab()
+        return END_OF_TEXT if known else self._tokenizer.eos_token
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
         """Returns the costs of texts of these tokens, of all but the first."""
         torch, nats = self._torch, []
-        for padded, sizes, out in self._outputs(ids, batch_size):
+        for filled, sizes, out in self._outputs(ids, batch_size):
             logits = torch.log_softmax(out.logits[:, :-1].float(), dim=-1)
-            picked = -logits.gather(-1, padded[:, 1:, None])[..., 0]
-            counts = torch.arange(1, padded.shape[1], device=self._device) < sizes[:, None]
+            picked = -logits.gather(-1, filled[:, 1:, None])[..., 0]
+            counts = torch.arange(1, filled.shape[1], device=self._device) < sizes[:, None]
             nats.append(torch.where(counts, picked, 0.0).double().sum(dim=1).cpu().numpy())
         return Judged(np.concatenate(nats), np.array([len(row) - 1 for row in ids]), ids)
 
@@ -273,10 +260,10 @@ class TransformersJudge:
         for first in range(0, len(ids), batch_size):
             rows = ids[first : first + batch_size]
             sizes = torch.tensor([len(row) for row in rows], device=self._device)
-            padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
-            for row, own in zip(padded, rows, strict=True):
+            filled = np.zeros((len(rows), max(map(len, rows))), np.int64)
+            for row, own in zip(filled, rows, strict=True):
                 row[: len(own)] = own
-            tokens = torch.tensor(padded, device=self._device)
+            tokens = torch.tensor(filled, device=self._device)
             mask = torch.arange(tokens.shape[1], device=self._device) < sizes[:, None]
             with torch.no_grad():
                 yield (

@@ -26,6 +26,7 @@ import numpy as np
 
 from md4_jax.evals import judges
 from md4_jax.evals.context import RunOf
+from md4_jax.evals.judged import cut
 from md4_jax.protocols import UserError
 
 
@@ -124,7 +125,7 @@ class LogProbability:
     def __call__(self, tokens: np.ndarray, domain: Any) -> np.ndarray:
         """Returns log q of the text of each sequence [N, L]: float64 [N]."""
         judge, found = self.judge(), np.zeros(len(tokens))
-        ids = judges.cut(judge.tokens([domain.decode(row) for row in tokens]), judge.length, None)
+        ids = cut(judge.tokens([domain.decode(row) for row in tokens]), judge.length, None)
         counted = [i for i, row in enumerate(ids) if len(row)]  # a text may be empty
         if counted:
             found[counted] = -judge.judge([ids[i] for i in counted], self.batch_size).nats

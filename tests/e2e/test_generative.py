@@ -10,6 +10,7 @@ from peer_folders import peer_folder
 import md4_jax
 from md4_jax.evals import judges
 from md4_jax.evals.generative import GenerativePerplexity
+from md4_jax.evals.judged import cut
 from md4_jax.model import judging
 from md4_jax.protocols import UserError
 
@@ -39,9 +40,9 @@ def judged(run, workdir, *pairs: str) -> dict:
 
 def test_texts_end_with_the_first_end_of_text():
     rows = [np.array(row) for row in ([0, 5, 0, 6], [5, 6, 7], [1, 2, 3, 0, 4, 5])]
-    assert [row.tolist() for row in judges.cut(rows, 5, 0)] == [[0, 5, 0], [5, 6, 7], [1, 2, 3, 0]]
-    assert [len(row) for row in judges.cut(rows, 3, 0)] == [3, 3, 3]
-    assert [len(row) for row in judges.cut(rows, 5, None)] == [4, 3, 5]
+    assert [row.tolist() for row in cut(rows, 5, 0)] == [[0, 5, 0], [5, 6, 7], [1, 2, 3, 0]]
+    assert [len(row) for row in cut(rows, 3, 0)] == [3, 3, 3]
+    assert [len(row) for row in cut(rows, 5, None)] == [4, 3, 5]
 
 
 @pytest.mark.campaign

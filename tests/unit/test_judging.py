@@ -1,6 +1,8 @@
 """Models that are to judge samples are looked for when a run starts."""
 
+import dataclasses
 import json
+import re
 import types
 
 import numpy as np
@@ -15,6 +17,8 @@ from md4_jax.config.judging import Others, judge_of
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import judges
 from md4_jax.evals.context import Context
+from md4_jax.evals.generative import GenerativePerplexity
+from md4_jax.evals.judged import text_size
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.samples import DrawnSamples, drawn_samples
 from md4_jax.model import judging
@@ -151,3 +155,69 @@ def test_a_judge_with_other_classes_is_refused(made, tmp_path):
         judge_of(made(sample__label="1", **asked))
     with pytest.raises(UserError, match="holds no checkpoint yet"):
         judge_of(made(**asked))
+
+
+def test_an_end_of_text_is_a_token_of_the_judge(made):
+    """Bytes do not spell it, and vocabularies of other models may call it something else."""
+    judge = judges.RunJudge(made(data__label_key=""), None, {})
+    text = "a\u00e9<|endoftext|><|endoftext|>b c"
+    raw = [97, 195, 169, 256, 256, 98, 32, 99]
+    (ids,) = judge.tokens([text])
+    assert ids.tolist() == raw and judge.tokens(["<|endoftext|>"])[0].tolist() == [256]
+    assert judge.counted(text, ids) == text and text_size(text) == (6, 3)
+    asked = GenerativePerplexity("runs/ar", end_of_text="first")
+    (kept,) = asked._cut(judge, [text])[1]
+    assert kept.tolist() == raw[:4] and judge.counted(text, kept) == "a\u00e9<|endoftext|>"
+    assert text_size(judge.counted(text, kept)) == (3, 1)
+    whole = dataclasses.replace(asked, end_of_text="all")._cut(judge, [text])[1]
+    assert whole[0].tolist() == raw
+
+
+def test_a_published_judge_reads_an_end_of_text_as_its_own(tmp_path):
+    """The vocabulary of this GPT-2 calls it otherwise, and would spell it by letters."""
+    experiment = judging.read("judge", str(peer_folder(tmp_path, "gpt2")), {})[0]
+    judge = judges.PublishedJudge(experiment, None, {})
+    (ids,) = judge.tokens(["ab<|endoftext|>c"])
+    assert experiment.domain.tokenizer.eot == "<|special_0|>" and len(ids) == 4
+    assert ids[2] == judge.end and judge.counted("", ids) == "b<|endoftext|>c"
+    # One that knows it reads it by itself.
+    known = peer_folder(tmp_path / "known", "gpt2")
+    told = (known / "tokenizer.json").read_text().replace("<|special_0|>", "<|endoftext|>")
+    (known / "tokenizer.json").write_text(told)
+    experiment = judging.read("judge", str(known), {})[0]
+    judge = judges.PublishedJudge(experiment, None, {})
+    assert judge.tokens(["ab<|endoftext|>c"])[0].tolist() == ids.tolist()
+    assert judge.counted("", ids) == "b<|endoftext|>c"
+
+
+class Letters:
+    """As much of a tokenizer of transformers as a judge asks: letters, and </s> for the end."""
+
+    eos_token, eos_token_id = "</s>", 0
+
+    def __init__(self, is_fast):
+        self.is_fast = is_fast
+
+    def get_vocab(self):
+        return {"</s>": 0}
+
+    def __call__(self, text, add_special_tokens, return_offsets_mapping=False):
+        if not isinstance(text, str):
+            return {"input_ids": [self(one, False)["input_ids"] for one in text]}
+        found = list(re.finditer("</s>|.", text))
+        ids = [0 if one[0] == "</s>" else ord(one[0]) for one in found]
+        return {"input_ids": ids, "offset_mapping": [one.span() for one in found]}
+
+    def decode(self, ids, clean_up_tokenization_spaces):
+        return "".join(chr(i) if i else "</s>" for i in ids)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_judge_of_transformers_reads_an_end_of_text_as_its_own(is_fast):
+    judge, text = object.__new__(judges.TransformersJudge), "ab<|endoftext|>c"
+    judge._tokenizer = Letters(is_fast)
+    (ids,) = judge.tokens([text])
+    assert ids.tolist() == [97, 98, 0, 99]
+    assert judge.counted(text, ids) == "b<|endoftext|>c"
+    assert judge.counted(text, ids[:3]) == "b<|endoftext|>"
+    assert text_size(judge.counted(text, ids)) == (2, 2)

@@ -1,0 +1,63 @@
+"""Texts as judges read them, and what they cost."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from md4_jax.data.tokenizers import END_OF_TEXT
+
+
+class Judged(NamedTuple):
+    """Costs of N texts under a judge, in its own tokens.
+
+    nats  float64 [N], sum of -log p of the tokens that count
+    size  int64 [N], number of these tokens
+    ids   tokens of each text, the first one included
+    """
+
+    nats: np.ndarray
+    size: np.ndarray
+    ids: list[np.ndarray]
+
+
+def encoded(encode: Callable[[str], np.ndarray], text: str, end: int) -> np.ndarray:
+    """Returns the tokens of a text, `end` where it has END_OF_TEXT, which is then not encoded."""
+    first, *others = [np.asarray(encode(part), np.int32) for part in text.split(END_OF_TEXT)]
+    return np.concatenate([first, *(np.append(np.int32(end), part) for part in others)])
+
+
+def decoded(decode: Callable[[np.ndarray], str], ids: np.ndarray, end: int | None) -> str:
+    """Returns the text of tokens, END_OF_TEXT for `end`, whatever the vocabulary calls it."""
+    if end is None:
+        return decode(ids)
+    parts = np.split(ids, np.flatnonzero(ids == end))
+    return END_OF_TEXT.join(decode(part[part != end]) for part in parts)
+
+
+def text_size(text: str) -> tuple[int, int]:
+    """Returns the numbers of bytes in UTF-8 and of words of a text; END_OF_TEXT has none."""
+    parts = text.split(END_OF_TEXT)
+    return sum(len(x.encode("utf-8")) for x in parts), sum(len(x.split()) for x in parts)
+
+
+def cut(ids: Sequence[np.ndarray], length: int, end: int | None) -> list[np.ndarray]:
+    """Returns at most `length` tokens of each text, and none after its first end of text.
+
+    end: the token of the end of text; None: all tokens stay
+    """
+    found = []
+    for row in ids:
+        row = np.asarray(row, np.int32)[:length]
+        # An end of text at the start opens the text.
+        ended = np.flatnonzero(row[1:] == end) if end is not None else []
+        found.append(row[: ended[0] + 2] if len(ended) else row)
+    return found
+
+
+def padded(ids: Sequence[np.ndarray], fill: int, begin: int = 0, end: int = 0) -> np.ndarray:
+    """Returns rows as one array int32 [N, L], with `begin` and `end` more entries `fill` each."""
+    found = np.full((len(ids), max(map(len, ids)) + begin + end), fill, np.int32)
+    for row, own in zip(found, ids, strict=True):
+        row[begin : begin + len(own)] = own
+    return found
