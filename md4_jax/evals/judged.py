@@ -55,9 +55,9 @@ def cut(ids: Sequence[np.ndarray], length: int, end: int | None) -> list[np.ndar
     return found
 
 
-def padded(ids: Sequence[np.ndarray], fill: int, begin: int = 0, end: int = 0) -> np.ndarray:
-    """Returns rows as one array int32 [N, L], with `begin` and `end` more entries `fill` each."""
-    found = np.full((len(ids), max(map(len, ids)) + begin + end), fill, np.int32)
+def padded(ids: Sequence[np.ndarray], fill: int, length: int, begin: int = 0) -> np.ndarray:
+    """Returns rows as one array int32 [N, length], `fill` in the first `begin` and after a text."""
+    found = np.full((len(ids), length), fill, np.int32)
     for row, own in zip(found, ids, strict=True):
         row[begin : begin + len(own)] = own
     return found

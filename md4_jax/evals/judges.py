@@ -13,10 +13,10 @@ import numpy as np
 from md4_jax.data.tokenizers import END_OF_TEXT
 from md4_jax.evals.judged import Judged, decoded, encoded, padded
 from md4_jax.evals.likelihood import LikelihoodBound
-from md4_jax.evals.texts import Row, score_rows
+from md4_jax.evals.texts import Row, bucket, score_rows
 from md4_jax.experiment import Experiment
 from md4_jax.objectives.autoregressive import Autoregressive
-from md4_jax.protocols import Array, Params, UserError, batch_of
+from md4_jax.protocols import Array, Network, Params, UserError, batch_of
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.paths import place
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
@@ -96,34 +96,56 @@ class RunJudge:
 
     def features(self, ids: list[np.ndarray], batch_size: int) -> np.ndarray:
         """Returns the features that predict the last token of each text: float32 [N, D]."""
-        network = self.experiment.network
-
-        def last(params: Params, z: Array, at: Array) -> Array:
-            h_BxLxD = network.denoiser(params).features(z, jnp.zeros(len(z)))
-            found = jnp.take_along_axis(h_BxLxD, at[:, None, None], axis=1)[:, 0]
-            return found.astype(jnp.float32)
-
         at = np.array([len(row) - 1 for row in ids], np.int32)
-        return self._computed(last, (self._read(ids), at), batch_size)
+        return self._computed(_features, (self._read(ids), at), batch_size)
 
     def _read(self, ids: list[np.ndarray]) -> np.ndarray:
         """Returns what the network reads: the mask, which stands for the start, then the text."""
-        return padded([row[:-1] for row in ids], self.experiment.process.mask_id, begin=1)
+        mask = self.experiment.process.mask_id
+        return padded([row[:-1] for row in ids], mask, self._bucket(ids), begin=1)
+
+    def _bucket(self, ids: list[np.ndarray]) -> int:
+        """Returns the length to which texts are padded: one of few, so that programs are few."""
+        return bucket(max(map(len, ids)), self.length)
 
     def _computed(
-        self, compute: Callable, arrays: tuple[np.ndarray, ...], batch_size: int
+        self, make: Callable, arrays: tuple[np.ndarray, ...], batch_size: int
     ) -> np.ndarray:
-        """Returns what a function of parameters and of these arrays computes, in batches."""
-        mesh, count = self.experiment.mesh, len(arrays[0])
+        """Returns what the function of a network of `make` finds for these arrays, in batches."""
+        mesh, network, count = self.experiment.mesh, self.experiment.network, len(arrays[0])
         size = -(-batch_size // batch_shards(mesh)) * batch_shards(mesh)
-        program, found = jit(compute, mesh, self.experiment.network), []
+        kept, found = ("judge", make, network), []
+        if kept not in self.programs:
+            self.programs[kept] = jit(make(network), mesh, network)
         for first in range(0, count, size):
             rows = np.minimum(np.arange(first, first + size), count - 1)
             own = rows[local_rows(mesh, size)]
             batch = to_global(tuple(array[own] for array in arrays), mesh)
             with jax.set_mesh(mesh):
-                found.append(to_host(program(self.params, *batch)))
+                found.append(to_host(self.programs[kept](self.params, *batch)))
         return np.concatenate(found)[:count]
+
+
+def _features(network: Network) -> Callable:
+    """Makes (params, z [B, L], at [B]) -> features of the network at a position [B, D]."""
+
+    def features(params: Params, z: Array, at: Array) -> Array:
+        h_BxLxD = network.denoiser(params).features(z, jnp.zeros(len(z)))
+        found = jnp.take_along_axis(h_BxLxD, at[:, None, None], axis=1)[:, 0]
+        return found.astype(jnp.float32)
+
+    return features
+
+
+def _costs(network: Network) -> Callable:
+    """Makes (params, z [B, L], after [B, L], counts [B, L]) -> -log p(after | z) [B]."""
+
+    def costs(params: Params, z: Array, after: Array, counts: Array) -> Array:
+        denoiser, t = network.denoiser(params), jnp.zeros(len(z))
+        batch = batch_of(after, loss_mask=counts)
+        return Autoregressive().loss_at(denoiser, params["process"], batch, z, t)
+
+    return costs
 
 
 class PublishedJudge(RunJudge):
@@ -141,23 +163,15 @@ class PublishedJudge(RunJudge):
 
     def judge(self, ids: list[np.ndarray], batch_size: int) -> Judged:
         """Returns the costs of texts of these tokens, of all but the first."""
-        network, process = self.experiment.network, self.experiment.process
-
-        def costs(params: Params, z: Array, after: Array, counts: Array) -> Array:
-            denoiser, t = network.denoiser(params), jnp.zeros(len(z))
-            return Autoregressive().loss_at(
-                denoiser, process, batch_of(after, loss_mask=counts), z, t
-            )
-
-        sizes = np.array([len(row) - 1 for row in ids])
-        z, after = self._read(ids), padded([row[1:] for row in ids], 0, end=1)
+        sizes, z = np.array([len(row) - 1 for row in ids]), self._read(ids)
+        after = padded([row[1:] for row in ids], 0, z.shape[1])
         counts = np.arange(z.shape[1]) < sizes[:, None]
-        nats = self._computed(costs, (z, after, counts), batch_size)
+        nats = self._computed(_costs, (z, after, counts), batch_size)
         return Judged(nats.astype(np.float64), sizes, ids)
 
     def _read(self, ids: list[np.ndarray]) -> np.ndarray:
         """Returns what the network reads: the text."""
-        return padded(ids, 0)
+        return padded(ids, 0, self._bucket(ids))
 
 
 def opened(

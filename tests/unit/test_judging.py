@@ -5,6 +5,7 @@ import json
 import re
 import types
 
+import jax
 import numpy as np
 import pytest
 from peer_folders import own_lora, peer_folder
@@ -221,3 +222,30 @@ def test_a_judge_of_transformers_reads_an_end_of_text_as_its_own(is_fast):
     assert judge.counted(text, ids) == "b<|endoftext|>c"
     assert judge.counted(text, ids[:3]) == "b<|endoftext|>"
     assert text_size(judge.counted(text, ids)) == (2, 2)
+
+
+def test_a_published_judge_compiles_once_for_lengths_that_are_close(tmp_path):
+    """Padding changes nothing, and neither do other texts of the batch."""
+    experiment, params, _ = judging.read("judge", str(peer_folder(tmp_path, "gpt2")), {})
+    programs, compiled = {}, []
+
+    def listen(event: str, seconds: float, **more) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def found(ids):
+        judge = judges.PublishedJudge(experiment, params, programs)
+        return judge.judge(ids, 2).nats, judge.features(ids, 2)
+
+    ids = [np.arange(1, size, dtype=np.int32) for size in (12, 16, 5, 17)]
+    found(ids[:1])
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        each = [found([row]) for row in ids]
+        for got, one in zip(found(ids), zip(*each, strict=True), strict=True):
+            np.testing.assert_allclose(got, np.concatenate(one), rtol=1e-5, atol=1e-6)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled and len(programs) == 2
+    longer = np.arange(1, 40, dtype=np.int32)
+    assert found([longer])[0] > each[-1][0]
