@@ -177,20 +177,22 @@ class PublishedJudge(RunJudge):
 def opened(
     key: str, source: str, run_of: Callable, programs: dict
 ) -> "RunJudge | TransformersJudge":
-    """Returns the judge of this name, and reads its parameters; UserError names the key.
+    """Returns the judge of this name, which is read at the first call; UserError names the key.
 
     run_of    (key, source) -> (experiment, params, is_own) of a model
-    programs  cache of compiled functions, and of models of transformers
+    programs  cache of compiled functions, and of judges
     """
-    if source.startswith(MARK):
-        kept = ("judge", source)
-        if kept not in programs:
-            programs[kept] = TransformersJudge(source.removeprefix(MARK))
+    kept = ("judge", source)
+    if kept in programs:
         return programs[kept]
-    other, params, is_own = run_of(key, source)
-    if not other.network.causal:
-        raise UserError(f"{key}={source} {NOT_CAUSAL}")
-    return (RunJudge if is_own else PublishedJudge)(other, params, programs)
+    if source.startswith(MARK):
+        programs[kept] = TransformersJudge(source.removeprefix(MARK))
+    else:
+        other, params, is_own = run_of(key, source)
+        if not other.network.causal:
+            raise UserError(f"{key}={source} {NOT_CAUSAL}")
+        programs[kept] = (RunJudge if is_own else PublishedJudge)(other, params, programs)
+    return programs[kept]
 
 
 class TransformersJudge:
@@ -274,9 +276,7 @@ class TransformersJudge:
         for first in range(0, len(ids), batch_size):
             rows = ids[first : first + batch_size]
             sizes = torch.tensor([len(row) for row in rows], device=self._device)
-            filled = np.zeros((len(rows), max(map(len, rows))), np.int64)
-            for row, own in zip(filled, rows, strict=True):
-                row[: len(own)] = own
+            filled = padded(rows, 0, max(map(len, rows))).astype(np.int64)
             tokens = torch.tensor(filled, device=self._device)
             mask = torch.arange(tokens.shape[1], device=self._device) < sizes[:, None]
             with torch.no_grad():

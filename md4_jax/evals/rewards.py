@@ -103,10 +103,7 @@ class JudgeReward:
         judges.check_source(key, self.judge, run_of.is_causal)
 
         def judge() -> Any:
-            kept = (key, self.judge)
-            if kept not in programs:
-                programs[kept] = judges.opened(key, self.judge, run_of, programs)
-            return programs[kept]
+            return judges.opened(key, self.judge, run_of, programs)
 
         return LogProbability(judge, self.batch_size)
 

@@ -21,6 +21,7 @@ from md4_jax.evals.context import Context
 from md4_jax.evals.generative import GenerativePerplexity
 from md4_jax.evals.judged import text_size
 from md4_jax.evals.likelihood import reported
+from md4_jax.evals.rewards import JudgeReward
 from md4_jax.evals.samples import DrawnSamples, drawn_samples
 from md4_jax.model import judging
 from md4_jax.options import CheckpointOptions
@@ -102,6 +103,11 @@ KEYS = {
     "data.test": "1", "tokenizer.name": "bytes", "network.size": "16", "network.depth": "1",
     "network.heads": "2", "network.hidden": "16", "sample.num": "4", "sample.steps": "4",
     "train.batch_size": "4", "mesh.data": "1",
+}  # fmt: skip
+
+
+CAUSAL = {
+    "network__causal": "True", "objective__name": "autoregressive", "sample__name": "left_to_right",
 }  # fmt: skip
 
 
@@ -249,3 +255,29 @@ def test_a_published_judge_compiles_once_for_lengths_that_are_close(tmp_path):
     assert not compiled and len(programs) == 2
     longer = np.arange(1, 40, dtype=np.int32)
     assert found([longer])[0] > each[-1][0]
+
+
+def test_a_judge_is_read_once(made):
+    """By evaluations and rewards together; one that cannot judge is asked for again."""
+    read, programs = [], {}
+    one, other = made(data__label_key=""), made(data__label_key="", **CAUSAL)
+
+    def run_of(key, source):
+        read.append((key, source))
+        return (other if source == "ar" else one), {}, True
+
+    run_of.is_causal = lambda key, source: True
+    first = judges.opened("evals.a.judge", "ar", run_of, programs)
+    assert judges.opened("evals.b.judge", "ar", run_of, programs) is first
+    for key in ("evals.a.judge", "evals.b.judge"):
+        with pytest.raises(UserError, match=f"{key}=masked is not causal"):
+            judges.opened(key, "masked", run_of, programs)
+    assert [source for _, source in read] == ["ar", "masked", "masked"]
+
+
+def test_a_reward_shares_the_judge_of_an_evaluation(made, monkeypatch):
+    monkeypatch.setattr(judges, "check_source", lambda *told: None)
+    programs, other = {}, made(data__label_key="", **CAUSAL)
+    run_of = types.SimpleNamespace(is_causal=None)
+    judge = judges.opened("evals.a.judge", "ar", lambda *told: (other, {}, True), programs)
+    assert JudgeReward("ar").opened(run_of, programs).judge() is judge
