@@ -4,7 +4,8 @@ A reward is a frozen dataclass of its options, a line in REWARDS below or in a c
 package.module:attribute, with
 
     __call__(tokens, domain)  rewards [N], finite numbers, of sequences int32 [N, L]; `domain` gives
-                              the tokens their meaning, as `domain.decode(tokens[0])`
+                              the tokens their meaning, as `domain.decode(tokens[0])`. In training
+                              -1 stands after the end of a text, which `decode` leaves out
 
 and optionally
 
