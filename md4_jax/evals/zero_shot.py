@@ -102,7 +102,10 @@ class ZeroShot:
         """Raises UserError for a model that is not of text, and for sizes that do not fit."""
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
-        check_sizes(self, experiment, key, self.length or experiment.data.length)
+        length = self.length or experiment.data.length
+        check_sizes(self, experiment, key, length)
+        for name in self.chosen:
+            self._bound(name).check_stride(length, f"{key}.")
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound of each set in all units and prints them; writes zero_shot.json."""

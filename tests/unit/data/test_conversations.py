@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import importlib.util
 import json
+import types
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters
 from md4_jax.evals.zero_shot import ZeroShot
+from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
@@ -503,6 +505,18 @@ def test_padding_of_zero_shot_documents_does_not_count(tmp_path):
     (batch,) = corpus.eval_batches("test", batch_size=1, rows=np.arange(1))
     assert batch.loss_mask.sum() == len("\nHe said go") + 1  # with its end
     assert batch.context["segments"].min() == -1
+
+
+def test_windows_of_zero_shot_that_blocks_do_not_fit():
+    """4 of 16 tokens are given before each window: whole blocks of 4, but not of 8."""
+    data, train = types.SimpleNamespace(length=16), types.SimpleNamespace(batch_size=2)
+    mesh = types.SimpleNamespace(shape={"data": 1, "fsdp": 1})
+    domain = TextDomain(Bytes(), 16)
+    experiment = types.SimpleNamespace(domain=domain, data=data, train=train, mesh=mesh)
+    found = ZeroShot(objective=BlockDiffusion(4), sets="lambada", stride=12)
+    found.check(experiment, "evals.sets")
+    with pytest.raises(UserError, match="evals.sets.stride=12 leaves data.length=16 - 12 tokens"):
+        dataclasses.replace(found, objective=BlockDiffusion(8)).check(experiment, "evals.sets")
 
 
 def test_a_tokenizer_learns_from_what_the_template_writes(tmp_path):
