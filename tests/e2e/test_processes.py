@@ -30,11 +30,13 @@ RUNS = {
     "two, data": (2, 2, ("mesh.data=4",)),
     "two, fsdp": (2, 2, ("mesh.data=2", "mesh.fsdp=2")),
     "four, tensor across two": (4, 1, ("mesh.data=2", "mesh.tensor=2")),
+    "two, context": (2, 2, ("mesh.data=1", "mesh.context=4")),
 }
 FOUR = "four, tensor across two"
+RARE = ("two, data", FOUR, "two, context")
 OTHERS = [
     "two, fsdp",
-    *(pytest.param(name, marks=pytest.mark.campaign) for name in ("two, data", FOUR)),
+    *(pytest.param(name, marks=pytest.mark.campaign) for name in RARE),
 ]
 ROUNDING = 2e-5  # relative; float32 sums in another order, six updates on
 

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.sharding import AbstractMesh
 
 from md4_jax.networks.attention import kernel_for
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
+from md4_jax.runtime.sharding import AXES
 
 SIZES = dict(vocab_size=5, size=32, depth=1, heads=2, hidden=32, dtype="bfloat16")
 
@@ -43,6 +45,17 @@ def test_a_gpu_gets_the_kernel_in_both_passes(causal, monkeypatch):
 def test_segments_are_a_mask_of_it(monkeypatch):
     found, _ = lowered(monkeypatch, segments=jnp.zeros((2, 64), jnp.int32))
     assert found == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
+
+
+def test_a_part_of_the_queries_asks_all_keys(monkeypatch):
+    """Four devices share 64 positions, two the heads; a causal mask is then a matrix."""
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 4, 2), AXES)):
+        plain, text = lowered(monkeypatch)
+        causal, _ = lowered(monkeypatch, causal=True)
+    assert plain == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    assert causal == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
+    arrays = "(tensor<2x16x1x16xbf16>, tensor<2x64x1x16xbf16>, tensor<2x64x1x16xbf16>)"
+    assert arrays in text
 
 
 @pytest.mark.parametrize("block, tiles", [(1, 8), (16, 4), (64, 1)])
