@@ -40,7 +40,7 @@ def loss_of(form: str, groups: int):
         denoiser = Denoiser(
             lambda z, t: h,
             lambda h: (h @ head.astype(h.dtype)).astype(jnp.float32),
-            Accelerator(groups),
+            Accelerator((groups, 1)),
         )
         if form == "plain":
             return jnp.sum(jnp.where(masked, token_nats(denoiser.unembed(h), x), 0.0))

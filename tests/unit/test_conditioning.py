@@ -84,7 +84,7 @@ def recording(seen: list) -> Network:
         return Denoiser(
             features,
             lambda h: h,
-            Accelerator(1, features),
+            Accelerator(features_at=features),
             Blockwise(blocks, None, append_block, read_block=append_block),
             lambda count: bind(params, context, keys),
         )
