@@ -140,7 +140,10 @@ class _Canvas:
 
     def _prompt(self, ids: np.ndarray, size: int, length: int) -> Prompt:
         """Fixes the prompt and the padding; new tokens are free, up to the end of a block."""
-        free = min(length, self._whole(len(ids) + size))
+        # With these networks the first block begins where the prompt ends.
+        begins_after = self._model.experiment.network.reads
+        end = len(ids) + self._whole(size) if begins_after else self._whole(len(ids) + size)
+        free = min(length, end)
         tokens, given = np.zeros(length, np.int32), np.ones(length, bool)
         tokens[: len(ids)] = ids
         given[len(ids) : free] = False

@@ -16,7 +16,7 @@ from md4_jax.networks.products import by_rows
 from md4_jax.networks.splash import fits, splash
 from md4_jax.protocols import Array, UserError
 from md4_jax.runtime.reductions import on_cpu, row_max
-from md4_jax.runtime.sharding import splits_sequences
+from md4_jax.runtime.sharding import splits_sequences, token_groups
 
 KERNELS = ("auto", "plain", "splash", "cudnn")
 
@@ -166,7 +166,9 @@ def attend_masked(
     query: Array, key: Array, value: Array, mask: Array | None, kernel: str = "plain"
 ) -> Array:
     """Applies `attend_where`, or cuDNN's kernel, which needs a mask of even sizes."""
-    odd = query.shape[1] % 2 or key.shape[1] % 2
+    parts, asks = token_groups()[1], query.shape[1]
+    own = asks if asks % parts else asks // parts  # queries of a device
+    odd = own % 2 or key.shape[1] % 2
     if kernel == "cudnn" and (mask is None or not odd):
         return cudnn(query, key, value, mask)
     return attend_where(query, key, value, mask, Form(rounded=kernel == "rounded"))

@@ -177,7 +177,8 @@ class Binding(NamedTuple):
             return blocks.append_block(z, t, LeftToRight(*cache))
 
         def reading(clean: Array, t: Array) -> Array:
-            causal = dataclasses.replace(o, causal=True, causal_context=False)
+            # Their own features are asked for, not those of the token on the left.
+            causal = dataclasses.replace(o, causal=True, causal_context=False, shifted=False)
             module, segments = self.module.clone(options=causal), told.get("segments")
             return module.apply(variables, clean, t, segments, label, keys, method="features")
 

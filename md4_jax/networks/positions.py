@@ -39,15 +39,17 @@ def places_of_halves(length: int, segments: Array | None) -> Array:
     return jnp.concatenate(2 * [places(length // 2, segments)], axis=-1)
 
 
-def places_from(length: int, first: Array, segments: Array | None) -> Array:
+def places_from(length: int, first: Array, segments: Array | None, most: int = 0) -> Array:
     """Returns the places of the tokens from `first` on in a text that has these segments.
 
-    first: [] or [B, 1]; tokens before a text, which nothing sees, have the place 0
+    first  [] or [B, 1]; tokens before a text, which nothing sees, have the place 0
+    most   number of places; what fills the last block after the end of a text has the last one.
+           0: there is no end
     """
     index = jnp.maximum(first + jnp.arange(length), 0)
-    if segments is None:
-        return index
-    return jnp.take(places(segments.shape[1], segments), index, axis=1)
+    if segments is not None:
+        index = jnp.take(places(segments.shape[1], segments), index, axis=1)
+    return jnp.minimum(index, most - 1) if most else index
 
 
 def with_places(x_BxLxD: Array, table: Array, where: Callable[[int], Array]) -> Array:

@@ -245,7 +245,8 @@ class TransformerModule(nn.Module):
         self, z_BxP: Array, t_B: Array, cache: Cache, label: Array | None, segments: Array | None
     ) -> tuple[Array, Cache]:
         """Returns (h [B, P, D], cache with z) of a block z after, or among, the cached tokens."""
-        where = partial(places_from, first=cache.first, segments=segments)
+        first, most = cache.first, self.options.positions
+        where = partial(places_from, first=first, segments=segments, most=most)
         x_BxPxD, condition = self._embedded(z_BxP, where), self._condition(t_B[:, None], label)
         found = []
 

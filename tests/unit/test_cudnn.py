@@ -54,6 +54,9 @@ def test_a_part_of_the_queries_asks_all_keys(monkeypatch):
         causal, _ = lowered(monkeypatch, causal=True)
     assert plain == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     assert causal == ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, 1, 64, 1), AXES)):
+        odd, _ = lowered(monkeypatch, causal=True)  # a query for each device
+    assert odd == []
     arrays = "(tensor<2x16x1x16xbf16>, tensor<2x64x1x16xbf16>, tensor<2x64x1x16xbf16>)"
     assert arrays in text
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import md4_jax
 from md4_jax.evals.samples import drawn_samples
+from md4_jax.model.answers import drawn as draw_answers
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Prompt, UserError, batch_of
@@ -137,6 +138,16 @@ def test_blocks_begin_where_the_prompt_ends(count, model):
     found = drawn_samples(experiment, model.params, {}, asked).tokens
     for row, prompt in zip(found, prompts, strict=True):
         assert row.tolist() == slowly(model, prompt.tolist(), 16, 0.2)
+
+
+@pytest.mark.parametrize("count, size", [(19, 1), (17, 5), (18, 3)])
+def test_an_answer_is_drawn_as_if_nothing_came_after_it(count, size, model):
+    """Also where its last block ends later than whole blocks of all tokens would."""
+    prompt = np.random.default_rng(count).integers(0, 120, count).astype(np.int32)
+    options = dict(name="confidence", steps=BLOCK)
+    (found,) = draw_answers(model, [prompt], size, options | {"temperature": 0.0})
+    expected, _ = drawn(model, prompt, 32, **options)
+    assert found.tolist() == expected[count : count + size]
 
 
 def test_the_loss_may_have_that_of_the_next_token(model):

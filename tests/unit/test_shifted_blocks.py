@@ -9,7 +9,7 @@ from tiny_networks import bound
 from md4_jax.objectives.autoregressive import Autoregressive
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.processes.masking import Masking
-from md4_jax.protocols import Accelerator, Prompt
+from md4_jax.protocols import Accelerator, Prompt, batch_of
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.confidence import Confidence
@@ -139,3 +139,27 @@ def test_two_networks_side_by_side_keep_two_memories():
     times = jnp.zeros_like(T)
     expected = [d.blocks.features(Z, times, X, P) for d in (one, other)]
     np.testing.assert_allclose(found, jnp.concatenate(expected, axis=-1), atol=2e-5)
+
+
+def test_the_next_token_of_a_clean_text_is_that_of_a_network_without_shift():
+    """Its own features predict the token after it, whatever is shifted in blocks."""
+    losses = [
+        BlockDiffusion(P, left_to_right=0.3)(
+            bound(shifted=shifted, causal_context=True), Masking(V),
+            batch_of(np.asarray(X)), jnp.full(2, 0.4), exact.keys_for(0, 2),
+        )[1]["left_to_right"]
+        for shifted in (True, False)
+    ]  # fmt: skip
+    assert np.all(np.asarray(losses) > 0)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_learned_positions_end_before_what_fills_the_last_block():
+    """A text of 6 tokens, moved by 1 to the right: its last block has 2 tokens behind its end."""
+    denoiser, t = bound(positions=6, causal_context=True), jnp.zeros(2)
+    blocks = denoiser.blocks
+    cache = blocks.beginning(blocks.empty_cache(2, 6), jnp.full(2, 1))
+    for begin in (0, 3):
+        cache = blocks.read(X[:, begin : begin + 3], t, cache)
+    h, _ = blocks.append_block(X[:, 6:9], t, cache)
+    assert np.isfinite(h).all()
