@@ -9,6 +9,11 @@ if [ "$extras" = "[cuda]" ]; then
   driver="$(grep -m1 -oE '[0-9]{3,}\.[0-9]+' "$version" 2>/dev/null || echo 0)"
   if [ "${driver%%.*}" -ge 580 ]; then extras="[cuda13]"; else extras="[cuda12]"; fi
 fi
+# One after another: nodes of a cluster may share this directory.
+if command -v flock >/dev/null && [ -w . ]; then
+  exec 9>.md4_jax_install.lock
+  flock 9
+fi
 if [ -z "${VIRTUAL_ENV:-}" ]; then
   if [ ! -x .venv/bin/python ]; then
     python="$(command -v python3 || command -v python || true)"
@@ -38,6 +43,7 @@ if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     python -m pip install --quiet --disable-pip-version-check -e ".$extras"
   echo "$wanted" >"$stamp"
 fi
+exec 9>&-
 
 # Huge pages for XLA's buffers on CPU.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"

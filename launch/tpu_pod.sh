@@ -2,7 +2,7 @@
 # A training on a Cloud TPU pod slice: create, install, run on all workers, follow, delete.
 #
 #   launch/tpu_pod.sh create                 asks for the slice and waits until it is there
-#   launch/tpu_pod.sh run ARGUMENTS          copies this checkout to all workers and starts main
+#   launch/tpu_pod.sh run ARGUMENTS          copies what is committed to all workers and starts main
 #   launch/tpu_pod.sh logs                   follows the log of worker 0
 #   launch/tpu_pod.sh resume ARGUMENTS       after maintenance: creates the slice anew, runs on
 #   launch/tpu_pod.sh stop                   SIGTERM: saves, and ends
@@ -74,6 +74,11 @@ run() {
     *" --workdir"*) ;;
     *) fail "run needs --workdir, a directory that all workers see" ;;
   esac
+  changed=
+  [ -n "$dry" ] || changed=$(git status --porcelain)
+  [ -z "$changed" ] || fail "the workers get what is committed, and this is not:
+$changed
+Commit it, or put it aside with 'git stash --include-untracked'"
   archive=$(mktemp -u).tar.gz
   do_it git archive --format tar.gz --prefix md4_jax/ --output "$archive" HEAD
   tpu tpu-vm scp "$archive" "$NAME:md4_jax.tar.gz" --worker all

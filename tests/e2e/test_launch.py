@@ -1,10 +1,12 @@
 """The launch scripts, without a network: a stub stands where Python would."""
 
+import fcntl
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import threading
 import tomllib
 from pathlib import Path
 
@@ -80,6 +82,20 @@ def test_tests_are_the_quick_ones_unless_asked_for(arguments, passed_on, launch)
     assert launch("test.sh", *arguments)[-1] == workers + passed_on
 
 
+def test_machines_that_share_a_directory_install_one_after_another(launch, tmp_path):
+    if shutil.which("flock") is None:
+        pytest.skip("needs flock")
+    found = []
+    one = threading.Thread(target=lambda: found.extend(launch("local.sh")))
+    with open(tmp_path / "check out" / ".md4_jax_install.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        one.start()
+        one.join(1.0)
+        assert one.is_alive() and not found  # while another installs
+    one.join()
+    assert any("[install]" in line for line in found)
+
+
 def test_the_package_is_installed_once_for_the_same_requirements(launch):
     first, second, other = launch("local.sh"), launch("local.sh"), launch("test.sh")
     assert any("[install]" in line for line in first)
@@ -131,6 +147,20 @@ def test_the_pod_script_prints_what_it_would_run():
     assert shlex.split(inner)[1:] == list(ARGUMENTS)
     created = dry_run("tpu_pod.sh", "create", PROJECT="mine", ACCELERATOR="v6e-64").stdout
     assert "--accelerator-type v6e-64" in created and "--spot" in created
+
+
+def test_the_pod_script_runs_nothing_while_changes_are_not_committed(tmp_path):
+    """The workers would train without them."""
+    shutil.copytree("launch", tmp_path / "launch")
+    (tmp_path / "mine.py").write_text("a config of my own")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [tmp_path / "launch" / "tpu_pod.sh", "run", *ARGUMENTS],
+        env={"PATH": os.environ["PATH"], "PROJECT": "mine", "ZONE": "there"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "?? mine.py" in done.stderr
+    assert "what is committed" in done.stderr and "gcloud" not in done.stdout
 
 
 @pytest.mark.parametrize("command", ["logs", "stop", "delete"])
