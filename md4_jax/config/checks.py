@@ -218,7 +218,7 @@ def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None
             "Change one of them"
         )
     _check_preferences(experiment)
-    check_policy(experiment)
+    check_policy(experiment, kept)
     check_trainable(experiment)
 
 

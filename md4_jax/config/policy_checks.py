@@ -1,12 +1,25 @@
 """Checks of an objective that learns from rewards of samples."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.config.load import flatten
 from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 
+# Keys of the section `sample` that do not change what is drawn in training.
+OF_SAMPLES = (
+    "num", "batch_size", "seed", "trace", "judge", "prompt", "suffix", "template", "templates",
+    "blank",
+)  # fmt: skip
 
-def check_policy(experiment: Experiment) -> None:
-    """Raises UserError for what cannot learn from the rewards of samples that are drawn for it."""
+
+def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) -> None:
+    """Raises UserError for what cannot learn from the rewards of samples that are drawn for it.
+
+    kept: config with which the run began, if it is resumed
+    """
     if not experiment.objective.needs.rewards:
         return
     said = f"objective.name={experiment.config['objective']['name']!r}"
@@ -16,6 +29,7 @@ def check_policy(experiment: Experiment) -> None:
             "sample.reward.name, such as pattern, judge, answer or package.module:attribute"
         )
     _check_sizes(experiment, said)
+    _check_resumed(experiment, kept or {}, said)
     sample, data = experiment.sample, experiment.data
     refused = (
         ("sample.length", sample.length, (0, data.length)),
@@ -36,6 +50,18 @@ def check_policy(experiment: Experiment) -> None:
         )
     if experiment.network.companion is not None:
         raise UserError(f"{said} is not for network.tables, which do not learn: set it to 0")
+
+
+def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -> None:
+    """Raises UserError if a run goes on with other samples or another reward."""
+    before, after = (dict(flatten(x.get("sample", {}))) for x in (kept, experiment.config))
+    for key in sorted(before.keys() & after.keys() - set(OF_SAMPLES)):
+        if before[key] != after[key]:
+            raise UserError(
+                f"sample.{key}={after[key]!r} is not that of this run, {before[key]!r}, and "
+                f"{said} learns from the samples: leave it, or begin another run in another "
+                "--workdir, with train.initial"
+            )
 
 
 def _check_sizes(experiment: Experiment, said: str) -> None:

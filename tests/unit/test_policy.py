@@ -1,5 +1,6 @@
 """The gradient of a policy by enumeration, advantages by hand, and what a step draws."""
 
+import copy
 import dataclasses
 import re
 
@@ -293,6 +294,24 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
 def test_mistakes(changes, said, made):
     with pytest.raises(UserError, match=said):
         check_training(made(**changes)[0])
+
+
+def test_a_run_goes_on_with_the_same_samples_and_reward(made):
+    """What --mode sample alone uses may change."""
+    experiment = made()[0]
+    kept = copy.deepcopy(experiment.config)
+    kept["sample"] |= {"num": 99, "trace": True}
+    check_training(experiment, kept)
+    for key, value in (("temperature", 0.5), ("steps", 3)):
+        other = copy.deepcopy(kept)
+        other["sample"][key] = value
+        with pytest.raises(UserError, match=f"sample.{key}=.* is not that of this run, {value}"):
+            check_training(experiment, other)
+    other["sample"]["reward"]["name"] = "judge"
+    with pytest.raises(
+        UserError, match=r"sample.reward.name='.*' is not that of this run, 'judge'"
+    ):
+        check_training(experiment, other)
 
 
 def test_one_part_of_a_mixture_with_prompts_is_enough():
