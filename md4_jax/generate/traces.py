@@ -14,6 +14,7 @@ from md4_jax.runtime.paths import Place
 COLUMNS = 72  # characters in a line of the picture
 WIDE = 12  # characters of a token of several; longer ones are cut off
 FRAMES = 160  # most frames of an animation; longer paths are thinned out
+TOKENS = 2048  # of a text that an animation shows
 MASK = "\N{MIDDLE DOT}"
 BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"  # shown for a line feed
 SIGNS = {
@@ -131,14 +132,23 @@ SHADES = [tuple(map(int, shade)) for shade in shades(24)]
 
 
 def gif(path: Trajectory, file: Place) -> None:
-    """Writes an animation; the colour of a token is the probability with which it was drawn."""
+    """Writes an animation; the colour of a token is the probability with which it was drawn.
+
+    Of a longer text the first TOKENS are shown: no side of a GIF has more than 65,535 pixels.
+    """
+    path = dataclasses.replace(
+        path,
+        symbol=path.symbol[:, :TOKENS],
+        confidence=path.confidence[:, :TOKENS],
+        prompt_mask=path.prompt_mask[:TOKENS],
+    )
     shown = np.unique(np.linspace(0, len(path.step) - 1, FRAMES).astype(int))
-    images = list(_images(path, shown))
-    pause = max(40, min(400, 8000 // len(images)))
+    pause, count = max(40, min(400, 8000 // len(shown))), len(shown)
+    images = _images(path, shown)
     with file.open("wb") as out:
-        images[0].save(
-            out, "GIF", save_all=True, append_images=images[1:], loop=0,
-            duration=[1000, *[pause] * (len(images) - 2), 3000][-len(images):],
+        next(images).save(
+            out, "GIF", save_all=True, append_images=images, loop=0,
+            duration=[1000, *[pause] * (count - 2), 3000][-count:],
         )  # fmt: skip
 
 

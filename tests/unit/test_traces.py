@@ -1,5 +1,6 @@
 """Pictures of samples: what is in them, not how they look."""
 
+import dataclasses
 import json
 import re
 
@@ -285,3 +286,15 @@ def test_values_that_are_no_numbers_stay_json(tmp_path):
     (sample,) = page(tmp_path / "a.html", "t", path)[0]["samples"]
     assert sample["frames"][1]["changes"] == [[0, 0, 0.0]]
     traces.gif(path, tmp_path / "a.gif")
+
+
+def test_an_animation_shows_the_beginning_of_a_long_text(path, tmp_path):
+    """20,000 tokens of several characters would be 80,160 pixels high, more than a GIF may be."""
+    symbol = np.resize(path.symbol[-1:], (1, 20_000))
+    long = dataclasses.replace(
+        path, step=path.step[-1:], symbol=symbol, confidence=np.zeros(symbol.shape),
+        prompt_mask=np.zeros(20_000, bool), wide=True,
+    )  # fmt: skip
+    traces.gif(long, tmp_path / "long.gif")
+    with Image.open(tmp_path / "long.gif") as image:
+        assert image.height == 2 * 16 + -(-2048 // 6) * 24 + 64
