@@ -143,11 +143,17 @@ CORPORA = {
     "fineweb_edu": Recipe(hub="HuggingFaceFW/fineweb-edu", folder="sample/10BT"),
 }
 
-_SECTION = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test|heldout)")
+# A whole word, or one joined to what often follows it: training, validation, testset, traindata.
+_SECTION = re.compile(
+    r"(?:^|[^a-z])(train|valid|val|dev|test|heldout)(?:ing|ation|set|data|split)?(?![a-z])"
+)
 _NAMES = {"train": "train", "test": "test", "heldout": "test"}
 
 
 def section_of(name: str) -> str:
-    """Returns the section that the name of a file says: train, validation or test."""
-    found = _SECTION.search(name.lower())
-    return _NAMES.get(found.group(1), "validation") if found else "train"
+    """Returns the section that the name of a file says: train, validation or test.
+
+    The last word decides: folders may be named after languages or tasks.
+    """
+    found = _SECTION.findall(name.lower())
+    return _NAMES.get(found[-1], "validation") if found else "train"

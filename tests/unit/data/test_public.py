@@ -272,6 +272,15 @@ def test_an_unknown_corpus():
         ("x/training-monolingual/news", "train"),
         ("data/test-0.parquet", "test"),
         ("latest/contest.txt", "train"),
+        ("data/vala/train-00000-of-00001.parquet", "train"),
+        ("data/dev_Latn/train/000.parquet", "train"),
+        ("testimonials/train-0.jsonl", "train"),
+        ("train/dev.jsonl", "validation"),
+        ("values.jsonl", "train"),
+        ("validation_00001.txt", "validation"),
+        ("test2013.txt", "test"),
+        ("testing/0.txt", "test"),
+        ("my_devset.txt", "validation"),
     ],
 )
 def test_sections_by_name(name, section):
