@@ -263,7 +263,7 @@ def other_run(
         "checkpoint": {},
         "eval": {"checkpoint": checkpoint},
     }
-    return build.experiment({**kept, **changed}, domain), directory
+    return build.experiment({**kept, **changed}, domain, workdir=directory), directory
 
 
 def _bound(experiment: Experiment, kept: Mapping[str, Any]) -> dict[str, Any]:

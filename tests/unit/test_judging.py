@@ -28,6 +28,7 @@ from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.runtime.paths import place
+from md4_jax.samplers import profile
 from md4_jax.training.loop import fresh_state
 
 LORA = {"model.layers.0.self_attn.q_proj": 2}
@@ -162,6 +163,18 @@ def test_a_judge_with_other_classes_is_refused(made, tmp_path):
         judge_of(made(sample__label="1", **asked))
     with pytest.raises(UserError, match="holds no checkpoint yet"):
         judge_of(made(**asked))
+
+
+def test_another_run_reads_the_profile_of_its_own_directory(made, tmp_path):
+    """sample.grid=optimal is in the config of a run that was made after its profile."""
+    folder = place(tmp_path / "judge")
+    folder.mkdir()
+    other = made(data__label_key="")
+    config.store(folder, {**other.config, "sample": {**other.config["sample"], "grid": "optimal"}})
+    keep_domain(other.domain, folder)
+    profile.keep(folder, {"nats": [8.0 - n for n in range(8)]})
+    found, directory = runs.other_run(other, "sample.judge", str(folder))
+    assert directory == folder and found.config["sample"]["grid"] == "optimal"
 
 
 def test_an_end_of_text_is_a_token_of_the_judge(made):
