@@ -12,6 +12,7 @@ import numpy as np
 
 from md4_jax.data import contents, download
 from md4_jax.data.images import AT_ONCE, ImageSource, from_planes
+from md4_jax.data.lock import alone
 from md4_jax.data.pixels import VALUES
 from md4_jax.data.sources.splits import digest, with_test
 from md4_jax.protocols import UserError
@@ -148,8 +149,10 @@ class DownsampledImageNet(ImageSource):
                 archive = download.fetch(
                     f"{URL}/{name}", folder / name, sha256=sha256, instead=advice
                 )
-                _unpack(archive, folder)
-                done.touch()
+                with alone(folder / f"{done.name}.lock", f"unpacking {name}"):
+                    if not done.exists():
+                        _unpack(archive, folder)
+                        done.touch()
         return place(folder)
 
 

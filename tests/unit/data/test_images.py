@@ -5,6 +5,7 @@ import hashlib
 import io
 import struct
 import tarfile
+import types
 import zipfile
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from md4_jax.data import Cifar10, Digits, DownsampledImageNet, FashionMnist, ImageFolder, Mnist
 from md4_jax.data.sources import cifar10, imagenet
 from md4_jax.protocols import UserError
+from md4_jax.runtime.locks import take
 
 # Python 3.11 has it since 3.11.4.
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -370,6 +372,24 @@ def test_imagenet_is_downloaded_and_unpacked(npz, cache, server, monkeypatch):
     (cache / "imagenet8" / "0.zip.unpacked").unlink()
     (cache / "imagenet8" / "0.zip").write_bytes(b"no zip")
     with pytest.raises(UserError, match=r"0.zip is not a whole zip file .*; delete it"):
+        DownsampledImageNet(size=8).rows("train")
+
+
+def test_imagenet_is_unpacked_by_one_process(cache, monkeypatch):
+    """Another process unpacks the archive and is done while this one waits for it."""
+    folder = cache / "imagenet8"
+    folder.mkdir(parents=True)
+    (folder / "0.zip").write_bytes(b"not to be read")
+    monkeypatch.setitem(imagenet.ARCHIVES, 8, {"0.zip": ""})
+    other = (folder / "0.zip.unpacked.lock").open("a+")
+    assert take(other)
+
+    def finish(seconds):
+        (folder / "0.zip.unpacked").touch()
+        other.close()
+
+    monkeypatch.setattr("md4_jax.data.lock.time", types.SimpleNamespace(sleep=finish))
+    with pytest.raises(UserError, match="there is no train_data_batch_1.npz in"):
         DownsampledImageNet(size=8).rows("train")
 
 
