@@ -1,5 +1,6 @@
 """Files of a data set on the Hugging Face hub, by its web interface."""
 
+import http.client
 import json
 import os
 import pathlib
@@ -44,10 +45,10 @@ def files(dataset: str, folder: str) -> list[HubFile]:
     The first call asks the hub and keeps the answer, so that later ones need no network and name
     the same files. UserError if there is no such data set, or if it may not be read.
     """
-    kept = cache_root() / "hub" / dataset / (folder.replace("/", "_") + ".listing.json")
-    if kept.exists():
-        return [HubFile(*fields) for fields in json.loads(kept.read_text())]
-    found: list[HubFile] = []
+    kept = cache_root() / "hub" / dataset / _listing(folder)
+    found = _kept(kept)
+    if found:
+        return found
     for branch in BRANCHES:
         found = found or _listed(dataset, folder, branch)
     if not found:
@@ -67,11 +68,26 @@ def model_file(model: str, name: str) -> pathlib.Path:
     return fetch(url, path, headers=_login(), instead=f"Fetch it elsewhere and put it at {path}")
 
 
+def _listing(folder: str) -> str:
+    """Returns the name of the file that keeps a folder's listing; no two folders share one."""
+    return _quoted(folder, "/").replace("_", "%5F").replace("/", "_") + ".listing.json"
+
+
+def _kept(path: pathlib.Path) -> list[HubFile]:
+    """Returns the files of a listing that was kept; [] if there is none, or it is damaged."""
+    if not path.exists():
+        return []
+    try:
+        return [HubFile(*fields) for fields in json.loads(path.read_text())]
+    except (ValueError, TypeError):
+        return []
+
+
 def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
-    base = f"{_address()}/api/datasets/{dataset}"
+    base = f"{_address()}/api/datasets/{_quoted(dataset, '/')}"
     try:
         revision = json.loads(_ask(f"{base}/revision/{_quoted(branch)}")[0])["sha"]
-        page, entries = f"{base}/tree/{revision}/{folder}?recursive=true".rstrip("/"), []
+        page, entries = f"{base}/tree/{revision}/{_quoted(folder, '/')}?recursive=true", []
         while page:
             text, page = _ask(page)
             entries += json.loads(text)
@@ -80,12 +96,12 @@ def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
         if branch != BRANCHES[0]:
             return []
         raise _refusal(dataset, folder, error) from error
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
         raise UserError(
             f"data.dataset={dataset}: {_address()} does not answer ({error}). Without a network "
             "put its files into a folder and set data.path to it"
         ) from error
-    prefix = f"{_address()}/datasets/{dataset}/resolve/{revision}/"
+    prefix = f"{_address()}/datasets/{_quoted(dataset, '/')}/resolve/{revision}/"
     return [
         HubFile(
             e["path"], prefix + _quoted(e["path"], "/"), e["size"], e.get("lfs", {}).get("oid", "")

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from md4_jax.data import prepare
+from md4_jax.data import hub, prepare
 from md4_jax.data.prepare import prepared, stream
 from md4_jax.data.sources import corpora
 from md4_jax.data.sources.corpora import CORPORA, section_of
@@ -228,6 +228,30 @@ def test_any_data_set_of_the_hub(on_hub, server, monkeypatch):
     found = read(PublicText("some/set", text_key="body", validation=0.1))
     assert [len(texts) for texts in found] == [36, 4, 9]
     assert server.headers["Authorization"] == "Bearer secret"
+
+
+def test_a_folder_of_the_hub_with_a_space(on_hub, server):
+    on_hub("some/set", "my%20data", {"my data/a.jsonl": b"{}"})
+    (file,) = hub.files("some/set", "my data")
+    assert file.url == f"{server.url}/datasets/some/set/resolve/abc123/my%20data/a.jsonl"
+
+
+def test_folders_of_the_hub_have_listings_of_their_own(on_hub):
+    for folder in ("a/b", "a_b", "a%5Fb", "a%2Fb"):
+        on_hub("some/set", folder.replace("%", "%25"), {f"{folder}/0.txt": b""})
+        assert [file.name for file in hub.files("some/set", folder)] == [f"{folder}/0.txt"]
+
+
+@pytest.mark.parametrize("text", ["", "[[", "[[1]]", "[5]", "{}", "null"])
+def test_a_damaged_listing_of_the_hub_is_asked_for_again(text, on_hub, server, cache):
+    on_hub("some/set", "a/b", {"a/b/0.txt": b""})
+    found = hub.files("some/set", "a/b")
+    (kept,) = cache.rglob("*.listing.json")
+    assert kept.name == "a_b.listing.json"
+    kept.write_text(text)
+    assert hub.files("some/set", "a/b") == found
+    asked = len(server.asked)
+    assert hub.files("some/set", "a/b") == found and len(server.asked) == asked
 
 
 def test_what_the_hub_refuses(on_hub, server):
