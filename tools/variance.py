@@ -30,6 +30,7 @@ from jax.flatten_util import ravel_pytree
 from md4_jax.config import build, inputs, runs
 from md4_jax.config import load as config
 from md4_jax.data.corpus import Corpus
+from md4_jax.data.shards import TokenShards
 from md4_jax.experiment import Experiment
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
@@ -57,7 +58,7 @@ ESTIMATORS = ("md4", "lambda_dce", "any_order")
 LOWS, HIGHS, WIDTH = (0.0, 0.15, 0.3, 0.45, 0.6), (0.5, 0.65, 0.8, 0.95, 1.0), 0.33
 
 
-def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
+def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray | TokenShards]:
     """Returns the experiment, its averaged parameters and the tokens of a split."""
     directory = place(workdir)
     asked = config.stored(directory)
@@ -72,6 +73,23 @@ def loaded(workdir: str, split: str) -> tuple[Experiment, Params, np.ndarray]:
         runs.averaged(experiment, directory)[1],
         Corpus(source, domain, experiment.data).stream(split),
     )
+
+
+def drawn(stream: np.ndarray | TokenShards, length: int, repeats: int, rows: int) -> np.ndarray:
+    """Returns batches of sequences at random places of a stream: int32 [repeats, rows, length].
+
+    UserError if the stream has fewer tokens than a sequence.
+    """
+    if len(stream) < length:
+        raise UserError(
+            f"the split has {len(stream):,} tokens, fewer than a sequence of data.length={length}: "
+            "take another --split"
+        )
+    places = len(stream) - length + 1
+    starts = np.random.default_rng(0).integers(0, places, (repeats, rows)).tolist()
+    # Shards of tokens take slices alone.
+    cut = [[stream[start : start + length] for start in row] for row in starts]
+    return np.array(cut, np.int32)
 
 
 def gradients(
@@ -143,11 +161,9 @@ def main() -> None:
     flags = parser.parse_args()
     try:
         experiment, params, stream = loaded(flags.workdir, flags.split)
+        batches = drawn(stream, experiment.data.length, flags.repeats, flags.rows)
     except UserError as error:
         sys.exit(f"error: {error}")
-    length, generator = experiment.data.length, np.random.default_rng(0)
-    starts = generator.integers(0, len(stream) - length, (flags.repeats, flags.rows))
-    batches = stream[starts[..., None] + np.arange(length)].astype(np.int32)
     same = np.broadcast_to(batches[:1], batches.shape)
     if isinstance(experiment.objective, BlockDiffusion):
         clipping_table(experiment, params, same, batches)
