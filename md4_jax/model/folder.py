@@ -13,7 +13,7 @@ from md4_jax.config.schema import build_section
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
 from md4_jax.model import adapters
-from md4_jax.model.layout import exported
+from md4_jax.model.layout import exported, with_mask
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
@@ -97,6 +97,7 @@ def export(model: Any, folder: Place) -> Place:
         (folder / "tokenizer.json").write_text(tokenizer["definition"], encoding="utf-8")
     if model.form is not None:
         model.form.export(folder)
+    told = with_mask(told, folder, model.layout.mask)
     replace(folder / FILE, json.dumps(told, indent=2) + "\n")
     return folder
 

@@ -179,6 +179,16 @@ def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int)
     return {**config, "block_size": block} if peer.kind == "bd3lm" and block else dict(config)
 
 
+def with_mask(told: Mapping[str, Any], folder: Place, mask: int | None) -> Mapping[str, Any]:
+    """Returns config.json with the row of the mask, if another one would be read of the folder.
+
+    told: config.json, for a folder that has its arrays and its tokenizer already
+    """
+    found = peers.peer(peers.with_mask(told, folder), Tensors(folder)).mask
+    # Some kinds have none to name: causal ones, and those in which it is always the last row.
+    return told if mask is None or found in (None, mask) else {**told, "mask_token_id": mask}
+
+
 class Watched(View):
     """Arrays, and the `names` of those that were read."""
 

@@ -122,6 +122,32 @@ def test_a_mask_among_the_entries_goes_back_to_its_row(tmp_path):
     assert np.array_equal(found[table][:126], arrays(source)[table][:126])
 
 
+@pytest.mark.parametrize(
+    "name, changes, mask",
+    [
+        ("stable_diffcoder", {"objective.name": "md4"}, 5),
+        ("dream", {"tokenizer.mask": 121}, 121),
+    ],
+)
+def test_config_names_a_mask_that_its_kind_would_not_tell(name, changes, mask, tmp_path):
+    """Stable-DiffCoder's code implies the mask, and the kind of what was made of it does not."""
+    model = md4_jax.load(peer_folder(tmp_path, name), config=changes)
+    folder = model.export(tmp_path / "exported")
+    assert json.loads((folder / "config.json").read_text())["mask_token_id"] == mask
+    again = md4_jax.load(folder)
+    assert again.config["tokenizer"]["mask"] == mask == model.config["tokenizer"]["mask"]
+    z = np.array([[0, again.domain.vocab_size, 5, 1]])
+    np.testing.assert_array_equal(again.logits(z), model.logits(z))
+
+
+def test_a_mask_that_the_tokenizer_names_is_not_written_to_config(tmp_path):
+    source = peer_folder(tmp_path, "dream", mask_token_id=None)
+    (source / "special_tokens_map.json").write_text(json.dumps({"mask_token": "<|special_1|>"}))
+    folder = md4_jax.load(source).export(tmp_path / "exported")
+    assert json.loads((folder / "config.json").read_text())["mask_token_id"] is None
+    assert md4_jax.load(folder).config["tokenizer"]["mask"] == 121
+
+
 def test_it_goes_through_a_saved_folder_and_keeps_the_chat(tmp_path):
     source = chat_folder(tmp_path)
     saved = md4_jax.load(md4_jax.load(source).save(tmp_path / "saved"))
