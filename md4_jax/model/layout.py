@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.config.schema import build_section
 from md4_jax.model import peers
 from md4_jax.model.peer import Peer
 from md4_jax.networks.published import Arrays, MaskLast, Read, View
@@ -29,6 +30,13 @@ FILE = "layout.json"
 FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 # Arrays that no parameter is made of, such as frequencies, are kept up to this number of entries.
 KEPT = 4096
+# Keys of a network that the shapes of its arrays do not tell, and without which it is another one.
+UNTOLD = (
+    "shifted", "causal", "causal_context", "heads", "norm_eps", "rotary_base", "rotary_scaling",
+    "rotary_part", "rotary_ramp", "rotary_gain", "query_scaling", "window", "global_every",
+    "local_base", "cap", "experts_per_token", "router", "router_normalised", "router_scale",
+    "router_groups", "router_groups_taken",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,14 +171,32 @@ def exported(
     read = Watched(arrays)
     peer.convert(read, options, put)
     _fill(out, layout, read.names, peer, folder)
-    return _with_block(layout.config, peer, options, block), out
+    told = _with_block(layout.config, peer, options, block)
+    _check_told(told, numbers, options, block)
+    return told, out
+
+
+def _check_told(told: Mapping[str, Any], numbers: Numbered, options: Any, block: int) -> None:
+    """Raises UserError for a key of the network that is read otherwise of config.json."""
+    found = peers.config_of(peers.peer(told, numbers), {})["network"]
+    read = build_section("network", found, vocab_size=options.vocab_size)
+    for key in UNTOLD:
+        ours, theirs = getattr(options, key, None), getattr(read, key, None)
+        if ours != theirs and (block or key != "causal_context"):
+            raise UserError(
+                f"the model has network.{key}={ours!r}, and in the layout of {numbers.folder} it "
+                f"would be read with {theirs!r}: use save, which keeps every key, or load the "
+                "model without this change"
+            )
 
 
 def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int) -> dict[str, Any]:
-    """Returns config.json with the blocks that the model has now, for kinds that say them."""
+    """Returns config.json with the blocks and the shift that the model has now."""
     context = options.causal_context
-    had = peer.sections["network"].get("causal_context", False)
-    same = peer.sections["objective"].get("block", 0) == block and (had == context or not block)
+    had = {"shifted": False, "causal_context": False} | peer.sections["network"]
+    same = peer.sections["objective"].get("block", 0) == block
+    same = same and (had["causal_context"] == context or not block)
+    same = same and had["shifted"] == options.shifted
     if peer.begins is not None or same:
         return dict(config)
     if peer.told_of is not None:

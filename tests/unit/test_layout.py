@@ -105,6 +105,41 @@ def test_a_causal_model_leaves_as_a_diffusion_model(name, shifted, kind, tmp_pat
     np.testing.assert_array_equal(again.logits(z), model.logits(z))
 
 
+@pytest.mark.parametrize(
+    "name, shifted, kind",
+    [
+        ("dream", False, "a2d-qwen2"),
+        ("diffugpt", False, "gpt2"),
+        ("stable_diffcoder", True, "llama"),
+    ],
+)
+def test_config_says_another_shift(name, shifted, kind, tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, name), config={"network.shifted": shifted})
+    folder = model.export(tmp_path / "exported")
+    again, z = md4_jax.load(folder), np.array([[0, model.domain.vocab_size, 5, 1]])
+    assert json.loads((folder / "config.json").read_text())["model_type"].endswith(kind)
+    assert again.config["network"]["shifted"] == shifted
+    np.testing.assert_array_equal(again.logits(z), model.logits(z))
+
+
+@pytest.mark.parametrize(
+    "name, key, value, read",
+    [
+        ("dream", "rotary_base", 5e6, "1000000.0"),
+        ("dream", "norm_eps", 1e-2, "1e-06"),
+        ("llada2", "router_scale", 7.0, "2.5"),
+        ("modernbert", "window", 4, "6"),
+        ("mdlm", "rotary_base", 5.0, "10000.0"),
+    ],
+)
+def test_a_network_that_config_does_not_tell_is_refused(name, key, value, read, tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, name), config={f"network.{key}": value})
+    said = rf"network.{key}={value}, .* would be read with {read}: use save"
+    with pytest.raises(UserError, match=said):
+        model.export(tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
 def test_half_precision_is_kept(tmp_path):
     source = peer_folder(tmp_path, "dream")
     halves = {k: v.astype(np.float16) for k, v in load_file(source / "model.safetensors").items()}
