@@ -37,6 +37,12 @@ SAMPLE = {
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
     text = needed(told, tensors, "text_config")
+    for key in ("final_logit_softcapping", "sliding_window"):
+        if text.get(key, 0) is None:
+            raise UserError(
+                f"{tensors.folder}: config.json says text_config.{key}=null, which means none in "
+                "transformers: only a number is known"
+            )
     text = {key: value for key, value in text.items() if value is not None}
     for key, value in BUILT.items():
         if text.get(key, value) != value:
