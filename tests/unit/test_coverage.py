@@ -1,13 +1,11 @@
 """Times of evaluation, and standard errors that account for their strata."""
 
-import importlib.util
-from pathlib import Path
-
 import exact
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tool_modules import tool_module
 
 from md4_jax.evals.likelihood import make_eval_step
 from md4_jax.evals.metrics import Likelihood
@@ -25,7 +23,6 @@ from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Network
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "coverage.py"
 EVEN = exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, 2)))
 NETWORK = Network(lambda key: {}, lambda params, context, keys: EVEN, time_free=True)
 SQUARED = (Linear(), Cosine(), LogLinear(), Clipped())
@@ -34,10 +31,7 @@ PLAIN = (Geometric(1e-4), Polynomial(2.0))
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("coverage_tool", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("coverage")
 
 
 @pytest.mark.parametrize("schedule", SQUARED + PLAIN, ids=lambda s: type(s).__name__)

@@ -1,10 +1,8 @@
 """Sequences on which tools/variance.py measures the noise of a gradient."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+from tool_modules import tool_module
 
 from md4_jax.data.prepare import stream
 from md4_jax.data.shards import TokenShards
@@ -12,15 +10,10 @@ from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.tokenizers import Bytes
 from md4_jax.protocols import UserError
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "variance.py"
-
 
 @pytest.fixture(scope="module")
 def tool():
-    spec = importlib.util.spec_from_file_location("variance_tool", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool_module("variance")
 
 
 def test_sequences_of_shards_are_those_of_an_array(tool, tmp_path):
