@@ -61,9 +61,10 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
     for name, varied in sweep.combinations(flags.vary).items():  # all are checked before any runs
         config = schema.load_config(flags.config, said | varied, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
-        calls[name] = functools.partial(
-            modes.run, "train", modes.Call(config, folder / name, again, others=judging.FOREIGN)
-        )
+        call = modes.Call(
+            config, folder / name, again, others=judging.FOREIGN, one_budget=True
+        )  # fmt: skip
+        calls[name] = functools.partial(modes.run, "train", call)
         facts[name] = _facts(flags, config)
     distributed.check_alike(facts)
     return sweep.in_turn(calls, lambda: listing.table(folder), aloud=distributed.is_first())

@@ -48,6 +48,7 @@ class Call(NamedTuple):
     run      directory of the run whose stored config this is; None if a config file was given
     back     checkpoint to return to, a step or "best"; "": the newest
     others   reads models that are no runs, for evaluators; None: there are none
+    one_budget  whether train.seconds is for all calls on the run together, as in a sweep
     """
 
     config: dict[str, Any]
@@ -57,6 +58,7 @@ class Call(NamedTuple):
     run: Place | None = None
     back: str = ""
     others: judging.Foreign | None = None
+    one_budget: bool = False
 
 
 def train_mode(call: Call) -> int:
@@ -81,7 +83,9 @@ def train_mode(call: Call) -> int:
             _say(f"warning: {warning}")
         for name, size in sizes.items():
             _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
-        step, signalled = train(experiment, corpus, workdir, suite, begin)
+        step, signalled = train(
+            experiment, corpus, workdir, suite, begin, one_budget=call.one_budget
+        )
         if signalled is not None:
             name = signal.Signals(signalled).name
             _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")

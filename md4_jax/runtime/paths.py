@@ -85,13 +85,28 @@ def version(path: Any) -> tuple[str | int, ...]:
     return real, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+@contextlib.contextmanager
+def _as_disk(path: Place) -> Iterator[None]:
+    """Raises OSError for the errors of an object store, as a disk does, so that callers try again.
+
+    Those of gcsfs and of its connections are not OSErrors by themselves.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, _reason(error), str(path)) from error
+
+
 def read_range(path: Place, start: int, stop: int) -> bytes:
     """Reads the bytes [start, stop) of a file; of an object in a store no others are fetched."""
     if is_remote(path):
         import fsspec
 
-        store, name = fsspec.core.url_to_fs(str(path))
-        return store.cat_file(name, start=start, end=stop)
+        with _as_disk(path):
+            store, name = fsspec.core.url_to_fs(str(path))
+            return store.cat_file(name, start=start, end=stop)
     with path.open("rb") as file:
         file.seek(start)
         return file.read(stop - start)
@@ -104,7 +119,8 @@ def append(path: Place, text: str) -> None:
     that a crash cut short is removed.
     """
     if is_remote(path):
-        path.write_text((path.read_text() if path.exists() else "") + text)
+        with _as_disk(path):
+            path.write_text((path.read_text() if path.exists() else "") + text)
         return
     with open(path, "ab+", buffering=0) as file:
         before = _whole_lines(file)
@@ -138,7 +154,8 @@ def replace(path: Place, text: str) -> None:
     In object storage every write is so.
     """
     if is_remote(path):
-        path.write_text(text)
+        with _as_disk(path):
+            path.write_text(text)
         return
     partial = path.parent / (path.name + ".partial")
     with partial.open("w") as file:

@@ -61,16 +61,21 @@ def train(
     workdir: Place,
     suite: Suite,
     begin: Callable[[Params], Params] | None = None,
+    *,
+    one_budget: bool = False,
 ) -> tuple[int, int | None]:
     """Trains until num_steps, the budget or a signal; returns (step saved, signal or None).
 
     suite: evaluators, which run after the steps at which they are due. begin: maps fresh parameters
-    to those of the first step, see `started`; not called if there is a checkpoint. UserError after
-    too many non-finite steps in a row, or if a checkpoint cannot be saved; earlier ones stay.
+    to those of the first step, see `started`; not called if there is a checkpoint. one_budget:
+    whether train.seconds is for this and all earlier calls together, as it always is where the
+    learning rate follows seconds; otherwise each call has so many. UserError after too many
+    non-finite steps in a row, or if a checkpoint cannot be saved; earlier ones stay.
     """
-    run, state = _opened(experiment, corpus, workdir, begin)
+    one_budget = one_budget or experiment.learning_rate.follows_seconds
+    run, state = _opened(experiment, corpus, workdir, begin, one_budget)
     try:
-        return _steps(experiment, run, suite, state)
+        return _steps(experiment, run, suite, state, one_budget)
     finally:
         run.close()
 
@@ -80,6 +85,7 @@ def _opened(
     corpus: Corpus,
     workdir: Place,
     begin: Callable[[Params], Params] | None,
+    one_budget: bool,
 ) -> tuple[Run, TrainState]:
     """Returns the run and its state, as they were after the step of its newest checkpoint."""
     primary = jax.process_index() == 0
@@ -96,8 +102,7 @@ def _opened(
     if host is None:
         state, spent = counting.filled(experiment, corpus, state)
     signals, budget = Signals(), experiment.train.seconds
-    # Those of earlier commands are kept only where the learning rate follows seconds.
-    before = spent if host is None else host.get("elapsed", 0.0)
+    before = spent if host is None else host.get("elapsed", 0.0) if one_budget else 0.0
     notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
     progress = Progress(experiment.train.num_steps, step, enabled=primary, budget=notices.left)
     writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()
@@ -107,28 +112,28 @@ def _opened(
     if host is not None:
         data.set_state(back.position(workdir, step, host["data"]))
         log.set_state(host["log"])
-    follows = experiment.learning_rate.follows_seconds
-    saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment), follows)
+    saver = Saver(checkpoints, log, data, text, notices, figure_of(experiment))
     checkpoints.best = saver.best
     return Run(saver, log, data, progress, writer, profile, signals, notices), state
 
 
 def _steps(
-    experiment: Experiment, run: Run, suite: Suite, state: TrainState
+    experiment: Experiment, run: Run, suite: Suite, state: TrainState, one_budget: bool
 ) -> tuple[int, int | None]:
     """Trains, logs, saves and evaluates; returns (step saved, signal or None)."""
     saver, log, steps = run.saver, run.log, experiment.train.num_steps
     step_fn, step, metrics = step_program(experiment, state), int(state.step), None
     budget, notices = experiment.train.seconds, run.notices
+    follows = experiment.learning_rate.follows_seconds
     drawn = rollouts.maker(experiment, suite.rewarded)
     try:
-        last = step >= steps or (saver.follows_seconds and notices.elapsed >= budget)
+        last = step >= steps or (one_budget and 0 < budget <= notices.elapsed)
         # If the run was killed between a save and its evaluation.
         _evaluate_if_due(suite, log, state, step)
         while not last:
             with run.profile.step(step + 1):
                 batch = to_global(drawn(state.whole, step, next(run.data)), experiment.mesh)
-                spent = (notices.elapsed / budget,) if saver.follows_seconds else ()
+                spent = (notices.elapsed / budget,) if follows else ()
                 with jax.set_mesh(experiment.mesh):
                     if metrics is None:
                         compile_ahead(step_fn, state, batch, *spent)
@@ -152,7 +157,9 @@ def _steps(
     why = max_over_processes(run.signals.number or 0)
     if step < steps and not why:
         after = "the same command goes on"
-        if saver.follows_seconds:
+        if one_budget:
+            after = f"to go on: md4_jax train {saver.checkpoints.directory.parent}"
+        if follows:
             after = "the learning rate has come to its end with it (optim.clock='seconds')"
         run.progress.say(
             f"stopped at step {step} of {steps}: the budget of train.seconds={budget:g} is spent; "

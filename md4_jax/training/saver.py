@@ -13,8 +13,7 @@ from md4_jax.training.step import TrainState
 class Saver(NamedTuple):
     """Saves checkpoints with all that resuming needs, and knows the best one.
 
-    figure: the logged number by which checkpoints are compared, '' for none. follows_seconds:
-    whether the learning rate does, so that the seconds of all commands count.
+    figure: the logged number by which checkpoints are compared, '' for none.
     """
 
     checkpoints: Checkpoints
@@ -23,7 +22,6 @@ class Saver(NamedTuple):
     text: dict[str, Any]
     notices: Notices
     figure: str
-    follows_seconds: bool
 
     def save(self, step: int, state: TrainState) -> None:
         """Starts to save in the background."""
@@ -31,8 +29,7 @@ class Saver(NamedTuple):
         self.log.write_down()
         position = {"data": self.data.get_state(), "log": self.log.state(), "text": self.text}
         position |= base.mark(self.checkpoints.directory.parent)
-        if self.follows_seconds:
-            position["elapsed"] = self.notices.elapsed
+        position["elapsed"] = self.notices.elapsed
         self.notices.saved()
         # The base of the run has what is frozen.
         self.checkpoints.save(step, state._replace(frozen=()), position)

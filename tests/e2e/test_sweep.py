@@ -26,3 +26,15 @@ def test_two_runs_and_no_run_twice(run, rows, tiny, tmp_path):
     again = run(*sweep)
     assert again.code == 0 and "4 of 4" in again.out
     assert {seed: rows(tmp_path / "both" / f"seed={seed}") for seed in (5, 6)} == kept
+
+
+def test_a_run_that_spent_its_seconds_has_ended(run, rows, tiny, tmp_path):
+    keys = (*KEYS[1:], "--config.train.num_steps=1000000", "--config.train.seconds=2")
+    sweep = ("sweep", tmp_path, "--config", tiny, "--vary", "train.seed=5", *keys)
+    assert run(*sweep).code == 0
+    kept = rows(tmp_path / "seed=5")
+    again = run(*sweep)
+    assert again.code == 0 and rows(tmp_path / "seed=5") == kept
+    assert f"to go on: md4_jax train {tmp_path}/seed=5" in again.err + again.out
+    alone = run("train", tmp_path / "seed=5", "--config.checkpoint.keep=1")
+    assert alone.code == 0 and len(rows(tmp_path / "seed=5")) > len(kept)

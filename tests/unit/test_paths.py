@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +71,33 @@ def test_a_file_is_no_workdir(tmp_path):
     (tmp_path / "a").touch()
     with pytest.raises(UserError, match="--workdir .*a is a file, and not a directory"):
         paths.check_writable(paths.place(tmp_path / "a"))
+
+
+class Outage:
+    """An object in a store that does not answer, with an error of the store's library."""
+
+    def __str__(self):
+        return "gs://bucket/run/metrics.jsonl"
+
+    def exists(self):
+        raise RuntimeError("503: try later")
+
+    def write_text(self, text):
+        raise RuntimeError("503: try later")
+
+
+@pytest.mark.parametrize("write", [paths.append, paths.replace])
+def test_an_outage_of_a_store_is_an_error_as_of_a_disk(write):
+    with pytest.raises(OSError, match="503: try later") as found:
+        write(Outage(), "line")
+    assert found.value.errno == errno.EIO and found.value.filename == str(Outage())
+
+
+def test_an_outage_while_a_part_of_an_object_is_read(monkeypatch):
+    def cat_file(name, start, end):
+        raise RuntimeError("503: try later")
+
+    store = SimpleNamespace(cat_file=cat_file)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (store, address))
+    with pytest.raises(OSError, match="503: try later"):
+        paths.read_range(Outage(), 0, 8)
