@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from md4_jax.training import report
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -45,11 +47,9 @@ def train(words: list[str], workdir: Path, evaluation: str = "test") -> dict:
     words: the arguments without --workdir. evaluation: its name in `config.evals`. The log is a
     file beside the workdir. A run that was interrupted continues.
     """
-    kept = workdir / "evaluations.jsonl"
-    if not kept.exists():
+    if not report.kept(workdir):
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
-    rows = [json.loads(line) for line in kept.read_text().splitlines()]
-    return [row for row in rows if row["eval"] == evaluation and "command" not in row][-1]
+    return [row for row in report.kept(workdir) if row["eval"] == evaluation and "command" not in row][-1]
 
 
 def bench(
