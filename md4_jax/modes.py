@@ -83,9 +83,7 @@ def train_mode(call: Call) -> int:
             _say(f"warning: {warning}")
         for name, size in sizes.items():
             _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
-        step, signalled = train(
-            experiment, corpus, workdir, suite, begin, one_budget=call.one_budget
-        )
+        step, signalled = train(experiment, corpus, workdir, suite, begin, call.one_budget)
         if signalled is not None:
             name = signal.Signals(signalled).name
             _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")

@@ -49,7 +49,9 @@ def train(words: list[str], workdir: Path, evaluation: str = "test") -> dict:
     """
     if not report.kept(workdir):
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
-    return [row for row in report.kept(workdir) if row["eval"] == evaluation and "command" not in row][-1]
+    return [
+        row for row in report.kept(workdir) if row["eval"] == evaluation and "command" not in row
+    ][-1]
 
 
 def bench(

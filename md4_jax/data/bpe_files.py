@@ -80,7 +80,7 @@ def spellings(tokenizer, ids: Sequence[int]) -> list[bytes] | None:
     """
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         return None
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     entries = [tokenizer.id_to_token(int(i)) or "" for i in ids]
     # An entry with any other character stands for itself, as in the library.
     return [
@@ -135,7 +135,7 @@ def special(tokenizer) -> tuple[str, ...]:
     return tuple(entry.content for _, entry in added if entry.special)
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """Returns the byte that each character of a byte-level entry stands for.
 
     Bytes that are printable in Latin-1 stand for themselves; the others are U+0100 and following.

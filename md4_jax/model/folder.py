@@ -10,10 +10,12 @@ import jax
 import md4_jax
 from md4_jax.config.load import FILE
 from md4_jax.config.schema import build_section
+from md4_jax.data.definitions import definition_of
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
 from md4_jax.model import adapters
 from md4_jax.model.layout import exported, with_mask
+from md4_jax.model.own_layouts import layout_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
@@ -70,34 +72,30 @@ def write(model: Any, folder: Place) -> None:
 def export(model: Any, folder: Place) -> Place:
     """Writes the folder in the layout of the project that the model came from, and returns it.
 
-    Adapters are folded into the matrices beside them. UserError for a model that was trained here
-    from the start, and for a folder that is not empty.
+    A model that was trained here from the start goes into the first layout of `own_layouts` that
+    its network fits into. Adapters are folded into the matrices beside them. UserError for a model
+    that fits into none, and for a folder that is not empty.
     """
     check_empty(folder)
     if model.experiment.network.adapters:
         model = adapters.merged(model)
-    if model.layout is None:
-        raise UserError(
-            f"{model.origin} was not made of a published checkpoint, and has no other layout than "
-            "this package's: use save"
-        )
+    layout = model.layout or layout_of(model)
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
     told, arrays = exported(
-        model.layout, model.params["network"], options, model.origin,
+        layout, model.params["network"], options, model.origin,
         block=getattr(model.experiment.objective, "block", 0),
     )  # fmt: skip
     if not is_first():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write(folder, arrays, form="pt")
-    for name, text in model.layout.files.items():
+    for name, text in layout.files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    tokenizer = json.loads(model.domain.to_json())["tokenizer"]
-    if "definition" in tokenizer:
-        (folder / "tokenizer.json").write_text(tokenizer["definition"], encoding="utf-8")
+    if definition := definition_of(model.domain.tokenizer):
+        (folder / "tokenizer.json").write_text(definition, encoding="utf-8")
     if model.form is not None:
         model.form.export(folder)
-    told = with_mask(told, folder, model.layout.mask)
+    told = with_mask(told, folder, layout.mask)
     replace(folder / FILE, json.dumps(told, indent=2) + "\n")
     return folder
 

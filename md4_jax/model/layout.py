@@ -157,7 +157,7 @@ def exported(
     values = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
     def put(path: str, layers: Sequence[Read]) -> None:
-        value = np.asarray(to_host(values[path]))
+        value = np.asarray(to_host(values.pop(path)))
         for part, read in zip(
             value if path.startswith("blocks/") else value[None], layers, strict=True
         ):
@@ -170,6 +170,10 @@ def exported(
         arrays = MaskLast(numbers, peer.tables, peer.begins, rows, added=True)
     read = Watched(arrays)
     peer.convert(read, options, put)
+    if values:
+        raise UserError(
+            f"the layout of {folder} has no place for the parameter {min(values)!r}: use save"
+        )
     _fill(out, layout, read.names, peer, folder)
     told = _with_block(layout.config, peer, options, block)
     _check_told(told, numbers, options, block)

@@ -249,7 +249,7 @@ class Model(pickling.Unpickled):
         return where
 
     def export(self, path: Any, *, adapters: bool = False, base: str = "") -> Place:
-        """Writes a folder in the layout of the published checkpoint the model was made from.
+        """Writes a folder in the layout of the checkpoint the model was made from, or that it fits.
 
         Adapters are added into the matrices. With adapters=True, only the adapters are written,
         in PEFT's layout. base: folder or USER/NAME of their base; "": the published checkpoint.

@@ -61,7 +61,6 @@ def train(
     workdir: Place,
     suite: Suite,
     begin: Callable[[Params], Params] | None = None,
-    *,
     one_budget: bool = False,
 ) -> tuple[int, int | None]:
     """Trains until num_steps, the budget or a signal; returns (step saved, signal or None).
@@ -156,15 +155,8 @@ def _steps(
         raise UserError(f"stopped after step {step}: {error}") from error
     why = max_over_processes(run.signals.number or 0)
     if step < steps and not why:
-        after = "the same command goes on"
-        if one_budget:
-            after = f"to go on: md4_jax train {saver.checkpoints.directory.parent}"
-        if follows:
-            after = "the learning rate has come to its end with it (optim.clock='seconds')"
-        run.progress.say(
-            f"stopped at step {step} of {steps}: the budget of train.seconds={budget:g} is spent; "
-            f"{after}"
-        )
+        directory = saver.checkpoints.directory.parent
+        run.progress.say(report.early(experiment, step, directory, one_budget))
     return step, why or None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 import md4_jax
+from md4_jax.experiment import Experiment
 from md4_jax.generate import figures
 from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import commit
@@ -59,6 +60,20 @@ def picture(workdir: Place, levels: list[float]) -> str:
         return "none: nothing was logged, since there were fewer steps than log.every"
     figures.loss_curve(read_rows(log), path, levels)
     return str(path)
+
+
+def early(experiment: Experiment, step: int, workdir: Place, one_budget: bool) -> str:
+    """Says why a run ended before its last step, and how it goes on; one_budget: see `train`."""
+    after = "the same command goes on"
+    if one_budget:
+        after = f"to go on: md4_jax train {workdir}"
+    if experiment.learning_rate.follows_seconds:
+        after = "the learning rate has come to its end with it (optim.clock='seconds')"
+    train = experiment.train
+    return (
+        f"stopped at step {step} of {train.num_steps}: the budget of train.seconds="
+        f"{train.seconds:g} is spent; {after}"
+    )
 
 
 def keep(workdir: Place, result: dict[str, Any], retries: int = 0) -> None:

@@ -29,7 +29,8 @@ def test_two_runs_and_no_run_twice(run, rows, tiny, tmp_path):
 
 
 def test_a_run_that_spent_its_seconds_has_ended(run, rows, tiny, tmp_path):
-    keys = (*KEYS[1:], "--config.train.num_steps=1000000", "--config.train.seconds=2")
+    keys = ("--config.train.num_steps=1000000", "--config.train.seconds=2")
+    keys += ("--config.log.every=1", "--config.sample.num=1")
     sweep = ("sweep", tmp_path, "--config", tiny, "--vary", "train.seed=5", *keys)
     assert run(*sweep).code == 0
     kept = rows(tmp_path / "seed=5")

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from peer_folders import TOLD, answers, chat_folder, peer_folder, with_mask_at
+from peer_folders import SIZES, TOLD, answers, chat_folder, peer_folder, with_mask_at
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -262,12 +262,44 @@ def test_adapters_are_folded_into_what_is_exported(tmp_path):
     assert np.abs(again.logits(z) - plain).max() > 0.1
 
 
-def test_a_model_trained_here_has_no_other_layout(tmp_path):
-    source = peer_folder(tmp_path, "mdlm")
-    saved = md4_jax.load(source).save(tmp_path / "saved")
+def without_layout(model, tmp_path):
+    """The model as if it were trained here from the start: saved, without its layout."""
+    saved = model.save(tmp_path / "saved")
     (saved / "layout.json").unlink()
-    with pytest.raises(UserError, match="was not made of a published checkpoint"):
-        md4_jax.load(saved).export(tmp_path / "exported")
+    return md4_jax.load(saved)
+
+
+@pytest.mark.parametrize(
+    "name", ["mdlm", "bd3lm", "duo", "udlm", "sedd_absorb", "sedd_uniform", "radd", "llada"]
+)
+def test_a_model_trained_here_goes_into_the_layout_that_it_fits(name, tmp_path):
+    source = peer_folder(tmp_path, name)
+    model = md4_jax.load(source)
+    exported = without_layout(model, tmp_path).export(tmp_path / "exported")
+    ours, theirs = arrays(exported), arrays(source)
+    assert ours.keys() == theirs.keys()
+    for key, array in ours.items():
+        rows = len(array)  # a LLaDA's tables have rows of padding after these
+        assert rows == len(theirs[key]) or (name, rows) == ("llada", 126)
+        there = ~left_out(key, array, model)
+        np.testing.assert_allclose(array[there], theirs[key][:rows][there], rtol=1e-6, err_msg=key)
+    told, again = json.loads((exported / "config.json").read_text()), md4_jax.load(exported)
+    sizes = told.get("model", {"hidden_size": 32, "n_heads": 2, "length": 16, "n_blocks": 2})
+    assert {"hidden_size": 32, "n_heads": 2, "length": 16, "n_blocks": 2}.items() <= sizes.items()
+    if name in ("mdlm", "bd3lm", "duo"):
+        assert {key: told[key] for key in SIZES} == SIZES
+    for section in ("process", "objective", "network"):
+        assert again.config[section] == model.config[section]
+    z = answers(name)["z"]
+    np.testing.assert_array_equal(again.logits(z, t=0.5), model.logits(z, t=0.5))
+
+
+def test_a_network_of_no_project_is_told_what_the_nearest_has(tmp_path):
+    changed = {"network.norm_eps": 1e-4}
+    model = md4_jax.load(peer_folder(tmp_path, "mdlm"), changed)
+    with pytest.raises(UserError, match=r"the nearest, mdlm, has network.norm_eps=1e-05. Use save"):
+        without_layout(model, tmp_path).export(tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"arrays": {"a": ["F31", [1]]}}'])

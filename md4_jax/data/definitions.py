@@ -1,0 +1,51 @@
+"""Vocabularies as a tokenizer.json, which other programs read with the library tokenizers."""
+
+import json
+from typing import Any
+
+from md4_jax.data.bpe_files import byte_of_character
+
+
+def definition_of(tokenizer: Any) -> str:
+    """Returns the contents of a tokenizer.json; "" for a vocabulary that cannot be written so.
+
+    Byte pairs have one already. Characters and bytes become pairs of which none is ever merged.
+    """
+    told = json.loads(tokenizer.to_json())
+    if "definition" in told:
+        return told["definition"]
+    if getattr(tokenizer, "is_character", False):
+        return _unmerged([tokenizer.decode([i]) for i in range(tokenizer.vocab_size)])
+    spelled = tokenizer.spellings() or []
+    plain = [text for i, text in enumerate(spelled) if i != tokenizer.eot_id]
+    if not plain or any(len(text) != 1 for text in plain) or tokenizer.eot_id != len(plain):
+        return ""
+    shown = {byte: character for character, byte in byte_of_character().items()}
+    entries = [shown[text[0]] for text in plain]
+    return _unmerged(entries, end=spelled[tokenizer.eot_id].decode())
+
+
+def _unmerged(entries: list[str], end: str = "") -> str:
+    """Returns a vocabulary of single characters, or of the characters that stand for bytes.
+
+    end: the special entry after them; "": there is none, and the entries are not bytes
+    """
+    added = {
+        "id": len(entries), "content": end, "single_word": False, "lstrip": False,
+        "rstrip": False, "normalized": False, "special": True,
+    }  # fmt: skip
+    byte_level = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False
+    }  # fmt: skip
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+        "vocab": {entry: number for number, entry in enumerate(entries)}, "merges": [],
+    }  # fmt: skip
+    told = {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [added] if end else [], "normalizer": None,
+        "pre_tokenizer": byte_level if end else None, "post_processor": None,
+        "decoder": byte_level if end else {"type": "Fuse"}, "model": model,
+    }  # fmt: skip
+    return json.dumps(told, ensure_ascii=False)

@@ -1,0 +1,298 @@
+"""Layouts of other projects for a model that was trained here from the start.
+
+A layout is made of the sizes of the network and read as a published folder is read. The model goes
+into it only if what was read is the same network, process and objective.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from md4_jax.config.schema import build_section
+from md4_jax.model import peers
+from md4_jax.model.layout import Layout, Numbered
+from md4_jax.networks.published import DIT_TABLE
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import UserError
+
+# Keys of a network that say how it is trained or computed, not what it computes.
+FREE = (
+    "scan_blocks", "remat", "dtype", "products", "attention", "initial", "dropout",
+    "dropout_shared", "attention_dropout", "embedding_dropout", "label_dropout", "balance",
+    "router_z", "parameters", "lora_alpha", "lora_dropout", "tables_tokens", "tables_hidden",
+)  # fmt: skip
+SINUSOIDS = 256  # of the time, in a DiT
+# Where code on the hub reads a layout: repository, and modules of configuration and model.
+CODE = {
+    "mdlm": ("kuleshov-group/mdlm-owt", "configuration_mdlm.MDLMConfig", "modeling_mdlm.MDLM"),
+    "bd3lm": (
+        "kuleshov-group/bd3lm-owt-block_size4",
+        "configuration_bd3lm.BD3LMConfig",
+        "modeling_bd3lm.BD3LM",
+    ),
+    "llada": (
+        "GSAI-ML/LLaDA-8B-Base",
+        "configuration_llada.LLaDAConfig",
+        "modeling_llada.LLaDAModelLM",
+    ),
+}
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+class Own(NamedTuple):
+    """Model as it was trained here.
+
+    options   of the network; process, objective: those of its experiment
+    length    tokens of a sequence
+    ends      number of the end of a text, None without
+    """
+
+    options: Any
+    process: Any
+    objective: dict[str, Any]
+    length: int
+    ends: int | None
+
+    @property
+    def rows(self) -> int:
+        """Entries of the vocabulary, with the mask if there is one."""
+        return self.options.vocab_size + hasattr(self.process, "mask_id")
+
+
+def layout_of(model: Any) -> Layout:
+    """Returns the layout of the first project that has the model's network, process and objective.
+
+    UserError, with the project that differs least and where, if there is none.
+    """
+    model.check_text("export")
+    symbols, config = model.domain.vocab_size, model.config
+    options = build_section("network", config["network"], vocab_size=symbols)
+    if type(options).__name__ != "Transformer":
+        raise _no_layout(model, f"network.name={config['network']['name']!r}")
+    own = Own(
+        options.resolved("cpu"), model.experiment.process, config["objective"], model.length,
+        model.domain.tokenizer.eot_id,
+    )  # fmt: skip
+    nearest, fewest = "", None
+    for kind in KINDS:
+        layout = kind.make(own)
+        differs = _differences(own, kind, layout, str(model.origin))
+        if not differs:
+            return layout
+        if fewest is None or len(differs) < len(fewest):
+            nearest, fewest = kind.name, differs
+    raise _no_layout(model, f"the nearest, {nearest}, has {'; '.join(fewest)}")
+
+
+def _no_layout(model: Any, why: str) -> UserError:
+    names = ", ".join(dict.fromkeys(kind.name for kind in KINDS))
+    return UserError(
+        f"{model.origin} was trained here from the start, and fits into no layout of {names}: "
+        f"{why}. Use save, which writes this package's own layout"
+    )
+
+
+def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[str]:
+    """Says which keys the model would have if it were read of this layout."""
+    peer = peers.peer(layout.config, Numbered(layout, origin))
+    config, symbols = peers.config_of(peer, {}), own.options.vocab_size
+    read = build_section("network", config["network"], vocab_size=symbols)
+    ours, theirs = _computed(own.options), _computed(read.resolved("cpu"))
+    if peer.tables:  # a head that is tied is written a second time
+        ours["tied"] = theirs["tied"]
+    found = [f"network.{key}={theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
+    process = build_section("process", config["process"], vocab_size=symbols)
+    if not _agree(own, process):
+        found.append(f"process={config['process']}")
+    if own.objective["name"] not in kind.objectives:
+        found.append(f"objective.name of {', '.join(kind.objectives)}")
+    scaled = config["objective"].get("scaled")
+    if scaled is not None and scaled != own.objective.get("scaled", scaled):
+        found.append(f"objective.scaled={scaled}")
+    return found
+
+
+def _agree(own: Own, process: Any) -> bool:
+    """Returns whether the network means the same with another process as with its own."""
+    if own.process == process:
+        return True
+    is_told = own.options.time_conditioning and getattr(process, "conditioning", "") != "zero"
+    masks = isinstance(own.process, RevealsMasks) and isinstance(process, RevealsMasks)
+    if is_told or not masks:
+        return False
+    # A network that is told no time predicts what is masked, whatever the times of the masks.
+    return dataclasses.replace(own.process, schedule=process.schedule) == process
+
+
+def _computed(options: Any) -> dict[str, Any]:
+    """Returns the keys of a network on which its outputs depend, each with its one meaning."""
+    fields = (field.name for field in dataclasses.fields(options))
+    found = {key: getattr(options, key) for key in fields if key not in FREE}
+    is_conditioned = options.time_conditioning or options.classes > 0
+    found["condition"] = (options.condition or options.size) if is_conditioned else 0
+    found["norm_parameters"] = options.norm_parameters
+    if options.norm_parameters == "auto" and not is_conditioned:
+        found["norm_parameters"] = "scale"
+    found["time_embedding"] = options.time_conditioning and options.time_embedding
+    return found
+
+
+def _dit(own: Own, kind: str, prefix: str, told: dict[str, Any]) -> Layout:
+    """Returns the layout of a DiT, in the names of SEDD's code, which the others took over."""
+    o, pairs = own.options, own.options.attention_size // 2
+    arrays = {prefix + name: ("F32", shape) for name, shape in _dit_arrays(o, own.rows)}
+    frequencies = f"{prefix}rotary_emb.inv_freq"
+    arrays[frequencies] = ("F32", (pairs,))
+    values = o.rotary_base ** -(np.arange(pairs) / pairs)
+    return Layout({**told, **_code(kind)}, arrays, None, {frequencies: values.tolist()})
+
+
+def _code(kind: str, model: str = "AutoModelForMaskedLM") -> dict[str, Any]:
+    """Returns where the library transformers finds the code of a layout."""
+    if kind not in CODE:
+        return {}
+    repository, configuration, modelling = CODE[kind]
+    return {
+        "architectures": [modelling.partition(".")[2]],
+        "auto_map": {
+            "AutoConfig": f"{repository}--{configuration}",
+            model: f"{repository}--{modelling}",
+        },
+    }
+
+
+def _dit_arrays(o: Any, rows: int) -> Shapes:
+    size, condition, timed = o.size, o.condition or o.size, o.time_conditioning
+    has_bias = o.norm_parameters == "affine"
+
+    def layer(name: str, out: int, into: int, bias: bool = True) -> Shapes:
+        yield f"{name}.weight", (out, into)
+        if bias:
+            yield f"{name}.bias", (out,)
+
+    def norm(name: str) -> Shapes:
+        yield f"{name}.weight", (size,)
+        if has_bias:
+            yield f"{name}.bias", (size,)
+
+    yield DIT_TABLE, (rows, size)
+    if timed:
+        yield from layer("sigma_map.mlp.0", condition, SINUSOIDS)
+        yield from layer("sigma_map.mlp.2", condition, condition)
+    for number in range(o.depth):
+        block = f"blocks.{number}."
+        yield from norm(f"{block}norm1")
+        yield from layer(f"{block}attn_qkv", 3 * size, size, bias=False)
+        yield from layer(f"{block}attn_out", size, size, bias=False)
+        yield from norm(f"{block}norm2")
+        yield from layer(f"{block}mlp.0", o.hidden, size)
+        yield from layer(f"{block}mlp.2", size, o.hidden)
+        if timed:
+            yield from layer(f"{block}adaLN_modulation", 6 * size, condition)
+    yield from norm("output_layer.norm_final")
+    yield from layer("output_layer.linear", rows, size)
+    if timed:
+        yield from layer("output_layer.adaLN_modulation", 2 * size, condition)
+
+
+def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
+    """Returns the maker of a layout with a flat config.json, as MDLM's."""
+
+    def make(own: Own) -> Layout:
+        o = own.options
+        told = {
+            "model_type": kind, "vocab_size": own.rows, "model_length": own.length,
+            "hidden_dim": o.size, "cond_dim": o.condition or o.size, "n_blocks": o.depth,
+            "n_heads": o.heads, "dropout": o.dropout, **more,
+        }  # fmt: skip
+        if kind == "bd3lm":
+            told["block_size"] = own.objective.get("block", 1)
+        return _dit(own, kind, "backbone.", told)
+
+    return make
+
+
+def _run_config(kind: str, graph: str) -> Callable[[Own], Layout]:
+    """Returns the maker of a layout with the config of a run of SEDD's code, nested."""
+
+    def make(own: Own) -> Layout:
+        o, schedule = own.options, getattr(own.process, "schedule", None)
+        limits = getattr(schedule, "minimum", 1e-4), getattr(schedule, "maximum", 20)
+        noise = "geometric" if hasattr(schedule, "minimum") else "loglinear"
+        told = {
+            "tokens": own.rows - (graph == "absorb"),
+            "graph": {"type": graph, "file": "data", "report_all": False},
+            "noise": dict(zip(("type", "sigma_min", "sigma_max"), (noise, *limits), strict=True)),
+            "model": {
+                "name": "small", "type": "ddit", "hidden_size": o.size,
+                "cond_dim": o.condition or o.size, "length": own.length, "n_blocks": o.depth,
+                "n_heads": o.heads, "dropout": o.dropout,
+                "scale_by_sigma": bool(own.objective.get("scaled", False)),
+                "tie_word_embeddings": False,
+            },
+        }  # fmt: skip
+        if kind == "radd":
+            name = own.objective["name"]
+            told["training"] = {"loss_type": name if name == "lambda_dce" else "t_dce"}
+        return _dit(own, kind, "", told)
+
+    return make
+
+
+def _llada(own: Own) -> Layout:
+    """Returns the layout of LLaDA, whose config.json has the switches of OLMo's code."""
+    o, trunk = own.options, "model.transformer."
+    heads, kv_heads = o.heads * o.attention_size, o.kv_heads * o.attention_size
+    shapes = {f"{trunk}wte.weight": (own.rows, o.size), f"{trunk}ln_f.weight": (o.size,)}
+    if not o.tied:
+        shapes[f"{trunk}ff_out.weight"] = (own.rows, o.size)
+    for number in range(o.depth):
+        of_block = {
+            "q_proj": (heads, o.size), "k_proj": (kv_heads, o.size), "v_proj": (kv_heads, o.size),
+            "attn_out": (o.size, heads), "ff_proj": (o.hidden, o.size),
+            "up_proj": (o.hidden, o.size), "ff_out": (o.size, o.hidden), "attn_norm": (o.size,),
+            "ff_norm": (o.size,),
+        }  # fmt: skip
+        shapes |= {f"{trunk}blocks.{number}.{x}.weight": shape for x, shape in of_block.items()}
+    told = {
+        "model_type": "llada", "block_type": "llama", "activation_type": "silu",
+        "layer_norm_type": "rms", "rms_norm_eps": o.norm_eps, "rope": True,
+        "rope_theta": o.rotary_base, "alibi": False, "attention_layer_norm": False,
+        "bias_for_layer_norm": False, "include_bias": False, "include_qkv_bias": False,
+        "attention_dropout": 0.0, "embedding_dropout": 0.0, "residual_dropout": 0.0,
+        "d_model": o.size, "n_layers": o.depth, "n_heads": o.heads, "n_kv_heads": o.kv_heads,
+        "mlp_hidden_size": o.hidden, "vocab_size": own.rows, "embedding_size": own.rows,
+        "max_sequence_length": own.length, "weight_tying": o.tied,
+        "mask_token_id": o.vocab_size, "eos_token_id": own.ends, "pad_token_id": own.ends,
+        **_code("llada", "AutoModelForCausalLM"),
+    }  # fmt: skip
+    return Layout(told, {name: ("F32", shape) for name, shape in shapes.items()}, o.vocab_size, {})
+
+
+class Kind(NamedTuple):
+    """Layout of a project.
+
+    objectives  names of those whose network has the outputs that the project's code expects
+    make        makes the layout with a model's sizes
+    """
+
+    name: str
+    objectives: tuple[str, ...]
+    make: Callable[[Own], Layout]
+
+
+_MASKED = ("md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "sdtt", "dcd", "preference")
+_UNIFORM = ("uniform_elbo", "duo", "sdtt", "dcd")
+KINDS = (
+    Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=False)),
+    Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=True)),
+    Kind("bd3lm", ("block",), _hub("bd3lm", time_conditioning=False)),
+    Kind("duo", _UNIFORM, _hub("duo", time_conditioning=True, var_min=True)),
+    Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=False, cfg=False, cfg_num_classes=-1)),
+    Kind("radd", _MASKED, _run_config("radd", "absorb")),
+    Kind("sedd", ("score_entropy",), _run_config("sedd", "absorb")),
+    Kind("sedd", ("score_entropy",), _run_config("sedd", "uniform")),
+    Kind("llada", _MASKED, _llada),
+)
