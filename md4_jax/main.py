@@ -60,6 +60,7 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
     calls, facts = {}, {}
     for name, varied in sweep.combinations(flags.vary).items():  # all are checked before any runs
         config = schema.load_config(flags.config, said | varied, folder / name)
+        sweep.check(name, config, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
         call = modes.Call(
             config, folder / name, again, others=judging.FOREIGN, one_budget=True

@@ -3,8 +3,13 @@
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import jax
+
+from md4_jax.config import build, checks, inputs
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
 from md4_jax.runtime.streams import print_user_error
 
 FORM = "--vary SECTION.KEY=VALUE,VALUE,..."
@@ -32,11 +37,25 @@ def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
     return named
 
 
+def check(name: str, config: dict[str, Any], workdir: Place) -> None:
+    """Raises UserError, with the name of the run, for what its training would refuse at the start.
+
+    Its vocabulary is learned from the text if need be, but no text is tokenised.
+    """
+    try:
+        domain, _ = inputs.domain_and_source(config, workdir)
+        checks.check_training(build.experiment(config, domain, workdir=workdir))
+    except UserError as error:
+        raise UserError(f"run {name}: {error}") from error
+
+
 def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, aloud: bool) -> int:
     """Calls the runs one after another, prints their table and returns an exit code.
 
-    A UserError is printed, makes the code 1, and the next run begins. A code above 128, that of a
-    signal, ends the sweep without a table. Only a process that is `aloud` prints.
+    A UserError is printed, makes the code 1, and the next run begins. Of several processes it may
+    be raised by one alone: there it ends the sweep, or that process would be in the next run while
+    the others are in this one. A code above 128, that of a signal, ends the sweep without a table.
+    Only a process that is `aloud` prints.
     """
     failed = 0
     for number, (name, call) in enumerate(runs.items(), 1):
@@ -45,6 +64,8 @@ def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, 
         try:
             code = call()
         except UserError as error:
+            if jax.process_count() > 1:
+                raise UserError(f"run {number} of {len(runs)}, {name}: {error}") from error
             code = print_user_error(error)
             failed += 1
         if code > 128:

@@ -1,10 +1,12 @@
 """Runs in turn for each combination of values: `md4_jax sweep`."""
 
+import jax
 import pytest
 
 from md4_jax import main, modes
 from md4_jax.config import load, sweep
 from md4_jax.protocols import UserError
+from md4_jax.runtime import distributed
 
 LINE = ["sweep", "FOLDER", "--config", "quickstart", "--config.train.seed=3"]
 
@@ -45,6 +47,14 @@ def test_what_is_no_sweep(asked, why):
         (["sweep", "FOLDER", "--vary", "train.seed=1"], "needs --config FILE, and"),
         ([*LINE, "--vary", "optim.learning_rates=1"], "learning_rates"),
         ([*LINE, "--vary", "train.batch_size=8,eight"], "eight"),
+        (
+            [*LINE, "--vary", "network.heads=2,3"],
+            "run heads=3: network.size=128 must be a multiple of twice network.heads=3",
+        ),
+        (
+            [*LINE, "--vary", "optim.learning_rate=1,-1"],
+            "run learning_rate=-1: optim.learning_rate",
+        ),
     ],
 )
 def test_bad_commands_start_no_run(line, why, tmp_path, monkeypatch):
@@ -81,6 +91,21 @@ def test_runs_in_turn_and_one_that_fails(tmp_path, monkeypatch, capsys):
     # The command that a run says continues that run alone.
     assert calls[0].command.startswith("python -m md4_jax --config=quickstart --mode=train ")
     assert "--config.train.batch_size=8" in calls[0].command and "vary" not in calls[0].command
+
+
+def test_of_several_processes_a_mistake_ends_the_sweep(tmp_path, monkeypatch):
+    """One alone may meet it, and would be in the next run while the others are in this one."""
+    calls = []
+
+    def train(mode, call):
+        calls.append(call)
+        raise UserError("the directory is in use")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "check_alike", lambda facts: None)
+    with pytest.raises(UserError, match="run 1 of 3, batch_size=8: the directory is in use"):
+        swept(tmp_path, monkeypatch, train)
+    assert len(calls) == 1
 
 
 def test_a_signal_ends_the_sweep(tmp_path, monkeypatch, capsys):
