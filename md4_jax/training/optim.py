@@ -133,8 +133,13 @@ class Rate(NamedTuple):
         return self.peak * self.shape(self._reached(step, spent))
 
     def pace(self, step: Array, spent: Array | float) -> Array:
-        """Returns the rate at this time over the rate that follows from the step alone."""
-        return self.shape(self._reached(step, spent)) / self.shape(step)
+        """Returns the rate at this time over the rate that follows from the step alone.
+
+        1 where the latter is 0: float32 has no smaller end of a cosine in its last steps.
+        """
+        own = self.shape(step)
+        paced = self.shape(self._reached(step, spent)) / jnp.where(own > 0, own, 1.0)
+        return jnp.where(own > 0, paced, 1.0)
 
     def _reached(self, step: Array, spent: Array | float) -> Array:
         ahead = jnp.maximum(step, jnp.minimum(spent, 1.0) * self.num_steps)

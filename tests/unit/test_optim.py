@@ -76,6 +76,15 @@ def test_a_rate_that_follows_seconds():
         np.testing.assert_allclose(rate.pace(step, spent), plain(reached) / plain(step), rtol=1e-5)
 
 
+def test_the_last_steps_of_a_cosine_that_follows_seconds_are_finite():
+    """There the rate by steps alone is 0 in float32, of which nothing can be a multiple."""
+    rate = LearningRate(clock="seconds", decay="cosine", warmup_steps=10).followed(1.0, 300_000)
+    last = np.arange(299_970, 300_001)
+    pace = np.asarray(jax.vmap(lambda step: rate.pace(step, 0.5))(last))
+    assert (np.asarray(jax.vmap(rate.shape)(last)) == 0).sum() > 5
+    assert np.isfinite(pace).all() and (pace <= 1).all()
+
+
 @every_optimizer
 def test_an_update_at_half_the_pace_is_that_of_half_the_rates(make):
     """Of network and process, decayed weights included."""
