@@ -10,7 +10,7 @@ from typing import Any
 
 import md4_jax
 from md4_jax.config.mistakes import all_of
-from md4_jax.config.older import ADDED, RENAMED
+from md4_jax.config.older import RENAMED, added
 from md4_jax.config.values import parse
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
@@ -256,7 +256,8 @@ def check_same(
 
     free: keys that may differ besides FREE; the name of the optimizer may not
     """
-    before, after, missing = ADDED | dict(flatten(old)), ADDED | dict(flatten(new)), object()
+    before, after = (added(config) | dict(flatten(config)) for config in (old, new))
+    missing = object()
     after = {key: value for key, value in after.items() if key in before or value != ""}
     is_constant = before.get("optim.decay") == after.get("optim.decay") == "constant"
     differing = [

@@ -1,5 +1,8 @@
 """Keys that runs of older versions do not have, or have under other names."""
 
+from collections.abc import Mapping
+from typing import Any
+
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
     "data.chat_template": "",
@@ -66,5 +69,22 @@ ADDED = {
     "optim.decayed": "matrices",
     "process.conditioning": "time",
 }
+# Defaults of networks that have others: name -> those keys of ADDED.
+OF_NETWORKS = {
+    "dit": {"network.rotary_base": 100.0, "network.embedding": 32},
+    "modernbert": {
+        "network.feed_forward": "geglu", "network.norm": "layer",
+        "network.norm_parameters": "scale",
+    },
+    "diffusion_gemma": {
+        "network.kv_heads": 4, "network.head_dim": 64, "network.expert_hidden": 512,
+        "network.rotary_base": 1_000_000.0, "network.rotary_part": 0.25,
+    },
+}  # fmt: skip
 # (section, its name, key, value) in older runs -> the value today.
 RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
+
+
+def added(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the default of each key that a config may leave out, for its network."""
+    return ADDED | OF_NETWORKS.get(config.get("network", {}).get("name", ""), {})

@@ -1,5 +1,6 @@
 """Reading config files, overrides from the command line, and comparing with a run's own."""
 
+import dataclasses
 import json
 import sys
 import types
@@ -9,7 +10,9 @@ import pytest
 
 from md4_jax.config import build, command, files, schema
 from md4_jax.config import load as config
+from md4_jax.config.older import added
 from md4_jax.config.schema import type_of
+from md4_jax.networks import NETWORKS
 from md4_jax.protocols import UserError
 from md4_jax.runtime import commit as commits
 from md4_jax.runtime import paths
@@ -372,6 +375,21 @@ def test_sections_that_a_run_does_not_have_yet(tmp_path):
     config.store(tmp_path, {k: v for k, v in asked.items() if k not in ("bench", "plan")})
     found = schema.load_config(None, {"plan.topology": "cpu:8"}, tmp_path)
     assert same(found, {**asked, "plan": {**asked["plan"], "topology": "cpu:8"}})
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_a_run_leaves_out_is_the_default_of_its_network(name, tmp_path):
+    """Or it could go on with another network of the same shapes."""
+    sections, kept = added({"network": {"name": name}}), {"network": {"name": name}}
+    for field in dataclasses.fields(NETWORKS[name]):
+        key, default = f"network.{field.name}", field.default
+        if key in sections:
+            default = list(default) if isinstance(default, tuple) else default
+            assert sections[key] == default, key
+            config.check_same(kept, {"network": {"name": name, field.name: default}}, tmp_path)
+    other = {"network": {"name": name, "norm_eps": 0.125}}
+    with pytest.raises(UserError, match="network.norm_eps"):
+        config.check_same(kept, other, tmp_path)
 
 
 def test_a_run_from_before_todays_tables_goes_on(tmp_path):
