@@ -122,10 +122,11 @@ class NullWriter:
 def read_rows(path: Place) -> list[dict]:
     """Reads the rows of a metrics.jsonl, without a last line that a crash cut short.
 
-    Lines that are no rows are left out. Numbers of old runs named eval_NAME become validation/NAME.
+    Lines that are no rows are left out. Numbers that old runs named eval_NAME become
+    validation/NAME; today's eval_LONG/NAME is of an evaluator.
     """
     return [
-        {re.sub("^eval_", "validation/", name): value for name, value in row.items()}
+        {re.sub(r"^eval_(?=[^/]*$)", "validation/", name): value for name, value in row.items()}
         for row in objects(path)
         if type(row.get("step")) is int
     ]

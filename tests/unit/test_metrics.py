@@ -217,3 +217,8 @@ def test_numbers_of_an_older_run_have_their_name_of_today(tmp_path):
     assert read_rows(tmp_path / "metrics.jsonl") == [
         {"step": 3, "validation/nats": 1.5, "train_eval_x": 2}
     ]
+
+
+def test_an_evaluator_may_be_called_eval(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "eval_long/nats": 1.5}\n')
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 3, "eval_long/nats": 1.5}]
