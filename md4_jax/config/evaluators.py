@@ -10,6 +10,7 @@ from md4_jax.evals import EVALUATORS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.every_order import EveryOrder
+from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Needs, Network, Objective, UserError
 
 # `auto` chooses the first of these bounds that the process and the network allow. Bounds of the
@@ -86,6 +87,9 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         return objective.for_evaluation()
     if isinstance(objective, EveryOrder):
         return objective
+    block = getattr(objective, "block", 0)
+    if block and isinstance(process, RevealsMasks):  # the network saw no whole text of masks
+        return BlockDiffusion(block).for_evaluation()
     for name in BOUNDS:
         kind = OBJECTIVES[name]
         if _suits(kind().needs, process, network):

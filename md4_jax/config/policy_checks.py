@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from md4_jax.config.defaults import defaults_of
 from md4_jax.config.load import flatten
 from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.protocols import UserError
@@ -43,10 +44,16 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
                 f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
                 f"draws of noise: set {key}={fitting[0]}, not {key}={value}"
             )
-    if clean_prompts(experiment.config["data"]) and data.padding != "end_of_text":
+    is_row = data.windows == "documents" or clean_prompts(experiment.config["data"])
+    if is_row and data.padding != "end_of_text":
         raise UserError(
-            f"{said} draws whole answers, which end with an end of text: it needs "
+            f"{said} draws whole texts, which end with an end of text: it needs "
             f"data.padding='end_of_text', not {data.padding!r}"
+        )
+    if data.separate_documents:
+        raise UserError(
+            f"{said} draws texts of its own, in which no document of the data ends: set "
+            "data.separate_documents=False"
         )
     if experiment.network.companion is not None:
         raise UserError(f"{said} is not for network.tables, which do not learn: set it to 0")
@@ -54,14 +61,27 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
 
 def _check_resumed(experiment: Experiment, kept: Mapping[str, Any], said: str) -> None:
     """Raises UserError if a run goes on with other samples or another reward."""
-    before, after = (dict(flatten(x.get("sample", {}))) for x in (kept, experiment.config))
-    for key in sorted(before.keys() & after.keys() - set(OF_SAMPLES)):
-        if before[key] != after[key]:
+    if "sample" not in kept:
+        return
+    before, after = (_of_samples(x["sample"]) for x in (kept, experiment.config))
+    keys = (before.keys() | after.keys()) - set(OF_SAMPLES)
+    for key in sorted(keys, key=lambda key: (not key.endswith("name"), key)):
+        mine, its = after.get(key), before.get(key)
+        if mine != its:
             raise UserError(
-                f"sample.{key}={after[key]!r} is not that of this run, {before[key]!r}, and "
+                f"sample.{key}={mine!r} is not that of this run, {its!r}, and "
                 f"{said} learns from the samples: leave it, or begin another run in another "
                 "--workdir, with train.initial"
             )
+
+
+def _of_samples(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of the section `sample` with defaults in place of those it leaves out."""
+    reward = section.get("reward") or {"name": "none"}
+    own = defaults_of("sample.reward", reward["name"]) | dict(flatten(reward))
+    given = {key: value for key, value in section.items() if key != "reward"}
+    found = defaults_of("sample", section["name"]) | dict(flatten(given))
+    return found | {f"reward.{key}": value for key, value in own.items()}
 
 
 def _check_sizes(experiment: Experiment, said: str) -> None:

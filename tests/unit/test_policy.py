@@ -13,12 +13,17 @@ from noisy_blocks import in_blocks
 
 from md4_jax.config import build, inputs, schema
 from md4_jax.config.checks import check_training
+from md4_jax.config.evaluators import tightest
 from md4_jax.data.mixtures import corpus_of
 from md4_jax.evals import rollouts
 from md4_jax.evals.rewards import Answer, Pattern
 from md4_jax.evals.rollouts import Rollouts, advantages, ended, maker, prompts_of
 from md4_jax.experiment import clean_prompts
+from md4_jax.networks.transformer import Transformer
+from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.policy import Policy
+from md4_jax.objectives.preference import Preference
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.commit import PACKAGE_ROOT
@@ -275,6 +280,21 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
             {"data__padding": "hidden", "data__name": "mixture"},
             "needs data.padding='end_of_text', not 'hidden'",
         ),
+        (
+            {"data__prompt_key": "", "data__windows": "documents", "data__padding": "hidden"},
+            "needs data.padding='end_of_text', not 'hidden'",
+        ),
+        (
+            {
+                "data__prompt_key": "",
+                "data__padding": "hidden",
+                "data__windows": "grid",
+                "data__separate_documents": "True",
+                "sample__reward__name": "pattern",
+                "sample__reward__pattern": "1",
+            },
+            "set data.separate_documents=False",
+        ),
         ({"sample__length": "12"}, "set sample.length=0, not sample.length=12"),
         (
             {"sample__min_entropy": "0.5", "sample__block": "2"},
@@ -307,11 +327,32 @@ def test_a_run_goes_on_with_the_same_samples_and_reward(made):
         other["sample"][key] = value
         with pytest.raises(UserError, match=f"sample.{key}=.* is not that of this run, {value}"):
             check_training(experiment, other)
+    # A key that was left to its default is compared too.
+    for section, key, value in (("sample", "top_k", 7), ("reward", "pattern", "(b+)")):
+        asked = copy.deepcopy(experiment.config)
+        (asked["sample"] if section == "sample" else asked["sample"]["reward"])[key] = value
+        changed = experiment._replace(config=asked)
+        check_training(changed, asked)
+        without = copy.deepcopy(kept)
+        without["sample"].pop("top_k", None)
+        without["sample"]["reward"].pop("pattern", None)
+        with pytest.raises(UserError, match=rf"sample.*{key}=.* is not that of this run"):
+            check_training(changed, without)
     other["sample"]["reward"]["name"] = "judge"
     with pytest.raises(
         UserError, match=r"sample.reward.name='.*' is not that of this run, 'judge'"
     ):
         check_training(experiment, other)
+
+
+@pytest.mark.parametrize("objective", [Policy(block=4), Preference(block=4)])
+def test_what_learns_in_blocks_is_evaluated_in_blocks(objective):
+    """Its network reads no later block, with which a bound of whole texts would judge it."""
+    network = Transformer(vocab_size=5, size=8, depth=1, heads=1).build()
+    found = tightest("evals.test", objective, Masking(5), network)
+    assert found == BlockDiffusion(4).for_evaluation()
+    whole = tightest("evals.test", dataclasses.replace(objective, block=0), Masking(5), network)
+    assert isinstance(whole, AnyOrder)
 
 
 def test_one_part_of_a_mixture_with_prompts_is_enough():
