@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from md4_jax.config import audits, build, foreign, inputs, judging, runs
+from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, runs
 from md4_jax.config import load as config
 from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
@@ -77,7 +77,7 @@ def train_mode(call: Call) -> int:
     suite = _suite(experiment, call, corpus)
     with inputs.as_before(kept, workdir):
         sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
-    begin = runs.beginning(experiment, workdir, _say)
+    begin = beginnings.beginning(experiment, workdir, _say)
     with _open_workdir(experiment, call, workdir):
         for warning in inputs.warnings(corpus):
             _say(f"warning: {warning}")

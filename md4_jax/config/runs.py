@@ -3,27 +3,25 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from md4_jax.config import build, foreign
 from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
+from md4_jax.evals import rollouts
 from md4_jax.evals.likelihood import main_bound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.paths import Place, place
-from md4_jax.runtime.sharding import max_over_processes, path_name
+from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.tensors import is_folder
 from md4_jax.training import back, base
 from md4_jax.training.checkpoint import Checkpoints
 from md4_jax.training.keeping import Best, best_of, figure_of
-from md4_jax.training.loop import abstract_state, fresh_adapters
-from md4_jax.training.precision import abstract_params
+from md4_jax.training.loop import abstract_state
 from md4_jax.training.report import METRICS
-from md4_jax.training.trainable import is_adapter, joined, stored
+from md4_jax.training.trainable import joined, stored
 from md4_jax.training.writers import read_rows
 
 # Values of `sample` that read no file, for a run that only judges or begins another.
@@ -38,12 +36,12 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
     state = abstract_state(experiment)
 
-    def read(kept: Checkpoints) -> tuple[int, Params, dict] | None:
+    def ask(kept: Checkpoints) -> tuple[int, Params, dict] | None:
         step = _asked_step(experiment, workdir, kept.steps())
         found = kept.restore_ema(state.ema, step=step)
         return found and (*found, (kept.host() or {}) if state.frozen else {})
 
-    found = _read(experiment, workdir, read)
+    found = read(experiment, workdir, ask)
     if found is None:
         raise _no_checkpoint(workdir)
     step, ema, host = found
@@ -54,7 +52,7 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
 def check_checkpoint(experiment: Experiment, workdir: Place) -> None:
     """Raises UserError if a run does not hold the checkpoint that eval.checkpoint names."""
-    steps = _read(experiment, workdir, Checkpoints.steps)
+    steps = read(experiment, workdir, Checkpoints.steps)
     if not steps:
         raise _no_checkpoint(workdir)
     _asked_step(experiment, workdir, steps)
@@ -101,17 +99,15 @@ def decide_back(experiment: Experiment, workdir: Place, asked: str) -> None:
     if back.is_done(workdir, asked, experiment.config["optim"]):
         return
 
-    def newest(kept: Checkpoints) -> tuple[int, dict] | None:
-        steps = kept.steps()
-        step = _asked_step(experiment, workdir, steps, asked)
-        host = kept.host()
-        return host and (step, {**host, "step": steps[-1]})
+    def look(kept: Checkpoints) -> tuple[int, tuple[int, dict] | None]:
+        return _asked_step(experiment, workdir, kept.steps(), asked), kept.newest_host()
 
-    found = _read(experiment, workdir, newest)
-    if found is None:
+    found = read(experiment, workdir, look)
+    if found is None or found[1] is None:
         raise UserError(f"--back={asked}: {workdir} holds no checkpoint yet")
     if is_first():
-        back.begin(workdir, asked, *found, experiment.config)
+        each = rollouts.prompts_of(experiment)
+        back.begin(workdir, asked, *found, experiment.config, each)
 
 
 def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:
@@ -128,7 +124,7 @@ def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | Non
 
 def best_line(experiment: Experiment, workdir: Place) -> str:
     """Returns a line about the best checkpoint for the end of the summary, '' without one."""
-    found = best(experiment, workdir, _read(experiment, workdir, Checkpoints.steps) or [])
+    found = best(experiment, workdir, read(experiment, workdir, Checkpoints.steps) or [])
     if found is None:
         return ""
     figure = figure_of(experiment)
@@ -137,7 +133,7 @@ def best_line(experiment: Experiment, workdir: Place) -> str:
 
 def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
     """Raises UserError if the run in workdir was trained on another text than the corpus."""
-    host = _read(experiment, workdir, Checkpoints.host)
+    host = read(experiment, workdir, Checkpoints.host)
     if host is None:
         return
     if "text" not in host:
@@ -155,70 +151,7 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
         ) from error
 
 
-def beginning(
-    experiment: Experiment, workdir: Place, say: Callable[[str], None]
-) -> Callable[[Params], Params] | None:
-    """Returns a function: fresh parameters -> those of train.initial; None if it is empty.
-
-    None also if the run in workdir has a checkpoint: it no longer needs the other run. The network
-    must have parameters of the same shapes, but for adapters, which may be new. The parameters of
-    the process are taken if they have. Raises UserError at once if the other run does not fit, and
-    for adapters of a fresh network.
-    """
-    asked, has_adapters = experiment.train.initial, bool(experiment.network.adapters)
-    taught = experiment.objective.needs.teacher
-    if not (asked or has_adapters or taught) or _read(experiment, workdir, Checkpoints.steps):
-        return None
-    if taught and not asked:
-        raise UserError(
-            f"objective.name={experiment.config['objective']['name']!r} learns from a teacher, a "
-            "model that is trained already: name its run by --config.train.initial=RUN. --mode "
-            "import --from FOLDER makes a run of a published model"
-        )
-    if not asked:
-        raise UserError(
-            "network.lora_rank adapts a model that is trained already: name its run by "
-            "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
-        )
-    hint = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a published model"
-    other, directory = other_run(experiment, "train.initial", asked, hint)
-    if taught:
-        _check_teacher(experiment, other)
-    check_checkpoint(other, directory)
-    own, its = (_shapes(abstract_params(e)["network"]) for e in (experiment, other))
-    new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
-    if {path: shape for path, shape in own.items() if path not in new} != its:
-        raise UserError(
-            f"train.initial={asked} has another network: {_difference(experiment, other)}"
-        )
-
-    def begin(fresh: Params) -> Params:
-        step, params = averaged(other, directory)
-        say(f"begins with the averaged parameters of step {step} of {asked}")
-        same = _shapes(params["process"]) == _shapes(fresh["process"])
-        process = params["process"] if same else fresh["process"]
-        # Keep this run's hyper-parameters of the process, with the learned values of the other.
-        leaves, structure = jax.tree.leaves(process), jax.tree.structure(fresh["process"])
-        network = params["network"]
-        if new:
-            network = joined(fresh_adapters(experiment), network)
-        return {"network": network, "process": jax.tree.unflatten(structure, leaves)}
-
-    return begin
-
-
-def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
-    """Raises UserError if a teacher was trained with other noise than its student is to see."""
-    if experiment.process == teacher.process:
-        return
-    raise UserError(
-        f"train.initial={experiment.train.initial} cannot be the teacher of objective.name="
-        f"{experiment.config['objective']['name']!r}: it was trained with other noise, "
-        f"{_keys('process', experiment, teacher)}. Give this run the noise of its teacher"
-    )
-
-
-def _read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:
+def read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:
     """Returns ask(checkpoints of a run); None if it has no checkpoints."""
     directory = workdir / "checkpoints"
     if not directory.exists():
@@ -277,24 +210,3 @@ def _bound(experiment: Experiment, kept: Mapping[str, Any]) -> dict[str, Any]:
     return section | {
         "draws": mine.draws, "seed": mine.seed, "batch_size": mine.sequences(experiment)
     }  # fmt: skip
-
-
-def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    return {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def _difference(experiment: Experiment, other: Experiment) -> str:
-    """Describes how two networks differ: in keys of the config, or else in a parameter."""
-    if said := _keys("network", experiment, other):
-        return said
-    shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
-    name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
-    return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
-
-
-def _keys(section: str, experiment: Experiment, other: Experiment) -> str:
-    """Names the keys of a section of the config that differ, with both values; '' if none does."""
-    own, its = (dict(config.flatten(e.config[section])) for e in (experiment, other))
-    keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
-    said = [f"{section}.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]
-    return ", ".join(said)

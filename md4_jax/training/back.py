@@ -23,19 +23,21 @@ def is_done(workdir: Place, asked: str, optim: Mapping[str, Any]) -> bool:
 
 
 def begin(
-    workdir: Place, asked: str, step: int, host: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
+    workdir: Place, asked: str, step: int, newest: tuple[int, Mapping[str, Any]],
+    config: Mapping[str, Any], each: int,
+) -> None:  # fmt: skip
     """Decides to return to a checkpoint; `finish` does it.
 
-    host: host state of the newest checkpoint. The training data go on after the last step that
-    can have run: that of the last row of the log, and the steps of a window after it.
+    newest: step and host state of the newest readable checkpoint. each: sequences of the data that
+    a step takes. The training data go on after the last step that can have run: that of the last
+    row of the log, and the steps of a window after it.
     """
     log = workdir / METRICS
     rows = read_rows(log) if log.exists() else []
-    newest = host["data"]["sequences"]
+    reached, host = newest
     last = max((row["step"] for row in rows), default=0) + config["log"]["every"]
-    further = max(0, last - host["step"]) * config["train"]["batch_size"]
-    entry = {"asked": asked, "step": step, "sequences": newest + further}
+    sequences = host["data"]["sequences"] + max(0, last - reached) * each
+    entry = {"asked": asked, "step": step, "sequences": sequences}
     replace(
         workdir / FILE,
         json.dumps({**entry, "optim": config["optim"], "done": False}, indent=1) + "\n",

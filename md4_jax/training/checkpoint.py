@@ -219,8 +219,13 @@ class Checkpoints:
 
     def host(self, say=print) -> dict | None:
         """Returns the host state of the newest readable checkpoint, or None."""
+        found = self.newest_host(say)
+        return found and found[1]
+
+    def newest_host(self, say=print) -> tuple[int, dict] | None:
+        """Returns (step, host state) of the newest readable checkpoint, or None."""
         found = self._newest({}, say)
-        return found and found[1]["host"]["state"]
+        return found and (found[0], found[1]["host"]["state"])
 
     def _newest(self, templates: Mapping[str, Any], say) -> tuple[int, Any] | None:
         """Reads these items and `host` of the newest readable checkpoint; says which are not."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from md4_jax.config import load as config
@@ -136,6 +137,43 @@ def test_the_package_is_a_program(start):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 2 and not out
     assert err.startswith("error: there is no --config and no run in --workdir /nowhere")
+
+
+@pytest.mark.slow
+def test_a_network_that_reads_parameters_otherwise_does_not_begin_with_them(
+    trained, run, tiny, refused, tmp_path
+):
+    """All have the same shapes; what training learns anew may change, and is said."""
+    words = ("--config", tiny, f"--config.train.initial={trained}", "--config.train.num_steps=1")
+    words += ("--config.optim.warmup_steps=0",)
+    for key, there, here in (("heads", 2, 4), ("norm_eps", 1e-06, 0.01)):
+        message = refused(*words, "--workdir", tmp_path / "a", f"--config.network.{key}={here}")
+        assert f"mean something else: network.{key}={there} there and {here} here" in message
+    ended = run(*words, "--workdir", tmp_path / "b", "--config.network.rotary_base=500.0")
+    assert ended.code == 0, ended
+    said = "whose network had network.rotary_base=10000.0 there and 500.0 here"
+    assert said in ended.out
+
+
+@pytest.mark.slow
+def test_a_first_checkpoint_that_a_disk_lost_begins_with_the_other_run_again(
+    trained, run, tiny, tmp_path, arrays
+):
+    workdir = tmp_path / "run"
+    words = ("--config", tiny, f"--config.train.initial={trained}", "--config.train.num_steps=1")
+    words += ("--config.optim.warmup_steps=0", "--config.optim.learning_rate=0")
+    assert run(*words, "--workdir", workdir).code == 0
+    before = arrays(workdir)
+    for file in (workdir / "checkpoints" / "1" / "ema").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    (workdir / "first_save.json").write_text('{"step": 1}\n')
+    ended = run(*words, "--workdir", workdir)
+    assert ended.code == 0, ended
+    assert "the machine stopped before its disk had this checkpoint, the first" in ended.out
+    assert f"begins with the averaged parameters of step 30 of {trained}" in ended.out
+    for name, array in arrays(workdir).items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 @pytest.mark.slow

@@ -1,0 +1,136 @@
+"""First parameters of a run that begins with those of another: `train.initial`, or a teacher."""
+
+from collections.abc import Callable
+
+import jax
+
+from md4_jax.config import load as config
+from md4_jax.config.runs import averaged, check_checkpoint, other_run, read
+from md4_jax.config.same_network import differing
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Params, UserError
+from md4_jax.runtime.paths import Place
+from md4_jax.runtime.sharding import path_name
+from md4_jax.training import first_save
+from md4_jax.training.checkpoint import Checkpoints
+from md4_jax.training.loop import fresh_adapters
+from md4_jax.training.precision import abstract_params
+from md4_jax.training.trainable import is_adapter, joined
+
+# Keys of a network that may change where its training goes on: it learns them anew.
+RELEARNED = (
+    "causal", "causal_context", "shifted", "rotary_base", "rotary_scaling", "rotary_ramp",
+    "rotary_gain", "query_scaling", "local_base", "window",
+)  # fmt: skip
+
+
+def beginning(
+    experiment: Experiment, workdir: Place, say: Callable[[str], None]
+) -> Callable[[Params], Params] | None:
+    """Returns a function: fresh parameters -> those of train.initial; None if it is empty.
+
+    None also if the run in workdir has a checkpoint: it no longer needs the other run. The network
+    must have parameters of the same shapes, but for adapters, which may be new, and compute the
+    same of them, but for the RELEARNED keys. The parameters of the process are taken if they have
+    the same shapes. Raises UserError at once if the other run does not fit, and for adapters of a
+    fresh network.
+    """
+    asked, has_adapters = experiment.train.initial, bool(experiment.network.adapters)
+    if not (asked or has_adapters or experiment.objective.needs.teacher):
+        return None
+    if steps := read(experiment, workdir, Checkpoints.steps):
+        if not first_save.was_cut_short(workdir, steps[-1]):
+            return None
+        # Needed only if this first checkpoint turns out to be unreadable.
+        return lambda fresh: _made(experiment, say)(fresh)
+    return _made(experiment, say)
+
+
+def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Params], Params]:
+    """Returns the function of `beginning` for a run that has no checkpoint."""
+    asked, taught = experiment.train.initial, experiment.objective.needs.teacher
+    if taught and not asked:
+        raise UserError(
+            f"objective.name={experiment.config['objective']['name']!r} learns from a teacher, a "
+            "model that is trained already: name its run by --config.train.initial=RUN. --mode "
+            "import --from FOLDER makes a run of a published model"
+        )
+    if not asked:
+        raise UserError(
+            "network.lora_rank adapts a model that is trained already: name its run by "
+            "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
+        )
+    hint = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a published model"
+    other, directory = other_run(experiment, "train.initial", asked, hint)
+    if taught:
+        _check_teacher(experiment, other)
+    check_checkpoint(other, directory)
+    own, its = (_shapes(abstract_params(e)["network"]) for e in (experiment, other))
+    new = {path for path in own.keys() - its.keys() if is_adapter(experiment.network, path)}
+    if {path: shape for path, shape in own.items() if path not in new} != its:
+        raise UserError(
+            f"train.initial={asked} has another network: {_difference(experiment, other)}"
+        )
+    changed = _changed(experiment, other)
+
+    def begin(fresh: Params) -> Params:
+        step, params = averaged(other, directory)
+        say(f"begins with the averaged parameters of step {step} of {asked}{changed}")
+        same = _shapes(params["process"]) == _shapes(fresh["process"])
+        process = params["process"] if same else fresh["process"]
+        # Keep this run's hyper-parameters of the process, with the learned values of the other.
+        leaves, structure = jax.tree.leaves(process), jax.tree.structure(fresh["process"])
+        network = params["network"]
+        if new:
+            network = joined(fresh_adapters(experiment), network)
+        return {"network": network, "process": jax.tree.unflatten(structure, leaves)}
+
+    return begin
+
+
+def _changed(experiment: Experiment, other: Experiment) -> str:
+    """Says which RELEARNED keys differ, '' if none does; UserError for any other that does.
+
+    The parameters of a teacher are used as they are, so that none may differ.
+    """
+    found = differing(experiment, other)
+    said = ", ".join(f"network.{key}={its!r} there and {own!r} here" for key, own, its in found)
+    relearned = () if experiment.objective.needs.teacher else RELEARNED
+    if {key for key, _, _ in found} - set(relearned):
+        raise UserError(
+            f"train.initial={experiment.train.initial} has another network, whose parameters mean "
+            f"something else: {said}"
+        )
+    return f", whose network had {said}" if found else ""
+
+
+def _check_teacher(experiment: Experiment, teacher: Experiment) -> None:
+    """Raises UserError if a teacher was trained with other noise than its student is to see."""
+    if experiment.process == teacher.process:
+        return
+    raise UserError(
+        f"train.initial={experiment.train.initial} cannot be the teacher of objective.name="
+        f"{experiment.config['objective']['name']!r}: it was trained with other noise, "
+        f"{_keys('process', experiment, teacher)}. Give this run the noise of its teacher"
+    )
+
+
+def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    return {path_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _difference(experiment: Experiment, other: Experiment) -> str:
+    """Describes how two networks differ: in keys of the config, or else in a parameter."""
+    if said := _keys("network", experiment, other):
+        return said
+    shapes = [_shapes(abstract_params(e)["network"]) for e in (experiment, other)]
+    name = min(set(shapes[0].items()) ^ set(shapes[1].items()))[0]
+    return f"{name} is {shapes[1].get(name)} there and {shapes[0].get(name)} here"
+
+
+def _keys(section: str, experiment: Experiment, other: Experiment) -> str:
+    """Names the keys of a section of the config that differ, with both values; '' if none does."""
+    own, its = (dict(config.flatten(e.config[section])) for e in (experiment, other))
+    keys = [key for key in sorted({**own, **its}) if own.get(key) != its.get(key)]
+    said = [f"{section}.{k}={its.get(k)!r} there and {own.get(k)!r} here" for k in keys]
+    return ", ".join(said)

@@ -1,0 +1,57 @@
+"""Comparison of networks whose parameters have the same shapes."""
+
+import dataclasses
+from typing import Any
+
+from md4_jax.config.schema import build_section
+from md4_jax.experiment import Experiment
+
+# Keys of a network that say how it is trained or computed, not what it computes.
+FREE = (
+    "scan_blocks", "remat", "dtype", "products", "attention", "initial", "dropout",
+    "dropout_shared", "attention_dropout", "embedding_dropout", "label_dropout", "balance",
+    "router_z", "parameters", "lora_dropout", "tables_tokens", "tables_hidden", "shape",
+)  # fmt: skip
+
+
+def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any, Any]]:
+    """Returns (key, value here, value there) for what makes the two networks compute otherwise.
+
+    Adapters that only this one has are no difference: they add nothing before the first step.
+    """
+    own, its = (computed(_options(one)) for one in (experiment, other))
+    if not its.get("lora_rank"):
+        own, its = ({k: v for k, v in x.items() if k[:5] != "lora_"} for x in (own, its))
+    name = "name", type(_options(experiment)).__name__, type(_options(other)).__name__
+    if name[1] != name[2]:
+        return [("name", *(one.config["network"]["name"] for one in (experiment, other)))]
+    return [(key, own[key], its[key]) for key in own if own[key] != its[key]]
+
+
+def computed(options: Any) -> dict[str, Any]:
+    """Returns the keys of a network on which its outputs depend, each with its one meaning.
+
+    options: those of the class of the network, whose 0 or auto is replaced by what it stands for
+    """
+    options = options.resolved("cpu") if hasattr(options, "resolved") else options
+    fields = (field.name for field in dataclasses.fields(options))
+    found = {key: _plain(getattr(options, key)) for key in fields if key not in FREE}
+    if "norm_parameters" not in found:
+        return found
+    is_timed = found.get("time_conditioning", False)
+    is_conditioned = is_timed or found.get("classes", 0) > 0
+    found["condition"] = (found.get("condition") or options.size) if is_conditioned else 0
+    found["time_embedding"] = is_timed and found.get("time_embedding")
+    if found["norm_parameters"] == "auto" and not is_conditioned:
+        found["norm_parameters"] = "scale"
+    return found
+
+
+def _options(experiment: Experiment) -> Any:
+    domain = experiment.domain
+    shape = {"vocab_size": domain.vocab_size, "shape": getattr(domain, "shape", ())}
+    return build_section("network", experiment.config["network"], **shape)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
