@@ -10,7 +10,7 @@ import numpy as np
 
 from md4_jax.evals.context import Context, check_data, check_sizes
 from md4_jax.evals.metrics import bits
-from md4_jax.experiment import Experiment, rows_of
+from md4_jax.experiment import Experiment, rows_of, sample_block
 from md4_jax.generate import figures
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.draws import draws
@@ -57,12 +57,18 @@ class InformationProfile:
                 raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def check(self, experiment: Experiment, key: str) -> None:
-        """Raises UserError if the process or the network is not that of a masked model."""
+        """Raises UserError for another model than one of masks in a whole text."""
         masks = isinstance(experiment.process, AnyOrder.needs.processes)
         if not masks or experiment.network.causal:
             raise UserError(
                 f"{key} needs process.name='masking' and network.causal=False: it counts visible "
                 "tokens on both sides"
+            )
+        if sample_block(experiment):
+            raise UserError(
+                f"{key} is for texts that are drawn as a whole, and here a block has "
+                f"{sample_block(experiment)} tokens. A model trained with objective.block never "
+                "saw masks in the whole text, so leave this out; for another set sample.block=0"
             )
         check_sizes(self, experiment, key)
 
