@@ -2,7 +2,8 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +17,10 @@ from md4_jax.config.schema import options_from
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.evals import report as eval_report
-from md4_jax.evals.ngrams import levels
 from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.suite import Suite
 from md4_jax.experiment import Experiment
 from md4_jax.options import DataOptions
-from md4_jax.options.parts import words
 from md4_jax.perf import aot as plans
 from md4_jax.perf import chips
 from md4_jax.perf.bench import bench, table
@@ -88,15 +87,19 @@ def train_mode(call: Call) -> int:
             name = signal.Signals(signalled).name
             _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
             return 128 + signalled
-        step, results = _evaluated(experiment, suite, suite.final(), workdir)
+        keep = partial(report.keep, workdir, retries=experiment.checkpoint.retries)
+        step, results = _evaluated(experiment, suite, suite.final(), workdir, keep)
         best = runs.best_line(experiment, workdir)
         if jax.process_index() == 0:
-            _say(_summary(experiment, workdir, step, results) + best)
+            _say(report.summary(experiment, workdir, step, results) + best)
     return 0
 
 
 def eval_mode(call: Call) -> int:
-    """Runs evaluators and prints their results, then each as a line of JSON, likelihoods last."""
+    """Runs evaluators and prints their results, then each as a line of JSON, likelihoods last.
+
+    Each result is kept once it is there, and printed as JSON also if a later evaluator fails.
+    """
     asked = with_kinds(_config_of_run(call), call.evals)
     experiment, corpus = _experiment(asked, call.workdir)
     if config.moved(config.stored(call.workdir), call.config):
@@ -111,11 +114,17 @@ def eval_mode(call: Call) -> int:
     if not names:
         raise UserError(f"no evaluator is final: give --evals, of {', '.join(experiment.evals)}")
     suite.sizes(names)
-    step, results = _evaluated(experiment, suite, names, call.workdir)
-    for name, result in sorted(results.items(), key=lambda item: "bits_per_token" in item[1]):
-        label = {"eval": name} if len(results) > 1 else {}
-        _say(report.as_json({**label, "step": step, **result}))
-        report.keep_also(call.workdir, {"eval": name, "step": step, **result}, call.command, _say)
+    rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        report.keep_also(call.workdir, row, call.command, _say)
+
+    try:
+        _evaluated(experiment, suite, names, call.workdir, keep)
+    finally:
+        for line in report.lines(rows, is_named=len(set(names)) > 1):
+            _say(line)
     return 0
 
 
@@ -265,36 +274,24 @@ def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
 
 
 def _evaluated(
-    experiment: Experiment, suite: Suite, names: tuple[str, ...] | list[str], workdir: Place
+    experiment: Experiment,
+    suite: Suite,
+    names: tuple[str, ...] | list[str],
+    workdir: Place,
+    keep: Callable[[dict[str, Any]], None],
 ) -> tuple[int, dict[str, dict[str, Any]]]:
     """Evaluates the checkpoint that eval.checkpoint names and prints the results.
 
-    Returns (step, {name: result}).
+    Returns (step, {name: result}). keep gets each result before the next evaluator runs, with the
+    name as `eval` and the step.
     """
     step, params = runs.averaged(experiment, workdir)
     _say(f"\nevaluating step {step}: {', '.join(names)} ...")
     told = eval_report.learned(params["process"], experiment.domain)
     if told:
         _say(told)
-    return step, dict(suite.run(names, params, step, _say))
-
-
-def _summary(experiment: Experiment, workdir: Place, step: int, results: dict[str, dict]) -> str:
-    """Logs the results of a finished training; returns a summary of them and of the files."""
-    found, retries = [], experiment.checkpoint.retries
-    for name, result in results.items():
-        report.keep(workdir, {"eval": name, "step": step, **result}, retries)
-        found = found or levels(result)
-    bounds = [
-        f"; {eval_report.label(name, result['split'])}: {eval_report.line(result)}"
-        for name, result in results.items()
-        if "bits_per_token" in result
-    ]
-    events = f" (and TensorBoard: {workdir})" * ("tensorboard" in words(experiment.log.trackers))
-    return (
-        f"\ntrained to step {step}{''.join(bounds)}\n"
-        f"  loss curve    {report.picture(workdir, found)}\n"
-        f"  samples       {workdir / 'samples'}\n"
-        f"  metrics       {workdir / report.METRICS}{events}\n"
-        f"  checkpoints   {workdir / 'checkpoints'}"
-    )
+    results = {}
+    for name, result in suite.run(names, params, step, _say):
+        results[name] = result
+        keep({"eval": name, "step": step, **result})
+    return step, results

@@ -8,8 +8,11 @@ from typing import Any
 import jax
 
 import md4_jax
+from md4_jax.evals import report as evaluations
+from md4_jax.evals.ngrams import levels
 from md4_jax.experiment import Experiment
 from md4_jax.generate import figures
+from md4_jax.options.parts import words
 from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.paths import Place, append
@@ -76,8 +79,36 @@ def early(experiment: Experiment, step: int, workdir: Place, one_budget: bool) -
     )
 
 
+def summary(experiment: Experiment, workdir: Place, step: int, results: dict[str, dict]) -> str:
+    """Describes the results of a finished training and its files, with a picture of the loss."""
+    found = next(filter(None, map(levels, results.values())), [])
+    bounds = [
+        f"; {evaluations.label(name, result['split'])}: {evaluations.line(result)}"
+        for name, result in results.items()
+        if "bits_per_token" in result
+    ]
+    events = f" (and TensorBoard: {workdir})" * ("tensorboard" in words(experiment.log.trackers))
+    return (
+        f"\ntrained to step {step}{''.join(bounds)}\n"
+        f"  loss curve    {picture(workdir, found)}\n"
+        f"  samples       {workdir / 'samples'}\n"
+        f"  metrics       {workdir / METRICS}{events}\n"
+        f"  checkpoints   {workdir / 'checkpoints'}"
+    )
+
+
+def lines(rows: list[dict[str, Any]], *, is_named: bool) -> list[str]:
+    """Returns results as lines of JSON, likelihoods last; is_named: whether with their `eval`."""
+    return [
+        as_json({key: value for key, value in row.items() if is_named or key != "eval"})
+        for row in sorted(rows, key=lambda row: "bits_per_token" in row)
+    ]
+
+
 def keep(workdir: Place, result: dict[str, Any], retries: int = 0) -> None:
-    """Adds a result of a finished training to evaluations.jsonl, with the commit."""
+    """Adds a result to evaluations.jsonl, with the commit, in the first process only."""
+    if jax.process_index():
+        return
     line = as_json({**result, "commit": commit()}) + "\n"
     patiently(lambda: append(workdir / EVALUATIONS, line), retries)
 
@@ -86,8 +117,6 @@ def keep_also(
     workdir: Place, result: dict[str, Any], command: str, say: Callable[[str], None]
 ) -> None:
     """Adds a result of --mode eval, marked by its command; a warning if it cannot be written."""
-    if jax.process_index():
-        return
     try:
         keep(workdir, {**result, "command": command})
     except OSError as error:

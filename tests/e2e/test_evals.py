@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import runs
 
+from md4_jax.evals.ngrams import NGramModels
+from md4_jax.protocols import UserError
+
 
 @pytest.fixture(scope="module")
 def evaluate(run, trained):
@@ -36,6 +39,27 @@ def test_several_are_told_apart_and_likelihoods_come_last(evaluate):
     assert f"{rows[1]['bits_per_token']:7.4f}  this model (bound, +- " in out
     (alone,), _ = evaluate("--evals=test")
     assert alone == {key: value for key, value in rows[1].items() if key != "eval"}
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_what_is_measured_before_an_evaluator_fails_stays(
+    mode, run, tiny, trained, tmp_path, monkeypatch
+):
+    def fails(*arguments):
+        raise UserError("no n-grams today")
+
+    monkeypatch.setattr(NGramModels, "run", fails)
+    own = shutil.copytree(trained, tmp_path / "run")
+    (own / "evaluations.jsonl").unlink()
+    words = ("--workdir", own, "--mode", mode)
+    words += ("--evals=ngrams,test",) if mode == "eval" else ("--config", tiny)
+    ended = run(*words, "--config.evals.ngrams.final=True")
+    assert ended.code == 2 and "no n-grams today" in ended.err, ended
+    kept = runs.evaluated(own, "test")
+    assert kept["step"] == 30 and ("command" in kept) == (mode == "eval")
+    if mode == "eval":
+        printed = json.loads(ended.out.splitlines()[-1])
+        assert printed["eval"] == "test" and printed == {key: kept[key] for key in printed}
 
 
 def test_an_unknown_evaluator(refused, trained):

@@ -6,10 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from md4_jax import modes
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.protocols import UserError
-from md4_jax.training import loop
+from md4_jax.training import loop, report
 from md4_jax.training.log import LogSettings, TrainLog
 
 
@@ -31,10 +30,8 @@ class Paper:
 
 @pytest.mark.parametrize("trackers", ["tensorboard", "", "wandb,tensorboard"])
 def test_the_summary_names_tensorboard_only_where_it_has_events(trackers, tmp_path):
-    experiment = types.SimpleNamespace(
-        log=types.SimpleNamespace(trackers=trackers), checkpoint=types.SimpleNamespace(retries=0)
-    )
-    said = modes._summary(experiment, tmp_path, 3, {})
+    experiment = types.SimpleNamespace(log=types.SimpleNamespace(trackers=trackers))
+    said = report.summary(experiment, tmp_path, 3, {})
     assert ("TensorBoard" in said) == ("tensorboard" in trackers)
     assert "metrics.jsonl" in said
 
