@@ -43,6 +43,7 @@ def validate(experiment: Experiment) -> None:
         partial(check_sampling, experiment),
         *(partial(_check_bound, experiment, *item) for item in _reporting(experiment)),
         *(partial(_check_stride, experiment, *item) for item in bounds.items()),
+        *(partial(_check_length, experiment, *item) for item in _reporting(experiment)),
         *(partial(e.check, experiment, f"evals.{k}") for k, e in evaluators if hasattr(e, "check")),
         partial(check_best, experiment),
     )
@@ -114,8 +115,10 @@ def _check_positions(experiment: Experiment) -> None:
     network, sample = experiment.config["network"], experiment.sample
     most = network.get("positions", 0) - experiment.network.gaps
     asked = {"data.length": experiment.data.length}
-    for name, bound in _bounds(experiment).items():
-        asked[f"evals.{name}.data.length"] = bound.data.get("length", 0)
+    for name, evaluator in experiment.evals.items():
+        if hasattr(evaluator, "length_of"):
+            key, length = evaluator.length_of(experiment)
+            asked[f"evals.{name}.{key}"] = length
     if not sample.stride:
         asked["sample.length"] = sample.length
     for key, length in asked.items():
@@ -181,11 +184,21 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
 
 
 def _check_stride(experiment: Experiment, evaluation: str, bound: LikelihoodBound) -> None:
-    """Raises UserError if a bound does not fit the lengths of its evaluator."""
-    length = bound.data.get("length", experiment.data.length)
-    if hasattr(bound.objective, "check_length"):
-        bound.objective.check_length(length)
-    bound.check_stride(length, f"evals.{evaluation}.")
+    """Raises UserError if the stride of a bound does not fit the lengths of its evaluator."""
+    bound.check_stride(bound.length_of(experiment)[1], f"evals.{evaluation}.")
+
+
+def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
+    """Raises UserError if the sequences of an evaluator do not fit its objective."""
+    if not hasattr(evaluator.objective, "check_length") or not hasattr(evaluator, "length_of"):
+        return
+    key, length = evaluator.length_of(experiment)
+    try:
+        evaluator.objective.check_length(length)
+    except UserError as error:
+        if length == experiment.data.length:
+            raise
+        raise UserError(f"evals.{evaluation}.{key}={length}: {error}") from error
 
 
 def _check_tables(experiment: Experiment) -> None:

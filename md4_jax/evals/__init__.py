@@ -9,7 +9,8 @@ A new one is a file here and a line below. It is a frozen dataclass of its optio
     run(experiment, params, context) -> {name: number}, JSON; see context.py
 
 and optionally check(experiment, key), which raises UserError for options that do not fit the
-experiment, and opened(key, corpus_of), which reads data of its own, before training begins too.
+experiment; opened(key, corpus_of), which reads data of its own, before training begins too; and
+length_of(experiment), the key and the number of tokens of the sequences that the network reads.
 The key is evals.NAME, the name of the section in the config. --evals KIND runs a kind without a
 section with its default options.
 """

@@ -55,6 +55,11 @@ def check_data(evaluator: Any) -> None:
         raise UserError(f"split must be {', '.join(SPLITS[:-1])} or all, not {evaluator.split!r}")
 
 
+def data_length(evaluator: Any, experiment: Experiment) -> tuple[str, int]:
+    """Returns (key, tokens) of the sequences of an evaluator's data."""
+    return "data.length", evaluator.data.get("length", experiment.data.length)
+
+
 def check_sizes(evaluator: Any, experiment: Experiment, key: str, length: int = 0) -> None:
     """Raises UserError if batch_size does not fit the mesh, or stride exceeds the length.
 
@@ -66,7 +71,7 @@ def check_sizes(evaluator: Any, experiment: Experiment, key: str, length: int = 
     )
     if size % shards:
         raise UserError(f"{key}.batch_size={size} must be divisible by the {shards} batch shards")
-    length = length or evaluator.data.get("length", experiment.data.length)
+    length = length or data_length(evaluator, experiment)[1]
     if getattr(evaluator, "stride", 0) > length:
         raise UserError(f"{key}.stride={evaluator.stride} must be at most {length}, the length")
 

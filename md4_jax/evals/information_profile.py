@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, check_data, check_sizes
+from md4_jax.evals.context import Context, check_data, check_sizes, data_length
 from md4_jax.evals.metrics import bits
 from md4_jax.experiment import Experiment, rows_of, sample_block
 from md4_jax.generate import figures
@@ -72,6 +72,10 @@ class InformationProfile:
             )
         check_sizes(self, experiment, key)
 
+    def length_of(self, experiment: Experiment) -> tuple[str, int]:
+        """Returns (key, tokens) of the sequences that the network reads."""
+        return data_length(self, experiment)
+
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the profile; returns its mean and the predicted losses."""
         visible, nats, weight, length = self._measured(experiment, params, context)
@@ -105,7 +109,7 @@ class InformationProfile:
             step = make_profile_step(experiment.network, self.draws, self.seed)
             context.programs[key] = jit(step, experiment.mesh, experiment.network)
         parts, seen = [], 0
-        length = self.data.get("length", experiment.data.length)
+        _, length = self.length_of(experiment)
         batches = context.corpus(self.data).eval_batches(
             self.split, **rows_of(experiment, self.batch_size or experiment.train.batch_size)
         )

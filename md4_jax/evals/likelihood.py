@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, data_length
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.draws import (
@@ -78,6 +78,10 @@ class LikelihoodBound:
                 f"{key}stride={self.stride} leaves data.length={length} - {self.stride} tokens "
                 f"before each sequence, which {key}objective.block={block} must divide"
             )
+
+    def length_of(self, experiment: Experiment) -> tuple[str, int]:
+        """Returns (key, tokens) of the sequences that the network reads."""
+        return data_length(self, experiment)
 
     def sequences(self, experiment: Experiment) -> int:
         """Returns the global batch size."""

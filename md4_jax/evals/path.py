@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, check_data, check_sizes
+from md4_jax.evals.context import Context, check_data, check_sizes, data_length
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.objectives.head import at_positions
@@ -192,6 +192,10 @@ class PathLikelihood:
                 f"{sample_block(experiment)} tokens: set sample.block and objective.block to 0"
             )
         check_sizes(self, experiment, key)
+
+    def length_of(self, experiment: Experiment) -> tuple[str, int]:
+        """Returns (key, tokens) of the sequences that the network reads."""
+        return data_length(self, experiment)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the likelihood in all units, each with its standard error, and prints it."""

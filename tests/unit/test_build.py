@@ -371,7 +371,15 @@ IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo
         (dict(**IN_BLOCKS, data__length=18),
          "objective.block=4 must divide the length of a sequence, data.length=18"),
         (dict(**IN_BLOCKS, evals__test__data=dict(length=18)),
-         "objective.block=4 must divide the length of a sequence, data.length=18"),
+         "evals.test.data.length=18: objective.block=4 must divide the length of a sequence"),
+        (dict(**IN_BLOCKS, evals__others=dict(name="zero_shot", length=18)),
+         "evals.others.length=18: objective.block=4 must divide the length of a sequence"),
+        *[(dict(network__positions=256, evals__of=dict(name=kind, **keys),
+                sample=dict(name="any_order")), f"evals.of.{key}=260 must be at most 256")
+          for kind, key, keys in (
+              ("path", "data.length", dict(data=dict(length=260))),
+              ("information_profile", "data.length", dict(data=dict(length=260))),
+              ("zero_shot", "length", dict(length=260)))],
         (dict(**IN_BLOCKS, evals__test__stride=2),
          "evals.test.stride=2 leaves .* which evals.test.objective.block=4 must divide"),
         (dict(objective=dict(name="cross_entropy", block=-4), process=MIXTURE),
