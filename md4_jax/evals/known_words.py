@@ -2,15 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
 from md4_jax.evals.context import Context, check_data
-from md4_jax.evals.samples import decoded, drawn_samples
+from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
 from md4_jax.protocols import Params, UserError
@@ -24,9 +26,10 @@ class KnownWords:
     """Draws samples and counts which of their words occur in the run's training split.
 
     every, final, split, data  as in `likelihood`; the same share is computed for this split
-    num                        number of samples; 0: sample.num
+    num                        number of samples of each prompt; 0: sample.num
 
-    The first and the last word of a sample do not count, since they may be cut.
+    The first and the last word of a sample do not count, since they may be cut, nor do words of
+    which the user gave a part.
     """
 
     every: int = 0
@@ -56,15 +59,37 @@ class KnownWords:
         if jax.process_index() != 0:
             return {}
         known = set(_words(context.corpus({}), "train"))
-        found = share([text.split()[1:-1] for text in decoded(experiment, drawn)], known)
+        rows = zip(drawn.tokens, drawn.prompt_mask, drawn.lengths, strict=True)
+        decode = experiment.domain.decode
+        found = share(
+            [own_words(decode, row[:end], given[:end]) for row, given, end in rows], known
+        )
         others, _, _ = share([_words(context.corpus(self.data), self.split)], known)
         result = dict(zip(("known_words", "known_words_se", "words"), found, strict=True))
         context.say(
-            f"{context.name}: {found[0]:.1%} +- {found[1]:.1%} of {found[2]} words of {num} "
-            f"samples are words of the training text; of {self.split} {others:.1%}"
+            f"{context.name}: {found[0]:.1%} +- {found[1]:.1%} of {found[2]} words of "
+            f"{len(drawn.tokens)} samples are words of the training text; "
+            f"of {self.split} {others:.1%}"
         )
         sampler = {"sampler": experiment.config["sample"]["name"], **writers.of_samples(drawn)}
         return {"split": self.split, **result, "split_known_words": others, **sampler}
+
+
+def own_words(
+    decode: Callable[[np.ndarray], str], tokens: np.ndarray, given: np.ndarray
+) -> list[str]:
+    """Returns the words of a text that the model wrote alone, without the first and the last one.
+
+    given: bool [L], the tokens that the user fixed
+    """
+    cuts = np.flatnonzero(np.diff(given)) + 1
+    text, fixed = "", []
+    for part in np.split(np.arange(len(tokens)), cuts):
+        piece = decode(tokens[part])
+        text += piece
+        fixed += [given[part].any()] * len(piece)
+    words = list(re.finditer(r"\S+", text))[1:-1]
+    return [word[0] for word in words if not any(fixed[word.start() : word.end()])]
 
 
 def share(texts: Sequence[Sequence[str]], known: Collection[str]) -> tuple[float, float, int]:

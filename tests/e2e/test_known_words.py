@@ -2,11 +2,25 @@
 
 import json
 import math
+import types
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from md4_jax.evals.known_words import KnownWords, share
+from md4_jax.data.tokenizers import Characters
+from md4_jax.evals import known_words
+from md4_jax.evals.known_words import KnownWords, own_words, share
+from md4_jax.options import SampleOptions
 from md4_jax.protocols import UserError
+
+
+class SomeExperiment(NamedTuple):
+    """What the evaluator reads of an experiment."""
+
+    domain: types.SimpleNamespace
+    sample: SampleOptions = SampleOptions()
+    config: dict = {"sample": {"name": "ancestral"}}  # noqa: RUF012
 
 
 def test_the_share_is_a_ratio_of_sums():
@@ -21,6 +35,53 @@ def test_the_share_is_a_ratio_of_sums():
 def test_impossible_options_are_refused():
     with pytest.raises(UserError, match="num must not be negative, not -1"):
         KnownWords(num=-1)
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        (
+            "............",
+            ["bb", "c", "dd"],
+        ),  # neither the first word nor the last, which may be cut
+        ("##..........", ["bb", "c", "dd"]),
+        ("###.........", ["bb", "c", "dd"]),  # a given space is no part of a word
+        ("####........", ["c", "dd"]),
+        ("......#.....", ["bb", "dd"]),
+        ("......####..", ["bb"]),
+        ("############", []),
+    ],
+)
+def test_a_word_of_which_a_part_is_given_is_not_the_models(given, expected):
+    letters = Characters(" abcde")
+    tokens, given = np.array(letters.encode("aa bb c dd e")), np.array([x == "#" for x in given])
+    assert own_words(letters.decode, tokens, given) == expected
+    assert own_words(letters.decode, tokens[:0], given[:0]) == []
+
+
+def test_the_words_of_prompts_do_not_count_and_their_samples_do(monkeypatch):
+    """Two prompts with two samples each, which begin with words that the text has."""
+    letters = Characters(" abx")
+    row = np.array(letters.encode("ab ab ab xx b"))
+    given = np.arange(len(row)) < 6
+    drawn = types.SimpleNamespace(
+        tokens=np.stack([row] * 4),
+        prompt_mask=np.stack([given] * 4),
+        lengths=np.full(4, len(row)),
+    )
+    monkeypatch.setattr(known_words, "drawn_samples", lambda *_: drawn)
+    monkeypatch.setattr(known_words.writers, "of_samples", lambda drawn: {"samples": 4})
+    experiment = SomeExperiment(types.SimpleNamespace(decode=letters.decode))
+    said = []
+    corpus = types.SimpleNamespace(
+        domain=experiment.domain, stream=lambda split: np.array(letters.encode("ab ab"))
+    )
+    context = types.SimpleNamespace(
+        corpus=lambda changes: corpus, programs={}, say=said.append, name="words"
+    )
+    found = KnownWords(num=2).run(experiment, None, context)
+    assert (found["known_words"], found["words"]) == (0.5, 8)
+    assert "8 words of 4 samples are words of the training text" in said[0]
 
 
 @pytest.mark.campaign
