@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,13 +12,13 @@ from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, 
 from md4_jax.config import load as config
 from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
-from md4_jax.config.evaluators import with_kinds
+from md4_jax.config.evaluators import readers, with_kinds
 from md4_jax.config.schema import options_from
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.evals import report as eval_report
 from md4_jax.evals.samples import DrawnSamples
-from md4_jax.evals.suite import Suite
+from md4_jax.evals.suite import Suite, sizes_of
 from md4_jax.experiment import Experiment
 from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
@@ -176,13 +176,10 @@ def prepare_mode(call: Call) -> int:
     corpus = corpus_of(source, domain, options_from(DataOptions, asked["data"]))
     for warning in inputs.warnings(corpus):
         _say(f"warning: {warning}")
-    sizes, changed = {}, inputs.corpora(asked, domain, corpus)
-    sizes["train"] = corpus.sizes(["train"])["train"]
-    for name, section in asked["evals"].items():
-        if split := section.get("split"):
-            changes = section.get("data", {})
-            label = f"{split} of evals.{name}" if changes else split
-            sizes[label] = changed(changes).sizes([split])[split]
+    changed, evals = inputs.corpora(asked, domain, corpus), readers(asked)
+    sizes = {"train": corpus.sizes(["train"])["train"]}
+    for name, evaluator in evals.items():
+        sizes |= _labelled(evals, sizes_of(name, evaluator, changed))
     for name, size in sizes.items():
         _say(f"data        {name}: {size.tokens:,} tokens, {size.sequences:,} whole sequences")
     if corpus.shards():
@@ -267,9 +264,13 @@ def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
     """Returns the sizes of the splits that evaluators read, by the names to print."""
     names = [name for name, e in experiment.evals.items() if e.every or e.final]
+    return _labelled(experiment.evals, suite.sizes(names))
+
+
+def _labelled(evals: Mapping[str, Any], sizes: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     return {
-        f"{split} of evals.{name}" if experiment.evals[name].data else split: size
-        for (name, split), size in suite.sizes(names).items()
+        f"{split} of evals.{name}" if evals[name].data else split: size
+        for (name, split), size in sizes.items()
     }
 
 

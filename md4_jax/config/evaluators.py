@@ -47,7 +47,7 @@ def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
 def _evaluator(
     name: str, section: Mapping[str, Any], objective: Objective, process: Any, network: Network
 ) -> Any:
-    """Builds an evaluator; its errors begin with the full key."""
+    """Builds an evaluator with the bound that its section names, if it reports one."""
     path, supplied = f"evals.{name}", {}
     if "objective" in arguments_of(path, section["name"]):
         asked = section.get("objective", {"name": "auto"})
@@ -55,6 +55,26 @@ def _evaluator(
             supplied["objective"] = tightest(path, objective, process, network)
         else:
             supplied["objective"] = named(f"{path}.objective", asked, objective)
+    return _made(path, section, supplied)
+
+
+def readers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the evaluators that read data, by name, without their bounds: they do not run.
+
+    Those with sets of their own are left out if they run neither while training nor at its end.
+    """
+    found = {}
+    for name, section in config["evals"].items():
+        path, own = f"evals.{name}", {k: v for k, v in section.items() if k != "objective"}
+        has_bound = "objective" in arguments_of(path, section["name"])
+        evaluator = _made(path, own, {"objective": None} if has_bound else {})
+        if evaluator.needs_data or evaluator.every or evaluator.final:
+            found[name] = evaluator
+    return found
+
+
+def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:
+    """Builds an evaluator; its errors begin with the full key."""
     try:
         return build_section(path, section, **supplied)
     except UserError as error:

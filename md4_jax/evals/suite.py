@@ -13,6 +13,26 @@ from md4_jax.runtime.paths import Place
 Judge = Callable[[Params], tuple[Experiment, Params]]
 
 
+def sizes_of(
+    name: str, evaluator: Any, corpus_of: Callable[[Mapping[str, Any]], Corpus]
+) -> dict[tuple[str, str], SplitSize]:
+    """Tokenises the data of an evaluator: {(name, split): size}; UserError if that fails.
+
+    corpus_of: (changes of the `data` section) -> the corpus
+    """
+    if hasattr(evaluator, "opened"):
+        evaluator.opened(f"evals.{name}", corpus_of)
+    if not evaluator.needs_data:
+        return {}
+    try:
+        corpus = corpus_of(evaluator.data)
+        corpus.check_stride(getattr(evaluator, "stride", 0))
+        sizes = corpus.sizes([evaluator.split])
+    except UserError as error:
+        raise UserError(f"evals.{name}: {error}") from error
+    return {(name, split): size for split, size in sizes.items()}
+
+
 class Suite:
     """Runs evaluators of experiment.evals by name, in the order of the config.
 
@@ -60,16 +80,7 @@ class Suite:
             evaluator = self._experiment.evals[name]
             if hasattr(evaluator, "check_source"):
                 evaluator.check_source(f"evals.{name}", self._run_of.is_causal)
-            if hasattr(evaluator, "opened"):
-                evaluator.opened(f"evals.{name}", self._corpus)
-            if evaluator.needs_data:
-                try:
-                    corpus = self._corpus(evaluator.data)
-                    corpus.check_stride(getattr(evaluator, "stride", 0))
-                    sizes = corpus.sizes([evaluator.split])
-                except UserError as error:
-                    raise UserError(f"evals.{name}: {error}") from error
-                found |= {(name, split): size for split, size in sizes.items()}
+            found |= sizes_of(name, evaluator, self._corpus)
         return found
 
     def run(

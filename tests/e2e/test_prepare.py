@@ -65,6 +65,24 @@ def test_a_prepared_set_of_tfds_is_trained_on_and_evaluated(run, tiny, tmp_path)
     assert ("tensorflow" in sys.modules) == loaded
 
 
+def test_the_sets_of_zero_shot_evaluators_are_prepared(run, refused, tiny, tmp_path):
+    """And not the split of the run's own data that has the name of theirs."""
+    keys = dict(name="zero_shot", sets="ptb", path=tmp_path, split="all", length=12)
+    words = ["--config", tiny, "--mode", "prepare"]
+    words += [f"--config.evals.others.{key}={value}" for key, value in keys.items()]
+    words += [f"--config.evals.path.{key}={value}" for key, value in dict(name="path").items()]
+    final = "--config.evals.others.final=True"
+    assert f"evals.others: ptb in {tmp_path}/ptb: " in refused(*words, final)
+    assert run(*words).code == 0  # nothing reads them
+    (tmp_path / "ptb").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{split}.txt").write_text(" the firm 's shares rose \n" * 9)
+    ended = run(*words, final)
+    assert ended.code == 0, ended
+    sizes = json.loads(ended.out.splitlines()[-1])["sizes"]
+    assert set(sizes) == {"train", "validation", "test"}
+
+
 @pytest.mark.campaign
 def test_killed_while_it_tokenises(program, start, environment, tiny, tmp_path):
     """Three shards; the rest after the kill, and the bytes of all."""
