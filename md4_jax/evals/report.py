@@ -1,5 +1,6 @@
 """Evaluation results as text."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,13 @@ def line(result: dict[str, Any]) -> str:
     draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
     counts = f"{result['sequences']} sequences" + ("" if result["exact"] else f", {draws} each")
     return f"{', '.join(words)} ({counts})"
+
+
+def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns numbers as JSON can have them: None for those that are not finite."""
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()
+    }
 
 
 def label(name: str, split: str) -> str:

@@ -123,7 +123,7 @@ class ZeroShot:
             found = bound.of_batches(experiment, params, batches, context.programs)
             result = {"split": bound.split, **found}
             context.say(f"{context.name} {name} ({bound.split}): {report.line(result)}")
-            manifests[name] = {**self._manifest(name, corpus), "result": result}
+            manifests[name] = {**self._manifest(name, corpus), "result": report.finite(result)}
             results |= {f"{name}_{key}": value for key, value in result.items()}
         if jax.process_index() == 0:
             kept = {"step": context.step, "sets": manifests}

@@ -134,7 +134,4 @@ def kept(workdir: Place) -> list[dict[str, Any]]:
 
 def as_json(numbers: dict[str, Any]) -> str:
     """Writes one line of JSON; numbers that are not finite become null."""
-    plain = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()
-    }
-    return json.dumps(plain)
+    return json.dumps(evaluations.finite(numbers))

@@ -95,6 +95,19 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     assert not (tmp_path / "new" / "metrics.jsonl").exists()
 
 
+def test_zero_shot_of_one_sequence_is_json(run, own, tmp_path):
+    """Though a single text has no standard error."""
+    (tmp_path / "lambada").mkdir()
+    (tmp_path / "lambada" / "lambada_test.jsonl").write_text('{"text": "He said go"}\n')
+    keys = dict(sets="lambada", path=tmp_path, batch_size=8)
+    given = [f"--config.evals.zero_shot.{key}={value}" for key, value in keys.items()]
+    ended = run("--workdir", own, "--mode", "eval", "--evals=zero_shot", *given)
+    assert ended.code == 0, ended
+    kept = json.loads((own / "zero_shot.json").read_text(), parse_constant=pytest.fail)
+    result = kept["sets"]["lambada"]["result"]
+    assert result["sequences"] == 1 and result["bits_per_token_se"] is None
+
+
 @pytest.mark.campaign
 def test_audit(run):
     """The mode reads a config alone, and its code says whether all bounds are bounds."""
