@@ -7,7 +7,8 @@ Each point is one run of --mode sample. It has the bound on -log p of the sample
 (the run itself, or the directory of another run with the same tokenizer), their unigram entropy,
 and the network evaluations of a sequence. Read bits and entropy together: samples that repeat
 themselves have low bits and a low entropy. Rows go to WORKDIR/figures/frontier.jsonl, and a point
-that is there for the same checkpoint is not made again. The picture is frontier.png beside it.
+that is there is not made again, unless the run has a newer checkpoint or eval.checkpoint is another
+one. The picture is frontier.png beside it.
 """
 
 import argparse
@@ -19,8 +20,12 @@ import program
 
 sys.path.insert(0, str(program.ROOT))
 
+from md4_jax.config import files
+from md4_jax.config import load as config
 from md4_jax.generate import figures
+from md4_jax.protocols import UserError
 from md4_jax.runtime.commit import commit
+from md4_jax.runtime.paths import place
 
 
 def whole(text: str) -> list[int]:
@@ -32,11 +37,26 @@ def real(text: str) -> list[float]:
 
 
 def newest(workdir: Path) -> int:
-    """Returns the step of the newest checkpoint, which is the one that --mode sample takes."""
+    """Returns the step of the newest checkpoint; eval.checkpoint may name another to sample."""
     steps = [int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()]
     if not steps:
         sys.exit(f"error: --workdir {workdir} holds no trained run")
     return max(steps)
+
+
+def checkpoint(flags: argparse.Namespace) -> str:
+    """Returns eval.checkpoint of the config: which checkpoint --mode sample takes."""
+    try:
+        run = place(str(flags.workdir))
+        asked = files.load(flags.config) if flags.config else config.stored(run)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    return str((asked or {}).get("eval", {}).get("checkpoint", "newest"))
+
+
+def matches(row: dict, asked: dict) -> bool:
+    """Returns whether a row is of this point; older rows have the step of the newest alone."""
+    return asked.items() <= {"newest": row.get("step"), "checkpoint": "newest", **row}.items()
 
 
 def point(flags: argparse.Namespace, settings: dict[str, float]) -> dict:
@@ -64,7 +84,7 @@ def main() -> None:
     if not flags.judge:
         parser.error("--judge must name one: self, or the workdir of another run")
     flags.workdir = flags.workdir.absolute()
-    step = newest(flags.workdir)
+    taken = {"newest": newest(flags.workdir), "checkpoint": checkpoint(flags)}
     kept = flags.workdir / "figures" / "frontier.jsonl"
     kept.parent.mkdir(exist_ok=True)
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
@@ -72,10 +92,10 @@ def main() -> None:
     for temperature in flags.temperatures:
         for steps in flags.steps:
             settings = {"steps": steps, "temperature": temperature}
-            asked = {**settings, "extra": flags.extra, "judge": flags.judge, "step": step}
-            row = next((r for r in rows if asked.items() <= r.items()), None)
+            asked = {**settings, **taken, "extra": flags.extra, "judge": flags.judge}
+            row = next((r for r in rows if matches(r, asked)), None)
             if row is None:
-                row = point(flags, settings)
+                row = {**point(flags, settings), **taken}
                 rows.append(row)
                 with kept.open("a") as file:
                     file.write(json.dumps(row) + "\n")

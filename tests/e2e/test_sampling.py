@@ -13,6 +13,7 @@ import exact
 import numpy as np
 import pytest
 from PIL import Image
+from tool_modules import TOOLS, tool_module
 
 from md4_jax.processes.masking import Masking
 
@@ -270,6 +271,37 @@ def test_the_frontier_is_drawn_and_no_point_made_twice(environment, copy):
     assert lines[:2] == rows and len(lines) == 3
     assert more.stdout.splitlines()[:2] == [rows[0], lines[2]]
     assert len(list((copy / "samples").iterdir())) == len(written) + 2  # a txt and a jsonl
+
+
+def test_points_of_a_frontier_are_made_again_for_another_checkpoint_alone(copy, monkeypatch):
+    """Also where eval.checkpoint names another one than the newest."""
+    monkeypatch.syspath_prepend(TOOLS)
+    tool, made = tool_module("frontier"), []
+    told, steps = json.loads((copy / "config.json").read_text()), iter((7, 7, 30, 40))
+
+    def numbers(words):
+        made.append(words)
+        return {"step": next(steps), "judge": "self"}
+
+    def points(checkpoint):
+        told["config"]["eval"] = {"checkpoint": checkpoint}
+        (copy / "config.json").write_text(json.dumps(told))
+        tool.main()
+        return len(made)
+
+    monkeypatch.setattr(tool.program, "numbers", numbers)
+    monkeypatch.setattr(tool.figures, "frontier", lambda rows, path: None)
+    monkeypatch.setattr(sys, "argv", ["frontier", "--workdir", str(copy), "--steps", "2"])
+    assert [points("best"), points("best"), points(7), points(7)] == [1, 1, 2, 2]
+    assert [points("newest"), points("newest")] == [3, 3]
+    kept = copy / "figures" / "frontier.jsonl"
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    # A row of before: only the newest checkpoint was told.
+    older = {k: v for k, v in rows[2].items() if k not in ("newest", "checkpoint")}
+    kept.write_text(json.dumps(older) + "\n")
+    assert points("newest") == 3
+    (copy / "checkpoints" / "40").mkdir()
+    assert points("newest") == 4
 
 
 def test_a_frontier_of_nothing_is_refused(environment, tmp_path):
