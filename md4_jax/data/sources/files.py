@@ -258,6 +258,13 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
     return found
 
 
+def name_below(pattern: str, path: Place) -> str:
+    """Returns the path of a file from the folder on, or the fixed part of it, that data.path is."""
+    both = zip(Place(os.path.expanduser(pattern)).parts, path.parts, strict=False)
+    known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+    return "/".join(path.parts[known:]) or path.name
+
+
 def _match(pattern: str) -> list[Place]:
     if is_remote(pattern):
         return _match_objects(place(pattern, "data.path"))

@@ -16,7 +16,7 @@ from md4_jax.data.cache import full_disk_named
 from md4_jax.data.lock import alone
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.corpora import ALL_THREE, CORPORA, File, Recipe, section_of
-from md4_jax.data.sources.files import check_messages, matching
+from md4_jax.data.sources.files import check_messages, matching, name_below
 from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
 from md4_jax.protocols import UserError
@@ -98,6 +98,9 @@ class PublicText:
         key = [self.text_key] if not self.messages_key else ["messages", self.messages_key]
         key += ["prompt", self.prompt_key] if self.prompt_key else []
         key += ["rejected", self.rejected_key] if self.rejected_key else []
+        sections = [self._section(self._name(path)) for path in self._given]
+        if sections != [self._section(path.name) for path in self._given]:
+            key += ["sections", *sections]  # older versions looked at names alone
         return digest("public", self.dataset, self.facts(), *key)
 
     def facts(self) -> list[list[str | int]]:
@@ -128,9 +131,10 @@ class PublicText:
                 found[section(file)].append(Part(file.size, read))
             return found
         paths = self._given or [Place(self._fetched(file)) for file in self._published]
-        for path in itertools.chain.from_iterable(map(_unpacked, paths)):
+        pairs = ((self._name(given), path) for given in paths for path in _unpacked(given))
+        for name, path in pairs:
             is_whole = formats.is_archive(path) and len(found) > 1
-            for section in found if is_whole else [self._section(path.name)]:
+            for section in found if is_whole else [self._section(name)]:
                 read = functools.partial(self._read, path, section if is_whole else "")
                 found[section].append(Part(path.stat().length, read))
         return found
@@ -176,13 +180,17 @@ class PublicText:
         """Returns the sections that the corpus has itself."""
         if self.dataset in CORPORA:
             return self._recipe.sections
-        names = [path.name for path in self._given] or [file.name for file in self._published]
+        names = list(map(self._name, self._given)) or [file.name for file in self._published]
         found = set(map(section_of, names)) | {"train"}
         return tuple(name for name in ALL_THREE if name in found)
 
     def _section(self, name: str) -> str:
         found = section_of(name)
         return found if found in self._sections else "train"
+
+    def _name(self, path: Place) -> str:
+        """Returns the path of a file below the folder that data.path names, else its name."""
+        return path.name if self.path is None else name_below(self.path, path)
 
     @functools.cached_property
     def _given(self) -> list[Place]:

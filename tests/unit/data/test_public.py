@@ -281,6 +281,32 @@ def test_a_file_of_the_hub_with_a_wrong_checksum(on_hub, server):
         prepared(PublicText("some/set"), Bytes(), "")
 
 
+@pytest.mark.parametrize("pattern", ["{}", "{}/", "{}/default/*/*.parquet", "{}/**/0.parquet"])
+def test_the_folders_of_files_name_their_sections(pattern, tmp_path):
+    """Those in the folder that data.path names, and none of the folders that it lies in."""
+    root = tmp_path / "test"
+    for section in ("train", "validation", "test"):
+        (root / "default" / section).mkdir(parents=True)
+        (root / "default" / section / "0.parquet").write_bytes(table([f"{section} 0"]))
+    source = PublicText("some/set", path=pattern.format(root))
+    assert read(source) == [["train 0"], ["validation 0"], ["test 0"]]
+    alone = PublicText("some/set", path=str(root / "default/test/0.parquet"), test=0, validation=0)
+    assert read(alone)[0] == ["test 0"]
+
+
+def test_files_in_folders_of_other_sections_are_other_texts(tmp_path):
+    """Though names and contents are the same, so that no shards of the other are found."""
+    sources = []
+    for number, folders in enumerate((("test", "train"), ("one", "two"))):
+        for k, folder in enumerate(folders):
+            (tmp_path / str(number) / folder).mkdir(parents=True)
+            (tmp_path / str(number) / folder / f"{k}.txt").write_text(f"text {k}")
+        sources.append(PublicText("some/set", str(tmp_path / str(number)), validation=0, test=0))
+    assert [len(read(source)[0]) for source in sources] == [1, 2]
+    assert sources[0].facts() == sources[1].facts()
+    assert sources[0].content() != sources[1].content()
+
+
 def test_an_unknown_corpus():
     with pytest.raises(UserError, match="'openwebtex' is not known. Known are openwebtext, lm1b"):
         PublicText("openwebtex")
