@@ -101,6 +101,8 @@ class PublicText:
         sections = [self._section(self._name(path)) for path in self._given]
         if sections != [self._section(path.name) for path in self._given]:
             key += ["sections", *sections]  # older versions looked at names alone
+        if self.dataset not in CORPORA and any(map(formats.is_new_table, self._given)):
+            key.append("records")  # older versions read such a file as one text
         return digest("public", self.dataset, self.facts(), *key)
 
     def facts(self) -> list[list[str | int]]:
@@ -249,7 +251,7 @@ class PublicText:
         if self.messages_key:
             keys = formats.Keys("", "", self.prompt_key, self.messages_key, self.rejected_key)
         found = formats.read(path, keys)
-        if formats.is_new_table(path):  # the recipe of the corpus cuts it into rows
+        if self.dataset in CORPORA and formats.is_new_table(path):  # its recipe makes the rows
             found = iter([formats.whole(path)])
         if section:
             found = (one for one in found if self._section(one.member) == section)

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from md4_jax.data import hub, prepare
 from md4_jax.data.prepare import prepared, stream
-from md4_jax.data.sources import corpora
+from md4_jax.data.sources import corpora, formats
 from md4_jax.data.sources.corpora import CORPORA, section_of
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.sources.splits import SPLITS
@@ -292,6 +292,32 @@ def test_the_folders_of_files_name_their_sections(pattern, tmp_path):
     assert read(source) == [["train 0"], ["validation 0"], ["test 0"]]
     alone = PublicText("some/set", path=str(root / "default/test/0.parquet"), test=0, validation=0)
     assert read(alone)[0] == ["test 0"]
+
+
+def test_tables_in_a_folder_of_a_data_set_have_rows(tmp_path):
+    """A list of objects, and cells; of the named corpora alone such a file is a text to be cut."""
+    objects = [{"text": f"object {n}"} for n in range(3)]
+    (tmp_path / "train.json").write_text(json.dumps(objects))
+    (tmp_path / "validation.ndjson").write_text('{"text": "line 0"}\n{"text": "line 1"}\n')
+    (tmp_path / "test.csv").write_text("label,text\n1,row 0\n2,row 1\n")
+    found = read(PublicText("some/set", str(tmp_path)))
+    assert found == [[f"object {n}" for n in range(3)], ["line 0", "line 1"], ["row 0", "row 1"]]
+
+
+def test_conversations_in_a_list_of_a_data_set(tmp_path):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (tmp_path / "talks.json").write_text(json.dumps([{"talk": talk}]))
+    source = PublicText("some/set", str(tmp_path), messages_key="talk", validation=0, test=0)
+    (document,) = source.conversations("train")
+    assert [one["content"] for one in document.messages] == ["Hi", "Hello"]
+
+
+def test_tables_are_not_found_as_the_texts_of_before(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("text\nrow 0\n")
+    source = PublicText("some/set", str(tmp_path), validation=0, test=0)
+    content = source.content()
+    monkeypatch.setattr(formats, "is_new_table", lambda path: False)
+    assert source.content() != content
 
 
 def test_files_in_folders_of_other_sections_are_other_texts(tmp_path):
