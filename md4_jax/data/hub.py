@@ -18,6 +18,11 @@ from md4_jax.runtime.paths import cache_root
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
 # The hub converts other formats to Parquet, on a branch of their own.
 BRANCHES = ("main", "refs/convert/parquet")
+# Names of texts about a data set, which are no part of it.
+ABOUT = re.compile(
+    r"(?:licen[cs]e|readme|requirements|notice|copying|changelog|citation)(?:[^a-z].*)?\.txt(?:\.gz)?",
+    re.IGNORECASE,
+)
 
 
 class HubFile(NamedTuple):
@@ -47,8 +52,9 @@ def files(dataset: str, folder: str) -> list[HubFile]:
     """
     kept = cache_root() / "hub" / dataset / _listing(folder)
     found = _kept(kept)
-    if found:
+    if any(_is_data(file.name) for file in found):
         return found
+    found = []
     for branch in BRANCHES:
         found = found or _listed(dataset, folder, branch)
     if not found:
@@ -107,8 +113,13 @@ def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
             e["path"], prefix + _quoted(e["path"], "/"), e["size"], e.get("lfs", {}).get("oid", "")
         )
         for e in sorted(entries, key=lambda entry: entry["path"])
-        if e["type"] == "file" and e["path"].endswith(FORMATS)
+        if e["type"] == "file" and _is_data(e["path"])
     ]
+
+
+def _is_data(name: str) -> bool:
+    """Returns whether the name is that of a file of text, and not of a text about the data set."""
+    return name.endswith(FORMATS) and not ABOUT.fullmatch(name.rpartition("/")[2])
 
 
 def _ask(url: str) -> tuple[str, str]:

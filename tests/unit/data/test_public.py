@@ -254,6 +254,26 @@ def test_a_damaged_listing_of_the_hub_is_asked_for_again(text, on_hub, server, c
     assert hub.files("some/set", "a/b") == found and len(server.asked) == asked
 
 
+@pytest.mark.parametrize(
+    "name", ["LICENSE.txt", "README.txt", "requirements.txt", "a/license-mit.txt", "Readme_1.txt"]
+)
+def test_a_text_about_a_data_set_is_no_part_of_it(name, on_hub, cache):
+    """Beside tables in other formats, of which the hub has made Parquet."""
+    on_hub("some/set", "", {name: b"Permission is granted", "data/train.csv": b"text"})
+    converted = {"default/train/0000.parquet": table(["row 0"])}
+    on_hub("some/set", "", converted, branch="refs%2Fconvert%2Fparquet")
+    assert [file.name for file in hub.files("some/set", "")] == list(converted)
+    (kept,) = cache.rglob("*.listing.json")
+    kept.write_text(json.dumps([(name, "", 0, "")]))  # an older version listed it
+    assert [file.name for file in hub.files("some/set", "")] == list(converted)
+
+
+@pytest.mark.parametrize("name", ["licenses.txt", "readmetrain.txt", "readme/0.txt", "a_notice.txt"])
+def test_names_that_only_look_like_those_of_texts_about_a_data_set(name, on_hub):
+    on_hub("some/set", "", {name: b"text"})
+    assert [file.name for file in hub.files("some/set", "")] == [name]
+
+
 def test_what_the_hub_refuses(on_hub, server):
     for code, words in ((401, "needs a login"), (403, "needs a login"), (404, "no such data set")):
         server.codes["/api/datasets/some/set/revision/main"] = code
