@@ -147,7 +147,7 @@ def as_before(kept: Mapping[str, Any] | None, workdir: Place) -> Iterator[None]:
 
 def warnings(corpus: Corpus) -> tuple[str, ...]:
     """Returns what a user should know about the data: sentences of the source and of its size."""
-    found = corpus.source.warnings
+    found = corpus.warnings
     if corpus.domain.vocab_size > 1:
         return found
     return (*found, "the data have a single symbol, so there is nothing to learn: all bits are 0")

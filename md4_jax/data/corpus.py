@@ -13,7 +13,7 @@ from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.shards import TokenShards
 from md4_jax.options import DataOptions
 from md4_jax.protocols import Batch, UserError
-from md4_jax.runtime.paths import Place
+from md4_jax.runtime.paths import Place, cache_root
 from md4_jax.runtime.sharding import max_over_processes
 
 
@@ -57,17 +57,33 @@ class Corpus:
             said = [f"shape {shape} with {size} symbols" for shape, size in facts]
             raise UserError(f"this data has examples of {said[0]}, and the run has {said[1]}")
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Returns those of the source, and what is asked for and needs shards, if it has none."""
+        found, store = [*self.source.warnings], self.options.store
+        if store and not self._has_shards:
+            found.append(
+                f"data.store={store!r} has no effect: the tokens of this data are kept in files of "
+                f"the cache directory, {cache_root()}, and not in shards"
+            )
+        if not getattr(self.source, "keep_files", True) and not self._has_shards:
+            found.append(
+                "data.keep_files=False has no effect: files are deleted once their tokens are kept "
+                "in shards, and this data is read several times and has none"
+            )
+        return tuple(found)
+
     def stream(self, split: str) -> np.ndarray | TokenShards:
         """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
         if self._has_rows:
             return self._rows(split).stream()
-        if prepare.is_sharded(self.source, self.options.store):
+        if self._has_shards:
             return prepare.stream(self.source, self.domain.tokenizer, split, self.options.store)
         return packing.token_stream(self.source, self.domain.tokenizer, split)
 
     def shards(self) -> str:
         """Returns the directory of shards that hold the tokens; '' if there are none."""
-        if self._has_rows or not prepare.is_sharded(self.source, self.options.store):
+        if not self._has_shards:
             return ""
         store, tokenizer = self.options.store, self.domain.tokenizer
         return str(prepare.prepared(self.source, tokenizer, store).folder)
@@ -76,7 +92,7 @@ class Corpus:
         """Returns {tokens, crc32} of the training split; UserError if processes have other data."""
         if self._has_rows:
             found = self._rows("train").fingerprint()
-        elif prepare.is_sharded(self.source, self.options.store):
+        elif self._has_shards:
             store = self.options.store
             found = prepare.fingerprint(self.source, self.domain.tokenizer, "train", store)
         else:
@@ -195,6 +211,11 @@ class Corpus:
     @property
     def _has_rows(self) -> bool:
         return self._are_own or self._are_documents or hasattr(self.source, "rows")
+
+    @property
+    def _has_shards(self) -> bool:
+        """Returns whether the tokens are kept in shards."""
+        return not self._has_rows and prepare.is_sharded(self.source, self.options.store)
 
     @property
     def _are_documents(self) -> bool:

@@ -50,6 +50,12 @@ class MixedCorpus(Corpus):
         with _named(name):
             return Corpus(self._parts[name].source, self.domain, self.options)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Returns those of all parts, with their names."""
+        corpora = self._corpora.items()
+        return tuple(f"data.parts.{name}: {said}" for name, c in corpora for said in c.warnings)
+
     def stream(self, split: str) -> "Joined":
         """Returns the tokens of a split, one part after another."""
         return Joined([corpus.stream(split) for corpus in self._corpora.values()])

@@ -232,6 +232,7 @@ class _Maker:
                     position = before + document.position
                     yield _Batch(section, held, Cursor(number, taken), position)
                     held, size = [], 0
+            part.done()
             before += part.size
             is_last = number + 1 == len(self._parts) or self._parts[number + 1][0] != section
             if held and is_last:

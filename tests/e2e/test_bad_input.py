@@ -254,8 +254,8 @@ def test_a_text_that_got_new_characters(tiny, tmp_path, refused):
 
 @pytest.mark.parametrize("symbols, said", [(1, 1), (2, 0)])
 def test_data_of_one_symbol_are_remarked_upon(symbols, said):
-    source, domain = SimpleNamespace(warnings=()), SimpleNamespace(vocab_size=symbols)
-    found = inputs.warnings(SimpleNamespace(source=source, domain=domain))
+    domain = SimpleNamespace(vocab_size=symbols)
+    found = inputs.warnings(SimpleNamespace(warnings=(), domain=domain))
     assert len(found) == said and all("nothing to learn" in text for text in found)
 
 

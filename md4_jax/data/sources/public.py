@@ -42,7 +42,7 @@ class PublicText:
     validation  size of a split that the corpus has not itself: a fraction of the training
                 documents if below 1, else their number. None: the field's
     test        likewise; the last documents are test, those before validation
-    keep_files  whether downloaded files of the hub stay after they are tokenised
+    keep_files  whether downloaded files of the hub stay after their tokens are kept in shards
 
     Raises UserError when it is unknown, or cannot be downloaded or read.
     """
@@ -130,7 +130,8 @@ class PublicText:
             files = sorted(self._published, key=lambda file: [*found].index(section(file)))
             for file, following in itertools.zip_longest(files, files[1:]):
                 read = functools.partial(self._read_published, file, following)
-                found[section(file)].append(Part(file.size, read))
+                done = functools.partial(self._discard, file)
+                found[section(file)].append(Part(file.size, read, done))
             return found
         paths = self._given or [Place(self._fetched(file)) for file in self._published]
         pairs = ((self._name(given), path) for given in paths for path in _unpacked(given))
@@ -242,8 +243,10 @@ class PublicText:
         if following is not None:
             self._begin(following)
         yield from self._read(Place(path), "")
+
+    def _discard(self, file: hub.HubFile) -> None:
         if not self.keep_files:
-            path.unlink(missing_ok=True)
+            self._local(file).unlink(missing_ok=True)
 
     def _read(self, path: Place, section: str) -> Iterator[Document]:
         """Yields the documents of a file, of an archive those of one section if it is given."""

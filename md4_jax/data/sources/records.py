@@ -83,10 +83,14 @@ class Keys(NamedTuple):
 
 
 class Part(NamedTuple):
-    """File of a corpus: its bytes, and a function that yields its documents."""
+    """File of a corpus: its bytes, and a function that yields its documents.
+
+    done  is called when its tokens are made, and may delete it
+    """
 
     size: int
     read: Callable[[], Iterator[Document]]
+    done: Callable[[], None] = lambda: None
 
 
 def of_json(where: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:

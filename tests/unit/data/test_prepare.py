@@ -14,10 +14,16 @@ import numpy as np
 import pytest
 
 from md4_jax.data import cache, contents, packing, prepare, shards
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.domains import TextDomain
+from md4_jax.data.mixtures import corpus_of
 from md4_jax.data.prepare import fingerprint, prepared, stream
 from md4_jax.data.sources.files import TextFiles
+from md4_jax.data.sources.mixture import Mixture, Part
+from md4_jax.data.sources.public import PublicText
 from md4_jax.data.sources.splits import SPLITS
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters
+from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
@@ -230,6 +236,21 @@ def test_small_texts_keep_one_file_for_each_split(source, tmp_path):
     assert not prepare.is_sharded(source, "") and prepare.is_sharded(source, "somewhere")
     (tmp_path / "few.txt").write_text("one document")
     assert not prepare.is_sharded(TextFiles(str(tmp_path / "few.txt")), "somewhere")
+
+
+@pytest.mark.parametrize("windows, is_without", [("documents", True), ("grid", False)])
+def test_what_needs_shards_is_told_where_there_are_none(windows, is_without, source):
+    options = DataOptions(8, windows=windows, store="somewhere")
+    found = Corpus(source, TextDomain(Bytes(), 8), options).warnings
+    assert [said.split(":")[0] for said in found] == [
+        "data.store='somewhere' has no effect"
+    ] * is_without
+    public = PublicText("some/set", source.path, keep_files=False)
+    parts = Mixture({"a": Part(public, 1.0), "b": Part(source, 1.0)})
+    found = corpus_of(parts, TextDomain(Bytes(), 8), DataOptions(8, windows=windows)).warnings
+    assert [said.split(":")[:2] for said in found] == [
+        ["data.parts.a", " data.keep_files=False has no effect"]
+    ] * is_without
 
 
 def test_joined_checksums():

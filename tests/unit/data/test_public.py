@@ -189,6 +189,19 @@ def test_fineweb_edu_comes_file_by_file_and_need_not_stay(on_hub, server, cache,
     assert list(itertools.chain(*read(again))) == texts
 
 
+def test_files_that_need_not_stay_come_once_where_there_are_no_shards(on_hub, server):
+    """Conversations are read to be counted and in each split; files go only after shards."""
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    lines = (json.dumps({"talk": talk}) + "\n") * 10
+    names = [f"data/{n}.jsonl" for n in range(2)]
+    on_hub("some/set", "", dict.fromkeys(names, lines.encode()))
+    keys = dict(messages_key="talk", validation=3, test=4, keep_files=False)
+    source = PublicText("some/set", **keys)
+    assert [len(list(source.conversations(split))) for split in SPLITS] == [13, 3, 4]
+    asked = [path for path, _ in server.asked if path.endswith(".jsonl")]
+    assert sorted(asked) == [f"/datasets/some/set/resolve/abc123/{name}" for name in names]
+
+
 def test_the_next_file_comes_while_one_is_read(on_hub, server, cache):
     names = [f"data/{n}.parquet" for n in range(3)]
     on_hub("some/set", "", {name: table([f"text of {name}"] * 5) for name in names})
@@ -268,7 +281,7 @@ def test_a_text_about_a_data_set_is_no_part_of_it(name, on_hub, cache):
     assert [file.name for file in hub.files("some/set", "")] == list(converted)
 
 
-@pytest.mark.parametrize("name", ["licenses.txt", "readmetrain.txt", "readme/0.txt", "a_notice.txt"])
+@pytest.mark.parametrize("name", ["licenses.txt", "readmetrain.txt", "readme/0.txt", "notices.txt"])
 def test_names_that_only_look_like_those_of_texts_about_a_data_set(name, on_hub):
     on_hub("some/set", "", {name: b"text"})
     assert [file.name for file in hub.files("some/set", "")] == [name]
