@@ -8,7 +8,7 @@ import numpy as np
 
 from md4_jax.data import messages, packing
 from md4_jax.data.chat import Chat
-from md4_jax.data.labelled import Padding, check_rejected
+from md4_jax.data.labelled import Padding, check_rejected, tell_cut
 from md4_jax.data.sequences import Rows
 from md4_jax.data.sources.splits import digest
 from md4_jax.protocols import UserError
@@ -174,12 +174,7 @@ def _report(split: str, length: int, made: int, cut: int, left_out: int) -> None
             f"assistant within data.length={length} tokens: raise data.length, or look at "
             "data.messages_key"
         )
-    if cut:
-        print(
-            f"{cut:,} of {made:,} conversations of the {split} split are cut: they have more than "
-            f"data.length={length} tokens",
-            flush=True,
-        )
+    tell_cut("conversations", split, length, cut, made)
     if left_out:
         print(
             f"{left_out:,} of {made:,} conversations of the {split} split are left out: they have "

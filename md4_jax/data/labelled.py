@@ -50,6 +50,16 @@ class Padding(NamedTuple):
         return np.append(filled, length if self.counts else len(own))
 
 
+def tell_cut(what: str, split: str, length: int, cut: int, made: int) -> None:
+    """Prints how many texts of a split were cut, of those that were made to sequences."""
+    if cut:
+        print(
+            f"{cut:,} of {made:,} {what} of the {split} split are cut: they have more than "
+            f"data.length={length} tokens",
+            flush=True,
+        )
+
+
 def own_sequences(source: Any) -> bool:
     """Returns whether each text of a source is a sequence, with a label, a prompt or messages."""
     keys = ("label_key", "prompt_key", "messages_key")
@@ -98,8 +108,8 @@ def classes(texts: Iterable[Labelled]) -> tuple[str, ...] | tuple[int, ...]:
 def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) -> Rows:
     """Returns the texts of a split as rows of `length` tokens with context `label`.
 
-    A text ends with the tokenizer's end of text, if it has one. Longer texts are cut; shorter ones
-    are padded. Texts are tokenised once and kept on disk.
+    A text ends with the tokenizer's end of text, if it has one. Longer texts are cut, and their
+    number is printed; shorter ones are padded. Texts are tokenised once and kept on disk.
 
     Raises UserError for a label that the training split does not have.
     """
@@ -119,8 +129,11 @@ def of_documents(source: Any, domain: Any, split: str, length: int, padding: Pad
     described += [*padding] if padding.counts else []
 
     def pieces() -> Iterator[np.ndarray]:
+        made = cut = 0
         for ids in packing.encoded(source, tokenizer, split, source.documents(split)):
+            made, cut = made + 1, cut + (len(ids) > length)
             yield padding.row(ids, length)
+        tell_cut("documents", split, length, cut, made)
 
     size = max(tokenizer.vocab_size, length + 1)
     found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 1)
@@ -138,6 +151,7 @@ def _pieces(
     """Yields rows: `length` tokens, how many of them count, and the class."""
     texts = (text.text for text in source.labelled(split))
     ids_of_each = packing.encoded(source, tokenizer, split, texts)
+    made = cut = 0
     for ids, text in zip(ids_of_each, source.labelled(split), strict=True):
         if text.label not in numbers:
             known = ", ".join(map(repr, [*numbers][:20]))
@@ -145,4 +159,6 @@ def _pieces(
                 f"{text.where}, of the {split} split, has the label {text.label!r}, which no text "
                 f"of the train split has; it has {known or 'none'}"
             )
+        made, cut = made + 1, cut + (len(ids) > length)
         yield np.append(padding.row(ids, length), numbers[text.label])
+    tell_cut("texts", split, length, cut, made)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from md4_jax.data import packing
-from md4_jax.data.labelled import Padding, check_rejected
+from md4_jax.data.labelled import Padding, check_rejected, tell_cut
 from md4_jax.data.sequences import Rows
 from md4_jax.protocols import UserError
 
@@ -16,8 +16,8 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
 
     Prompt and answer are encoded by themselves. An answer ends with the tokenizer's end of text, if
     it has one. Longer answers are cut, shorter ones are padded. A pair whose prompt leaves no room
-    for an answer is left out, and their number is printed. Pairs are tokenised once and kept on
-    disk. If the source has worse answers, the rows of these, with the same prompts, are `rejected`.
+    for an answer is left out. Both numbers are printed. Pairs are tokenised once and kept on disk.
+    If the source has worse answers, the rows of these, with the same prompts, are `rejected`.
 
     Raises UserError if no pair is left, and for worse answers whose padding does not count.
     """
@@ -28,7 +28,7 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
     def of(kind: str, answers: Callable[[], Iterable[str]]) -> np.ndarray:
         described = [source.fingerprint(), tokenizer.to_json(), split, kind, length, *padding]
         pieces = lambda: _pieces(  # noqa: E731
-            source, tokenizer, split, length, padding, answers(), tells=kind == "pairs"
+            source, tokenizer, split, length, padding, answers(), is_worse=kind == "rejected"
         )
         found = packing.opened(*packing.kept(described, size, split, pieces))
         return found.reshape(-1, length + 2)
@@ -50,19 +50,20 @@ def _pieces(
     padding: Padding,
     answers: Iterable[str],
     *,
-    tells: bool,
+    is_worse: bool,
 ) -> Iterator[np.ndarray]:
     """Yields rows: `length` tokens, how many of them count or come before, and where they begin.
 
-    tells: whether to print how many pairs are left out
+    is_worse: whether the answers are the worse ones; the same pairs are left out with both
     """
     encoded = lambda texts: packing.encoded(source, tokenizer, split, texts)  # noqa: E731
     prompts = (prompt for prompt, _ in source.pairs(split))
-    kept = left_out = 0
+    kept = cut = left_out = 0
     for prompt, answer in zip(encoded(prompts), encoded(answers), strict=True):
         if len(prompt) < length:
-            kept += 1
-            yield np.append(padding.row(np.concatenate([prompt, answer]), length), len(prompt))
+            both = np.concatenate([prompt, answer])
+            kept, cut = kept + 1, cut + (len(both) > length)
+            yield np.append(padding.row(both, length), len(prompt))
         else:
             left_out += 1
     if left_out and not kept:
@@ -70,7 +71,9 @@ def _pieces(
             f"all {left_out:,} prompts of the {split} split have data.length={length} tokens or "
             "more, which leaves no room for an answer: raise data.length"
         )
-    if left_out and tells:
+    what = "pairs with the worse answer" if is_worse else "pairs"
+    tell_cut(what, split, length, cut, kept + left_out)
+    if left_out and not is_worse:
         print(
             f"{left_out:,} of {kept + left_out:,} pairs of the {split} split are left out: their "
             f"prompts have data.length={length} tokens or more",

@@ -252,8 +252,12 @@ def test_a_batch_has_both_answers_after_the_same_prompt(corpus, capsys):
     counted = ["".join("x" if c else "-" for c in row) for row in batch.loss_mask[order]]
     assert counted == ["----xxxx", "--xxxxxx"]
     # The third pair has no room for an answer; that is said once.
-    assert capsys.readouterr().out.count("1 of 3 pairs of the train split are left out") == 1
-    assert data.sizes(["train"]) == {"train": (2, 10)}
+    said = capsys.readouterr().out
+    assert said.count("1 of 3 pairs of the train split are left out") == 1
+    assert "1 of 3 pairs of the train split are cut" in said and "worse" not in said
+    assert data.sizes(["train", "test"]) == {"train": (2, 10), "test": (1, 4)}
+    said = capsys.readouterr().out
+    assert said.startswith("1 of 1 pairs with the worse answer of the test split are cut")
     plain = corpus(rejected_key="")
     assert plain.fingerprint() != data.fingerprint()
 

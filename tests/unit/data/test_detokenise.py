@@ -73,7 +73,7 @@ def test_unknown_rules_and_data_that_is_not_text():
         Detokenised(object(), "ptb")
 
 
-def test_each_document_is_a_sequence(tmp_path, cache):
+def test_each_document_is_a_sequence(tmp_path, cache, capsys):
     file = tmp_path / "a.jsonl"
     file.write_text("\n".join(json.dumps({"text": "a" * n}) for n in range(1, 41)))
     options = DataOptions(length=6, windows="documents")
@@ -82,6 +82,8 @@ def test_each_document_is_a_sequence(tmp_path, cache):
     corpus = Corpus(TextFiles(str(file), validation=0.0, test=39), TextDomain(Bytes(), 6), options)
     (batch,) = corpus.eval_batches("test", batch_size=40, rows=np.arange(40))
     assert batch.loss_mask.sum(axis=1).tolist() == [3, 4, 5] + [6] * 36 + [0]
+    said = "34 of 39 documents of the test split are cut: they have more than data.length=6 tokens"
+    assert said in capsys.readouterr().out
     assert batch.tokens[0].tolist() == [97, 97, Bytes().eot_id, 0, 0, 0]
     assert batch.text[:4].tolist() == [[2, 1], [3, 1], [4, 1], [5, 1]]
     assert corpus.stream("test")[:7].tolist() == [97, 97, 256, 97, 97, 97, 256]

@@ -41,11 +41,13 @@ def evaluated(data, split="train", size=3):
     return batch
 
 
-def test_a_text_is_a_row(source):
+def test_a_text_is_a_row(source, capsys):
     """With its end, cut where it is too long, padded where it is short."""
     data = corpus(source([*TEXTS[:3], ("x", "neg")], test=1))
     batch = evaluated(data)
     counted = batch.loss_mask
+    said = "1 of 3 texts of the train split are cut: they have more than data.length=6 tokens\n"
+    assert capsys.readouterr().out == said
     rows = [row[own] for row, own in zip(batch.tokens, counted, strict=True)]
     assert [Bytes().decode(r) for r in rows] == ["good<|endoftext|>", "bad<|endoftext|>", "very g"]
     assert batch.tokens.shape == (3, LENGTH) and (batch.tokens[~counted] == 0).all()

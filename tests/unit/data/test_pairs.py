@@ -42,7 +42,7 @@ def shown(row) -> str:
     return "".join("$" if n == END else chr(n) if n else "." for n in row)
 
 
-def test_only_answers_count(corpus):
+def test_only_answers_count(corpus, capsys):
     """Answer and end of text; a long answer is cut; tokens of the prompt stay in the row."""
     data = corpus()
     batch = evaluated(data)
@@ -54,6 +54,8 @@ def test_only_answers_count(corpus):
     assert batch.text.tolist() == [[1, 1], [1, 1], [2, 1], [6, 2]]
     assert data.sizes(["train", "test"]) == {"train": (4, 12), "test": (1, 1)}
     assert shown(data.stream("train")) == "2$4$20a long"
+    said = "1 of 4 pairs of the train split are cut: they have more than data.length=8 tokens"
+    assert said in capsys.readouterr().out
 
 
 def test_texts_that_samples_are_compared_with_have_no_padding(corpus):
