@@ -24,7 +24,7 @@ class ImageFolder(ImageSource):
     """PNG and JPEG files of one size below a directory, all grey or all RGB, 8 bits a channel.
 
     path        a directory of files, or of a folder for each class. It may have the folders train,
-                validation and test with such a content instead
+                validation (or val) and test with such a content instead
     levels      levels of each channel; 256 keeps the values as they are
     labels      whether the folders of classes are classes, numbered in the order of their names
     flip        whether training mirrors each image, left to right, with probability 1/2
@@ -102,12 +102,24 @@ class ImageFolder(ImageSource):
         root = place(self.path, "data.path")
         if not exists(root) or not root.is_dir():
             raise UserError(f"data.path: there is no directory {root}")
-        named = [name for name in ("train", "validation", "test") if exists(root / name)]
-        return {name: root / name for name in named} if "train" in named else {"train": root}
+        return _splits(root) if exists(root / "train") else {"train": root}
 
     @functools.cached_property
     def _sections(self) -> dict[str, list[Place]]:
         return {name: _files(root) for name, root in self._roots.items()}
+
+
+def _splits(root: Place) -> dict[str, Place]:
+    """Returns the folders of splits beside `train`; UserError for any other folder."""
+    own = "val" if exists(root / "val") else "validation"
+    named = {"train": root / "train", "validation": root / own, "test": root / "test"}
+    if others := [name for name in _classes(root) if root / name not in named.values()]:
+        raise UserError(
+            f"{root} has the folder train, and beside it {', '.join(others[:5])}: beside train "
+            "there may be test, and one of validation and val. If train is a class, set data.path "
+            "to a directory whose only folder, train, holds the folders of all classes"
+        )
+    return {name: folder for name, folder in named.items() if exists(folder)}
 
 
 def _classes(root: Place) -> list[str]:

@@ -448,6 +448,27 @@ def test_splits_may_have_folders_of_their_own(folder, tmp_path):
         ImageFolder(path=str(root)).rows("test")
 
 
+def test_val_is_the_validation_split(tmp_path):
+    for name, red in (("train", 1), ("val", 2), ("test", 3)):
+        write(tmp_path / name / "cat" / "a.png", red)
+    source = ImageFolder(path=str(tmp_path), validation=5)
+    for split, red in (("train", 1), ("validation", 2), ("test", 3)):
+        assert pictures(source, split)[:, 0, 0, 0].tolist() == [red]
+
+
+@pytest.mark.parametrize(
+    "names, others",
+    [(("bus", "car", "train"), "bus, car:"), (("train", "val", "validation"), "validation:")],
+)
+def test_other_folders_beside_train_are_refused(names, others, tmp_path):
+    """A class may have that name; and which of two folders is the validation split?"""
+    for name in names:
+        write(tmp_path / name / "a.png", 1)
+    (tmp_path / ".cache").mkdir()
+    with pytest.raises(UserError, match=f"has the folder train, and beside it {others}"):
+        ImageFolder(path=str(tmp_path)).rows("train")
+
+
 def test_grey_images_without_classes_and_jpeg(tmp_path):
     for number in range(4):
         write(tmp_path / f"{number}.jpeg", 50 * number, mode="L")
