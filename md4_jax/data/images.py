@@ -40,7 +40,7 @@ class ImageSource:
     def rows(self, split: str) -> Rows:
         """Returns the images of a split as rows of symbols, memory-mapped, with their classes.
 
-        They are encoded once and kept, one byte a symbol.
+        They are encoded once and kept, one byte a symbol. UserError for an image without a class.
         """
         domain, context = self.domain(), {}
 
@@ -50,7 +50,7 @@ class ImageSource:
         tokens = self._kept("images", split, domain.levels, symbols)
         tokens = tokens.reshape(-1, math.prod(domain.shape))
         if domain.labels:
-            numbers = lambda: [np.asarray(self.numbers(split))]  # noqa: E731
+            numbers = lambda: [self._classes(split, len(domain.labels))]  # noqa: E731
             context["label"] = self._kept("labels", split, len(domain.labels), numbers)
             if len(context["label"]) != len(tokens):
                 raise UserError(
@@ -58,6 +58,17 @@ class ImageSource:
                     f"{len(context['label']):,} labels"
                 )
         return Rows(tokens, context, augment=Mirror(domain.shape) if self.flip else None)
+
+    def _classes(self, split: str, count: int) -> np.ndarray:
+        """Returns the classes of a split; UserError for a number that is none, such as -1."""
+        found = np.asarray(self.numbers(split))
+        if wrong := found[(found < 0) | (found >= count)].tolist():
+            raise UserError(
+                f"{len(wrong):,} of {len(found):,} images of the {split} split have no class: the "
+                f"first of them has the number {wrong[0]}, and classes are 0..{count - 1}. Set "
+                "data.labels=False to use the images without classes, or take another split"
+            )
+        return found
 
     @functools.cached_property
     def _fingerprint(self) -> str:

@@ -74,6 +74,16 @@ def test_rows_are_bytes_on_disk_that_are_made_once(cache):
     assert [(p.name, p.stat().st_mtime_ns) for p in sorted(cache.rglob("train-*"))] == kept
 
 
+@pytest.mark.parametrize("wrong, classes", [(-1, 256), (256, 256), (3, 3)])
+def test_numbers_that_are_no_classes(wrong, classes, monkeypatch):
+    """-1 would become the last of 256 classes in a byte."""
+    monkeypatch.setattr(Digits, "names", tuple(range(classes)))
+    monkeypatch.setattr(Digits, "numbers", lambda self, split: np.full(180, wrong))
+    said = f"180 of 180 images of the test split have no class: .* {wrong}, and .* 0..{classes - 1}"
+    with pytest.raises(UserError, match=f"{said}. Set data.labels=False"):
+        Digits().rows("test")
+
+
 # MNIST
 
 

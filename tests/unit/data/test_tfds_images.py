@@ -39,6 +39,19 @@ def test_images_and_classes_of_tfds(prepared):
         wrong.rows("test")
 
 
+def test_examples_without_a_class_are_refused(tmp_path):
+    """TFDS gives those of an unlabelled split the number -1."""
+    features = {
+        "image": tfds.features.Image(shape=(4, 5, 3), encoding_format="png"),
+        "label": tfds.features.ClassLabel(names=["even", "odd"]),
+    }
+    unlabelled = lambda split, number: example(split, number) | {"label": -(number == 1)}  # noqa: E731
+    folder = prepare(tmp_path, {"train": 3}, images=(features, unlabelled))
+    with pytest.raises(UserError, match="1 of 3 images of the train split .* the number -1, and"):
+        TfdsImages("tiny", data_dir=folder).rows("train")
+    assert len(TfdsImages("tiny", data_dir=folder, labels=False).rows("train")) == 3
+
+
 def test_features_that_are_not_there(prepared):
     with pytest.raises(UserError, match=r"no feature 'photo' .data.image_key.; it has image, lab"):
         TfdsImages("tiny", data_dir=prepared, image_key="photo").domain()
