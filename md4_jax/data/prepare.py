@@ -76,8 +76,7 @@ def prepared(source: Any, tokenizer: Any, store: str) -> Prepared:
     key = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
     root = place(store, "data.store") if store else Place(cache_root() / "prepared")
     folder = root / f"{source.title}-{key}"
-    found = read_manifest(folder)
-    if found is not None and found.is_complete and not any(map(found.damage, found.shards)):
+    if (found := _whole(folder)) is not None:
         return found
     if is_remote(folder):
         return _made(folder, source, tokenizer) if is_first() else _awaited(folder)
@@ -87,8 +86,16 @@ def prepared(source: Any, tokenizer: Any, store: str) -> Prepared:
 
 def _awaited(folder: Place) -> Prepared:
     print(f"waiting: the first process tokenises into {folder}", flush=True)
-    while (found := read_manifest(folder)) is None or not found.is_complete:
+    while (found := _whole(folder)) is None:
         time.sleep(POLL_SECONDS)
+    return found
+
+
+def _whole(folder: Place) -> Prepared | None:
+    """Returns what was prepared in a folder; None if it is not complete or a shard is damaged."""
+    found = read_manifest(folder)
+    if found is None or not found.is_complete or any(map(found.damage, found.shards)):
+        return None
     return found
 
 

@@ -163,6 +163,31 @@ def test_lengths_that_are_gone_are_made_again(made, source):
     assert prepared(source, Bytes(), "") == made and path.read_bytes() == raw
 
 
+@pytest.fixture
+def in_store(made, monkeypatch):
+    """Takes the folder of shards for one in an object store."""
+    for module in (prepare, shards):
+        monkeypatch.setattr(module, "is_remote", lambda path: True)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
+def test_other_processes_wait_for_a_shard_that_is_made_again(
+    damage, made, source, in_store, monkeypatch
+):
+    path, naps = Path(made.folder / made.shards[2].name), []
+    raw = path.read_bytes()
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:  # the first process has made it
+            path.write_bytes(raw)
+
+    monkeypatch.setattr(prepare, "is_first", lambda: False)
+    monkeypatch.setattr(prepare.time, "sleep", sleep)
+    damage(path)
+    assert prepared(source, Bytes(), "") == made and naps == [prepare.POLL_SECONDS] * 3
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shards": 3}'])
 def test_a_damaged_manifest_is_made_again(text, made, source):
     (made.folder / "manifest.json").write_text(text)
