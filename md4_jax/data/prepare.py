@@ -37,6 +37,7 @@ BATCH_CHARACTERS = 1 << 21
 # package and the vocabulary, as long as it takes to encode 1.4 million tokens.
 PARALLEL_BYTES = 1 << 24
 POLL_SECONDS = 2.0
+_known: dict[str, Prepared] = {}  # whole, by their folders in object stores
 
 
 def is_sharded(source: Any, store: str) -> bool:
@@ -92,10 +93,20 @@ def _awaited(folder: Place) -> Prepared:
 
 
 def _whole(folder: Place) -> Prepared | None:
-    """Returns what was prepared in a folder; None if it is not complete or a shard is damaged."""
-    found = read_manifest(folder)
-    if found is None or not found.is_complete or any(map(found.damage, found.shards)):
+    """Returns what was prepared in a folder; None if it is not complete or a shard is damaged.
+
+    In an object store each look at a shard takes several requests. So what was whole there is not
+    looked at again by this process as long as the manifest stays the same.
+    """
+    found, name = read_manifest(folder), str(folder)
+    if found is None or not found.is_complete:
         return None
+    if _known.get(name) == found:
+        return found
+    if any(map(found.damage, found.shards)):
+        return None
+    if is_remote(folder):
+        _known[name] = found
     return found
 
 

@@ -188,6 +188,24 @@ def test_other_processes_wait_for_a_shard_that_is_made_again(
     assert prepared(source, Bytes(), "") == made and naps == [prepare.POLL_SECONDS] * 3
 
 
+def test_shards_in_a_store_are_looked_at_once(made, source, in_store, monkeypatch):
+    """As long as the manifest is the same; and those on a disk each time."""
+    asked, exists = [], shards.exists
+    monkeypatch.setattr(shards, "exists", lambda path: asked.append(path.name) or exists(path))
+    counts = []
+    for change in ("", "", "another manifest", "on a disk", "on a disk"):
+        if change == "another manifest":
+            made._replace(facts={}).write()
+        if change == "on a disk":
+            monkeypatch.setattr(prepare, "is_remote", lambda path: False)
+            prepare._known.clear()
+        asked.clear()
+        assert prepared(source, Bytes(), "").shards == made.shards
+        counts.append(len(asked))
+    every = 1 + 2 * len(made.shards)
+    assert counts == [every, 1, every, every, every]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"shards": 3}'])
 def test_a_damaged_manifest_is_made_again(text, made, source):
     (made.folder / "manifest.json").write_text(text)
