@@ -18,6 +18,7 @@ from md4_jax.training.loop import fresh_state
 
 ALPHABET = "".join(chr(c) for c in range(32, 127)) + "\n"
 LABELS = ("prose", "verse")
+LOSSES = {"transition": "d3pm", "insertion": "flexmdm", "uniform": "uniform_elbo"}
 
 
 def model(domain, length: int, network=None, **process) -> Model:
@@ -31,10 +32,12 @@ def model(domain, length: int, network=None, **process) -> Model:
     config["data"] |= dict(length=length)
     config["mesh"] |= dict(data=1)
     if process:
-        bound = "d3pm" if "timesteps" in process else "uniform_elbo"
-        config["process"], config["objective"] = process, {"name": bound}
+        config["process"], config["objective"] = process, {"name": LOSSES[process["name"]]}
     if "timesteps" in process:
         config["sample"] |= dict(name="ancestral", steps=process["timesteps"], grid="uniform")
+    if config["network"].get("gaps"):
+        config["data"]["windows"] = "documents"
+        config["sample"] |= dict(name="insert")
     experiment = build.experiment(config, domain)
     params = fresh_state(experiment).ema
     # The head begins at zero, where nothing would change the samples.
@@ -51,6 +54,12 @@ def model(domain, length: int, network=None, **process) -> Model:
 def of_text(network=None, **process) -> Model:
     """Text of 32 characters."""
     return model(TextDomain(Characters(ALPHABET), 32, LABELS), 32, network, **process)
+
+
+def of_growing_text() -> Model:
+    """Text of up to 32 characters, to which characters are added anywhere."""
+    schedules = {key: {"name": "linear"} for key in ("schedule", "insertion")}
+    return of_text(dict(gaps=True), name="insertion", **schedules)
 
 
 def of_images() -> Model:

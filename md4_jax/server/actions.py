@@ -138,9 +138,13 @@ class Playground:
                 message["length"] = shown
                 message["prompt"] = np.flatnonzero(prompt.mask[:shown]).tolist()
             yield message
-        result = {} if self._pictures else {"text": self._domain.decode(z)}
+        result = {} if self._pictures else {"text": self._text(z)}
         seconds = round(time.perf_counter() - began, 3)
         yield {"done": True, "evaluations": state.evaluations, "seconds": seconds, **result}
+
+    def _text(self, z: np.ndarray) -> str:
+        """Returns the text of symbols; V + 1, where a text that grows has no token, has none."""
+        return self._domain.decode(z[z != self._domain.vocab_size + 1])
 
     def _settings(self, asked: fields.Asked) -> dict[str, Any]:
         """Returns keys of the section `sample`; none of them names a file."""

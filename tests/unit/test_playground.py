@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from playgrounds import app, of_images, of_text
+from playgrounds import app, of_growing_text, of_images, of_text
 from starlette.testclient import TestClient
 
 from md4_jax import main
@@ -123,6 +123,21 @@ def test_a_run_that_samples_in_blocks_is_drawn_as_a_whole(key, network):
 def test_continuing_shows_what_comes_after_the_text(text):
     (first, *_, last) = sampled(text, text="to be", continues=1)
     assert first["length"] == 32 and len(last["text"]) == 32 and last["text"][:5] == "to be"
+
+
+def test_a_text_that_grows_ends_before_the_positions_without_a_token():
+    model = of_growing_text()
+    absent = model.domain.vocab_size + 1
+    with TestClient(app(model), LOCAL, raise_server_exceptions=False) as client:
+        for asked in (dict(), dict(text="to be", continues=1)):
+            messages = sampled(client, seed=3, **asked)
+            symbols = final(messages)
+            there = [symbols[n] for n in range(32) if symbols[n] != absent]
+            assert 0 < len(there) < 32 and messages[0]["words"][str(absent)] == ""
+            assert messages[-1]["text"] == model.domain.decode(there)
+            assert messages[-1]["text"].startswith(asked.get("text", ""))
+        assert sampled(client, text="to be")[-1]["text"] == "to be"
+        assert "the beginning of a text" in refused(client, "/api/sample", text="to _e")
 
 
 @pytest.mark.campaign
