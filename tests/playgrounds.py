@@ -18,10 +18,12 @@ from md4_jax.training.loop import fresh_state
 
 ALPHABET = "".join(chr(c) for c in range(32, 127)) + "\n"
 LABELS = ("prose", "verse")
-LOSSES = {"transition": "d3pm", "insertion": "flexmdm", "uniform": "uniform_elbo"}
+LOSSES = {
+    "masking": "block", "transition": "d3pm", "insertion": "flexmdm", "uniform": "uniform_elbo",
+}  # fmt: skip
 
 
-def model(domain, length: int, network=None, **process) -> Model:
+def model(domain, length: int, network=None, block: int = 0, **process) -> Model:
     """A model with two classes, whose parameters are as drawn; network: keys of that section."""
     config = files.load("quickstart")
     config["network"] |= dict(
@@ -33,6 +35,8 @@ def model(domain, length: int, network=None, **process) -> Model:
     config["mesh"] |= dict(data=1)
     if process:
         config["process"], config["objective"] = process, {"name": LOSSES[process["name"]]}
+    if block:
+        config["objective"]["block"] = block
     if "timesteps" in process:
         config["sample"] |= dict(name="ancestral", steps=process["timesteps"], grid="uniform")
     if config["network"].get("gaps"):
@@ -51,9 +55,16 @@ def model(domain, length: int, network=None, **process) -> Model:
     return Model(experiment, params, 30, "", {"commit": "unknown", "results": {}})
 
 
-def of_text(network=None, **process) -> Model:
+def of_text(network=None, **rest) -> Model:
     """Text of 32 characters."""
-    return model(TextDomain(Characters(ALPHABET), 32, LABELS), 32, network, **process)
+    return model(TextDomain(Characters(ALPHABET), 32, LABELS), 32, network, **rest)
+
+
+def of_blocks(block: int, name: str = "masking") -> Model:
+    """Text of 32 characters that is drawn block by block, from masks or from noise."""
+    own = {"parametrisation": "joint"} if name == "uniform" else {}
+    network = dict(local_width=0, time_conditioning=name == "uniform")
+    return of_text(network, block=block, name=name, schedule={"name": "linear"}, **own)
 
 
 def of_growing_text() -> Model:

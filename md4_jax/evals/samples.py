@@ -179,7 +179,7 @@ def watched(
     if experiment.network.gaps:
         check_beginnings([prompt])
     if sample_block(experiment) or sample_window(experiment) < sample_length(experiment):
-        return _replayed(drawn_samples(experiment, params, programs, [prompt]))
+        return _replayed(experiment, params, programs, prompt)
     live = programs.setdefault(
         ("live", experiment.network),
         Live(experiment.network, experiment.mesh, clean_prompts(experiment.config["data"])),
@@ -190,8 +190,11 @@ def watched(
     return live.watch(params, asked)
 
 
-def _replayed(drawn: Samples) -> Iterator[Watched]:
-    """Yields the states of the first sample's trace, without those in which nothing changes."""
+def _replayed(
+    experiment: Experiment, params: Params, programs: dict, prompt: Prompt
+) -> Iterator[Watched]:
+    """Draws when the first state is asked for; yields the states in which something changes."""
+    drawn = drawn_samples(experiment, params, programs, [prompt])
     z, confidence = (values[:, :, 0].reshape(-1, values.shape[-1]) for values in drawn.frames)
     used = int(drawn.evaluations[0])
     for step in range(len(z)):

@@ -111,15 +111,18 @@ class Playground:
 
     def states(self, asked: fields.Asked) -> Iterator[dict[str, Any]]:
         """Checks a request for a sample; returns its messages, which the model makes one by one."""
+        began = time.perf_counter()
         own = ["picture", "hidden"] if self._pictures else ["text", "hidden", "continues"]
         fields.check_keys(asked, [*own, *SETTINGS])
         settings = self._settings(asked)
         prompt, shown = self._prompt(asked, settings["length"])
-        return self._messages(self._model.watch(prompt, **settings), prompt, shown)
+        return self._messages(self._model.watch(prompt, **settings), prompt, shown, began)
 
-    def _messages(self, states: Iterator[Any], prompt: Prompt, shown: int) -> Iterator[dict]:
+    def _messages(
+        self, states: Iterator[Any], prompt: Prompt, shown: int, began: float
+    ) -> Iterator[dict]:
         """Yields the changes of each state among the first `shown` positions, then the result."""
-        began, told, known = time.perf_counter(), None, set()
+        told, known = None, set()
         for state in states:
             z, confidence = state.z[:shown], np.nan_to_num(state.confidence[:shown])
             moved = np.ones(shown, bool)

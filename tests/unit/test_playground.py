@@ -8,16 +8,18 @@ import socket
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from playgrounds import app, of_growing_text, of_images, of_text
+from playgrounds import app, of_blocks, of_growing_text, of_images, of_text
 from starlette.testclient import TestClient
 
 from md4_jax import main
+from md4_jax.evals import samples
 from md4_jax.protocols import UserError
+from md4_jax.server import actions, serving
 from md4_jax.server import app as app_module
-from md4_jax.server import serving
 from md4_jax.server.actions import Playground
 
 LOCAL = "http://127.0.0.1:8000"
@@ -123,6 +125,24 @@ def test_a_run_that_samples_in_blocks_is_drawn_as_a_whole(key, network):
 def test_continuing_shows_what_comes_after_the_text(text):
     (first, *_, last) = sampled(text, text="to be", continues=1)
     assert first["length"] == 32 and len(last["text"]) == 32 and last["text"][:5] == "to be"
+
+
+def test_blocks_are_drawn_when_their_states_are_asked_for(monkeypatch):
+    """Not while the request is checked: the clock runs, and who has gone is not waited for."""
+    draw_samples, now = samples.draw_samples, [0.0]
+
+    def slow(*arguments, **settings):
+        now[0] += 5.0
+        return draw_samples(*arguments, **settings)
+
+    monkeypatch.setattr(samples, "draw_samples", slow)
+    monkeypatch.setattr(actions, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    playground = Playground(of_blocks(8), "tiny")
+    messages = playground.states({"text": "to be", "steps": 2, "length": 16, "continues": 1})
+    assert now == [0.0]
+    first, *_, last = messages
+    assert first["prompt"] == [0, 1, 2, 3, 4] and len(last["text"]) == 16
+    assert last["seconds"] == 5.0
 
 
 def test_a_text_that_grows_ends_before_the_positions_without_a_token():
