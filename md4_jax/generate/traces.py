@@ -107,9 +107,10 @@ def trajectory(
 def word(tokenizer: Any, symbol: int) -> str:
     """Text shown for a symbol: a dot for the mask, visible signs for line breaks and tabs.
 
-    Nothing is shown for the symbol V + 1, where a text that grows has no token yet.
+    Nothing is shown for the symbol V + 1, where a text that grows has no token yet, and for -1,
+    where a block of noise is not begun.
     """
-    if symbol == tokenizer.vocab_size + 1:
+    if symbol in (-1, tokenizer.vocab_size + 1):
         return ""
     if symbol == tokenizer.vocab_size:
         return MASK

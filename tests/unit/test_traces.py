@@ -101,6 +101,7 @@ def test_words():
     assert traces.word(Bytes(), 0xC3) == "\N{REPLACEMENT CHARACTER}"
     assert traces.word(Bytes(), 0x07) == "\N{REPLACEMENT CHARACTER}"
     assert traces.word(Bytes(), 256) == "<|endoftext|>"
+    assert traces.word(Bytes(), 258) == "" and traces.word(Bytes(), -1) == ""
 
 
 def test_colours_go_from_the_first_over_the_middle_to_the_last():
