@@ -19,7 +19,8 @@ from md4_jax.training.loop import fresh_state
 ALPHABET = "".join(chr(c) for c in range(32, 127)) + "\n"
 LABELS = ("prose", "verse")
 LOSSES = {
-    "masking": "block", "transition": "d3pm", "insertion": "flexmdm", "uniform": "uniform_elbo",
+    "masking": "block", "transition": "d3pm", "insertion": "flexmdm",
+    "edits": "masked_edit_flow", "uniform": "uniform_elbo",
 }  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def model(domain, length: int, network=None, block: int = 0, **process) -> Model
         config["sample"] |= dict(name="ancestral", steps=process["timesteps"], grid="uniform")
     if config["network"].get("gaps"):
         config["data"]["windows"] = "documents"
-        config["sample"] |= dict(name="insert")
+        config["sample"] |= dict(name="masked_edit" if "masks" in process else "insert")
     experiment = build.experiment(config, domain)
     params = fresh_state(experiment).ema
     # The head begins at zero, where nothing would change the samples.
@@ -71,6 +72,12 @@ def of_growing_text() -> Model:
     """Text of up to 32 characters, to which characters are added anywhere."""
     schedules = {key: {"name": "linear"} for key in ("schedule", "insertion")}
     return of_text(dict(gaps=True), name="insertion", **schedules)
+
+
+def of_edits(masks: int) -> Model:
+    """Text of up to 32 characters, which begins with masks that are replaced or deleted."""
+    schedule = {"name": "linear"}
+    return of_text(dict(gaps=True, edits=True), name="edits", masks=masks, schedule=schedule)
 
 
 def of_images() -> Model:

@@ -42,8 +42,8 @@ class Playground:
         self._samplers = model.samplers()
         own = model.experiment.process.timesteps  # a process in discrete time has no other steps
         self._steps, self._grids = (STEPS, GRIDS) if own is None else ((own,), ("uniform",))
-        is_in_blocks = getattr(model.experiment.objective, "block", 0)
-        self._plain = PLAIN if is_in_blocks else PLAIN | WITHOUT_BLOCKS
+        self._block = getattr(model.experiment.objective, "block", 0)
+        self._plain = PLAIN if self._block else PLAIN | WITHOUT_BLOCKS
         self.facts = self._facts()
 
     def _facts(self) -> dict[str, Any]:
@@ -88,7 +88,10 @@ class Playground:
         most = self._model.length
         if self._pictures:
             return [most]
-        return [*(n for n in STEPS if 16 <= n < most), most]
+        # A text of blocks has whole ones, and one of edits begins with so many masks.
+        least = max(16, getattr(self._model.experiment.process, "masks", 0))
+        shorter = (n for n in STEPS if least <= n < most)
+        return [*(n for n in shorter if n % (self._block or 1) == 0), most]
 
     def tokens(self, asked: fields.Asked) -> dict[str, Any]:
         """Returns the word of each token of a text, None for a blank."""

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from playgrounds import app, of_blocks, of_growing_text, of_images, of_text
+from playgrounds import app, of_blocks, of_edits, of_growing_text, of_images, of_text
 from starlette.testclient import TestClient
 
 from md4_jax import main
@@ -143,6 +143,21 @@ def test_blocks_are_drawn_when_their_states_are_asked_for(monkeypatch):
     first, *_, last = messages
     assert first["prompt"] == [0, 1, 2, 3, 4] and len(last["text"]) == 16
     assert last["seconds"] == 5.0
+
+
+@pytest.mark.slow
+def test_blocks_of_noise_that_are_not_begun_show_nothing():
+    playground = Playground(of_blocks(8, "uniform"), "tiny")
+    first, *_, last = playground.states({"steps": 2, "length": 16})
+    assert [symbol for _, symbol, _ in first["changes"]][8:] == [-1] * 8
+    assert first["words"][-1] == "" and len(last["text"]) == 16
+
+
+def test_lengths_are_those_that_the_model_can_draw():
+    """Whole blocks, and no fewer tokens than the masks with which a text begins."""
+    assert Playground(of_blocks(32), "tiny").facts["lengths"] == [32]
+    assert Playground(of_blocks(8), "tiny").facts["lengths"] == [16, 32]
+    assert Playground(of_edits(masks=17), "tiny").facts["lengths"] == [32]
 
 
 def test_a_text_that_grows_ends_before_the_positions_without_a_token():
