@@ -102,7 +102,13 @@ class Playground:
     def costs(self, asked: fields.Asked) -> dict[str, Any]:
         """Returns what each token of a text adds to the bound, in bits."""
         fields.check_keys(asked, ["text", "label"])
-        found = self._model.token_costs(fields.text(asked, "text"), label=self._label(asked))
+        text = fields.text(asked, "text")
+        if BLANK in text:
+            raise UserError(
+                f"each {BLANK!r} is a hidden token, and what a token costs depends on all others: "
+                "put text in its place, or leave it out"
+            )
+        found = self._model.token_costs(text, label=self._label(asked))
         return {
             "tokens": [word(self._domain, int(i)) for i in found.tokens],
             "bits": [round(float(x), 4) for x in found.bits],

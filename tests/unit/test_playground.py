@@ -207,6 +207,7 @@ def test_costs(text, model):
     assert found["tokens"] == list("to be") and not found["exact"]
     np.testing.assert_allclose(found["total"], sum(found["bits"]), atol=1e-3)
     assert "has no likelihood" in refused(text, "/api/costs", text="")
+    assert "each '_' is a hidden token" in refused(text, "/api/costs", text="a_b_")
 
 
 @pytest.mark.parametrize("method", ["score", "token_costs"])
