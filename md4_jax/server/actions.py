@@ -218,7 +218,12 @@ class Playground:
         if self._pictures:
             raise UserError("this model has images, not text")
         ids: list[int | None] = []
-        for number, piece in enumerate(text.split(BLANK)):
-            ids += [None] if number else []
-            ids += [int(i) for i in self._domain.encode(piece)] if piece else []
+        try:
+            for number, piece in enumerate(text.split(BLANK)):
+                ids += [None] if number else []
+                ids += [int(i) for i in self._domain.encode(piece)] if piece else []
+        except UserError:
+            # Its offset counts from the last blank: with a symbol in place of each, from the start.
+            self._domain.encode(text.replace(BLANK, self._domain.decode([0])))
+            raise
         return ids

@@ -74,7 +74,9 @@ def test_tokens(text):
     found = text.post("/api/tokens", json={"text": "a\n_<b"}).json()
     assert found == {"tokens": ["a", "↵", None, "<", "b"]}
     assert text.post("/api/tokens", json={}).json() == {"tokens": []}
-    assert "é" in refused(text, "/api/tokens", text="é")
+    for said in ("é", "ab_cdé", "__é_é"):
+        error = refused(text, "/api/tokens", text=said)
+        assert f"the character 'é' at offset {said.index('é')} is not" in error
 
 
 def test_hidden_words_are_filled_in_and_the_rest_stays(text, model):
