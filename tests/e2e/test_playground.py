@@ -79,6 +79,26 @@ def test_words_are_hidden_and_filled_in(page):
     assert page.text("#pane-0 .detail") == 'Position 11: "t", given'
 
 
+def test_what_was_typed_last_is_filled_in(page):
+    """The tokens of the text come later: the hidden ones of the text before are not asked for."""
+    write(page, "to be or not", 12)
+    page.click("#hide-all")
+    page.evaluate(
+        "sent = []; { const whole = fetch; window.fetch = (path, options) => "
+        "(sent.push([path, JSON.parse(options.body)]), whole(path, options)); }"
+    )
+    page.evaluate("document.getElementById('text').value = 'to_'; void fill()")
+    page.wait(DONE)
+    sent = page.evaluate("sent")
+    assert [path for path, _ in sent] == ["/api/tokens", "/api/sample"]
+    assert (sent[1][1]["text"], sent[1][1]["hidden"]) == ("to_", [0, 1])
+    assert len(result(page)) == 3
+    page.evaluate("document.getElementById('text').value = 'é'; void fill()")
+    page.wait(f"{IDLE} && document.getElementById('status').classList.contains('error')")
+    assert "é" in page.text("#status") and len(page.evaluate("sent")) == 3
+    page.events.clear()  # Chromium reports the answer 400 as an error of the network
+
+
 def test_it_is_seen_as_it_is_drawn(page):
     """The first state is shown before the last one is there."""
     page.fill("#steps-0", 64)

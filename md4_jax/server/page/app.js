@@ -12,8 +12,8 @@ const ask = async (path, body, signal) => {
 const NAMES = {order: "Order", score: "Score", strategy: "Strategy", eta: "Strength"};
 const spoken = name => name.replaceAll("_", " ");
 
-let model, isImage, stopping = null, encoding = 0, isRestored = false;
-let tokens = [], hidden = new Set();  // of the text
+let model, isImage, stopping = null, encoding = null, isRestored = false;
+let written = "", tokens = [], hidden = new Set();  // a text, and what belongs to it
 const panes = [];
 let waiting = 0;
 
@@ -30,19 +30,21 @@ const debounced = (wait, act) => {
   return () => { clearTimeout(timer); timer = setTimeout(act, wait); };
 };
 
-async function encode() {
-  const number = ++encoding;
-  try {
-    const found = await (await ask("/api/tokens", {text: at("text").value})).json();
-    if (number !== encoding) return;
-    tokens = found.tokens;
+// Asks for the tokens of the text; resolves once those of the newest text are here, or to an error.
+function encode() {
+  const text = at("text").value;
+  const own = encoding = ask("/api/tokens", {text}).then(answer => answer.json()).then(found => {
+    if (own !== encoding) return encoding;
+    [written, tokens] = [text, found.tokens];
     if (at("status").classList.contains("error")) say("");
-  } catch (error) {
-    if (number === encoding) say(error.message, true);
-    return;
-  }
-  hidden = new Set([...hidden].filter(n => n < tokens.length && tokens[n] !== null));
-  drawStrip();
+    hidden = new Set([...hidden].filter(n => n < tokens.length && tokens[n] !== null));
+    drawStrip();
+  }).catch(error => {
+    if (own !== encoding) return encoding;
+    say(error.message, true);
+    return error;
+  });
+  return own;
 }
 
 // Lists of token numbers, each a word, or each a token alone.
@@ -277,7 +279,7 @@ function settings(n) {
 
 function request(n) {
   if (!isImage) {
-    return {...settings(n), text: at("text").value, hidden: [...hidden].sort((a, b) => a - b),
+    return {...settings(n), text: written, hidden: [...hidden].sort((a, b) => a - b),
       continues: at("continues").checked ? 1 : 0};
   }
   const own = picture.values
@@ -432,7 +434,9 @@ async function fill(event) {
   working();
   waiting = setTimeout(() => say("Compiling: a new sampler or length takes a while once…"), 3000);
   const which = at("compare").checked ? [0, 1] : [0];
-  const ended = await Promise.allSettled(which.map(n => fillOne(n, own.signal)));
+  const wrong = isImage ? null : await encode();  // what was typed last has no tokens yet
+  const ended = wrong ? [{status: "rejected", reason: wrong}]
+    : await Promise.allSettled(which.map(n => fillOne(n, own.signal)));
   if (own !== stopping) return;
   clearTimeout(waiting);
   stopping = null;
