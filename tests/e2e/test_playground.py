@@ -167,6 +167,41 @@ def test_a_link_holds_the_settings(page, address):
     assert page.evaluate("document.getElementById('sampler-0').value") == "ancestral"
 
 
+def value_of(browser, *names: str) -> list[str]:
+    values = "names => names.map(id => document.getElementById(id).value)"
+    return browser.evaluate(f"({values})({list(names)})")
+
+
+def test_a_link_says_the_same_in_a_page_with_other_settings(page):
+    """It leaves out usual values, which are not those that the page has by now."""
+    link = page.evaluate("location.href")
+    write(page, "to be", 5)
+    page.click("#hide-all")
+    page.click("#continues")
+    page.click("#compare")
+    changed = dict(seed=5, temperature=0.5, label=1, guidance=2, length=16) | {"steps-0": 4}
+    for name, value in (changed | {"sampler-0": "confidence", "score-0": "margin"}).items():
+        page.fill(f"#{name}", value)
+    page.evaluate(f"location.href = {link!r}")
+    page.wait("tokens.length === 0")
+    assert value_of(page, *changed, "sampler-0") == ["0", "1", "-1", "1", "32", "8", "ancestral"]
+    assert page.evaluate("location.href") == link and page.text("#count") == ""
+    page.fill("#sampler-0", "confidence")
+    page.fill("#score-0", "margin")
+    page.evaluate("location.hash = 'sampler-0=confidence&text=a&seed=3'")
+    page.wait("tokens.length === 1")
+    assert value_of(page, "score-0", "steps-0", "seed") == ["probability", "64", "3"]
+
+
+def test_the_link_to_the_results_changes_no_settings(page):
+    write(page, "to be", 5)
+    page.click("#hide-all")
+    page.evaluate("gone = new Promise(done => addEventListener('hashchange', done)); 0")
+    page.click(".skip")
+    assert page.evaluate("gone.then(() => location.hash)") == "#results"
+    assert page.evaluate("hidden.size") == 5 and value_of(page, "steps-0") == ["8"]
+
+
 def test_the_heat_map(page):
     write(page, "to be", 5)
     page.fill("#label", 0)
@@ -243,6 +278,9 @@ def test_a_part_of_a_picture_is_filled_in(browser, pictures):
     link = browser.evaluate("location.href")
     browser.open(link, READY)
     assert browser.text("#covered") == "9 of 16 pixels are hidden"
+    browser.evaluate("location.hash = 'seed=1'")
+    browser.wait("document.getElementById('seed').value === '1'")
+    assert browser.text("#covered") == "From noise: all pixels are drawn"
     assert browser.problems() == []
 
 

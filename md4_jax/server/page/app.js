@@ -230,8 +230,10 @@ const fromBase64 = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 
 function choices(id, values, chosen, name = spoken) {
   at(id).replaceChildren(...values.map(value => make("option", {value, text: name(`${value}`)})));
-  at(id).value = chosen;
+  at(id).value = at(id).dataset.usual = chosen;
 }
+
+const usual = control => control.dataset.usual ?? control.defaultValue ?? "";
 
 function samplerFields(n) {
   const box = make("div", {class: "sampler fields"});
@@ -257,6 +259,7 @@ function samplerFields(n) {
         ? make("input", {type: "number", min: values[0], max: values[1], step: 0.01, value: 0.02})
         : make("select", {}, ...values.map(value => make("option", {value, text: spoken(value)})));
       control.id = `${key}-${n}`;
+      if (!isNumber) control.dataset.usual = values[0];
       return field(NAMES[key] ?? key, control);
     }));
   };
@@ -294,8 +297,7 @@ function keep() {
   const found = new URLSearchParams();
   for (const id of CONTROLS) {
     const control = at(id);
-    const usual = control.dataset.usual ?? control.defaultValue ?? "";
-    if (control.value && control.value !== usual) found.set(id, control.value);
+    if (control.value && control.value !== usual(control)) found.set(id, control.value);
   }
   if (hidden.size) found.set("hidden", [...hidden].sort((a, b) => a - b).join("."));
   for (const id of ["continues", "compare"]) if (at(id).checked) found.set(id, 1);
@@ -312,31 +314,34 @@ function keep() {
   history.replaceState(null, "", `#${found}`);
 }
 
-// Sets the controls to what a link says; what does not exist here is left as it is.
+// Sets the controls to what a link says, and to their usual values where it says nothing, or what
+// does not exist here. The hash of the link to the results says nothing at all.
 async function restore() {
+  if (isRestored && !location.hash.includes("=")) return;
   const found = new URLSearchParams(location.hash.slice(1));
   isRestored = true;
   const set = id => {
     const control = at(id);
-    if (!control || !found.has(id)) return;
-    const before = control.value;
-    control.value = found.get(id);
-    if (control.tagName === "SELECT" && !control.value) control.value = before;
+    control.value = found.get(id) ?? usual(control);
+    if (control.tagName === "SELECT" && !control.value) control.value = usual(control);
     control.dispatchEvent(new Event("change"));
   };
   const wanted = (found.get("hidden") ?? "").split(".").filter(n => /^\d+$/.test(n)).map(Number);
   for (const id of ["continues", "compare"]) at(id).checked = found.get(id) === "1";
   showSecond();
-  for (const n of [0, 1]) set(`sampler-${n}`);
-  for (const id of [...found.keys()].filter(id => /^[a-z]+-[01]$/.test(id))) {
-    if (!id.startsWith("sampler")) set(id);
+  for (const n of [0, 1]) {
+    set(`sampler-${n}`);
+    const own = Object.keys(model.samplers[at(`sampler-${n}`).value]);
+    for (const key of ["steps", ...own]) set(`${key}-${n}`);
   }
   CONTROLS.forEach(set);
   showNumbers();
   if (!isImage) {
     hidden = new Set(wanted);
     await encode();
-  } else if (found.has("picture")) {
+  } else {
+    picture.values = null;
+    picture.cover.fill(0);
     try {
       const [values, cover] = ["picture", "cover"].map(name => fromBase64(found.get(name) ?? ""));
       if (values.length === model.length && cover.length === picture.cover.length) {
@@ -525,7 +530,6 @@ async function begin() {
   at("costs").textContent = `Show bits per ${model.unit.slice(0, -1)}`;
   choices("length", model.lengths, model.length);
   at("length-unit").textContent = `Length, ${model.unit}`;
-  at("length").dataset.usual = model.length;
   at("length-field").hidden = isImage;
   at("label").replaceChildren(make("option", {value: -1, text: "any"}),
     ...model.labels.map((text, value) => make("option", {value, text})));
