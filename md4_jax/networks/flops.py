@@ -1,5 +1,9 @@
 """Floating-point operations of a forward pass, counted from the parameters."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
 from md4_jax.protocols import Params
@@ -8,42 +12,57 @@ from md4_jax.protocols import Params
 OF_A_SEQUENCE = ("modulation", "time_in", "time_out")
 
 
+def formula(options: Any, depth: int) -> Callable[..., float]:
+    """Returns `forward_flops` for options of a transformer with this number of layers."""
+    return functools.partial(forward_flops, options=options, depth=depth)
+
+
+def active_part(options: Any) -> float:
+    """Returns the part of a layer's experts that a token takes; 1 without experts."""
+    return options.experts_per_token / options.experts if options.experts else 1.0
+
+
 def forward_flops(
-    params: Params,
-    length: int,
-    block: int = 0,
-    *,
-    attended: int,
-    depth: int,
-    whole: bool = False,
-    active: float = 1.0,
+    params: Params, length: int, block: int = 0, *, options: Any, depth: int
 ) -> float:
     """Returns the FLOPs of a forward pass per token: 2 N, and 4 L D for each layer.
 
-    N is the number of parameters of linear layers that a token sees, which of those of experts is
-    the part `active`, D = `attended` the number of features of all heads of a layer. In block
-    diffusion both a noisy token and its clean copy are counted. The last layer computes only keys
-    and values of the clean copy, unless `whole`, and each of the two sees (L + block) / 2 tokens.
+    N is the number of parameters of linear layers that a token sees, and of the head where it is
+    tied to the embedding; D the number of features of all heads of a layer. Of experts those that a
+    token takes count. In block diffusion both a noisy token and its clean copy are counted. The
+    last layer computes only keys and values of the clean copy, unless the network is shifted, and
+    each of the two sees (L + block) / 2 tokens.
     """
-    named = [
-        ([key.key for key in path], leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    ]
-    kernels = [
-        (path, leaf.size * (active if path[-2].startswith("experts_") else 1))
-        for path, leaf in named
-        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
-    ]
+    attended = options.heads * options.attention_size
+    kernels = weights(params, active_part(options))
+    if options.tied and "embedding" in params:  # the trained parameters lack a frozen one
+        kernels.append((["head", "kernel"], options.vocab_size * params["embedding"].shape[-1]))
     matrices = sum(count for _, count in kernels)
     if not block:
         return 2.0 * matrices + 4.0 * length * attended * depth
     head = sum(count for path, count in kernels if path[0] == "head")
     of_clean = sum(count for path, count in kernels if path[-2] in ("key", "value"))
-    if whole:
+    if options.shifted:
         return 2.0 * (2 * matrices - head) + 4.0 * depth * (length + block) * attended
     clean = matrices - head + of_clean / depth - _of_last(kernels, params)
     seen = (2 * depth - 1) * (length + block) / 2
     return 2.0 * (matrices + clean) + 4.0 * seen * attended
+
+
+def weights(params: Params, active: float = 1.0) -> list[tuple[list[str], float]]:
+    """Lists the paths of the linear layers that tokens pass, and how many weights a token uses.
+
+    active: the part of the experts that a token takes
+    """
+    named = [
+        ([key.key for key in path], leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    return [
+        (path, leaf.size * (active if path[-2].startswith("experts_") else 1))
+        for path, leaf in named
+        if path[-1] == "kernel" and path[-2] not in OF_A_SEQUENCE
+    ]
 
 
 def _of_last(kernels: list[tuple[list[str], float]], params: Params) -> float:

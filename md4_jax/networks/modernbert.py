@@ -4,7 +4,6 @@ Array names end in their shapes: B, L, D.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.context import check_least
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, scaled
-from md4_jax.networks.flops import forward_flops
+from md4_jax.networks.flops import formula
 from md4_jax.networks.layers import norm
 from md4_jax.networks.linear import Linear
 from md4_jax.networks.transformer import Transformer
@@ -90,10 +89,9 @@ class ModernBert(Transformer):
         def init(key: Array) -> Params:
             return module.init(key, jnp.zeros((1, 2), jnp.int32), jnp.zeros((1,)))["params"]
 
-        attended = options.heads * options.attention_size
         return Network(
             init, Binding(options, module, False, platform), time_free=True,
-            flops=functools.partial(forward_flops, attended=attended, depth=options.depth),
+            flops=formula(options, options.depth),
             padding=self._padding(), products=options.products, mixtures=True,
             adapters=self.adapters, parameters=options.parameters, splits=True,
         )  # fmt: skip

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.context import check_least, checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
-from md4_jax.networks.flops import forward_flops
+from md4_jax.networks.flops import formula
 from md4_jax.networks.groups import PartitionModule, Slots
 from md4_jax.networks.layers import rows
 from md4_jax.networks.transformer import Transformer
@@ -90,8 +90,7 @@ class Partition(Transformer):
         def init(key: Array) -> Params:
             return module.init(key, jnp.zeros((1, 2), jnp.int32), jnp.zeros((1,)))["params"]
 
-        attended = options.heads * options.attention_size
-        counted = functools.partial(forward_flops, attended=attended, depth=options.depth + 1)
+        counted = formula(options, options.depth + 1)
         return Network(
             init, Binding(options, module, platform), time_free=True, flops=counted,
             padding=self._padding(), products=options.products, adapters=self.adapters,

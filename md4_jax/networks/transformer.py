@@ -1,7 +1,6 @@
 """Transformer: bidirectional as in MD4 or causal, with or without time."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from md4_jax.networks.condition import TIME_EMBEDDINGS
 from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.experts import SCORES, check_experts
-from md4_jax.networks.flops import forward_flops
+from md4_jax.networks.flops import formula
 from md4_jax.networks.growing import check_growing, symbols_read
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
@@ -259,14 +258,9 @@ class Transformer(Positions):
         blockwise = not (self.causal or self.local_width or self.tables or self.gaps)
         cached = blockwise or (self.causal and not self.tables)
         bind = Binding(options, module, cached, platform)
-        attended = self.heads * self.attention_size
-        active = self.experts_per_token / self.experts if self.experts else 1.0
-        counted = functools.partial(
-            forward_flops, attended=attended, depth=self.depth, whole=self.shifted, active=active
-        )
         return Network(
-            init, bind, not self.time_conditioning, self.causal, blockwise, counted,
-            self._padding(), options.products, self.counts,
+            init, bind, not self.time_conditioning, self.causal, blockwise,
+            formula(options, self.depth), self._padding(), options.products, self.counts,
             mixtures=not (self.tables or self.gaps), adapters=self.adapters,
             parameters=self.parameters, gaps=self.gaps, edits=self.edits,
             reads=self.causal_context, splits=not (self.tables or self.gaps),

@@ -575,3 +575,22 @@ def test_split_parameters_of_blocks_are_gathered_in_a_loop(axis, loops):
         text = str(jax.make_jaxpr(features)(shapes))
     assert ("length=3" in text and "unroll=1" in text) == loops
     assert ("unroll=3" in text) != loops
+
+
+@pytest.mark.parametrize(
+    "make, block", [(Transformer, 0), (Transformer, 2), (ModernBert, 0), (Partition, 0)]
+)
+def test_operations_of_a_tied_head_are_those_of_a_head_of_its_own(make, block):
+    """Of 128 symbols, whose head has no other columns."""
+    keys = SIZES_OF[make] | dict(vocab_size=128, time_conditioning=False, head_bias=False)
+    found = []
+    for tied in (True, False):
+        network = make(**keys, tied=tied).build()
+        params = jax.eval_shape(network.init, jax.random.key(0))
+        found.append(network.flops(params, 6, block))
+    assert found[0] == pytest.approx(found[1])
+    # Where the vectors are frozen, the trained parameters have no head.
+    network = make(**keys, tied=True).build()
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    frozen = {name: part for name, part in params.items() if name != "embedding"}
+    assert network.flops(params, 6) - network.flops(frozen, 6) == 2.0 * 16 * 128
