@@ -5,13 +5,12 @@ import functools
 import math
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.context import check_choices, check_least
 from md4_jax.networks.depth import unrolled
-from md4_jax.networks.flops import OF_A_SEQUENCE
+from md4_jax.networks.flops import active_part, weights
 from md4_jax.networks.images import INPUTS, check_images, patches, unpatched
 from md4_jax.networks.layers import rows
 from md4_jax.networks.linear import Linear, rounded
@@ -159,16 +158,15 @@ def forward_flops(params: Params, length: int, block: int = 0, *, options: DiT) 
     """Returns the FLOPs of a forward pass per dimension of an image.
 
     2 for each weight of a linear layer and patch, or dimension for the head, and 4 N D for each
-    layer and patch, with N patches.
+    layer and patch, with N patches and D features of all heads. Of experts those that a patch takes
+    count.
     """
     del block
-    per_patch, per_dimension = 4.0 * math.prod(options.grid) * options.size * options.depth, 0.0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        names = [key.key for key in path]
-        if names[-1] != "kernel" or names[-2] in OF_A_SEQUENCE:
-            continue
-        if names[0] == "head":
-            per_dimension += 2.0 * math.prod(leaf.shape)
+    attended = options.heads * options.attention_size
+    per_patch, per_dimension = 4.0 * math.prod(options.grid) * attended * options.depth, 0.0
+    for path, count in weights(params, active_part(options)):
+        if path[0] == "head":
+            per_dimension += 2.0 * count
         else:
-            per_patch += 2.0 * math.prod(leaf.shape)
+            per_patch += 2.0 * count
     return per_dimension + per_patch / options.dimensions

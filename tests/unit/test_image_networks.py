@@ -311,6 +311,22 @@ def test_the_formula_counts_what_the_compiler_counts(options):
     assert network.flops(params, length, 0) * length == pytest.approx(counted, rel=0.1)
 
 
+def test_operations_of_a_dit_are_counted_of_what_a_patch_takes():
+    """As of a plain layer as wide as its experts together, and the router; heads may be wide."""
+    keys = dict(vocab_size=5, size=16, depth=2, heads=2, shape=(4, 4, 1), patch=2, embedding=8)
+
+    def flops(**more):
+        network = DiT(**keys, **more, time_conditioning=False).build()
+        return network.flops(jax.eval_shape(network.init, jax.random.key(0)), 16)
+
+    of_a_patch, number = 2.0 * 2 / 4, 4
+    taken = flops(experts=8, expert_hidden=6, experts_per_token=3)
+    assert taken == pytest.approx(flops(hidden=18) + of_a_patch * 16 * 8)
+    # Twice the features of attention: twice its matrices and scores.
+    added = flops(head_dim=16) - flops()
+    assert added == pytest.approx(of_a_patch * (4 * 16 * 16 + 2 * number * 16))
+
+
 @pytest.mark.parametrize(
     "make, options, words",
     [
