@@ -9,7 +9,14 @@ from md4_jax.protocols import UserError
 
 
 class Chip(NamedTuple):
-    """Published numbers of a chip: bytes, bf16 FLOP/s, bytes/s of memory and of all links."""
+    """Published numbers of a chip.
+
+    memory     bytes
+    flops      in bfloat16, a second
+    bandwidth  bytes that it reads or writes in its memory, a second
+    links      bytes that it can receive from other chips over all links at once, a second. Numbers
+               that are published as bidirectional count what it sends too, and are twice as high
+    """
 
     memory: float
     flops: float
@@ -37,14 +44,16 @@ class Target(NamedTuple):
 
 
 CHIPS = {
+    # Links of TPUs: 2400, 1600, 4800 and 3584 Gbit/s a chip, of one direction (v5e and v5p are
+    # published as 400 and 1200 GB/s of both).
     "TPU v4": Chip(32 * 2**30, 275e12, 1228e9, 300e9),
     "TPU v5 lite": Chip(16 * 2**30, 197e12, 819e9, 200e9),
     "TPU v5": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
     "TPU v6 lite": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
-    # GPUs with NVLink; all without sparsity.
-    "NVIDIA A100-SXM4-80GB": Chip(80e9, 312e12, 2039e9, 600e9),
-    "NVIDIA H100 80GB HBM3": Chip(80e9, 989e12, 3350e9, 900e9),
-    "NVIDIA H200": Chip(141e9, 989e12, 4800e9, 900e9),
+    # GPUs without sparsity; 12 and 18 NVLinks of 25 GB/s in each direction.
+    "NVIDIA A100-SXM4-80GB": Chip(80e9, 312e12, 2039e9, 300e9),
+    "NVIDIA H100 80GB HBM3": Chip(80e9, 989e12, 3350e9, 450e9),
+    "NVIDIA H200": Chip(141e9, 989e12, 4800e9, 450e9),
 }
 TARGETS = {
     "a100": Target("NVIDIA A100-SXM4-80GB", 8, 108, 167_936, 40 * 2**20, 1.41),

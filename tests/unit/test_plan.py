@@ -97,6 +97,18 @@ def test_the_chips_are_those_of_the_published_tables():
     }  # fmt: skip
 
 
+def test_the_links_are_those_of_one_direction():
+    """What a chip receives: NVIDIA publishes 600 and 900 GB/s, Google 400 and 1200, of both."""
+    both = {
+        "NVIDIA A100-SXM4-80GB": 600e9, "NVIDIA H100 80GB HBM3": 900e9, "NVIDIA H200": 900e9,
+        "TPU v5 lite": 400e9, "TPU v5": 1200e9,
+    }  # fmt: skip
+    assert {name: 2 * CHIPS[name].links for name in both} == both
+    # 450 GB in a second, beside arithmetic and memory that take less.
+    p = program(1.0)._replace(collectives={"all-gather": (1, 450e9)})
+    assert seconds(p, CHIPS["NVIDIA H100 80GB HBM3"])[2] == 1.0
+
+
 def test_a_gpu_is_described_as_xla_asks(monkeypatch):
     """An H200 has 132 multiprocessors, 141 GB, and compute capability 9.0."""
     asked = {}
