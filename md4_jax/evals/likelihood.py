@@ -87,6 +87,14 @@ class LikelihoodBound:
         """Returns the global batch size."""
         return self.batch_size or experiment.train.batch_size
 
+    def is_exact(self, network: Network) -> bool:
+        """Returns whether this is -log p itself."""
+        return getattr(self.objective, "is_exact", lambda network: False)(network)
+
+    def count(self, network: Network) -> int:
+        """Returns the number of noise draws that are computed per sequence."""
+        return 1 if self.is_exact(network) else self.draws
+
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound in all units, each with its standard error, and prints it."""
         batches = context.corpus(self.data).eval_batches(
@@ -104,8 +112,7 @@ class LikelihoodBound:
 
     def estimator(self, experiment: Experiment, programs: dict) -> "Estimator":
         """Returns the compiled step; the same bound, draws and seed share one in `programs`."""
-        exact = getattr(self.objective, "is_exact", lambda network: False)(experiment.network)
-        count = 1 if exact else self.draws
+        exact, count = self.is_exact(experiment.network), self.count(experiment.network)
         key = ("likelihood", experiment.network, self.objective, count, self.seed)
         if key not in programs:
             programs[key] = Estimator(

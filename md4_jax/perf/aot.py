@@ -82,10 +82,11 @@ def _train(experiment: Experiment) -> Plan:
 def _eval(experiment: Experiment) -> Plan:
     params = abstract_params(experiment)
     bound = reported(experiment)
-    step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
+    count = bound.count(experiment.network)
+    step = make_eval_step(experiment.network, bound.objective, count, bound.seed)
     batch = _batch(experiment, bound.sequences(experiment), experiment.data.length)
     flops = forward_flops(experiment, params["network"], bound.objective)
-    flops *= bound.draws * batch.tokens.size
+    flops *= count * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
     program = jit(step, experiment.mesh, experiment.network)
     return _compiled(experiment, program, flops, params, batch, index)

@@ -212,12 +212,13 @@ def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
     params = fresh_state(experiment).averaged
     bound = reported(experiment)
     batch = _batch(experiment, bound.sequences(experiment))
-    step = make_eval_step(experiment.network, bound.objective, bound.draws, bound.seed)
+    count = bound.count(experiment.network)
+    step = make_eval_step(experiment.network, bound.objective, count, bound.seed)
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(
             jit(step, experiment.mesh, experiment.network), params, batch, jnp.int32(0)
         )
-    tokens = batch.tokens.size * bound.draws
+    tokens = batch.tokens.size * count
     model = tokens * forward_flops(experiment, params["network"], bound.objective)
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
 

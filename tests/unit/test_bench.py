@@ -1,6 +1,7 @@
 """The work of a compiled training step, counted, beside the formula."""
 
 import jax
+import planned
 import pytest
 
 from md4_jax.config import build, schema
@@ -84,3 +85,11 @@ def test_a_step_of_a_unet_counts_its_convolutions():
     experiment = build.experiment(config, domain, jax.devices()[:1])
     part = bench.MAKERS["train"](experiment, None)
     assert part.flops == pytest.approx(part.model * (2 + 16 / 36) / 3, rel=0.1)
+
+
+def test_what_is_exact_is_timed_with_one_draw():
+    """And a bound with all of its draws."""
+    experiment = planned.experiment(**planned.LEFT_TO_RIGHT, evals__test__draws=8)
+    assert bench.MAKERS["eval"](experiment, None).tokens == 4 * 16
+    experiment = planned.experiment(evals__test__draws=8)
+    assert bench.MAKERS["eval"](experiment, None).tokens == 8 * 4 * 16

@@ -6,6 +6,7 @@ import sys
 import types
 
 import jax
+import planned
 import pytest
 
 from md4_jax.options import MeshOptions
@@ -126,6 +127,14 @@ def test_a_gpu_is_described_as_xla_asks(monkeypatch):
     for target in TARGETS.values():
         text = described(target)
         assert text.count("{") == text.count("}") == 4 and f'"{target.kind}"' in text
+
+
+def test_what_is_exact_is_planned_with_one_draw():
+    one, eight = (
+        plans._eval(planned.experiment(**planned.LEFT_TO_RIGHT, evals__test__draws=draws))
+        for draws in (1, 8)
+    )
+    assert one.flops == eight.flops and one.moved == eight.moved
 
 
 @pytest.mark.slow
