@@ -113,15 +113,10 @@ def _sample(experiment: Experiment) -> Plan:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
         (no_prompt(rows, length), context_of(experiment.sample, rows)),
     )
-    flops = (
-        sampler.calls
-        * experiment.sample.steps
-        * rows
-        * length
-        * forward_flops(experiment, params["network"])
-    )
+    steps = len(experiment.grid) - 1
+    flops = sampler.calls * steps * rows * length * forward_flops(experiment, params["network"])
     arguments = (params, experiment.sampler_step, keys, prompt, told)
-    return _compiled(experiment, sampler.program, flops, *arguments, rounds=experiment.sample.steps)
+    return _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)
 
 
 def _batch(experiment: Experiment, rows: int, length: int) -> Batch:

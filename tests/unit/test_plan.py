@@ -137,6 +137,19 @@ def test_what_is_exact_is_planned_with_one_draw():
     assert one.flops == eight.flops and one.moved == eight.moved
 
 
+def test_a_sample_takes_the_steps_of_a_grid_that_is_a_list():
+    """Not those of sample.steps; the loop's body is counted as often as it runs."""
+    listed, named = (
+        plans._sample(planned.experiment(**keys))
+        for keys in (
+            dict(sample__grid="[1.0,0.5,0.0]", sample__steps=256),
+            dict(sample__grid="uniform", sample__steps=2),
+        )
+    )
+    assert listed.flops == named.flops
+    assert listed.moved == pytest.approx(named.moved, rel=0.01)
+
+
 @pytest.mark.slow
 def test_a_training_step_is_compiled_for_a_gpu_that_is_not_there():
     """Where CUDA's libraries are: with cuDNN's kernel, and in one piece."""
