@@ -22,3 +22,14 @@ def experiment(**keys):
     asked = {key.replace("__", "."): str(value) for key, value in keys.items()}
     config = schema.load_config("configs/base.py", SIZES | asked)
     return build.experiment(config, RandomTokens(SYMBOLS), jax.devices()[:1])
+
+
+# Keys of data whose batches say which tokens see each other, or do not.
+SEGMENTS = (
+    (dict(data__separate_documents=True), True),
+    (dict(data__windows="documents"), True),
+    (dict(data__windows="documents", data__padding="end_of_text"), False),
+    (dict(data__name="text", data__path="FILE", data__prompt_key="question"), True),
+    (dict(evals__test__data="{'separate_documents': True}"), False),
+    (dict(), False),
+)

@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, sample_length
-from md4_jax.perf.bench import completed, forward_flops, training_flops
+from md4_jax.perf.bench import forward_flops, training_flops
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
+from md4_jax.perf.inputs import completed, data_of, has_segments
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
@@ -71,7 +72,7 @@ def plan(experiment: Experiment) -> dict[str, Plan]:
 
 def _train(experiment: Experiment) -> Plan:
     shapes = abstract_state(experiment)
-    batch = _batch(experiment, experiment.train.batch_size, experiment.data.length)
+    batch = _batch(experiment, experiment.train.batch_size)
     rows, split = batch.tokens.shape[:1], batch.tokens.sharding
     rewards = jax.ShapeDtypeStruct(rows, jnp.float32, sharding=split)
     batch = completed(experiment.objective, batch, rewards)
@@ -84,7 +85,7 @@ def _eval(experiment: Experiment) -> Plan:
     bound = reported(experiment)
     count = bound.count(experiment.network)
     step = make_eval_step(experiment.network, bound.objective, count, bound.seed)
-    batch = _batch(experiment, bound.sequences(experiment), experiment.data.length)
+    batch = _batch(experiment, bound.sequences(experiment), bound.data)
     flops = forward_flops(experiment, params["network"], bound.objective)
     flops *= count * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
@@ -119,11 +120,13 @@ def _sample(experiment: Experiment) -> Plan:
     return _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)
 
 
-def _batch(experiment: Experiment, rows: int, length: int) -> Batch:
-    split = batch_sharding(experiment.mesh)
-    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=split)
-    loss_mask = jax.ShapeDtypeStruct((rows, length), bool, sharding=split)
-    context = {"segments": tokens} if experiment.data.separate_documents else {}
+def _batch(experiment: Experiment, rows: int, changes: Mapping[str, Any] | None = None) -> Batch:
+    """Describes a batch; changes: keys of the `data` section that differ."""
+    split, data = batch_sharding(experiment.mesh), data_of(experiment, changes)
+    shape = (rows, data["length"])
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)
+    loss_mask = jax.ShapeDtypeStruct(shape, bool, sharding=split)
+    context = {"segments": tokens} if has_segments(data) else {}
     return Batch(tokens, loss_mask, context)
 
 

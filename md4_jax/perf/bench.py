@@ -6,7 +6,7 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from md4_jax.experiment import Experiment, rows_of, sample_block, sample_length
 from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
+from md4_jax.perf.inputs import completed, data_of, has_segments
 from md4_jax.protocols import Batch, Objective, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import to_global
@@ -152,20 +153,13 @@ def _compiled(fn: Callable, *arguments: Any):
     return compiled, facts
 
 
-def _batch(experiment: Experiment, size: int) -> Batch:
-    generator = np.random.default_rng(0)
-    shape = (size, experiment.data.length)
+def _batch(experiment: Experiment, size: int, changes: Mapping[str, Any] | None = None) -> Batch:
+    """Makes a batch of random tokens; changes: keys of the `data` section that differ."""
+    generator, data = np.random.default_rng(0), data_of(experiment, changes)
+    shape = (size, data["length"])
     tokens = generator.integers(0, experiment.domain.vocab_size, shape, dtype=np.int32)
-    return to_global(batch_of(tokens), experiment.mesh)
-
-
-def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:
-    """Returns the batch with what else the objective learns from; rewards [B] are any numbers."""
-    if objective.needs.preferences:
-        batch = batch._replace(rejected=batch.tokens)
-    if objective.needs.rewards:
-        batch = batch._replace(reward=rewards, advantage=rewards)
-    return batch
+    context = {"segments": np.zeros_like(tokens)} if has_segments(data) else {}
+    return to_global(batch_of(tokens, context=context), experiment.mesh)
 
 
 def forward_flops(experiment: Experiment, params: Any, objective: Objective | None = None) -> float:
@@ -211,7 +205,7 @@ def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     params = fresh_state(experiment).averaged
     bound = reported(experiment)
-    batch = _batch(experiment, bound.sequences(experiment))
+    batch = _batch(experiment, bound.sequences(experiment), bound.data)
     count = bound.count(experiment.network)
     step = make_eval_step(experiment.network, bound.objective, count, bound.seed)
     with jax.set_mesh(experiment.mesh):

@@ -93,3 +93,16 @@ def test_what_is_exact_is_timed_with_one_draw():
     assert bench.MAKERS["eval"](experiment, None).tokens == 4 * 16
     experiment = planned.experiment(evals__test__draws=8)
     assert bench.MAKERS["eval"](experiment, None).tokens == 8 * 4 * 16
+
+
+@pytest.mark.parametrize("keys, there", planned.SEGMENTS)
+def test_a_batch_has_segments_where_the_data_have_them(keys, there):
+    batch = bench._batch(planned.experiment(**keys), 4)
+    assert (list(batch.context) == ["segments"]) == there
+    assert all(x.shape == (4, 16) for x in jax.tree.leaves(batch))
+
+
+def test_an_evaluation_has_sequences_of_its_own_data():
+    data = dict(separate_documents=True, length=8)
+    batch = bench._batch(planned.experiment(), 4, data)
+    assert "segments" in batch.context and batch.tokens.shape == (4, 8)

@@ -150,6 +150,19 @@ def test_a_sample_takes_the_steps_of_a_grid_that_is_a_list():
     assert listed.moved == pytest.approx(named.moved, rel=0.01)
 
 
+@pytest.mark.parametrize("keys, there", planned.SEGMENTS)
+def test_a_batch_has_segments_where_the_data_have_them(keys, there):
+    batch = plans._batch(planned.experiment(**keys), 4)
+    assert (list(batch.context) == ["segments"]) == there
+    assert all(x.shape == (4, 16) for x in jax.tree.leaves(batch))
+
+
+def test_an_evaluation_has_sequences_of_its_own_data():
+    data = dict(separate_documents=True, length=8)
+    batch = plans._batch(planned.experiment(), 4, data)
+    assert "segments" in batch.context and batch.tokens.shape == (4, 8)
+
+
 @pytest.mark.slow
 def test_a_training_step_is_compiled_for_a_gpu_that_is_not_there():
     """Where CUDA's libraries are: with cuDNN's kernel, and in one piece."""

@@ -1,0 +1,41 @@
+"""Inputs of the programs of a config, as its data and samples make them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Batch, Objective
+
+# Keys of sources whose texts are each a sequence of its own.
+OWN_SEQUENCES = ("label_key", "prompt_key", "messages_key")
+
+
+def data_of(experiment: Experiment, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the `data` section with all keys; changes: those that an evaluator's data have."""
+    own, changes = experiment.config["data"], changes or {}
+    is_same = changes.get("name", own["name"]) == own["name"]
+    return {**dataclasses.asdict(experiment.data), **(own if is_same else {}), **changes}
+
+
+def has_segments(data: Mapping[str, Any]) -> bool:
+    """Returns whether batches of a `data` section say which tokens see each other.
+
+    They do if documents are told apart, and if texts are filled up with tokens that do not count.
+    """
+    if data["separate_documents"]:
+        return True
+    sources = [data, *data.get("parts", {}).values()]
+    are_texts = data["windows"] == "documents" or any(
+        source.get(key) for source in sources for key in OWN_SEQUENCES
+    )
+    return are_texts and data["padding"] == "hidden"
+
+
+def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:
+    """Returns the batch with what else the objective learns from; rewards [B] are any numbers."""
+    if objective.needs.preferences:
+        batch = batch._replace(rejected=batch.tokens)
+    if objective.needs.rewards:
+        batch = batch._replace(reward=rewards, advantage=rewards)
+    return batch
