@@ -24,6 +24,11 @@ def experiment(**keys):
     return build.experiment(config, RandomTokens(SYMBOLS), jax.devices()[:1])
 
 
+def parameters(made):
+    """Shapes of the network's parameters."""
+    return jax.eval_shape(made.network.init, jax.random.key(0))
+
+
 # Keys of data whose batches say which tokens see each other, or do not.
 SEGMENTS = (
     (dict(data__separate_documents=True), True),

@@ -12,22 +12,21 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
-from md4_jax.experiment import Experiment, sample_length
-from md4_jax.perf.bench import forward_flops, training_flops
+from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
-from md4_jax.perf.inputs import completed, data_of, has_segments
+from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts, sample_rows
+from md4_jax.perf.work import forward_flops, training_flops
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
 from md4_jax.samplers.batches import context_of, make_sampler
-from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import abstract_state, step_program
 from md4_jax.training.precision import abstract_params
 
 
 class Plan(NamedTuple):
-    """Compiled program on one chip.
+    """Compiled program on one chip; flops, moved and collectives of all windows of a sample.
 
     arguments, outputs, temporaries  bytes; outputs without donated arguments
     moved                            bytes read and written in memory, by `hlo.traffic`
@@ -86,7 +85,8 @@ def _eval(experiment: Experiment) -> Plan:
     count = bound.count(experiment.network)
     step = make_eval_step(experiment.network, bound.objective, count, bound.seed)
     batch = _batch(experiment, bound.sequences(experiment), bound.data)
-    flops = forward_flops(experiment, params["network"], bound.objective)
+    length = batch.tokens.shape[1]
+    flops = forward_flops(experiment, params["network"], bound.objective, length)
     flops *= count * batch.tokens.size
     index = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(experiment.mesh, P()))
     program = jit(step, experiment.mesh, experiment.network)
@@ -95,15 +95,15 @@ def _eval(experiment: Experiment) -> Plan:
 
 def _sample(experiment: Experiment) -> Plan:
     params = abstract_params(experiment)
-    rows, length = experiment.sample.batch_size, sample_length(experiment)
-    shards = math.prod(experiment.mesh.shape[axis] for axis in ("data", "fsdp"))
-    rows = -(-rows // shards) * shards
+    rows = sample_rows(experiment)
+    first, *others = sample_prompts(experiment, rows)
     sampler = make_sampler(
         experiment.network,
         experiment.loop,
         experiment.grid,
         experiment.mesh,
         guidance=experiment.sample.guidance,
+        clean_prompts=clean_prompts(experiment.config["data"]),
     )
     split = batch_sharding(experiment.mesh)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
@@ -112,12 +112,18 @@ def _sample(experiment: Experiment) -> Plan:
     )
     prompt, told = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
-        (no_prompt(rows, length), context_of(experiment.sample, rows)),
+        (first, context_of(experiment.sample, rows)),
     )
     steps = len(experiment.grid) - 1
-    flops = sampler.calls * steps * rows * length * forward_flops(experiment, params["network"])
+    length, count = first.tokens.shape[1], 1 + len(others)
+    flops = sampler.calls * steps * rows * length
+    flops *= forward_flops(experiment, params["network"], length=length)
     arguments = (params, experiment.sampler_step, keys, prompt, told)
-    return _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)
+    window = _compiled(experiment, sampler.program, flops, *arguments, rounds=steps)
+    received = {kind: (count * n, count * size) for kind, (n, size) in window.collectives.items()}
+    return window._replace(
+        flops=count * window.flops, moved=count * window.moved, collectives=received
+    )
 
 
 def _batch(experiment: Experiment, rows: int, changes: Mapping[str, Any] | None = None) -> Batch:

@@ -1,6 +1,5 @@
 """Times each part of a config on this machine, beside the machine's own matrix rate."""
 
-import functools
 import math
 import os
 import resource
@@ -15,16 +14,16 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.evals.likelihood import make_eval_step, reported
-from md4_jax.experiment import Experiment, rows_of, sample_block, sample_length
+from md4_jax.experiment import Experiment, clean_prompts, rows_of, sample_block, sample_length
 from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
-from md4_jax.perf.inputs import completed, data_of, has_segments
-from md4_jax.protocols import Batch, Objective, batch_of
+from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts, sample_rows
+from md4_jax.perf.work import forward_flops, training_flops
+from md4_jax.protocols import Batch, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import to_global
 from md4_jax.samplers.batches import context_of, make_sampler
-from md4_jax.samplers.loop import no_prompt
 from md4_jax.training.loop import fresh_state, step_program
 
 MATRIX = {"cpu": 2048}  # size of the square product that gives the machine's rate
@@ -162,26 +161,6 @@ def _batch(experiment: Experiment, size: int, changes: Mapping[str, Any] | None 
     return to_global(batch_of(tokens, context=context), experiment.mesh)
 
 
-def forward_flops(experiment: Experiment, params: Any, objective: Objective | None = None) -> float:
-    """Returns the FLOPs of a forward pass per token by the network's formula, nan without one."""
-    count = experiment.network.flops
-    if count is None:
-        return math.nan
-    return count(params, experiment.data.length, getattr(objective, "block", 0))
-
-
-def training_flops(experiment: Experiment, state: Any) -> float:
-    """Returns the FLOPs of a training step per token: three times those of a forward pass.
-
-    A matrix that is frozen has no gradient, and two thirds of that. A teacher has forward passes.
-    """
-    of = functools.partial(forward_flops, experiment, objective=experiment.objective)
-    taught = getattr(experiment.objective, "teacher_calls", 0)
-    calls = getattr(experiment.objective, "calls", 1)
-    whole, trained = of(state.whole["network"]), of(state.params["network"])
-    return (2.0 * calls + taught) * whole + calls * trained
-
-
 def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     with jax.set_mesh(experiment.mesh):
@@ -213,32 +192,40 @@ def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
             jit(step, experiment.mesh, experiment.network), params, batch, jnp.int32(0)
         )
     tokens = batch.tokens.size * count
-    model = tokens * forward_flops(experiment, params["network"], bound.objective)
+    length = batch.tokens.shape[1]
+    model = tokens * forward_flops(experiment, params["network"], bound.objective, length)
     return Part(lambda: compiled(params, batch, jnp.int32(0)), tokens, model=model, **facts)
 
 
 def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
-    params, rows = fresh_state(experiment).averaged, experiment.sample.batch_size
-    length = sample_length(experiment)
+    params, rows = fresh_state(experiment).averaged, sample_rows(experiment)
     sampler = make_sampler(
         experiment.network,
         experiment.loop,
         experiment.grid,
         experiment.mesh,
         guidance=experiment.sample.guidance,
+        clean_prompts=clean_prompts(experiment.config["data"]),
     )
     keys = jax.random.split(jax.random.key(0), rows)
     told = context_of(experiment.sample, rows)
-    arguments = (params, experiment.sampler_step, keys, no_prompt(rows, length), told)
+    prompts = sample_prompts(experiment, rows)
+    arguments = [(params, experiment.sampler_step, keys, prompt, told) for prompt in prompts]
     with jax.set_mesh(experiment.mesh):
-        compiled, facts = _compiled(sampler.program, *arguments)
+        compiled, facts = _compiled(sampler.program, *arguments[0])
+
+    def call():
+        return [compiled(*each)[0] for each in arguments]
+
     facts["flops"] = 0.0
-    used = sampler.calls * float(np.mean(compiled(*arguments)[0].evaluations))
+    used = sampler.calls * sum(float(np.mean(chain.evaluations)) for chain in call())
     # With blocks an evaluation is of one block. Appending to the cache is not counted.
-    size = sample_block(experiment) or length
-    model = used * rows * size * forward_flops(experiment, params["network"])
-    return Part(lambda: compiled(*arguments), rows * length, model=model, evaluations=used, **facts)
+    window = prompts[0].tokens.shape[1]
+    size = sample_block(experiment) or window
+    model = used * rows * size * forward_flops(experiment, params["network"], length=window)
+    tokens = rows * sample_length(experiment)
+    return Part(call, tokens, model=model, evaluations=used, **facts)
 
 
 def _data(experiment: Experiment, corpus: Corpus | None) -> Part:

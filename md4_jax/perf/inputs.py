@@ -4,8 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from md4_jax.experiment import Experiment
-from md4_jax.protocols import Batch, Objective
+import numpy as np
+
+from md4_jax.experiment import Experiment, sample_length, sample_window
+from md4_jax.protocols import Batch, Objective, Prompt
+from md4_jax.runtime.sharding import batch_shards
+from md4_jax.samplers.batches import windows
 
 # Keys of sources whose texts are each a sequence of its own.
 OWN_SEQUENCES = ("label_key", "prompt_key", "messages_key")
@@ -30,6 +34,26 @@ def has_segments(data: Mapping[str, Any]) -> bool:
         source.get(key) for source in sources for key in OWN_SEQUENCES
     )
     return are_texts and data["padding"] == "hidden"
+
+
+def sample_rows(experiment: Experiment) -> int:
+    """Returns the number of samples that are drawn at once: a batch, which the mesh can split."""
+    shards = batch_shards(experiment.mesh)
+    return -(-experiment.sample.batch_size // shards) * shards
+
+
+def sample_prompts(experiment: Experiment, rows: int) -> list[Prompt]:
+    """Returns the prompts [rows, L] of the windows of samples: what the windows before have drawn.
+
+    The first has none. Without sample.stride there is one window, which is the whole sample.
+    """
+    length, window = sample_length(experiment), sample_window(experiment)
+    known, found = np.zeros(length, bool), []
+    for part in windows(length, window, experiment.sample.stride):
+        mask = np.tile(known[part], (rows, 1))
+        found.append(Prompt(np.zeros(mask.shape, np.int32), mask))
+        known[part] = True
+    return found
 
 
 def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:

@@ -106,3 +106,23 @@ def test_an_evaluation_has_sequences_of_its_own_data():
     data = dict(separate_documents=True, length=8)
     batch = bench._batch(planned.experiment(), 4, data)
     assert "segments" in batch.context and batch.tokens.shape == (4, 8)
+
+
+def test_a_sample_beyond_the_window_is_timed_window_by_window():
+    """Three windows of 16 tokens; the network has no positions for 32."""
+    keys = dict(sample__length=32, sample__stride=8, network__positions=16)
+    experiment = planned.experiment(**keys)
+    part = bench.MAKERS["sample"](experiment, None)
+    assert part.tokens == 2 * 32 and len(part.call()) == 3
+    # 4 steps for 16 tokens, and for each window of 8 new ones; some of them reveal none.
+    assert 5 < part.evaluations <= 3 * 4
+    params = planned.parameters(experiment)
+    each = experiment.network.flops(params, 16)
+    assert part.model == pytest.approx(part.evaluations * 2 * 16 * each)
+
+
+def test_attention_of_a_longer_sample_is_counted_at_its_length():
+    experiment = planned.experiment(sample__length=64)
+    part = bench.MAKERS["sample"](experiment, None)
+    each = experiment.network.flops(planned.parameters(experiment), 64)
+    assert part.model == pytest.approx(part.evaluations * 2 * 64 * each)

@@ -150,6 +150,21 @@ def test_a_sample_takes_the_steps_of_a_grid_that_is_a_list():
     assert listed.moved == pytest.approx(named.moved, rel=0.01)
 
 
+def test_a_sample_beyond_the_window_is_planned_window_by_window():
+    """Three windows of 16 tokens; the network has no positions for 32."""
+    one = plans._sample(planned.experiment(network__positions=16))
+    keys = dict(sample__length=32, sample__stride=8, network__positions=16)
+    all_of_them = plans._sample(planned.experiment(**keys))
+    assert all_of_them.flops == 3 * one.flops and all_of_them.moved == 3 * one.moved
+    assert all_of_them.memory == one.memory
+
+
+def test_attention_of_a_longer_sample_is_planned_at_its_length():
+    experiment = planned.experiment(sample__length=64)
+    each = experiment.network.flops(planned.parameters(experiment), 64)
+    assert plans._sample(experiment).flops == pytest.approx(4 * 2 * 64 * each)
+
+
 @pytest.mark.parametrize("keys, there", planned.SEGMENTS)
 def test_a_batch_has_segments_where_the_data_have_them(keys, there):
     batch = plans._batch(planned.experiment(**keys), 4)

@@ -1,0 +1,33 @@
+"""Floating-point operations of a program by the formula of its network."""
+
+import functools
+import math
+from typing import Any
+
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import Objective
+
+
+def forward_flops(
+    experiment: Experiment, params: Any, objective: Objective | None = None, length: int = 0
+) -> float:
+    """Returns the FLOPs of a forward pass per token by the network's formula, nan without one.
+
+    length: tokens of a sequence; 0: those of training
+    """
+    count = experiment.network.flops
+    if count is None:
+        return math.nan
+    return count(params, length or experiment.data.length, getattr(objective, "block", 0))
+
+
+def training_flops(experiment: Experiment, state: Any) -> float:
+    """Returns the FLOPs of a training step per token: three times those of a forward pass.
+
+    A matrix that is frozen has no gradient, and two thirds of that. A teacher has forward passes.
+    """
+    of = functools.partial(forward_flops, experiment, objective=experiment.objective)
+    taught = getattr(experiment.objective, "teacher_calls", 0)
+    calls = getattr(experiment.objective, "calls", 1)
+    whole, trained = of(state.whole["network"]), of(state.params["network"])
+    return (2.0 * calls + taught) * whole + calls * trained
