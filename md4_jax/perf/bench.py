@@ -22,7 +22,7 @@ from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts
 from md4_jax.perf.work import forward_flops, training_flops
 from md4_jax.protocols import Batch, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
-from md4_jax.runtime.sharding import to_global
+from md4_jax.runtime.sharding import local_rows, max_over_processes, to_global, to_host
 from md4_jax.samplers.batches import context_of, make_sampler
 from md4_jax.training.loop import fresh_state, step_program
 
@@ -83,6 +83,8 @@ def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
 
 def window(call: Callable[[], Any], seconds: float) -> float:
     """Returns seconds per call, over as many calls as fill the given time."""
+    if jax.process_count() > 1:
+        return window_together(call, seconds)
     count, began = 0, time.perf_counter()
     while True:
         done = call()
@@ -92,6 +94,23 @@ def window(call: Callable[[], Any], seconds: float) -> float:
             return (time.perf_counter() - began) / count
         if count % 4 == 0:
             jax.block_until_ready(done)
+
+
+def window_together(call: Callable[[], Any], seconds: float) -> float:
+    """Returns the same in several processes, which wait for each other in a program.
+
+    So they must call it equally often, as often as fills the time of the fastest.
+    """
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    once = time.perf_counter() - began
+    count = max_over_processes(max(1, math.ceil(seconds / once)))
+    began = time.perf_counter()
+    for number in range(1, count + 1):
+        done = call()
+        if number % 4 == 0 or number == count:
+            jax.block_until_ready(done)
+    return (time.perf_counter() - began) / count
 
 
 def _numbers(part: Part, rows: list[float], rates: list[float]) -> dict[str, float]:
@@ -157,6 +176,7 @@ def _batch(experiment: Experiment, size: int, changes: Mapping[str, Any] | None 
     generator, data = np.random.default_rng(0), data_of(experiment, changes)
     shape = (size, data["length"])
     tokens = generator.integers(0, experiment.domain.vocab_size, shape, dtype=np.int32)
+    tokens = tokens[local_rows(experiment.mesh, size)]
     context = {"segments": np.zeros_like(tokens)} if has_segments(data) else {}
     return to_global(batch_of(tokens, context=context), experiment.mesh)
 
@@ -166,7 +186,8 @@ def _train(experiment: Experiment, corpus: Corpus | None) -> Part:
     with jax.set_mesh(experiment.mesh):
         state = fresh_state(experiment)
         rows = experiment.train.batch_size
-        rewards = to_global(np.zeros(rows, np.float32), experiment.mesh)
+        own = len(local_rows(experiment.mesh, rows))
+        rewards = to_global(np.zeros(own, np.float32), experiment.mesh)
         batch = completed(experiment.objective, _batch(experiment, rows), rewards)
         compiled, facts = _compiled(step_program(experiment, state), state, batch)
     held = [state]
@@ -209,8 +230,9 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
         clean_prompts=clean_prompts(experiment.config["data"]),
     )
     keys = jax.random.split(jax.random.key(0), rows)
-    told = context_of(experiment.sample, rows)
-    prompts = sample_prompts(experiment, rows)
+    own = len(local_rows(experiment.mesh, rows))
+    prompts = to_global(sample_prompts(experiment, own), experiment.mesh)
+    told = to_global(context_of(experiment.sample, own), experiment.mesh)
     arguments = [(params, experiment.sampler_step, keys, prompt, told) for prompt in prompts]
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(sampler.program, *arguments[0])
@@ -219,7 +241,7 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
         return [compiled(*each)[0] for each in arguments]
 
     facts["flops"] = 0.0
-    used = sampler.calls * sum(float(np.mean(chain.evaluations)) for chain in call())
+    used = sampler.calls * sum(float(np.mean(to_host(chain.evaluations))) for chain in call())
     # With blocks an evaluation is of one block. Appending to the cache is not counted.
     window = prompts[0].tokens.shape[1]
     size = sample_block(experiment) or window

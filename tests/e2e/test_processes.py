@@ -125,6 +125,20 @@ def test_samples_and_the_whole_split(name, runs):
     assert found["nats_per_token_se"] == pytest.approx(expected["nats_per_token_se"], rel=1e-3)
 
 
+def test_the_bench_times_one_batch_together(together, tiny, tmp_path):
+    """Each process makes its rows of it, and all call a program equally often."""
+    words = ("--mode", "bench", "--config", tiny, "--workdir", tmp_path / "run")
+    keys = ("bench.windows=2", "bench.seconds=0.05", "mesh.data=4", "sample.batch_size=6", *WIDE)
+    ended = together(2, 2, *words, *(f"--config.{key}" for key in keys))
+    assert all(code == 0 for _, _, code in ended), ended
+    assert said(ended[1][0]) == []
+    result = json.loads(said(ended[0][0])[-1])
+    tokens = {"train": 8 * 16, "eval": 64 * 16, "sample": 8 * 16, "data": 8 * 16}
+    for part, count in tokens.items():
+        found = result[part]["tokens_per_second"] * result[part]["seconds"]
+        assert found == pytest.approx(count)
+
+
 @pytest.mark.campaign
 def test_steered_samples(runs, together):
     """By one process and by two, with the same number of devices: particles are split over both."""

@@ -1,6 +1,7 @@
 """The work of a compiled training step, counted, beside the formula."""
 
 import jax
+import numpy as np
 import planned
 import pytest
 
@@ -126,3 +127,21 @@ def test_attention_of_a_longer_sample_is_counted_at_its_length():
     part = bench.MAKERS["sample"](experiment, None)
     each = experiment.network.flops(planned.parameters(experiment), 64)
     assert part.model == pytest.approx(part.evaluations * 2 * 64 * each)
+
+
+def test_a_process_makes_its_rows_of_a_batch(monkeypatch):
+    """The last two of four, as one of two processes."""
+    experiment = planned.experiment()
+    whole = jax.device_get(bench._batch(experiment, 4).tokens)
+    monkeypatch.setattr(bench, "local_rows", lambda mesh, size: np.arange(size // 2, size))
+    monkeypatch.setattr(bench, "to_global", lambda tree, mesh: tree)
+    np.testing.assert_array_equal(bench._batch(experiment, 4).tokens, whole[2:])
+
+
+def test_processes_call_a_program_equally_often(monkeypatch):
+    """As often as the fastest of them needs; one call more tells how long it takes."""
+    calls = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(bench, "max_over_processes", lambda count: 7)
+    assert bench.window(lambda: calls.append(1), 1e-9) > 0
+    assert len(calls) == 1 + 7
