@@ -16,6 +16,8 @@ PARAMETRISATIONS = ("joint", "mixture")
 MOST_SYMBOLS = 2048
 # Times and 1 - t are at least this much, so that beta and its slope are finite.
 LEAST = 2.0**-24
+# Nats per token that a bound may miss before the first and after the last of these times.
+MOST_LOST = 1e-3
 
 
 @pytree()
@@ -36,6 +38,9 @@ class MetricPath:
     parametrisation: the meaning of the outputs [..., V] at z, for the distribution mu of x given z:
     mixture, mu is their softmax; joint, the softmax of outputs + log q(z | x). A mixture needs an
     offset: its cost at z = x, -beta' times what mu is unsure, has no finite integral.
+
+    The times of a bound lie in [2^-24, 1 - 2^-24]. UserError if more than MOST_LOST nats of a token
+    are outside: if z at the first is not x yet, or z at the last not yet uniform.
 
     Nothing is learned. Tables take 4 V^2 bytes a sequence. UserError for more than 2048 symbols.
     """
@@ -75,6 +80,7 @@ class MetricPath:
                 "where beta grows without end, its bound is infinite"
             )
         self._check_table()
+        self._check_ends()
 
     def _check_table(self) -> None:
         """Raises UserError for a table that holds no distances of V symbols."""
@@ -91,6 +97,23 @@ class MetricPath:
         if np.diag(table).any() or not np.isfinite(table).all() or not (apart > 0).all():
             raise UserError(
                 "process.table must be 0 for each symbol and itself, and positive for any other two"
+            )
+
+    def _check_ends(self) -> None:
+        """Raises UserError if beta is too small at the first time or too large at the last."""
+        early, late = lost_nats(self)
+        if early > MOST_LOST:
+            raise UserError(
+                f"process.scale={self.scale} and process.exponent={self.exponent} leave noise at "
+                f"t = 2^-24, the earliest that is drawn: a bound would miss about {early:.2g} nats "
+                "of a token there. Take a larger exponent or scale, or process.offset above 0, "
+                "with which that cost is added"
+            )
+        if late > MOST_LOST:
+            raise UserError(
+                f"process.scale={self.scale} and process.exponent={self.exponent} leave a token "
+                f"{late:.2g} nats from uniform at t = 1 - 2^-24, the latest that is drawn, which a "
+                "bound would miss. Take a larger exponent or a smaller scale"
             )
 
     def init(self) -> "MetricPath":
@@ -206,7 +229,34 @@ def _reconstruction(process: MetricPath) -> np.ndarray:
     """Computes -E log p(x | z_0) of each x in float64."""
     if process.offset == 0:
         return np.zeros(process.vocab_size)
-    logits = -_distances(process) * process.scale / process.offset**process.exponent
-    log_law = logits - np.log(np.exp(logits).sum(axis=0))
+    return _decoding(process, process.scale / process.offset**process.exponent)
+
+
+@functools.lru_cache(maxsize=4)
+def lost_nats(process: MetricPath) -> tuple[float, float]:
+    """Computes what bounds miss before t = 2^-24 and after 1 - 2^-24, nats of a token at most.
+
+    Before: what decoding z without a network costs more there than at t = 0. After: the KL of q(z |
+    x) from uniform, with which a chain would begin there.
+    """
+    first, last = (
+        process.scale * ((1.0 - t) / (t + process.offset)) ** process.exponent
+        for t in (LEAST, 1.0 - LEAST)
+    )
+    early = _decoding(process, first) - _reconstruction(process)
+    log_law = _log_law(process, last) + np.log(process.vocab_size)
+    late = (np.exp(log_law) * log_law).mean(axis=0)
+    return float(early.max()), float(late.max())
+
+
+def _decoding(process: MetricPath, beta: float) -> np.ndarray:
+    """Computes -E log p(x | z) of each x with p prop q(z | x) at this beta."""
+    log_law = _log_law(process, beta)
     total = np.log(np.exp(log_law).sum(axis=1, keepdims=True))
     return (np.exp(log_law) * (total - log_law)).sum(axis=0)
+
+
+def _log_law(process: MetricPath, beta: float) -> np.ndarray:
+    """Computes log q(z | x), [z, x]."""
+    logits = -beta * _distances(process)
+    return logits - np.log(np.exp(logits).sum(axis=0))

@@ -11,7 +11,7 @@ from wrong_denoiser import wrong_outputs
 
 from md4_jax.config.schema import build_section, load_config
 from md4_jax.objectives.generalized_kl import GeneralizedKL
-from md4_jax.processes.metric_path import MetricPath, distances_of
+from md4_jax.processes.metric_path import MetricPath, distances_of, lost_nats
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.flow import Flow
 
@@ -318,8 +318,26 @@ def test_a_table_in_a_config():
         (dict(table=(0.0, 1.0)), "process.table must have 9 numbers, .* not 2"),
         (dict(table=(0.0,) * 9), "process.table must be 0 for each symbol and itself"),
         (dict(vocab_size=5000), "at most 2048 symbols, not 5000"),
+        (dict(vocab_size=256, power=2.0, exponent=0.35), "would miss about 2.3 nats of a token"),
+        (dict(vocab_size=256, exponent=0.25), "larger exponent or scale, or process.offset above"),
+        (dict(scale=1e4, exponent=0.3), "1.1 nats from uniform .* a smaller scale"),
     ],
 )
 def test_wrong_options_are_named(options, said):
     with pytest.raises(UserError, match=said):
         MetricPath(**{"vocab_size": 3} | options)
+
+
+@pytest.mark.parametrize("scale, exponent", [(1.0, 0.25), (0.04, 0.3), (3.0, 1.0)])
+def test_what_bounds_miss_at_both_ends(scale, exponent, monkeypatch):
+    """Of two symbols, whose distance is 1: the entropy of the first z, and what the last lacks."""
+    monkeypatch.setattr(MetricPath, "_check_ends", lambda self: None)
+    early, late = lost_nats(MetricPath(2, scale=scale, exponent=exponent))
+    first, last = (scale * ((1.0 - t) / t) ** exponent for t in (2.0**-24, 1.0 - 2.0**-24))
+    entropies = [np.log1p(np.exp(-b)) + b * np.exp(-b) / (1.0 + np.exp(-b)) for b in (first, last)]
+    np.testing.assert_allclose([early, late], [entropies[0], np.log(2) - entropies[1]], atol=1e-14)
+
+
+def test_what_is_lost_is_added_with_an_offset():
+    process = MetricPath(256, power=2.0, exponent=0.35, offset=1e-3)
+    assert process.reconstruction_nats(jnp.array([128]))[0] > 3.0 and max(lost_nats(process)) < 1e-3
