@@ -90,6 +90,15 @@ def test_which_schedules_cover_the_interval():
     assert {name for name, schedule in CASES.items() if covers(schedule)} == complete
 
 
+@every_schedule
+def test_the_first_and_last_times_of_a_bound_reach_the_ends(schedule):
+    """Outside of them at most 2^-12 of the tokens are left, what a power of 1/2 leaves."""
+    if covers(schedule):
+        early, late = jnp.float32(2.0**-24), jnp.float32(1.0 - 2.0**-24)
+        assert schedule.one_minus_alpha(early) < 1.001 * 2.0**-12
+        assert schedule.alpha(late) < 1.001 * 2.0**-12
+
+
 @pytest.mark.parametrize(
     "schedule, alpha, weight",
     [
@@ -128,8 +137,9 @@ def test_m04_the_weight_is_alpha_times_the_slope_of_the_log_snr(x64):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: Polynomial(0.0), "power must be positive"),
-        (lambda: Power(0.0), "exponent must be positive, not 0.0"),
+        (lambda: Polynomial(0.0), "power=0.0 must be at least 0.5"),
+        (lambda: Polynomial(0.49), "power=0.49 must be at least 0.5, or bounds miss a part"),
+        (lambda: Power(0.25), "exponent=0.25 must be at least 0.5, or bounds miss a part"),
         (lambda: ShiftedCosine(-0.1), "shift must not be negative, not -0.1"),
         (lambda: Geometric(1.0, 0.5), "minimum=1.0 and maximum=0.5"),
         (lambda: Clipped(Linear(), 0.5), r"eps must lie in \[0, 0.5\), not 0.5"),
