@@ -104,7 +104,8 @@ class DiscreteMD4:
         terms = self.timesteps - self.first_step + 1
         at_t = self.masked_probability(process, step)
         at_s = self.masked_probability(process, step - 1)
-        return terms * (at_t - at_s) / at_t * nats
+        # Where 1 - alpha is too small for a float no token is masked.
+        return terms * (at_t - at_s) / jnp.where(at_t > 0, at_t, 1.0) * nats
 
     def _uniform_reconstruction(self, process: RevealsMasks, batch: Batch) -> Array:
         size = len(batch.tokens)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.noising import SMALLEST_TIME
 from md4_jax.objectives.radd import TDCE
@@ -308,7 +309,10 @@ def test_the_network_is_told_the_time_that_its_input_was_noised_to(decoder, firs
     np.testing.assert_array_less(abs(masked - times), 4 * np.sqrt(times * (1 - times) / 600) + 1e-9)
 
 
-@pytest.mark.parametrize("objective", [MD4(), ScoreEntropy(), ScoreEntropy(scaled=False), TDCE()])
+STEEP = [MD4(), ScoreEntropy(), ScoreEntropy(scaled=False), TDCE(), DiscreteMD4(), D3PM()]
+
+
+@pytest.mark.parametrize("objective", STEEP)
 def test_a_steep_schedule_has_a_finite_loss_at_all_times(objective):
     """t^40 is no float32 before t = 0.1: no token is masked then, and the loss is 0."""
     process, t = Masking(3, Polynomial(40.0)), np.array([1e-6, 0.05, 0.5, 0.99], np.float32)
