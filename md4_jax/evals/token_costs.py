@@ -21,7 +21,7 @@ from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 
 # Bounds of masks in continuous time, which all have the value of `any_order`.
-SAME = (MD4, LambdaDCE, ScoreEntropy, TDCE)
+SAME = (MD4, LambdaDCE, TDCE)
 ROWS = 16  # draws of one estimate; the error comes from several
 
 
@@ -85,10 +85,11 @@ def token_costs(
 
 def splitting(experiment: Experiment, objective: Objective) -> Any:
     """Returns a bound of the same value that is a sum over tokens; UserError if there is none."""
-    if hasattr(objective, "of_tokens"):
-        return objective
     process = experiment.process
-    if isinstance(process, RevealsMasks) and process.is_complete and isinstance(objective, SAME):
+    masks = isinstance(process, RevealsMasks) and process.is_complete
+    if hasattr(objective, "of_tokens") and (masks or not isinstance(objective, ScoreEntropy)):
+        return objective
+    if masks and isinstance(objective, SAME):
         return AnyOrder()
     raise UserError(
         f"the bound {type(objective).__name__} of this model is no sum over tokens: only models of "

@@ -54,7 +54,7 @@ class AnyOrder:
         """Returns what each token adds to the loss of `__call__`, [B, L]."""
         z, t = self.noised(process, batch, u, keys)
         nats_BxL = nats_of_masks(denoiser, process, batch, z, t)
-        return self._weight_of(process, batch, z)[:, None] * nats_BxL
+        return self.weight_of(process, batch, z)[:, None] * nats_BxL
 
     def noised(
         self, process: RevealsMasks, batch: Batch, u: Array, keys: Array
@@ -70,9 +70,10 @@ class AnyOrder:
     ) -> Array:
         """Returns the term of this mask pattern [B]; its mean over patterns is the bound."""
         nats = masked_nats(denoiser, process, batch, z, t)
-        return self._weight_of(process, batch, z) * nats
+        return self.weight_of(process, batch, z) * nats
 
-    def _weight_of(self, process: RevealsMasks, batch: Batch, z: Array) -> Array:
+    def weight_of(self, process: RevealsMasks, batch: Batch, z: Array) -> Array:
+        """Returns the weight of each mask of z, [B]: (L / k)^weight_power as above."""
         count = jnp.sum(noise_of(process, batch, z), axis=1)
         tokens = jnp.sum(batch.loss_mask, axis=1)
         return self._weight(tokens, jnp.maximum(count, 1), z.shape[1])

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
+from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.head import at_noise, noise_of
 from md4_jax.objectives.noising import masked, masked_weight, noised
 from md4_jax.objectives.token_nats import counted, score_nats, uniform_score_nats
@@ -74,15 +75,32 @@ class ScoreEntropy:
             log_rho = -jnp.log1p(process.odds(t))[:, None]
             nats_BxL = uniform_score_nats(log_score, z, batch.tokens, log_rho)
             return rate(process, t) * counted(nats_BxL, batch)
+        nats_BxL = self._nats_of_masks(denoiser, process, batch, z, t)
+        return masked_weight(process.schedule, t) * jnp.sum(nats_BxL, axis=1)
+
+    def of_tokens(
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array
+    ) -> Array:
+        """Returns what each token adds to the bound of masks, [B, L], at the draws of `any_order`.
+
+        Their mean is that of `__call__` if alpha runs from 1 to 0.
+        """
+        z, t = AnyOrder().noised(process, batch, u, keys)
+        nats_BxL = self._nats_of_masks(denoiser, process, batch, z, t)
+        return AnyOrder().weight_of(process, batch, z)[:, None] * nats_BxL
+
+    def _nats_of_masks(
+        self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
+    ) -> Array:
+        """Computes C - 1 - log(s_x / k) at the masks that count, 0 elsewhere: [B, L]."""
         shift_BxL = jnp.broadcast_to(self._shift(process, t)[:, None], z.shape)
-        nats_BxL = at_noise(
+        return at_noise(
             denoiser,
             denoiser.features(z, t),
             noise_of(process, batch, z),
             reduce=lambda outputs, x, shift: score_nats(outputs - shift[..., None], x),
             rows=(batch.tokens, shift_BxL),
         )
-        return masked_weight(process.schedule, t) * jnp.sum(nats_BxL, axis=1)
 
     def _shift(self, process: RevealsMasks, t: Array) -> Array:
         """Returns what is subtracted from the outputs to get log(s / k), [B]."""

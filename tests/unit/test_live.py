@@ -13,7 +13,8 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.objectives.draws import draws
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
-from md4_jax.protocols import Prompt, UserError, batch_of
+from md4_jax.objectives.score_entropy import ScoreEntropy
+from md4_jax.protocols import Denoiser, Prompt, UserError, batch_of
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +170,25 @@ def test_a_bound_for_outputs_of_another_meaning_is_refused(tmp_path):
 def test_samplers_that_fit(text, uniform):
     assert "remask" in text.samplers() and "left_to_right" not in text.samplers()
     assert "remask" not in uniform.samplers() and "ancestral" in uniform.samplers()
+
+
+@pytest.mark.parametrize("excess", [0.0, 0.7])
+def test_tokens_of_a_score_count_what_it_lacks_of_a_distribution(excess, text, uniform):
+    """With sum_j s_j / k = C each token costs C - 1 - log C more than with `any_order`."""
+    own = text.experiment
+    x = np.tile(text.domain.encode("to be, or not").astype(np.int32), (8, 1))
+    u, keys = draws(1, 2, len(x))
+    trained = own.network.denoiser(text.params)
+
+    def outputs(z, t):
+        log_mu = jax.nn.log_softmax(trained(z, t))
+        return log_mu + np.log(log_mu.shape[-1]) + excess
+
+    arguments = text.params["process"], batch_of(x), u, keys
+    objective = splitting(own, ScoreEntropy())
+    found = objective.of_tokens(Denoiser(outputs, lambda h: h), *arguments)
+    expected = AnyOrder().of_tokens(trained, *arguments)
+    more = x.shape[1] * (np.exp(excess) - 1.0 - excess)
+    np.testing.assert_allclose(found.sum(axis=1), expected.sum(axis=1) + more, rtol=1e-5)
+    with pytest.raises(UserError, match="ScoreEntropy of this model is no sum over tokens"):
+        splitting(uniform.experiment, ScoreEntropy())
