@@ -30,8 +30,9 @@ class TokenCosts(NamedTuple):
 
     tokens    int32 [N], their ids
     bits      float64 [N]; their sum is a bound on -log2 p of the text, or -log2 p itself if exact
-    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 if exact
-    total_se  standard error of the sum
+    bits_se   float64 [N], standard errors of the Monte Carlo estimates; 0 if exact, and NaN if
+              there is only one estimate
+    total_se  standard error of the sum, likewise
     exact     whether the sum is the likelihood itself
     """
 
@@ -79,7 +80,7 @@ def token_costs(
             nats = to_host(program(params, batch, jnp.int32(number)))
             found.append(nats[:, : len(tokens)].mean(axis=0, dtype=np.float64))
     each = bits(np.stack(found))
-    error, total = _error(each), _error(each.sum(axis=1))
+    error, total = _error(each, exact), _error(each.sum(axis=1), exact)
     return TokenCosts(tokens, each.mean(axis=0), error, float(total), exact)
 
 
@@ -97,10 +98,10 @@ def splitting(experiment: Experiment, objective: Objective) -> Any:
     )
 
 
-def _error(estimates: np.ndarray) -> Any:
-    """Returns the standard error of the mean over the first axis; 0 for a single one."""
+def _error(estimates: np.ndarray, exact: bool) -> Any:
+    """Returns the standard error of the mean over the first axis; NaN of a single estimate."""
     if len(estimates) == 1:
-        return np.zeros(estimates.shape[1:])
+        return np.full(estimates.shape[1:], 0.0 if exact else np.nan)
     return estimates.std(axis=0, ddof=1) / np.sqrt(len(estimates))
 
 

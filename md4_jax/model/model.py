@@ -203,7 +203,7 @@ class Model(pickling.Unpickled):
     ) -> TokenCosts:
         """Estimates what each token of a text adds to its bound, in bits.
 
-        estimates  number of independent estimates, each from 16 noise draws
+        estimates  number of independent estimates, each from 16 draws; with 1 no error is known
         objective  name of the bound, as in `score`; it must be a sum over tokens
         """
         self.check_text("token_costs", text)

@@ -192,3 +192,9 @@ def test_tokens_of_a_score_count_what_it_lacks_of_a_distribution(excess, text, u
     np.testing.assert_allclose(found.sum(axis=1), expected.sum(axis=1) + more, rtol=1e-5)
     with pytest.raises(UserError, match="ScoreEntropy of this model is no sum over tokens"):
         splitting(uniform.experiment, ScoreEntropy())
+
+
+def test_a_single_estimate_has_no_known_error(text):
+    found = text.token_costs("to be", estimates=1)
+    assert np.isnan(found.total_se) and np.isnan(found.bits_se).all()
+    assert np.isfinite(found.bits).all() and not found.exact
