@@ -98,9 +98,10 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:
     """Returns the bound that `auto` stands for; the training objective if it is of that class.
 
-    An objective with `for_evaluation` is replaced by it: the same bound with less noise. Bounds by
-    blocks have the size that was trained, and `every_order` keeps its options. A process for which
-    BOUNDS has nothing is evaluated with the training objective; UserError if that is no bound.
+    An objective with `for_evaluation` is replaced by it: the bound of the same model with the least
+    noise, also where the loss is none. Bounds by blocks have the size that was trained, and
+    `every_order` keeps its options. A process for which BOUNDS has nothing is evaluated with the
+    training objective; UserError if that is no bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
@@ -113,7 +114,8 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     for name in BOUNDS:
         kind = OBJECTIVES[name]
         if _suits(kind().needs, process, network):
-            same = isinstance(objective, kind) and is_bound
+            bounds = is_bound or hasattr(objective, "for_evaluation")
+            same = isinstance(objective, kind) and bounds
             chosen = objective if same else kind(**_blocks(kind, objective))
             return chosen.for_evaluation() if hasattr(chosen, "for_evaluation") else chosen
     if is_bound:

@@ -69,6 +69,10 @@ class D3PM:
     def is_bound(self, process: Any) -> bool:
         return self.cross_entropy == 0.0
 
+    def for_evaluation(self) -> "D3PM":
+        """Returns the bound of the same model, without cross_entropy."""
+        return dataclasses.replace(self, cross_entropy=0.0)
+
     def check(self, process: Any) -> None:
         """Raises UserError for a process with other steps, or a form with another optimum."""
         own = process.timesteps

@@ -54,10 +54,10 @@ class Objective(Protocol):
     log-likelihood itself. `time_power` p > 1: the weight at small u is about 1 / u, and evaluation
     draws u = v^p (`objectives/draws.py`). If `block_times` is True, each block has a time of its
     own, and a last argument `power`=p of the call draws these early and weighs each block, with u
-    left as v. `until` above 0: from that step on training uses
-    `afterwards`, with the same diagnostics. `for_evaluation()` returns the same bound with less
-    variance, which auto uses. `is_loose` True: the right denoiser's bound is above the entropy. The
-    diagnostics include the bound's terms that are named in PARTS.
+    left as v. `until` above 0: from that step on training uses `afterwards`, with the same
+    diagnostics. `for_evaluation()` returns the bound of the same model with the least variance,
+    also of a training-only loss; auto uses it. `is_loose` True: the right denoiser's bound is above
+    the entropy. The diagnostics include the bound's terms that are named in PARTS.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
     times, steps or numbers of masks. keys [B] holds one random key for each sequence.
     """

@@ -24,6 +24,7 @@ from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.experiment import sample_block
 from md4_jax.model.bounds import chosen
 from md4_jax.objectives.any_order import AnyOrder
+from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime import sharding
@@ -466,6 +467,9 @@ def test_a_family_reports_the_form_of_its_bound_with_the_least_noise(family):
         (dict(name="rates"), dict(name="ctmc", passes="two"), "CTMC(passes='score_entropy')"),
         (dict(name="rates"), dict(name="ctmc", passes="one"), "CTMC(passes='score_entropy')"),
         (dict(name="rates"), dict(name="ctmc", first_time=0.1), "CTMC(first_time=0.1)"),
+        (dict(name="rates", parametrisation="mixture"),
+         dict(name="ctmc", passes="one", first_time=0.1, cross_entropy=0.001),
+         "CTMC(first_time=0.1,cross_entropy=0.0)"),
         (dict(name="masking"), dict(name="block", block=4, draws="times"),
          "BlockDiffusion(block=4,draws='exact')"),
         (dict(name="masking"), dict(name="every_order", block=2, orders=8),
@@ -484,6 +488,15 @@ def test_the_bound_that_auto_reports(process, objective, bound):
         assert repr(getattr(reported(built).objective, key)) == value
     if name == "AnyOrder":
         assert reported(built).objective.weight_power == 1.0
+
+
+def test_auto_reports_the_decoder_that_was_trained():
+    """Also if the loss is no bound: the default decoder is another model."""
+    objective = dict(name="d3pm", cross_entropy=0.001, decoder="denoiser")
+    process = dict(name="transition", timesteps=5, beta_end=0.5)
+    sample = dict(sample__steps=5, sample__grid="uniform")
+    built = build.experiment(changed(process=process, objective=objective, **sample), TOKENIZER)
+    assert reported(built).objective == D3PM(decoder="denoiser") == chosen(built, "")
 
 
 @pytest.mark.parametrize("name, default", [("block", 16), ("every_order", 4)])
