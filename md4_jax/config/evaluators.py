@@ -86,13 +86,17 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
     """Builds the bound that a section names, for a model trained with `objective`.
 
     A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
-    no likelihood by blocks of 4. Other options that are not named are those `for_evaluation`.
+    no likelihood by blocks of 4. Other options that are not named are those `for_evaluation`, which
+    may also be of another class, of the same value.
     """
     asked = {**_blocks(OBJECTIVES.get(asked["name"]), objective), **asked}
     found = build_section(path, asked)
     if not hasattr(found, "for_evaluation"):
         return found
-    return build_section(path, vars(found.for_evaluation()) | asked)
+    quieter = found.for_evaluation()
+    if not isinstance(quieter, type(found)):
+        return quieter
+    return build_section(path, vars(quieter) | asked)
 
 
 def tightest(path: str, objective: Objective, process: Any, network: Network) -> Objective:

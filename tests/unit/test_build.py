@@ -15,6 +15,7 @@ from every_config import CONFIGS, spelled
 from configs.families import FAMILIES
 from md4_jax.config import build, inputs, schema
 from md4_jax.config.checks import check_training
+from md4_jax.config.evaluators import named
 from md4_jax.config.files import load
 from md4_jax.config.load import flatten, merged
 from md4_jax.data import SOURCES
@@ -25,6 +26,8 @@ from md4_jax.experiment import sample_block
 from md4_jax.model.bounds import chosen
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.d3pm import D3PM
+from md4_jax.objectives.md4 import MD4
+from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime import sharding
@@ -445,6 +448,12 @@ def test_a_bound_that_is_named_has_the_least_noise_unless_it_says_otherwise(aske
     config["evals"]["test"]["objective"] = asked
     found = reported(build.experiment(config, TOKENIZER)).objective
     assert (found.passes, found.first_time) == (passes, asked.get("first_time", 1e-5))
+
+
+def test_a_named_bound_of_infinite_variance_is_that_of_exact_numbers_of_masks():
+    """`partition` has the value of `any_order`, and its draws no standard error."""
+    for trained in (Partition(), MD4()):
+        assert named("evals.test.objective", dict(name="partition"), trained) == AnyOrder()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
