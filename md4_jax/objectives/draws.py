@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from md4_jax.protocols import PARTS, Array, Batch, Denoiser, Objective
+from md4_jax.protocols import FIXED, PARTS, Array, Batch, Denoiser, Objective
 
 
 def draws(seed: int, step: Array, batch_size: int) -> tuple[Array, Array]:
@@ -96,10 +96,12 @@ def weighed(
 ) -> tuple[Array, dict[str, Array]]:
     """Returns what an objective returns, with the weight [B] of its times; None: as it is.
 
-    PARTS, which are no integrals over times, keep their values in the nats and beside them.
+    PARTS, which are no integrals over times, keep their values in the nats and beside them. FIXED
+    keep theirs too.
     """
     if weight is None:
         return nats, extra
     ends = sum(value for name, value in extra.items() if name in PARTS)
-    weighted = {k: value if k in PARTS else weight * value for k, value in extra.items()}
+    kept = (*PARTS, *FIXED)
+    weighted = {k: value if k in kept else weight * value for k, value in extra.items()}
     return weight * (nats - ends) + ends, weighted

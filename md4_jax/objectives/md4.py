@@ -85,7 +85,10 @@ class DiscreteMD4:
         step = jnp.clip(step, self.first_step, self.timesteps)
         z = process.mask_each(keys, batch.tokens, self.masked_probability(process, step))
         z = prompted(batch, z)
-        return self.loss_at(denoiser, process, batch, z, step), {"masked": masked(process, z)}
+        extra = {"masked": masked(process, z)}
+        if self.reconstruction == "uniform":
+            extra["reconstruction"] = self._uniform_reconstruction(process, batch)
+        return self.loss_at(denoiser, process, batch, z, step), extra
 
     def masked_probability(self, process: RevealsMasks, step: Array) -> Array:
         """Returns 1 - alpha at t = step / T, pinned to 0 and 1 at the ends."""

@@ -14,12 +14,12 @@ from md4_jax.protocols.network import (
     Mixture,
     Network,
 )
-from md4_jax.protocols.objective import PARTS, Needs, Objective
+from md4_jax.protocols.objective import FIXED, PARTS, Needs, Objective
 from md4_jax.protocols.process import Process, Schedule
 from md4_jax.protocols.trees import pytree
 
 __all__ = [
-    "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Conditioned", "Denoiser", "Mixture",
-    "Needs", "Network", "Objective", "Params", "Process", "Prompt", "Schedule", "UserError",
-    "batch_of", "pytree",
+    "FIXED", "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Conditioned", "Denoiser",
+    "Mixture", "Needs", "Network", "Objective", "Params", "Process", "Prompt", "Schedule",
+    "UserError", "batch_of", "pytree",
 ]  # fmt: skip

@@ -7,6 +7,8 @@ from md4_jax.protocols.network import Denoiser
 
 # Names of the terms of a bound that are not part of its integral or sum over noise levels.
 PARTS = ("reconstruction", "prior", "orders", "alignment")
+# Names of diagnostics that do not depend on the noise level that is drawn.
+FIXED = ("round", "power_min", "power_mean", "power_max")
 
 
 class Needs(NamedTuple):
@@ -57,7 +59,8 @@ class Objective(Protocol):
     left as v. `until` above 0: from that step on training uses `afterwards`, with the same
     diagnostics. `for_evaluation()` returns the bound of the same model with the least variance,
     also of a training-only loss; auto uses it. `is_loose` True: the right denoiser's bound is above
-    the entropy. The diagnostics include the bound's terms that are named in PARTS.
+    the entropy. The diagnostics include the bound's terms that are named in PARTS;
+    they and those named in FIXED are not weighed with early times.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
     times, steps or numbers of masks. keys [B] holds one random key for each sequence.
     """

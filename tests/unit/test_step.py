@@ -401,8 +401,10 @@ def test_impossible_options_are_refused(options, words):
 def test_parts_of_a_bound_are_not_weighed_with_its_times():
     """The integral and diagnostics are; a reconstruction keeps its value, beside and in the sum."""
     extra = {"reconstruction": np.array([2.0, 3.0]), "masked": np.array([0.5, 0.25])}
+    extra["round"] = np.array([1.0, 1.0])  # not of the sum, nor of times
     nats, found = weighed(np.array([12.0, 23.0]), extra, np.array([0.1, 2.0]))
     np.testing.assert_allclose(nats, [3.0, 43.0])
     np.testing.assert_allclose(found["reconstruction"], [2.0, 3.0])
     np.testing.assert_allclose(found["masked"], [0.05, 0.5])
+    np.testing.assert_array_equal(found["round"], [1.0, 1.0])
     assert weighed(nats, extra, None) == (nats, extra)
