@@ -237,11 +237,13 @@ def _place(
     """Puts values in the places of these numbers; padding has the number 0 and no place."""
     number, value = number[number > 0], value[number > 0]
     of = np.searchsorted(numbers.starts, number, side="right") - 1
-    names = list(numbers)
-    for index in np.unique(of):
-        here = of == index
-        flat = out[names[index]].reshape(-1)
-        flat[number[here] - numbers.starts[index]] = value[here]
+    if np.any(of[1:] < of[:-1]):  # else the entries of each array lie together
+        order = np.argsort(of, kind="stable")
+        of, number, value = of[order], number[order], value[order]
+    names, begins = list(numbers), np.flatnonzero(np.diff(of, prepend=-1))
+    for begin, end in zip(begins, [*begins[1:], len(of)], strict=True):
+        flat = out[names[of[begin]]].reshape(-1)
+        flat[number[begin:end] - numbers.starts[of[begin]]] = value[begin:end]
 
 
 def _fill(

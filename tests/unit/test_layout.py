@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
+from md4_jax.model.layout import Layout, Numbered, _place
 from md4_jax.protocols import UserError
 
 # What the network does not have: the head's part of a mask that is the last entry, and rows that
@@ -300,6 +301,31 @@ def test_a_network_of_no_project_is_told_what_the_nearest_has(tmp_path):
     with pytest.raises(UserError, match=r"the nearest, mdlm, has network.norm_eps=1e-05. Use save"):
         without_layout(model, tmp_path).export(tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+
+
+class Looked(np.ndarray):
+    """Values that count how many entries are looked at to choose some of them."""
+
+    entries = 0
+
+    def __getitem__(self, key):
+        Looked.entries += key.size if isinstance(key, np.ndarray) else 0
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_each_entry_is_looked_at_once_however_many_arrays_there_are(mixed):
+    """Experts are many arrays: time must not grow as their number times their entries."""
+    layout = Layout({}, {f"expert{n}": ("F32", (2, 3)) for n in range(50)}, None, {})
+    numbers = Numbered(layout, "folder")
+    out = {name: np.zeros(6, np.float32) for name in layout.arrays}
+    number = np.concatenate([[0], *(numbers[name].ravel() for name in out)])
+    if mixed:
+        number = np.random.default_rng(0).permutation(number)
+    Looked.entries = 0
+    _place(number, number.astype(np.float32).view(Looked), numbers, out)
+    assert all(np.array_equal(out[name], numbers[name].ravel()) for name in out)
+    assert 0 < Looked.entries <= 2 * number.size
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"arrays": {"a": ["F31", [1]]}}'])
