@@ -1,5 +1,6 @@
 """Table of the runs in a folder, with what they reached."""
 
+import math
 from typing import Any, NamedTuple
 
 from md4_jax.config import load as config_lib
@@ -46,7 +47,7 @@ def _found(run: Place) -> Found:
         why = str(error)
     except (KeyError, TypeError, ValueError) as error:
         why = f"{run / config_lib.FILE} is not as md4_jax writes it ({error!r})"
-    return Found((name, "unreadable", *[""] * (len(HEAD) - 2)), float("inf"), why)
+    return Found((name, "unreadable", *[""] * (len(HEAD) - 2)), math.inf, why)
 
 
 def _read(run: Place, name: str) -> Found:
@@ -69,7 +70,7 @@ def _read(run: Place, name: str) -> Found:
         result.get("eval", ""),
         result.get("commit", "")[:12],
     )
-    return Found(cells, result.get("bits_per_token", float("inf")), remark)
+    return Found(cells, _number(result.get("bits_per_token"), math.inf), remark)
 
 
 def _step(run: Place) -> int:
@@ -87,4 +88,9 @@ def _bits(result: dict[str, Any]) -> str:
     sign = "" if result["exact"] else "<= "
     error = result[f"bits_per_{unit}_se"]
     spread = "" if error is None else f" +- {error:.4f}"
-    return f"{sign}{result[f'bits_per_{unit}']:.4f}{spread} bits/{unit}"
+    return f"{sign}{_number(result[f'bits_per_{unit}'], math.nan):.4f}{spread} bits/{unit}"
+
+
+def _number(kept: float | None, other: float) -> float:
+    """Returns a number of a result, or another for one that JSON does not have, such as nan."""
+    return other if kept is None else kept

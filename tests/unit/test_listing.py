@@ -44,6 +44,17 @@ def test_runs_by_their_bits(tmp_path, capsys):
     assert "transformer 3 x" in b and "0 of 3,500" in b and "bits" not in b
 
 
+def test_a_result_that_is_no_number_comes_last_and_damages_no_run(tmp_path):
+    """evaluations.jsonl holds null for nan, and so does the error of a single draw."""
+    nothing = {f"bits_per_{unit}{end}": None for unit in ("token", "character")
+               for end in ("", "_se")}  # fmt: skip
+    made(tmp_path / "a", (5,), [{**result(0.0), **nothing}])
+    made(tmp_path / "b", (), [result(9.0)])
+    _, b, a = listing.table(place(tmp_path)).splitlines()
+    assert b.startswith("b ")
+    assert "5 of 3,500  <= nan bits/character" in a and " test " in a
+
+
 def test_a_run_alone_and_a_broken_one(tmp_path):
     run = made(tmp_path / "run", (5,))
     assert len(listing.table(place(run)).splitlines()) == 2
