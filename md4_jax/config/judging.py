@@ -10,6 +10,7 @@ from md4_jax.config.runs import averaged, check_checkpoint, other_run
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.suite import Judge
 from md4_jax.experiment import Experiment
+from md4_jax.networks import NETWORKS
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import place
 
@@ -78,12 +79,17 @@ class Others:
         return other, averaged(other, directory)[1], True
 
     def is_causal(self, key: str, asked: str) -> bool:
-        """Returns whether a directory's network is causal, without reading its parameters.
-
-        True also for a network of the user's own whose section does not say so.
-        """
+        """Returns whether a directory's network is causal, without reading its parameters."""
         found = self.foreign.is_causal(key, asked) if self.foreign else None
         if found is not None:
             return found
         kept = config.stored(checkpoint_of(place(asked, key))[0])
-        return kept is None or bool(kept["network"].get("causal", True))
+        return kept is None or says_causal(kept["network"])
+
+
+def says_causal(section: Mapping[str, Any]) -> bool:
+    """Returns whether a section `network` is one of a causal network.
+
+    True also for a network of the user's own whose section does not say so.
+    """
+    return bool(section.get("causal", section.get("name") not in NETWORKS))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import load as config
-from md4_jax.config.judging import Foreign
+from md4_jax.config.judging import Foreign, says_causal
 from md4_jax.experiment import Experiment
 from md4_jax.model import hub, peers
 from md4_jax.model.load import load, told_by
@@ -41,7 +41,7 @@ def is_causal(key: str, asked: str) -> bool | None:
         told = told_by(folder)
         if told.get("package") == "md4_jax":
             kept = config.stored(folder) or {}
-            return bool(kept["network"].get("causal", True))
+            return says_causal(kept["network"])
         found = peers.peer(peers.with_mask(told, folder), Tensors(folder))
     except UserError as error:
         raise UserError(f"{key}={asked}: {error}") from error

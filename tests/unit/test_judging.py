@@ -71,21 +71,22 @@ def test_a_run_that_is_not_causal_is_refused_at_once(at, tmp_path):
     for network in ({"causal": True}, {}):  # a network of the user's own may not say it
         config.store(place(tmp_path / "run"), {"network": network})
         check(tmp_path / at, is_causal)
-    config.store(place(tmp_path / "run"), {"network": {"causal": False}})
-    with pytest.raises(UserError, match=r"^evals.a.judge=.* is not causal: name a run or a model"):
-        check(tmp_path / at, is_causal)
+    for network in ({"causal": False}, {"name": "unet"}):  # a U-Net has no such key
+        config.store(place(tmp_path / "run"), {"network": network})
+        with pytest.raises(UserError, match=r"^evals.a.judge=.* is not causal: name a run or a "):
+            check(tmp_path / at, is_causal)
 
 
 def test_a_folder_that_is_not_causal_is_refused_without_its_parameters(tmp_path, monkeypatch):
     is_causal = Others(None, judging.FOREIGN).is_causal
-    folders = [peer_folder(tmp_path, name) for name in ("gpt2", "mdlm")]
+    folders = [peer_folder(tmp_path, name) for name in ("gpt2", "diffusiongemma")]
     folders += [md4_jax.load(folder).save(tmp_path / f"of_{folder.name}") for folder in folders]
     monkeypatch.setattr(np, "frombuffer", None)  # by which arrays are read
     for folder in folders:
         if "gpt2" in folder.name:
             check(folder, is_causal)
         else:
-            with pytest.raises(UserError, match="^evals.a.judge=.*mdlm is not causal"):
+            with pytest.raises(UserError, match="^evals.a.judge=.*gemma is not causal"):
                 check(folder, is_causal)
 
 
