@@ -87,8 +87,8 @@ BUILT = {
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
     _check(told, tensors)
-    kind = kind_by_class(told, tensors) or str(told["model_type"]).lower()
-    told = IMPLIED.get(kind, {}) | {key: value for key, value in told.items() if value is not None}
+    kind = kind_by_class(told, tensors) or str(told.get("model_type", "")).lower()
+    told = IMPLIED.get(kind, {}) | dict(told)
     names = published.llama_names(tensors)
     if kind == "diffullama":  # its code takes the rows from its tokenizer
         told.pop("vocab_size", None)

@@ -30,7 +30,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     prefix = prefix_of(tensors)
     if prefix is None:
         raise UserError(f"{tensors.folder} has no array 'h.0.attn.c_attn.weight', as a GPT-2 has")
-    told = {key: value for key, value in told.items() if value is not None}
+    told = dict(told)
     _check(told, tensors)
     network, tables = _network(told, tensors, prefix), tables_of(tensors)
     places = network["positions"]

@@ -25,7 +25,6 @@ LENGTH = 1024
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
-    told = {key: value for key, value in told.items() if value is not None}
     for key, value in BUILT.items():
         if told.get(key, value) != value:
             raise UserError(

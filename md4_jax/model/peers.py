@@ -25,6 +25,8 @@ NAMED = (
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Returns what a folder holds; told: its config.json. UserError for an unknown architecture."""
     kind = kind_of(told, tensors)
+    if kind != gemma.KIND:  # which tells null from a key that is not there
+        told = {key: value for key, value in told.items() if value is not None}
     found = KINDS[kind](told, tensors)
     return found._replace(kind=kind)
 

@@ -83,10 +83,12 @@ def test_a_mask_at_the_end_is_stored_as_before(tmp_path):
     assert np.array_equal(md4_jax.load(saved).logits([1, 125]), model.logits([1, 125]))
 
 
-def test_a_mask_that_config_json_does_not_name_is_a_key(middle, tmp_path):
+@pytest.mark.parametrize("null", [False, True])
+def test_a_mask_that_config_json_does_not_name_is_a_key(null, middle, tmp_path):
     folder = peer_folder(tmp_path, "llada")
     told = json.loads((middle / "config.json").read_text())
     del told["mask_token_id"]
+    told |= {"mask_token_id": None} if null else {}
     (folder / "config.json").write_text(json.dumps(told))
     (folder / "model.safetensors").write_bytes((middle / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"lacks mask_token_id.*\{'tokenizer.mask': ID\}"):

@@ -71,12 +71,15 @@ def test_llada2_is_a_block_diffusion_model(folders):
     assert model.sample(num=1, steps=2, length=8).tokens.shape == (1, 8)
 
 
-def test_the_mask_is_that_of_the_published_models_or_must_be_named(tmp_path, monkeypatch):
-    unnamed = peer_folder(tmp_path, "lladamoe", mask_token_id=None)
+@pytest.mark.parametrize("name, null", [("lladamoe", False), ("lladamoe", True), ("llada2", True)])
+def test_the_mask_is_that_of_the_published_models_or_must_be_named(
+    name, null, tmp_path, monkeypatch
+):
+    unnamed = peer_folder(tmp_path, name, mask_token_id=None)
     told = json.loads((unnamed / "config.json").read_text())
-    (unnamed / "config.json").write_text(
-        json.dumps({key: x for key, x in told.items() if key != "mask_token_id"})
-    )
+    if not null:
+        del told["mask_token_id"]
+    (unnamed / "config.json").write_text(json.dumps(told))
     with pytest.raises(UserError, match="config.json lacks mask_token_id"):
         md4_jax.load(unnamed)
     found = md4_jax.load(unnamed, {"tokenizer.mask": MASK})
