@@ -69,7 +69,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     return Peer(
         KIND, longest - longest % canvas, symbols, sections, from_diffusion_gemma,
         "google/diffusiongemma-26B-A4B-it", ends=first(text.get("eos_token_id")), eot="<eos>",
-        copied=_copied, buffers=IMAGES,
+        copied=_copied, buffers=IMAGES, doubled=True,
     )  # fmt: skip
 
 

@@ -67,7 +67,18 @@ def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, 
 
 
 def check_modules(peer: Peer, folder: Any) -> None:
-    """Raises UserError for a model whose modules store their matrices the other way round."""
+    """Raises UserError for a model whose modules are not those of layers here, one for one.
+
+    They may store their matrices the other way round. In DiffusionGemma encoder and decoder have
+    modules of their own for each layer, with the same matrices: an adapter of one of them alone,
+    or another one of each, is no adapter of the layer.
+    """
+    if peer.doubled:
+        raise UserError(
+            f"{folder} ({peer.kind}) has two modules for each layer, of encoder and decoder, which "
+            "share their matrices. An adapter in PEFT's layout belongs to one module, and here to "
+            "the layer, so that none is read or written: use save, or export the whole model"
+        )
     if peer.transposed:
         raise UserError(
             f"{folder} ({peer.kind}) stores matrices as [in, out], and adapters in PEFT's layout "

@@ -32,6 +32,7 @@ class Peer(NamedTuple):
     buffers    regular expression of the names of arrays that are no parameters of the network, and
                are not written
     transposed  whether linear layers are stored as [in, out], and not as PyTorch's are
+    doubled    whether its code has two modules for each layer, with the same matrices
     eot        entry of `tokenizer` that ends a text
     """
 
@@ -50,6 +51,7 @@ class Peer(NamedTuple):
     copied: Callable[[str], str] = str
     buffers: str = ""
     transposed: bool = False
+    doubled: bool = False
     eot: str = END_OF_TEXT
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from peer_folders import peer_folder
+from peer_folders import own_lora, peer_folder
 from safetensors.numpy import load_file
 
 import md4_jax
@@ -201,6 +201,19 @@ def test_what_an_adapter_cannot_hold_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"md4_text is no checkpoint of PyTorch \(md4\)"):
         flax.export(tmp_path / "a", adapters=True)
     assert not (tmp_path / "a").exists()
+
+
+def test_modules_with_the_same_matrices_have_no_adapter_of_their_layer(tmp_path):
+    """As encoder and decoder of DiffusionGemma: none is written, and none read."""
+    source, module = peer_folder(tmp_path, "diffusiongemma"), "model.decoder.layers.0.mlp.up_proj"
+    model = md4_jax.load(source, {"network.lora_rank": 2})
+    said = r"gemma \(diffusion_gemma\) has two modules for each layer, of encoder and decoder"
+    with pytest.raises(UserError, match=said):
+        model.export(tmp_path / "a", adapters=True)
+    adapter = own_lora(tmp_path / "lora", source, {module: 2})
+    for keys in ({}, {"network.lora_rank": 2}):
+        with pytest.raises(UserError, match=said):
+            md4_jax.load(source, keys, adapters=adapter)
 
 
 def test_a_causal_base_has_no_mask(tmp_path):
