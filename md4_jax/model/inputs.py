@@ -1,6 +1,7 @@
 """Inputs that a model is given in Python, checked."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -73,6 +74,12 @@ def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np
         raise UserError(f"tokens are [B, L] or [L] and not empty; their shape is {rows.shape}")
     if not np.issubdtype(rows.dtype, np.integer):
         raise UserError(f"tokens are whole numbers, not {rows.dtype.name}")
+    shape = tuple(experiment.domain.shape)
+    if len(shape) == 3 and rows.shape[1] != math.prod(shape):  # of images
+        raise UserError(
+            f"tokens are whole images of the shape {shape}, in rows of {math.prod(shape)}; these "
+            f"rows have {rows.shape[1]}"
+        )
     process = experiment.process
     masks, size = hasattr(process, "mask_id"), process.vocab_size
     most = size + 1 if experiment.network.gaps else size + masks - 1

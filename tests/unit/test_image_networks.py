@@ -12,6 +12,8 @@ from md4_jax.config import build, inputs, schema
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.data.tokenizers import Text8Symbols
+from md4_jax.model import inputs as model_inputs
+from md4_jax.model.model import Model
 from md4_jax.networks.convolution import convolve, plainly
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.group_norm import GroupNorm, normalised
@@ -371,6 +373,18 @@ def test_the_data_tell_the_shape():
         build.experiment(config_of(), TextDomain(Text8Symbols(), 48, (0, 1, 2)), devices)
     with pytest.raises(UserError, match="unknown key in network 'shape'"):
         config_of(**{"network.shape": "(4, 4, 3)"})
+
+
+@pytest.mark.parametrize("rows", [(1, 24), (2, 24), (1, 96), (96,), (1, 5)])
+def test_logits_are_those_of_whole_images(rows):
+    """Two halves are no image, nor are two images one."""
+    experiment = build.experiment(config_of(), Pixels((4, 4, 3)), jax.devices()[:1])
+    model = Model(experiment, {}, 0, "", {"commit": "unknown", "results": {}})
+    said = rf"whole images of the shape \(4, 4, 3\), in rows of 48; these rows have {rows[-1]}"
+    with pytest.raises(UserError, match=said):
+        model.logits(np.zeros(rows, np.int32), 0.5)
+    whole = np.zeros((2, 48), np.int32)
+    assert model_inputs.checked(experiment, whole, 0.5)[0].shape == whole.shape
 
 
 @pytest.mark.parametrize(
