@@ -7,7 +7,7 @@ import numpy as np
 
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.texts import Row, bucket, score_rows, takes_segments
-from md4_jax.model import answers
+from md4_jax.model import answers, outputs
 from md4_jax.model.model import Model
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.processes.capabilities import RevealsMasks
@@ -51,6 +51,12 @@ def objective_of(model: Model, name: str) -> Any:
         return model.bound(name)
     if model.experiment.network.causal:
         return Autoregressive()
+    if block := _block_of(model):
+        raise UserError(
+            f"likelihood={CHAIN_RULE} masks all later tokens at once, and the network was trained "
+            f"in blocks of {block}, which do not see later ones: leave likelihood out, so that it "
+            "is the bound of block diffusion"
+        )
     if isinstance(model.experiment.process, RevealsMasks):
         return AlongOrder("left_to_right")
     raise UserError(f"likelihood={CHAIN_RULE} needs masks or a causal network")
@@ -75,12 +81,16 @@ def log_likelihoods(
 def are_greedy(model: Model, pairs: Sequence[Pair], batch_size: int) -> np.ndarray:
     """Returns whether the most likely token of each step is that of the continuation: bool [N].
 
-    Tokens are taken from left to right, each with the tokens after it masked. Continuations drop
-    out at their first other token. False for processes without masks.
+    Tokens are taken from left to right, each with the tokens after it masked: in block diffusion
+    those of its block, of which others are not seen. Continuations drop out at their first other
+    token. False for processes without masks.
     """
-    greedy = np.full(len(pairs), isinstance(model.experiment.process, RevealsMasks))
-    pads = takes_segments(model.experiment, model.params)
+    masked = isinstance(model.experiment.process, RevealsMasks)
+    greedy, block = np.full(len(pairs), masked), _block_of(model)
+    pads = block > 0 or takes_segments(model.experiment, model.params)
     lengths = [bucket(one.size, model.length) if pads else one.size for one in pairs]
+    if block:
+        lengths = [min(model.length, length + -length % block) for length in lengths]
     for step in range(max((len(one.continuation) for one in pairs), default=0)):
         left = [i for i in np.flatnonzero(greedy) if step < len(pairs[i].continuation)]
         for length in sorted({lengths[i] for i in left}):
@@ -89,14 +99,23 @@ def are_greedy(model: Model, pairs: Sequence[Pair], batch_size: int) -> np.ndarr
                 part = rows[first : first + batch_size]
                 # Always as many rows, so that there is one program for each length.
                 same = [pairs[part[k % len(part)]] for k in range(batch_size)]
-                greedy[part] = _next_is(model, same, step, length, pads=pads)[: len(part)]
+                logits = _logits(model, same, step, length, pads=pads)
+                right = [one.continuation[step] for one in same]
+                greedy[part] = (np.argmax(logits, axis=-1) == right)[: len(part)]
     return greedy
 
 
-def _next_is(
+def _block_of(model: Model) -> int:
+    """Returns the tokens of a block of block diffusion; 0: the network sees whole texts."""
+    return getattr(model.experiment.objective, "block", 0)
+
+
+def _logits(
     model: Model, pairs: Sequence[Pair], step: int, length: int, *, pads: bool
 ) -> np.ndarray:
-    """Returns whether token `step` of each continuation is the most likely one: bool [N]."""
+    """Returns the logits of token `step` of each continuation, given those before it: [N, V]."""
+    if block := _block_of(model):
+        return _logits_in_blocks(model, pairs, step, length, block)
     own = model.experiment
     z = np.full((len(pairs), length), own.process.mask_id, np.int32)
     segments, first = np.full(z.shape, -1, np.int32), int(own.network.causal)
@@ -107,8 +126,26 @@ def _next_is(
     left = np.array([1.0 - step / len(one.continuation) for one in pairs], np.float32)
     t = np.zeros_like(left) if own.network.causal else own.process.schedule.inverse(left)
     at = [len(one.context) + step for one in pairs]
-    logits = model.logits(z, np.asarray(t), {"segments": segments} if pads else None, at)
-    return np.argmax(logits, axis=-1) == [one.continuation[step] for one in pairs]
+    return model.logits(z, np.asarray(t), {"segments": segments} if pads else None, at)
+
+
+def _logits_in_blocks(
+    model: Model, pairs: Sequence[Pair], step: int, length: int, block: int
+) -> np.ndarray:
+    """Returns the same in block diffusion: the block of the token is masked from there to its end.
+
+    A continuation does not end before the end of its last block, as when it is drawn.
+    """
+    z = np.full((len(pairs), length), model.experiment.process.mask_id, np.int32)
+    clean, left = np.zeros_like(z), np.zeros(len(pairs), np.float32)
+    at = np.array([len(one.context) + step for one in pairs], np.int32)
+    for row, (one, place) in enumerate(zip(pairs, at, strict=True)):
+        shown = np.concatenate([one.context, one.continuation[:step]])
+        z[row, :place] = clean[row, :place] = shown
+        begin, end = place - place % block, min(length, place - place % block + block)
+        left[row] = (end - place) / (end - max(begin, len(one.context)))
+    t = np.asarray(model.experiment.process.schedule.inverse(left), np.float32)
+    return outputs.logits_in_blocks(model, z, clean, t, at, block)
 
 
 def continued(

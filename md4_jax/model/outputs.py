@@ -1,5 +1,6 @@
 """Logits of a model's network, of all positions or of one of each sequence."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,19 +16,42 @@ from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_hos
 
 def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any) -> np.ndarray:
     """Returns what `Model.logits` returns; UserError for inputs that do not fit."""
-    experiment, programs = model.experiment, model.programs
-    rows, times = inputs.checked(experiment, tokens, t)
+    rows, times = inputs.checked(model.experiment, tokens, t)
     told = inputs.contexts(context, rows)
     index = None if at is None else inputs.positions(at, rows)
-    mesh = experiment.mesh
-    own = local_rows(mesh, len(rows) + -len(rows) % batch_shards(mesh)).clip(max=len(rows) - 1)
-    given = jax.tree.map(lambda x: x[own], (rows, times, told, index))
-    if "logits" not in programs:
-        programs["logits"] = jit(_program(experiment.network), mesh, experiment.network)
-    with jax.set_mesh(mesh):
-        found = programs["logits"](model.params, *to_global(given, mesh))
-    found = to_host(found)[: len(rows)]
+    found = _computed(model, "logits", _program, (rows, times, told, index))
     return found if np.ndim(tokens) == 2 else found[0]
+
+
+def logits_in_blocks(
+    model: Any, z: np.ndarray, clean: np.ndarray, t: np.ndarray, at: np.ndarray, block: int
+) -> np.ndarray:
+    """Returns the logits of one position of each row in block diffusion, float32 [B, V].
+
+    Its block sees itself as in z [B, L], and the blocks before it as in `clean`. at: int32 [B]
+
+    t  float32 [B], time of all blocks
+    """
+    make = functools.partial(_program_in_blocks, block=block)
+    return _computed(model, f"logits in blocks of {block}", make, (z, clean, t, at))
+
+
+def _computed(
+    model: Any, name: str, make: Callable[[Network], Callable[..., Array]], given: tuple
+) -> np.ndarray:
+    """Returns what a program gives of these arrays [B, ...] on the model's devices.
+
+    name: under which the program is kept; make: makes it of the network
+    """
+    experiment, programs, rows = model.experiment, model.programs, len(given[0])
+    mesh = experiment.mesh
+    own = local_rows(mesh, rows + -rows % batch_shards(mesh)).clip(max=rows - 1)
+    given = jax.tree.map(lambda x: x[own], given)
+    if name not in programs:
+        programs[name] = jit(make(experiment.network), mesh, experiment.network)
+    with jax.set_mesh(mesh):
+        found = programs[name](model.params, *to_global(given, mesh))
+    return to_host(found)[:rows]
 
 
 def _program(network: Network) -> Callable[..., Array]:
@@ -36,6 +60,17 @@ def _program(network: Network) -> Callable[..., Array]:
         if index is None:
             return denoiser(z, t).astype(jnp.float32)
         h = denoiser.features_at(z, t, index[:, None])
+        return denoiser.unembed(h)[:, 0].astype(jnp.float32)
+
+    return run
+
+
+def _program_in_blocks(network: Network, block: int) -> Callable[..., Array]:
+    def run(params: Params, z: Array, clean: Array, t: Array, at: Array) -> Array:
+        denoiser, blocks = network.denoiser(params, {}), -(-z.shape[1] // block)
+        t_BxG = jnp.broadcast_to(t[:, None], (len(t), blocks))
+        h = denoiser.blocks.features(z, t_BxG, clean, block)
+        h = jnp.take_along_axis(h, at[:, None, None], axis=1)
         return denoiser.unembed(h)[:, 0].astype(jnp.float32)
 
     return run

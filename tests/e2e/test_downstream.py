@@ -1,11 +1,14 @@
 """Continuations as downstream tasks ask for them, and a task of lm_eval without a network."""
 
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from peer_folders import chat_folder, says_a_or_ends
+from peer_folders import chat_folder, peer_folder, says_a_or_ends
 
 import md4_jax
 from md4_jax.evals.likelihood import LikelihoodBound
@@ -13,6 +16,7 @@ from md4_jax.model import continuations
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import UserError
 
+BLOCKS = {"objective.block": 6, "data.length": 18}
 TASKS = Path(__file__).with_name("downstream")
 
 
@@ -69,7 +73,7 @@ def stand_in() -> types.SimpleNamespace:
         return np.eye(7)[[best(*one) for one in zip(z, at, t, strict=True)]]
 
     network = types.SimpleNamespace(causal=False, bind=bind)
-    experiment = types.SimpleNamespace(process=Masking(7), network=network)
+    experiment = types.SimpleNamespace(process=Masking(7), network=network, objective=None)
     return types.SimpleNamespace(
         experiment=experiment, params={"network": {}}, length=8, logits=logits
     )
@@ -87,6 +91,49 @@ def test_greedy_continuations_are_those_of_every_step():
         pairs.append(continuations.Pair(other[:2].astype(np.int32), other[2:].astype(np.int32)))
     found = continuations.are_greedy(stand_in(), pairs, 3)
     np.testing.assert_array_equal(found, [True, False, False, False])
+
+
+def greedily(model, contexts: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yields logits [N, V] of the next token, of which the most likely one is then shown."""
+    own, block, mask = model.experiment, model.experiment.objective.block, model.domain.vocab_size
+    denoiser, given = own.network.denoiser(model.params, {}), contexts.shape[1]
+    z = np.full((len(contexts), model.length), mask)
+    z[:, :given] = contexts
+
+    @jax.jit
+    def read(z, masked):
+        t = jnp.full((len(z), model.length // block), own.process.schedule.inverse(masked))
+        return denoiser.unembed(denoiser.blocks.features(z, t, jnp.minimum(z, mask - 1), block))
+
+    for place in range(given, given + size):
+        begin = place // block * block
+        masked = (z[0, max(begin, given) : begin + block] == mask).mean()
+        logits = np.asarray(read(z, masked))[:, place]
+        z[:, place] = np.argmax(logits, axis=-1)
+        yield logits
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [("sdar", {"mask_token_id": 123}), ("bd3lm", {"time_conditioning": True}), ("nemotron", {})],
+)
+def test_a_block_is_greedy_given_the_blocks_before_it_and_no_later_ones(name, told, tmp_path):
+    """Contexts and continuations begin and end within blocks; the times are those of blocks."""
+    model = md4_jax.load(peer_folder(tmp_path, name, **told), BLOCKS)
+    rng = np.random.default_rng(0)
+    contexts = rng.integers(0, model.domain.vocab_size, (4, 9)).astype(np.int32)
+    expected = list(greedily(model, contexts, 7))
+    best = np.argmax(expected, axis=-1).T.astype(np.int32)
+    other = best.copy()
+    other[np.arange(4), [0, 2, 4, 6]] ^= 1
+    pairs = [continuations.Pair(*both) for both in zip(contexts, best, strict=True)]
+    wrong = [continuations.Pair(*both) for both in zip(contexts, other, strict=True)]
+    assert continuations.are_greedy(model, pairs + wrong, 4).tolist() == [True] * 4 + [False] * 4
+    for step, logits in enumerate(expected):
+        found = continuations._logits_in_blocks(model, pairs, step, 18, 6)
+        np.testing.assert_allclose(found, logits, atol=1e-4)
+    with pytest.raises(UserError, match="chain_rule masks all .* trained in blocks of 6, which"):
+        continuations.objective_of(model, "chain_rule")
 
 
 def test_a_long_context_loses_its_start(model):
