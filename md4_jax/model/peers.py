@@ -1,5 +1,6 @@
 """Configs of published models, made of their config.json and of the names and shapes of arrays."""
 
+import copy
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -78,7 +79,8 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     config["network"] = {key: value for key, value in network.items() if key in known}
     config["data"] = {"name": "text", "path": "", "length": found.length}
     config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
-    config |= {name: found.sections[name] for name in ("process", "objective")}
+    # Copies: keys may be overridden, and models share what is the same for all of a kind.
+    config |= {name: copy.deepcopy(found.sections[name]) for name in ("process", "objective")}
     config["sample"] |= found.sections.get("sample", {})
     config["optim"] |= {"learning_rate": 1e-4, "warmup_steps": 100}
     config["train"] |= {"num_steps": 10_000, "batch_size": 32}

@@ -74,6 +74,13 @@ def test_mdlm_is_told_the_noise_only_if_its_config_says_so(timed, tmp_path):
     np.testing.assert_allclose(found, np.asarray(expected)[..., :11], atol=CLOSE)
 
 
+def test_a_key_of_one_model_is_none_of_the_next(folders):
+    changed = md4_jax.load(folders["mdlm"], {"process.schedule.eps": 0.25})
+    assert changed.config["process"]["schedule"]["eps"] == 0.25
+    for name in ("mdlm", "duo"):
+        assert md4_jax.load(folders[name]).config["process"]["schedule"]["eps"] == 1e-3
+
+
 def test_duo(folders):
     model, told = md4_jax.load(folders["duo"]), answers("duo")
     found = model.logits(told["z"], time_of(model, told["sigma"]))
