@@ -39,7 +39,7 @@ def llada_moe(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """The same; blocks are of 32 tokens, unless objective.block says otherwise."""
+    """The same; blocks are of 32 tokens, unless a model that was exported here says otherwise."""
     _check(told, tensors, BUILT | LLADA2)
     bias = "model.layers.0.attention.dense.bias"
     if bias in tensors:
@@ -55,7 +55,8 @@ def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "router_groups": needed(told, tensors, "n_group"),
         "router_groups_taken": needed(told, tensors, "topk_group"),
     }  # fmt: skip
-    return in_blocks(_peer(told, tensors, network, published_experts.from_llada2), BLOCK)
+    block = told.get("block_size", BLOCK)
+    return in_blocks(_peer(told, tensors, network, published_experts.from_llada2), block)
 
 
 def _peer(told: Mapping[str, Any], tensors: Tensors, network: dict[str, Any], convert: Any) -> Peer:

@@ -14,6 +14,7 @@ from md4_jax.data.definitions import definition_of
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
 from md4_jax.model import adapters
+from md4_jax.model.agreement import Meaning
 from md4_jax.model.layout import exported, with_mask
 from md4_jax.model.own_layouts import layout_of
 from md4_jax.protocols import UserError
@@ -81,10 +82,8 @@ def export(model: Any, folder: Place) -> Place:
         model = adapters.merged(model)
     layout = model.layout or layout_of(model)
     options = build_section("network", model.config["network"], vocab_size=model.domain.vocab_size)
-    told, arrays = exported(
-        layout, model.params["network"], options, model.origin,
-        block=getattr(model.experiment.objective, "block", 0),
-    )  # fmt: skip
+    meaning = Meaning(options, model.experiment.process, model.config["objective"])
+    told, arrays = exported(layout, model.params["network"], meaning, model.origin)
     if not is_first():
         return folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from md4_jax.config.schema import build_section
 from md4_jax.model import peers
+from md4_jax.model.agreement import Difference, Meaning, differences, with_changes
 from md4_jax.model.peer import Peer
 from md4_jax.networks.published import Arrays, MaskLast, Read, View
 from md4_jax.protocols import Params, UserError
@@ -135,15 +136,14 @@ class Numbered(Mapping):
 
 
 def exported(
-    layout: Layout, params: Params, options: Any, folder: str, block: int = 0
+    layout: Layout, params: Params, own: Meaning, folder: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns config.json and the arrays of a network in the layout that it came from.
 
-    params, options  of the network; folder: where it came from, for messages
-    block            tokens of a block, if it was trained by block diffusion
-
-    Entries that no parameter stands for, such as the head's column of the mask, are zeros.
+    folder: where it came from, for messages. Entries that no parameter stands for, such as the
+    head's column of the mask, are zeros.
     """
+    options, block = own.options, own.block
     peer = peers.peer(layout.config, Numbered(layout, folder))
     layout = _of_parameters(layout, peer)
     if peer.begins is not None and not options.causal:
@@ -175,23 +175,28 @@ def exported(
             f"the layout of {folder} has no place for the parameter {min(values)!r}: use save"
         )
     _fill(out, layout, read.names, peer, folder)
-    told = _with_block(layout.config, peer, options, block)
-    _check_told(told, numbers, options, block)
+    told = with_changes(_with_block(layout.config, peer, options, block), peer, own)
+    _check_told(told, numbers, own)
     return told, out
 
 
-def _check_told(told: Mapping[str, Any], numbers: Numbered, options: Any, block: int) -> None:
-    """Raises UserError for a key of the network that is read otherwise of config.json."""
-    found = peers.config_of(peers.peer(told, numbers), {})["network"]
-    read = build_section("network", found, vocab_size=options.vocab_size)
-    for key in UNTOLD:
-        ours, theirs = getattr(options, key, None), getattr(read, key, None)
-        if ours != theirs and (block or key != "causal_context"):
-            raise UserError(
-                f"the model has network.{key}={ours!r}, and in the layout of {numbers.folder} it "
-                f"would be read with {theirs!r}: use save, which keeps every key, or load the "
-                "model without this change"
-            )
+def _check_told(told: Mapping[str, Any], numbers: Numbered, own: Meaning) -> None:
+    """Raises UserError for a key on which outputs depend and that config.json tells otherwise."""
+    found = peers.config_of(peers.peer(told, numbers), {})
+    read = build_section("network", found["network"], vocab_size=own.options.vocab_size)
+    for key, ours, theirs in (*_of_network(own.options, read, own.block), *differences(own, found)):
+        raise UserError(
+            f"the model has {key}={ours!r}, and in the layout of {numbers.folder} it would be read "
+            f"with {theirs!r}: use save, which keeps every key, or load the model without this "
+            "change"
+        )
+
+
+def _of_network(ours: Any, theirs: Any, block: int) -> list[Difference]:
+    """Returns the keys of UNTOLD in which the options of networks differ."""
+    keys = [key for key in UNTOLD if block or key != "causal_context"]
+    pairs = ((key, getattr(ours, key, None), getattr(theirs, key, None)) for key in keys)
+    return [Difference(f"network.{key}", a, b) for key, a, b in pairs if a != b]
 
 
 def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def _with_block(config: Mapping[str, Any], peer: Peer, options: Any, block: int)
     if peer.told_of is not None:
         form = {"shifted": options.shifted, "block": block, "context": context}
         return peer.told_of(config, peer.kind, **form)
-    return {**config, "block_size": block} if peer.kind == "bd3lm" and block else dict(config)
+    return dict(config)
 
 
 def with_mask(told: Mapping[str, Any], folder: Place, mask: int | None) -> Mapping[str, Any]:

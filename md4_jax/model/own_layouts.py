@@ -12,9 +12,9 @@ import numpy as np
 
 from md4_jax.config.schema import build_section
 from md4_jax.model import peers
+from md4_jax.model.agreement import Meaning, differences
 from md4_jax.model.layout import Layout, Numbered
 from md4_jax.networks.published import DIT_TABLE
-from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 
 # Keys of a network that say how it is trained or computed, not what it computes.
@@ -60,6 +60,11 @@ class Own(NamedTuple):
         """Entries of the vocabulary, with the mask if there is one."""
         return self.options.vocab_size + hasattr(self.process, "mask_id")
 
+    @property
+    def meaning(self) -> Meaning:
+        """Meaning of the outputs of the network."""
+        return Meaning(self.options, self.process, self.objective)
+
 
 def layout_of(model: Any) -> Layout:
     """Returns the layout of the first project that has the model's network, process and objective.
@@ -103,27 +108,11 @@ def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[st
     if peer.tables:  # a head that is tied is written a second time
         ours["tied"] = theirs["tied"]
     found = [f"network.{key}={theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
-    process = build_section("process", config["process"], vocab_size=symbols)
-    if not _agree(own, process):
-        found.append(f"process={config['process']}")
     if own.objective["name"] not in kind.objectives:
         found.append(f"objective.name of {', '.join(kind.objectives)}")
-    scaled = config["objective"].get("scaled")
-    if scaled is not None and scaled != own.objective.get("scaled", scaled):
-        found.append(f"objective.scaled={scaled}")
+    others = differences(own.meaning, config)
+    found += [f"{key}={value!r}" for key, _, value in others if key != "objective.name"]
     return found
-
-
-def _agree(own: Own, process: Any) -> bool:
-    """Returns whether the network means the same with another process as with its own."""
-    if own.process == process:
-        return True
-    is_told = own.options.time_conditioning and getattr(process, "conditioning", "") != "zero"
-    masks = isinstance(own.process, RevealsMasks) and isinstance(process, RevealsMasks)
-    if is_told or not masks:
-        return False
-    # A network that is told no time predicts what is masked, whatever the times of the masks.
-    return dataclasses.replace(own.process, schedule=process.schedule) == process
 
 
 def _computed(options: Any) -> dict[str, Any]:
@@ -208,7 +197,7 @@ def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
             "n_heads": o.heads, "dropout": o.dropout, **more,
         }  # fmt: skip
         if kind == "bd3lm":
-            told["block_size"] = own.objective.get("block", 1)
+            told["block_size"] = own.meaning.block or 1
         return _dit(own, kind, "backbone.", told)
 
     return make
@@ -229,7 +218,7 @@ def _run_config(kind: str, graph: str) -> Callable[[Own], Layout]:
                 "name": "small", "type": "ddit", "hidden_size": o.size,
                 "cond_dim": o.condition or o.size, "length": own.length, "n_blocks": o.depth,
                 "n_heads": o.heads, "dropout": o.dropout,
-                "scale_by_sigma": bool(own.objective.get("scaled", False)),
+                "scale_by_sigma": bool(own.meaning.scaled),
                 "tie_word_embeddings": False,
             },
         }  # fmt: skip

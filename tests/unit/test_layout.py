@@ -141,6 +141,63 @@ def test_a_network_that_config_does_not_tell_is_refused(name, key, value, read, 
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("mdlm", {"process.conditioning": "sigma"}),
+        ("bd3lm", {"objective.block": 8}),
+        ("llada2", {"objective.block": 8, "data.length": 16}),
+        ("diffusiongemma", {"objective.block": 16, "data.length": 16}),
+        ("md4_text", {"process.schedule.name": "cosine"}),
+        ("sedd_absorb", {"objective.scaled": False}),
+    ],
+)
+def test_config_says_another_process_and_objective(name, changes, tmp_path):
+    source = peer_folder(tmp_path, name)
+    model = md4_jax.load(source, changes)
+    again = md4_jax.load(model.export(tmp_path / "exported"))
+    before = md4_jax.load(source)
+    for key in ("process", "objective"):
+        assert again.config[key] == model.config[key]
+    assert any(before.config[key] != model.config[key] for key in ("process", "objective"))
+    assert again.experiment.process == model.experiment.process
+
+
+@pytest.mark.parametrize(
+    "name, changes, said",
+    [
+        ("llada", {"objective.name": "block", "objective.block": 4}, "objective.block=4, .* 0:"),
+        ("mdlm", {"objective.name": "block", "objective.block": 4}, "objective.block=4, .* 0:"),
+        ("bd3lm", {"objective.name": "md4"}, "objective.block=0, .* with 4:"),
+        ("duo", {"process.conditioning": "zero"}, "process.conditioning='zero', .* 'sigma':"),
+        ("duo", {"process.schedule.eps": 0.1}, r"process.schedule=LogLinear\(eps=0.1\), .*=0.001"),
+        ("sedd_absorb", {"objective.name": "md4"}, "objective.name='md4', .* 'score_entropy':"),
+    ],
+)
+def test_a_process_or_objective_that_config_does_not_tell_is_refused(name, changes, said, tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, name), {"data.length": 16, **changes})
+    with pytest.raises(UserError, match=f"the model has {said}.* use save"):
+        model.export(tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("llada", {"process.schedule.name": "cosine"}),
+        ("mdlm", {"process.schedule.name": "linear", "objective.name": "any_order"}),
+        ("llada", {"objective.name": "preference", "data.rejected_key": "worse"}),
+        ("radd", {"objective.name": "any_order", "objective.max_masked": 0.5}),
+    ],
+)
+def test_what_changes_the_training_alone_goes_back(name, changes, tmp_path):
+    """A network that is told no time means the same with every schedule of masks."""
+    source = peer_folder(tmp_path, name)
+    folder = md4_jax.load(source, changes).export(tmp_path / "exported")
+    told = [json.loads((each / "config.json").read_text()) for each in (source, folder)]
+    assert told[0] == told[1]
+
+
 def test_half_precision_is_kept(tmp_path):
     source = peer_folder(tmp_path, "dream")
     halves = {k: v.astype(np.float16) for k, v in load_file(source / "model.safetensors").items()}

@@ -1,0 +1,106 @@
+"""Whether process and objective of a model are those that would be read of its layout."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from md4_jax.config.schema import build_section
+from md4_jax.model import experts, gemma
+from md4_jax.model.peer import Peer
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.schedules import SCHEDULES
+
+# Bounds of a network of masks whose outputs are probabilities; those of score_entropy are scores.
+MASKED = (
+    "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
+    "every_order",
+)  # fmt: skip
+SCORES = "score_entropy"
+# Kinds whose config.json says whether the network is told the noise, and those with a key for the
+# size of blocks.
+TIMED = ("mdlm", "bd3lm", "udlm")
+BLOCKS = {"bd3lm": "block_size", gemma.KIND: "canvas_length"} | dict.fromkeys(
+    (kind for kind in experts.KINDS if kind.startswith("llada2")), "block_size"
+)
+
+
+class Difference(NamedTuple):
+    """Key that the model has with `ours`, and that would be read with `theirs`."""
+
+    key: str
+    ours: Any
+    theirs: Any
+
+
+class Meaning(NamedTuple):
+    """Meaning of a network's outputs: its options, the process, the section `objective`."""
+
+    options: Any
+    process: Any
+    objective: Mapping[str, Any]
+
+    @property
+    def block(self) -> int:
+        """Returns the tokens of a block; 0: the network sees whole texts."""
+        return getattr(self._built, "block", 0)
+
+    @property
+    def scaled(self) -> bool | None:
+        """Returns whether scores come without the factor of the noise; None: there are none."""
+        return getattr(self._built, "scaled", None)
+
+    @property
+    def _built(self) -> Any:
+        return build_section("objective", self.objective)
+
+
+def differences(own: Meaning, read: Mapping[str, Any]) -> list[Difference]:
+    """Returns where a model differs from the config that is read of its layout.
+
+    read: config, with sections process and objective. What changes the training alone is no
+    difference.
+    """
+    theirs = build_section("process", read["process"], vocab_size=own.options.vocab_size)
+    found = _of_process(own.options, own.process, theirs)
+    told, name = read["objective"], own.objective["name"]
+    is_masked = isinstance(own.process, RevealsMasks) and name in (*MASKED, SCORES)
+    if is_masked and (name == SCORES) != (told["name"] == SCORES):
+        found.append(Difference("objective.name", name, told["name"]))
+    if None not in (own.scaled, told.get("scaled")) and own.scaled != told["scaled"]:
+        found.append(Difference("objective.scaled", own.scaled, told["scaled"]))
+    if own.block != told.get("block", 0):
+        found.append(Difference("objective.block", own.block, told.get("block", 0)))
+    return found
+
+
+def with_changes(told: Mapping[str, Any], found: Peer, own: Meaning) -> dict[str, Any]:
+    """Returns config.json with what its kind tells of process and objective, as the model has it.
+
+    found: what is read of it without these changes
+    """
+    told, process, objective = dict(told), found.sections["process"], found.sections["objective"]
+    conditioning = getattr(own.process, "conditioning", "")
+    if found.kind in TIMED and conditioning != process["conditioning"]:
+        told["time_conditioning"] = conditioning != "zero"
+    if found.kind == "md4":
+        name = next((n for n, x in SCHEDULES.items() if x() == own.process.schedule), None)
+        if name not in (None, process["schedule"]["name"]):
+            told["noise_schedule"] = name
+    if None not in (own.scaled, objective.get("scaled")) and own.scaled != objective["scaled"]:
+        told["model"] = {**told.get("model", {}), "scale_by_sigma": own.scaled}
+    if found.kind in BLOCKS and own.block not in (0, objective.get("block")):
+        told[BLOCKS[found.kind]] = own.block
+    return told
+
+
+def _of_process(options: Any, ours: Any, theirs: Any) -> list[Difference]:
+    """Returns the fields in which a process differs and on which the network's outputs depend."""
+    if type(ours) is not type(theirs):
+        return [Difference("process.name", type(ours).__name__, type(theirs).__name__)]
+    timed = getattr(options, "time_conditioning", False)
+    timed = timed and getattr(theirs, "conditioning", "") != "zero"
+    # A network that is told no time predicts what is masked, whatever the times of the masks.
+    free = () if timed or not isinstance(ours, RevealsMasks) else ("schedule",)
+    fields = (field.name for field in dataclasses.fields(ours) if field.name not in free)
+    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in fields)
+    return [Difference(f"process.{name}", a, b) for name, a, b in pairs if a != b]
