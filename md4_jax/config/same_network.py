@@ -19,13 +19,12 @@ def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any,
 
     Adapters that only this one has are no difference: they add nothing before the first step.
     """
+    names = [one.config["network"]["name"] for one in (experiment, other)]
+    if names[0] != names[1]:
+        return [("name", *names)]
     own, its = (computed(_options(one)) for one in (experiment, other))
-    if not its.get("lora_rank"):
-        own, its = ({k: v for k, v in x.items() if k[:5] != "lora_"} for x in (own, its))
-    name = "name", type(_options(experiment)).__name__, type(_options(other)).__name__
-    if name[1] != name[2]:
-        return [("name", *(one.config["network"]["name"] for one in (experiment, other)))]
-    return [(key, own[key], its[key]) for key in own if own[key] != its[key]]
+    keys = sorted((own.keys() & its.keys()) - {"lora_rank"})
+    return [(key, own[key], its[key]) for key in keys if own[key] != its[key]]
 
 
 def computed(options: Any) -> dict[str, Any]:
@@ -36,6 +35,8 @@ def computed(options: Any) -> dict[str, Any]:
     options = options.resolved("cpu") if hasattr(options, "resolved") else options
     fields = (field.name for field in dataclasses.fields(options))
     found = {key: _plain(getattr(options, key)) for key in fields if key not in FREE}
+    if not found.get("lora_rank"):
+        found.pop("lora_alpha", None)
     if "norm_parameters" not in found:
         return found
     is_timed = found.get("time_conditioning", False)

@@ -4,12 +4,12 @@ A layout is made of the sizes of the network and read as a published folder is r
 into it only if what was read is the same network, process and objective.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from md4_jax.config.same_network import computed
 from md4_jax.config.schema import build_section
 from md4_jax.model import peers
 from md4_jax.model.agreement import Meaning, differences
@@ -17,12 +17,6 @@ from md4_jax.model.layout import Layout, Numbered
 from md4_jax.networks.published import DIT_TABLE
 from md4_jax.protocols import UserError
 
-# Keys of a network that say how it is trained or computed, not what it computes.
-FREE = (
-    "scan_blocks", "remat", "dtype", "products", "attention", "initial", "dropout",
-    "dropout_shared", "attention_dropout", "embedding_dropout", "label_dropout", "balance",
-    "router_z", "parameters", "lora_alpha", "lora_dropout", "tables_tokens", "tables_hidden",
-)  # fmt: skip
 SINUSOIDS = 256  # of the time, in a DiT
 # Where code on the hub reads a layout: repository, and modules of configuration and model.
 CODE = {
@@ -104,7 +98,7 @@ def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[st
     peer = peers.peer(layout.config, Numbered(layout, origin))
     config, symbols = peers.config_of(peer, {}), own.options.vocab_size
     read = build_section("network", config["network"], vocab_size=symbols)
-    ours, theirs = _computed(own.options), _computed(read.resolved("cpu"))
+    ours, theirs = computed(own.options), computed(read)
     if peer.tables:  # a head that is tied is written a second time
         ours["tied"] = theirs["tied"]
     found = [f"network.{key}={theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
@@ -112,19 +106,6 @@ def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[st
         found.append(f"objective.name of {', '.join(kind.objectives)}")
     others = differences(own.meaning, config)
     found += [f"{key}={value!r}" for key, _, value in others if key != "objective.name"]
-    return found
-
-
-def _computed(options: Any) -> dict[str, Any]:
-    """Returns the keys of a network on which its outputs depend, each with its one meaning."""
-    fields = (field.name for field in dataclasses.fields(options))
-    found = {key: getattr(options, key) for key in fields if key not in FREE}
-    is_conditioned = options.time_conditioning or options.classes > 0
-    found["condition"] = (options.condition or options.size) if is_conditioned else 0
-    found["norm_parameters"] = options.norm_parameters
-    if options.norm_parameters == "auto" and not is_conditioned:
-        found["norm_parameters"] = "scale"
-    found["time_embedding"] = options.time_conditioning and options.time_embedding
     return found
 
 

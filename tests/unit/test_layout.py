@@ -1,5 +1,6 @@
 """Models go back to the layout of the published checkpoint that they were made of."""
 
+import dataclasses
 import json
 
 import jax
@@ -350,6 +351,14 @@ def test_a_model_trained_here_goes_into_the_layout_that_it_fits(name, tmp_path):
         assert again.config[section] == model.config[section]
     z = answers(name)["z"]
     np.testing.assert_array_equal(again.logits(z, t=0.5), model.logits(z, t=0.5))
+
+
+def test_a_parameter_without_a_place_is_not_lost(tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, "mdlm"))
+    network = model.params["network"] | {"more": {"kernel": np.ones(3)}}
+    model = dataclasses.replace(model, params={**model.params, "network": network})
+    with pytest.raises(UserError, match=r"has no place for the parameter 'more/kernel': use save"):
+        model.export(tmp_path / "exported")
 
 
 def test_a_network_of_no_project_is_told_what_the_nearest_has(tmp_path):
