@@ -204,7 +204,7 @@ def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:
         return told.beginning(caches[0], first), free.beginning(caches[1], first)
 
     return Blockwise(
-        _side_by_side(told.features, free.features),
+        _side_by_side(told.features, free.features) if told.features and free.features else None,
         lambda rows, window: (told.empty_cache(rows, window), free.empty_cache(rows, window)),
         of_both(told.append_block, free.append_block),
         around if told.around and free.around else None,

@@ -19,7 +19,7 @@ from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt
 from md4_jax.runtime.mesh import make_mesh
-from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers import SAMPLERS, loop
 from md4_jax.samplers.ancestral import Ancestral, reveal_by_symbol
 from md4_jax.samplers.batches import draw_samples, make_sampler
 from md4_jax.samplers.blocks import Blocks
@@ -297,6 +297,24 @@ def test_blocks_keep_two_caches(process):
     recomputed = Blocks(block=3, window=6, cached=False)
     cached, again = (tokens(process, loop, 4.0, 1)[0] for loop in (BLOCKS, recomputed))
     np.testing.assert_array_equal(cached, again)
+
+
+def test_a_causal_network_keeps_two_caches(monkeypatch):
+    """One token at a time is read, and samples are those without the caches."""
+    network, params = tiny_networks.built(classes=2, depth=1, causal=True)
+    params, context = {"network": params, "process": Masking(5)}, {"label": jnp.ones(3, int)}
+    denoiser, process = guided(network, params, context, 2.0)
+    cached = []
+    one_by_one = loop.one_by_one
+    monkeypatch.setattr(loop, "one_by_one", lambda *a: cached.append(1) or one_by_one(*a))
+    told, again = (
+        exact.drawn(
+            each, process, SAMPLERS["left_to_right"](), uniform(3), exact.keys_for(0, 3), length=6
+        )  # fmt: skip
+        for each in (denoiser, denoiser._replace(blocks=None))
+    )
+    np.testing.assert_array_equal(told[0], again[0])
+    assert len(cached) == 1
 
 
 @pytest.mark.slow
