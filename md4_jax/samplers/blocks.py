@@ -125,7 +125,7 @@ class Blocks:
             here = jax.tree.map(lambda x: _block(x, b, block), prompt)
             within = with_clean_prompt(within, process, here) if self.clean_prompts else within
             own = fold_keys(keys, b)
-            chain = start(process, here, fold_keys(own, len(grid)))
+            chain = start(process, step, here, fold_keys(own, len(grid)))
             chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
             return _unless_given(
                 within, process, step, chain, Course(grid, own, here.tokens, trace)

@@ -100,7 +100,7 @@ class Live:
         run = _Run(asked, params, (context, jnp.float32(weight), prompt), kind, keys, prompt)
         with jax.set_mesh(self._mesh):
             count = jnp.int32(len(asked.grid))
-            chain = self._start(params["process"], prompt, fold_keys(keys, count))
+            chain = self._start(params["process"], asked.step, prompt, fold_keys(keys, count))
         if reveal.has_schedule(asked.step, params["process"]):
             yield from self._by_schedule(run, chain)
         else:
@@ -157,8 +157,8 @@ class Live:
             yield Watched(min(at, count), count, z, chances, each * (k + 1))
 
 
-def _start(process: Any, prompt: Prompt, keys: Array) -> Chain:
-    return loop.start(process, prompt, keys)
+def _start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chain:
+    return loop.start(process, step, prompt, keys)
 
 
 def _plan(process: Any, step: SamplerStep, chain: Chain, grid: Array, keys: Array, *, capacity):

@@ -57,7 +57,7 @@ def sample(
     (if alpha_0 < 1) is replaced by draws from the denoiser. The paths of the first `trace`
     sequences are returned too.
     """
-    chain = start(process, prompt, fold_keys(keys, len(grid)))
+    chain = start(process, step, prompt, fold_keys(keys, len(grid)))
     return continued(denoiser, process, step, chain, Course(grid, keys, prompt.tokens, trace))
 
 
@@ -80,8 +80,8 @@ def continued(
     return chain, jax.tree.map(lambda *parts: jnp.concatenate(parts), frames, last)
 
 
-def start(process: Any, prompt: Prompt, keys: Array) -> Chain:
-    """Draws the chain at t = 1, with the prompt in it."""
+def start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chain:
+    """Draws the chain at t = 1 with the prompt in it, as it is seen at the time of the chain."""
     prior_keys, noise_keys = split_keys(keys)
     z = process.prior(prior_keys, prompt.tokens.shape[1])
     mask = jnp.asarray(prompt.mask)
@@ -89,7 +89,13 @@ def start(process: Any, prompt: Prompt, keys: Array) -> Chain:
     if isinstance(process, ObservesMasks):
         observed = process.prior_observed(prior_keys, prompt.tokens.shape[1])
         chain = chain._replace(observed=observed)
-    return put_prompt(chain, prompt_at(process, prompt.tokens, jnp.float32(1.0), noise_keys))
+    now = time_of(step, jnp.float32(1.0))
+    return put_prompt(chain, prompt_at(process, prompt.tokens, now, noise_keys))
+
+
+def time_of(step: SamplerStep, t: Array) -> Array:
+    """Returns the time of a chain that is at time t of the grid: t, or the step's own level."""
+    return t if step.level is None else jnp.float32(step.level)
 
 
 def prompt_at(process: Any, tokens: Array, t: Array, keys: Array) -> Array:
@@ -144,8 +150,7 @@ def one_step(
     s, t = times
     own_keys, noise_keys = split_keys(keys)  # of its draws, of the prompt's noise
     after = step(denoiser, process, chain, s, t, own_keys)
-    now = s if step.level is None else jnp.float32(step.level)
-    return put_prompt(after, prompt_at(process, tokens, now, noise_keys))
+    return put_prompt(after, prompt_at(process, tokens, time_of(step, s), noise_keys))
 
 
 def _by_schedule(

@@ -111,7 +111,7 @@ class _Run(NamedTuple):
 
 
 def _start(run: _Run) -> Chain:
-    chain = loop.start(run.process, run.prompt, fold_keys(run.keys, len(run.grid)))
+    chain = loop.start(run.process, run.step, run.prompt, fold_keys(run.keys, len(run.grid)))
     return loop.with_memory(run.denoiser, run.step, chain)
 
 
@@ -132,7 +132,7 @@ def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) 
 
 def _look(run: _Run, chain: Chain, index: Array) -> tuple[Array, Array]:
     own, step = fold_keys(fold_keys(run.keys, len(run.grid) + 1), index), run.step
-    now = jnp.asarray(run.grid)[index] if step.level is None else jnp.float32(step.level)
+    now = loop.time_of(step, jnp.asarray(run.grid)[index])
     guess = loop.without_noise(run.denoiser, run.process, step.transform, chain, now, own)
     return loop.put_prompt(guess, run.prompt.tokens).z, guess.evaluations
 

@@ -130,6 +130,27 @@ def test_noise_of_the_chains_own_level_is_taken_away():
     assert len(seen) == 2 and all((t == np.float32(0.3)).all() for t in seen)
 
 
+@pytest.mark.parametrize("level", [0.0, 0.3])
+def test_the_chain_sees_its_prompt_from_the_first_proposal_on(level):
+    """With the noise of its own level, not with that of t = 1, also in the first step."""
+    seen = []
+
+    def features(z, t):
+        seen.append(np.asarray(z))
+        return jnp.zeros((*z.shape, 3))
+
+    tokens = np.full((60, 2), 2, np.int32)
+    prompt = Prompt(tokens, np.tile([True, False], (60, 1)))
+    with jax.disable_jit():
+        sample(
+            Denoiser(features, lambda h: h), PROCESS, Metropolis(2, level),
+            grid=uniform(1), keys=exact.keys_for(0, 60), prompt=prompt,
+        )  # fmt: skip
+    for z in seen:
+        same = (z[:, 0] == 2).mean()  # 1 - 2/3 level on average
+        assert same == 1.0 if not level else 0.55 < same < 0.95
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
