@@ -92,7 +92,8 @@ def _lines(path: str) -> list[tuple[int, str]]:
         text = place(path, "sample.templates").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"sample.templates={path} cannot be read: {error}") from error
-    lines = enumerate(text.split("\n"), start=1)
+    # Editors of Windows put a byte order mark first, which is no text.
+    lines = enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
     found = [(number, line.replace("\\n", "\n")) for number, line in lines if line]
     if not found:
         raise UserError(f"sample.templates={path} has no line with text")

@@ -151,6 +151,11 @@ def test_a_file_has_a_template_in_each_line(templates):
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_template(templates):
+    (only,) = built(3, Characters("ab\ufeff"), templates=templates("\ufeffab\r\n"))
+    assert listed(only) == [0, 1, FREE]
+
+
 def test_a_line_break_is_written_as_an_escape(templates):
     path = templates("a\\n_\\n\n")
     (only,) = built(4, Characters("\na"), templates=path)
