@@ -310,7 +310,7 @@ def test_a_causal_network_keeps_two_caches(monkeypatch):
     told, again = (
         exact.drawn(
             each, process, SAMPLERS["left_to_right"](), uniform(3), exact.keys_for(0, 3), length=6
-        )  # fmt: skip
+        )
         for each in (denoiser, denoiser._replace(blocks=None))
     )
     np.testing.assert_array_equal(told[0], again[0])
