@@ -248,7 +248,7 @@ def get_config() -> ConfigDict:
                 next_token=False,  # a block begins with the likeliest token after the one before
                 stop="",  # end_of_text: a text ends with it, or with the block that has it
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
-                label=-1,  # class of the samples, for network.classes > 0; -1: none
+                label=-1,  # class of the samples, for network.classes > 0; -1: none, or any
                 guidance=1.0,  # weight of the label: 0 ignores it, 1 obeys it, more exaggerates it
                 stride=0,  # new tokens of each window, for longer text; 0: one window
                 temperature=1.0,  # 0: the most likely token

@@ -69,6 +69,15 @@ def sample_window(experiment: Experiment) -> int:
     return min(length, experiment.data.length) if experiment.sample.stride else length
 
 
+def drawn_classes(experiment: Experiment) -> int:
+    """Returns from how many classes that of a sample is drawn where none is named; 0: it has none.
+
+    A network that was trained without network.label_dropout knows no text without a class.
+    """
+    network = experiment.config["network"]
+    return 0 if network.get("label_dropout", 0.0) else network.get("classes", 0)
+
+
 def sample_block(experiment: Experiment) -> int:
     """Returns the number of tokens that are sampled together; 0: all."""
     return getattr(experiment.loop, "block", 0)

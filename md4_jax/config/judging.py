@@ -9,7 +9,7 @@ from md4_jax.config.inputs import checkpoint_of
 from md4_jax.config.runs import averaged, check_checkpoint, other_run
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.suite import Judge
-from md4_jax.experiment import Experiment
+from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.networks import NETWORKS
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import place
@@ -47,14 +47,19 @@ def judge_of(experiment: Experiment) -> Judge | None:
 
 
 def _check_classes(experiment: Experiment, judge: Experiment) -> None:
-    """Raises UserError if `sample.label` is another class for the judge; it may have no classes."""
+    """Raises UserError if classes of samples are others for the judge; it may have no classes."""
     label, judge_name = experiment.sample.label, experiment.sample.judge
     own, its = (e.config["network"].get("classes", 0) for e in (experiment, judge))
-    if label >= 0 and its not in (0, own):
+    if (label >= 0 or drawn_classes(experiment)) and its not in (0, own):
         raise UserError(
             f"sample.judge={judge_name} has network.classes={its} and this run {own}, so that "
             f"sample.label={label} is another class for it: take a judge with the same classes or "
             "with none"
+        )
+    if label < 0 and drawn_classes(judge) and not drawn_classes(experiment):
+        raise UserError(
+            f"sample.judge={judge_name} was trained with network.label_dropout=0 and cannot judge "
+            "texts without a class: set sample.label, or take another judge"
         )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from md4_jax.config.fit import whole_blocks
-from md4_jax.experiment import Experiment, sample_block, sample_length
+from md4_jax.experiment import Experiment, drawn_classes, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings, templates
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
@@ -138,15 +138,14 @@ def _check_guidance(experiment: Experiment) -> None:
     said = f"sample.guidance={options.guidance}"
     if options.guidance == 1.0:
         return
+    if drawn_classes(experiment):
+        raise UserError(
+            f"{said} also needs the prediction without a label, which a network learns only with "
+            "network.label_dropout above 0, such as 0.1; this one has 0.0"
+        )
     if options.label < 0:
         _check_guiding_prompt(experiment, said)
         return
-    dropout = experiment.config["network"].get("label_dropout", 0.0)
-    if not dropout:
-        raise UserError(
-            f"{said} also needs the prediction without a label, which a network learns only with "
-            f"network.label_dropout above 0, such as 0.1; this one has {dropout}"
-        )
     if not experiment.process.shows_clean and (transform.top_k, transform.top_p) != (0, 1.0):
         raise UserError(
             f"{said} on noise that is no mask combines whole distributions: leave sample.top_k=0 "

@@ -13,6 +13,7 @@ from md4_jax.evals.likelihood import reported
 from md4_jax.experiment import (
     Experiment,
     clean_prompts,
+    drawn_classes,
     rows_of,
     sample_block,
     sample_length,
@@ -21,7 +22,6 @@ from md4_jax.experiment import (
 from md4_jax.generate import writers
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
 from md4_jax.generate.prompts import check_beginnings, remarks, templates
-from md4_jax.options import SampleOptions
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
@@ -104,11 +104,13 @@ def drawn_samples(
     """Draws samples as the `sample` section says; `programs` caches the compiled sampler.
 
     prompts  None: those of the section, which must not name examples of the data
-    context  as for `draw_samples`
+    context  as for `draw_samples`; None: `context_of` of the section
     """
     options = experiment.sample
     if prompts is None:
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
+    if context is None:
+        context = context_of(options, options.num * len(prompts), drawn_classes(experiment))
     if experiment.network.gaps:
         check_beginnings(prompts)
     if experiment.steering is not None:
@@ -148,7 +150,7 @@ def _steered(
     params: Params,
     programs: dict,
     prompts: list[Prompt],
-    context: Mapping[str, np.ndarray] | None,
+    context: Mapping[str, np.ndarray],
 ) -> Samples:
     """Draws samples towards the reward of the `sample` section."""
     network, grid, options = experiment.network, experiment.grid, experiment.sample
@@ -184,7 +186,8 @@ def watched(
         ("live", experiment.network),
         Live(experiment.network, experiment.mesh, clean_prompts(experiment.config["data"])),
     )
-    context = {name: values[0] for name, values in context_of(options, 1).items()}
+    told = context_of(options, 1, drawn_classes(experiment))
+    context = {name: values[0] for name, values in told.items()}
     step, grid = experiment.sampler_step, experiment.grid
     asked = Asked(step, grid, options.seed, prompt, context, options.guidance)
     return live.watch(params, asked)
@@ -220,18 +223,25 @@ def _judged(
         return {}
     judge, its_params = context.judge(params)
     bound = reported(judge)
-    batches = Corpus(None, judge.domain, judge.data).batches_of(
-        tokens, **rows_of(judge, bound.sequences(judge))
-    )
+    rows = rows_of(judge, bound.sequences(judge))
+    batches = Corpus(None, judge.domain, judge.data).batches_of(tokens, **rows)
     if judge.config["network"].get("classes", 0):
-        batches = (_with_label(batch, experiment.sample) for batch in batches)
+        told = context_of(experiment.sample, len(tokens), drawn_classes(experiment))
+        batches = with_context(batches, told, **rows)
     result = dataclasses.replace(bound, limit=0).of_batches(
         judge, its_params, batches, context.programs
     )
     return {"judge": experiment.sample.judge, **{f"judge_{k}": v for k, v in result.items()}}
 
 
-def _with_label(batch: Batch, options: SampleOptions) -> Batch:
-    """Adds the class of the samples to the context of a batch."""
-    told = context_of(options, len(batch.tokens))
-    return batch._replace(context={**batch.context, **told})
+def with_context(
+    batches: Iterator[Batch],
+    told: Mapping[str, np.ndarray],
+    batch_size: int,
+    rows: np.ndarray,
+) -> Iterator[Batch]:
+    """Adds the context {name: [N, ...]} of N sequences to batches, which have them in order."""
+    for number, batch in enumerate(batches):
+        here = number * batch_size + rows
+        own = {name: x[np.minimum(here, len(x) - 1)] for name, x in told.items()}
+        yield batch._replace(context={**batch.context, **own})

@@ -10,7 +10,7 @@ import numpy as np
 from md4_jax.data.sequences import Windows
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.metrics import bits
-from md4_jax.experiment import Experiment
+from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Batch, Params, UserError, batch_of
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
@@ -100,7 +100,6 @@ def score_texts(
     batch size, stride and seed are used. label: class of the texts; -1: none.
     UserError for a stride and a label that do not fit the model.
     """
-    check_label(experiment, label)
     bound.check_stride(experiment.data.length)
     tokens = [encoded(experiment, index, text) for index, text in enumerate(texts)]
     rows = [row for index, ids in enumerate(tokens) for row in _rows(experiment, bound, index, ids)]
@@ -127,6 +126,7 @@ def score_rows(
 
     Returns nats and their standard errors, each [texts]; the rows of a text are added up.
     """
+    check_label(experiment, label)
     is_exact = _is_exact(experiment, bound)
     repeats = 1 if is_exact else max(2, -(-bound.draws // PAIR))
     # The seed chooses the numbers of batches, so that all seeds share one program.
@@ -160,7 +160,7 @@ def takes_segments(experiment: Experiment, params: Params) -> bool:
 
 
 def check_label(experiment: Experiment, label: Any) -> None:
-    """Raises UserError for a label that is no class of the network, nor -1."""
+    """Raises UserError for a label that is no class of the network, nor -1 if it knows that."""
     classes = experiment.config["network"].get("classes", 0)
     if isinstance(label, bool) or not isinstance(label, int | np.integer) or label < -1:
         raise UserError(f"label must be the number of a class, or -1 for none, not {label!r}")
@@ -168,6 +168,11 @@ def check_label(experiment: Experiment, label: Any) -> None:
         raise UserError(f"label={label} is a class, and the network has none: leave label=-1")
     if label >= classes > 0:
         raise UserError(f"label={label} must be below network.classes={classes}; -1 means no class")
+    if label < 0 and drawn_classes(experiment):
+        raise UserError(
+            "label=-1, no class: this network was trained with network.label_dropout=0 and only "
+            f"knows the probability of a text given its class; name one, 0 to {classes - 1}"
+        )
 
 
 def encoded(experiment: Experiment, index: int, text: str) -> np.ndarray:

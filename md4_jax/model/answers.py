@@ -10,7 +10,7 @@ from md4_jax.data.chat import Messages
 from md4_jax.data.messages import conversation
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.evals.texts import bucket, takes_segments
-from md4_jax.experiment import Experiment, sample_block
+from md4_jax.experiment import Experiment, drawn_classes, sample_block
 from md4_jax.options import PromptOptions
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.samplers.batches import context_of
@@ -123,7 +123,7 @@ class _Canvas:
         rows = max(len(prompts), min(most, 2 ** (len(prompts) - 1).bit_length()))
         asked = [self._prompt(ids, size, length) for ids in prompts]
         asked += asked[-1:] * (rows - len(asked))
-        context = context_of(experiment.sample, rows)
+        context = context_of(experiment.sample, rows, drawn_classes(experiment))
         if self._pads and not self._ordered:
             used = np.array([len(ids) + size for ids in prompts])
             used = np.pad(used, (0, rows - len(used)), mode="edge")

@@ -189,7 +189,7 @@ class Model(pickling.Unpickled):
         objective   name of the bound; "": the one that --mode eval uses
         stride      number of new tokens in each window of a long text; 0: all
         batch_size  number of sequences that are computed at once
-        label       class of the texts; -1: no class
+        label       class of the texts; -1: no class, for a network with network.label_dropout
         """
         self.check_text("score")
         bound = LikelihoodBound(

@@ -141,7 +141,8 @@ class SampleOptions:
                 entropy below this number of nats, which is a sign of repetition. 0: never
     stride      number of new tokens in each window, for text longer than in training; 0: one
                 window, the network sees the whole text at once
-    label       class of the samples, for a network with classes; -1: no class
+    label       class of the samples, for a network with classes; -1: no class or, for a network
+                that knows no text without one, a class drawn for each sample
     guidance    weight w of classifier-free guidance: each step follows p(x | label)^w p(x)^(1 - w).
                 Without a label it is the weight of the prompt
     batch_size  number of sequences that are sampled at once

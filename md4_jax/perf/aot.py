@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
-from md4_jax.experiment import Experiment, clean_prompts
+from md4_jax.experiment import Experiment, clean_prompts, drawn_classes
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
 from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts, sample_rows
@@ -112,7 +112,7 @@ def _sample(experiment: Experiment) -> Plan:
     )
     prompt, told = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
-        (first, context_of(experiment.sample, rows)),
+        (first, context_of(experiment.sample, rows, drawn_classes(experiment))),
     )
     steps = len(experiment.grid) - 1
     length, count = first.tokens.shape[1], 1 + len(others)

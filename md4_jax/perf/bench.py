@@ -14,7 +14,14 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.evals.likelihood import make_eval_step, reported
-from md4_jax.experiment import Experiment, clean_prompts, rows_of, sample_block, sample_length
+from md4_jax.experiment import (
+    Experiment,
+    clean_prompts,
+    drawn_classes,
+    rows_of,
+    sample_block,
+    sample_length,
+)
 from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
@@ -232,7 +239,8 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     keys = jax.random.split(jax.random.key(0), rows)
     own = len(local_rows(experiment.mesh, rows))
     prompts = to_global(sample_prompts(experiment, own), experiment.mesh)
-    told = to_global(context_of(experiment.sample, own), experiment.mesh)
+    told = context_of(experiment.sample, own, drawn_classes(experiment))
+    told = to_global(told, experiment.mesh)
     arguments = [(params, experiment.sampler_step, keys, prompt, told) for prompt in prompts]
     with jax.set_mesh(experiment.mesh):
         compiled, facts = _compiled(sampler.program, *arguments[0])

@@ -16,6 +16,8 @@ from md4_jax.samplers.chain import SamplerStep
 from md4_jax.samplers.guidance import calls, guided, with_clean_prompt
 from md4_jax.samplers.particles import Steered
 
+LABEL = 2**31  # tells the key of a sample's class from those of its tokens
+
 
 class Samples(NamedTuple):
     """N samples as `draw_samples` returns them.
@@ -142,11 +144,19 @@ def cut(drawn: Samples, ends: Sequence[int]) -> Samples:
     return drawn._replace(lengths=np.minimum(drawn.lengths, lengths))
 
 
-def context_of(options: SampleOptions, count: int) -> dict[str, np.ndarray]:
-    """Returns the context of `count` samples: the class label of the options, if there is one."""
-    if options.label < 0:
+def context_of(options: SampleOptions, count: int, classes: int = 0) -> dict[str, np.ndarray]:
+    """Returns the context of `count` samples: the class label of the options, if there is one.
+
+    classes  otherwise each sample's is one of so many, which the seed and its number decide; 0: it
+             has none
+    """
+    if options.label >= 0:
+        return {"label": np.full(count, options.label, np.int32)}
+    if not classes:
         return {}
-    return {"label": np.full(count, options.label, np.int32)}
+    keys = row_keys(options.seed, 0, np.arange(count))
+    drawn = jax.vmap(lambda key: jax.random.randint(jax.random.fold_in(key, LABEL), (), 0, classes))
+    return {"label": np.asarray(drawn(keys), np.int32)}
 
 
 def windows(length: int, window: int, stride: int) -> Iterator[slice]:

@@ -414,6 +414,8 @@ IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo
          "hides it behind masks: it needs process.name='masking', not 'uniform'"),
         (dict(sample__guidance=2.0, sample__prompt="a", sample__stride=4),
          "leave sample.stride=0, not 4, or sample.guidance=1.0"),
+        (dict(sample__guidance=2.0, sample__prompt="a", network__classes=3),
+         "needs the prediction without a label, .* network.label_dropout above 0, .* has 0.0"),
         (dict(sample__guidance=0.5, sample__label=1, network__classes=3),
          "needs the prediction without a label, .* network.label_dropout above 0, .* has 0.0"),
         (dict(sample__guidance=2.0, sample__label=1, sample__top_p=0.9, network__classes=3,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from playgrounds import of_text
 
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives import OBJECTIVES
@@ -131,6 +132,31 @@ def test_each_sample_may_have_a_label_of_its_own():
 def test_no_label_means_no_context():
     assert context_of(SampleOptions(), 3) == {}
     np.testing.assert_array_equal(context_of(SampleOptions(label=4), 3)["label"], [4, 4, 4])
+
+
+def test_a_class_is_drawn_by_the_number_of_the_sample_and_the_seed():
+    label = context_of(SampleOptions(), 600, 3)["label"]
+    assert label.dtype == np.int32
+    counts = np.bincount(label)  # 200 each, with a standard deviation of 11.5
+    assert len(counts) == 3 and (abs(counts - 200) < 50).all()
+    np.testing.assert_array_equal(context_of(SampleOptions(num=9), 40, 3)["label"], label[:40])
+    assert (context_of(SampleOptions(seed=1), 600, 3)["label"] != label).mean() > 0.5
+    assert (context_of(SampleOptions(label=2), 6, 3)["label"] == 2).all()
+
+
+def test_a_network_that_knows_no_text_without_a_class_draws_one():
+    """Each sample is that of its class; scores need one."""
+    model = of_text({"label_dropout": 0.0})
+    label = context_of(SampleOptions(seed=3), 6, 2)["label"]
+    assert {*label.tolist()} == {0, 1}
+    found, *named = (model.sample(6, seed=3, steps=4, label=k).tokens for k in (-1, 0, 1))
+    assert (named[0] != named[1]).any(axis=1).all()
+    np.testing.assert_array_equal(found, np.where(label[:, None] == 0, *named))
+    np.testing.assert_array_equal([*model.watch(seed=3, steps=4)][-1].z, found[0])
+    for ask in (model.score, model.token_costs):
+        with pytest.raises(UserError, match="label=-1, no class: .* name one, 0 to 1"):
+            ask("to be")
+    assert model.score("to be", label=1, draws=2).nats.shape == (1,)
 
 
 def test_a_label_below_minus_one_is_refused():

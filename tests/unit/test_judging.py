@@ -22,13 +22,14 @@ from md4_jax.evals.generative import GenerativePerplexity
 from md4_jax.evals.judged import text_size
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.rewards import JudgeReward
-from md4_jax.evals.samples import DrawnSamples, drawn_samples
+from md4_jax.evals.samples import DrawnSamples, drawn_samples, with_context
 from md4_jax.model import judging
 from md4_jax.options import CheckpointOptions
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime.commit import PACKAGE_ROOT
 from md4_jax.runtime.paths import place
 from md4_jax.samplers import profile
+from md4_jax.samplers.batches import context_of
 from md4_jax.training.loop import fresh_state
 
 LORA = {"model.layers.0.self_attn.q_proj": 2}
@@ -147,10 +148,25 @@ def test_a_judge_with_classes_is_told_that_of_the_samples(made, tmp_path):
         batch = batch_of(tokens, context=told)
         found[label] = bound.of_batches(experiment, params, [batch], programs)["nats_per_token"]
     assert judged((experiment, params)) == found[1] and len({*found.values()}) == 3
+    experiment = experiment._replace(sample=dataclasses.replace(experiment.sample, label=-1))
+    drawn = drawn_samples(experiment, params, programs).tokens
+    told = context_of(experiment.sample, 4, 2)
+    assert {*told["label"].tolist()} == {0, 1}
+    expected = bound.of_batches(experiment, params, [batch_of(drawn, context=told)], programs)
+    assert judged((experiment, params)) == expected["nats_per_token"]
+    experiment = experiment._replace(sample=dataclasses.replace(experiment.sample, label=1))
     plain = made(data__label_key="")
     its = {**params, "network": random_parameters(plain.network)}
     alone = bound.of_batches(plain, its, [batch_of(tokens)], programs)["nats_per_token"]
     assert judged((plain, its)) == alone
+
+
+def test_each_sample_of_several_batches_keeps_its_class():
+    """Rows that fill up the last batch get that of the last sample."""
+    batches = iter([batch_of(np.zeros((2, 3), np.int32))] * 3)
+    told = {"label": np.arange(5)}
+    found = with_context(batches, told, batch_size=2, rows=np.arange(2))
+    assert [b.context["label"].tolist() for b in found] == [[0, 1], [2, 3], [4, 4]]
 
 
 def test_a_judge_with_other_classes_is_refused(made, tmp_path):
@@ -162,6 +178,13 @@ def test_a_judge_with_other_classes_is_refused(made, tmp_path):
     keep_domain(other.domain, folder)
     with pytest.raises(UserError, match="judge has network.classes=3 and this run 2, so that"):
         judge_of(made(sample__label="1", **asked))
+    with pytest.raises(UserError, match="judge has network.classes=3 and this run 2, so that"):
+        judge_of(made(**asked))  # each sample has a class
+    asked["network__label_dropout"] = "0.1"
+    with pytest.raises(UserError, match="label_dropout=0 and cannot judge texts without a class"):
+        judge_of(made(**asked))
+    other.config["network"]["label_dropout"] = 0.1
+    config.store(folder, other.config)
     with pytest.raises(UserError, match="holds no checkpoint yet"):
         judge_of(made(**asked))
 
