@@ -9,17 +9,14 @@ from md4_jax.generate.prompts import check_beginnings, templates
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.samplers.orders import AnyOrder
-from md4_jax.samplers.transforms import Transform
+from md4_jax.samplers.transforms import Transform, predicts_ratios
 
 
 def check_sampling(experiment: Experiment) -> None:
     """Raises UserError if sampling settings do not fit together."""
     transform, plain = experiment.sampler_step.transform, Transform()
     for key, value in dataclasses.asdict(transform).items():
-        if (
-            value != getattr(plain, key)
-            and getattr(experiment.process, "parametrisation", "") == "score"
-        ):
+        if value != getattr(plain, key) and predicts_ratios(experiment.process):
             raise UserError(
                 f"sample.{key}={value} needs a distribution over symbols, but with "
                 "process.parametrisation='score' the network predicts ratios"

@@ -11,7 +11,7 @@ from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Conditioned, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
-from md4_jax.samplers.transforms import Transform
+from md4_jax.samplers.transforms import Transform, predicts_ratios
 
 
 class Memory(NamedTuple):
@@ -108,13 +108,16 @@ class EntropyBound:
         read = chain.z if memory.signal is None else Conditioned(chain.z, memory.signal)
         times = jnp.full(len(chain.z), t)
         outputs = denoiser(read, times)
-        cooled = outputs / (self.cooling + (1.0 - self.cooling) * t)
-        logits = process.clean_logits(self.transform(cooled), chain.z, times)
+        plain = process.clean_logits(outputs, chain.z, times)
+        warmth = self.cooling + (1.0 - self.cooling) * t
+        if predicts_ratios(process):
+            logits = self.transform(plain / warmth)
+        else:
+            logits = process.clean_logits(self.transform(outputs / warmth), chain.z, times)
         drawn, likeliest = draw_token(token_keys, logits), jnp.argmax(logits, axis=-1)
         entropies = jnp.where(prompt, 0.0, entropy(logits))
         accepted = least(entropies, self.entropy_bound)
         z = jnp.where(accepted, drawn, process.prior(noise_keys, chain.z.shape[1]))
-        plain = process.clean_logits(outputs, chain.z, times)
         sure = jnp.where(accepted, probability(plain, drawn), 0.0)
         likeliest = likeliest.astype(chain.z.dtype)
         return chain._replace(

@@ -11,7 +11,7 @@ from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token, probability
-from md4_jax.samplers.transforms import Transform
+from md4_jax.samplers.transforms import Transform, predicts_ratios
 
 
 @pytree("transform", "kappa")
@@ -56,11 +56,14 @@ class Psi:
         if self.greedy_tail:
             warm = jnp.where(s > 0.0, transform.temperature, 0.0)
             transform = dataclasses.replace(transform, temperature=warm)
-        outputs = transform(denoiser(chain.z, now))
+        outputs, of_ratios = denoiser(chain.z, now), predicts_ratios(process)
+        outputs = outputs if of_ratios else transform(outputs)
 
         reverse = process.reverse_logits(outputs, chain.z, before, now)
-        stepped = draw_token(reverse_keys, reverse)
         clean = process.clean_logits(outputs, chain.z, now)
+        if of_ratios:
+            reverse, clean = transform(reverse), transform(clean)
+        stepped = draw_token(reverse_keys, reverse)
         guess = draw_token(guess_keys, clean)
         noised = process.corrupt(noise_keys, guess, before)
 

@@ -1,6 +1,7 @@
 """Temperature, top-k and top-p."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,14 @@ class Transform:
 
         _, edge = jax.lax.fori_loop(0, 31, halve, (jnp.full_like(most, -1), most))
         return jnp.where(bits < edge, -jnp.inf, logits)
+
+
+def predicts_ratios(process: Any) -> bool:
+    """Returns whether outputs are ratios of probabilities, which a temperature cannot change.
+
+    The symbol that is there has ratio 1. Only what follows from the ratios is a distribution.
+    """
+    return getattr(process, "parametrisation", "") == "score"
 
 
 def check_transform(temperature: float, top_k: int, top_p: float) -> None:

@@ -6,7 +6,7 @@ import laws
 import numpy as np
 import pytest
 
-from md4_jax.processes.schedules import Linear
+from md4_jax.processes.schedules import Linear, LogLinear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.samplers.grids import uniform
@@ -84,6 +84,17 @@ def test_the_last_step_takes_the_likeliest(kappa):
     assert len(np.unique(laws.after_step(step, denoiser, process, z, 0.05, 0.1))) == 3
     warm = Psi(kappa, transform=Transform(1.0))
     assert len(np.unique(laws.after_step(warm, denoiser, process, z, 0.0, 0.1))) == 3
+
+
+@pytest.mark.parametrize("kappa", [0.0, 1.0])
+def test_the_last_step_takes_the_likeliest_that_ratios_tell(kappa):
+    """The largest p(x | z_t): z itself while little noise is left, and else the largest p(x)."""
+    process, z = Uniform(3, LogLinear(), "score"), laws.drawn_from(at(0.5), 5)
+    denoiser, step = exact.uniform_outputs(process, P), Psi(kappa, greedy_tail=True)
+    after = laws.after_step(step, denoiser, process, z, 0.0, 0.1)
+    np.testing.assert_array_equal(after, z)
+    assert (laws.after_step(step, denoiser, process, z, 0.0, 0.95) == P.argmax()).all()
+    assert len(np.unique(laws.after_step(step, denoiser, process, z, 0.05, 0.95))) == 3
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5])

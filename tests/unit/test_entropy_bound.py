@@ -10,6 +10,7 @@ import pytest
 from peer_folders import answers, peer_folder
 
 import md4_jax
+from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, UserError
 from md4_jax.samplers.chain import Chain
@@ -143,6 +144,22 @@ def test_the_temperature_falls_to_a_part_of_it():
     chance = [1 / (1 + np.exp(-x / (0.8 * (0.25 + 0.75 * t)))) for t in (1, 0.75, 0.5, 0.25)]
     expected = [-p * np.log(p) - (1 - p) * np.log(1 - p) for p in chance]
     np.testing.assert_allclose(seen, expected, rtol=1e-4)
+
+
+def test_cooling_is_of_the_distribution_that_ratios_tell():
+    """The same tokens, entropies and ends from the ratios of a law as from the law itself."""
+    law, found = np.multiply.outer(exact.P_V3L2, [0.5, 0.3, 0.2]), {}
+    for form in ("mixture", "score"):
+        process = Uniform(3, LogLinear(), form)
+        denoiser = exact.uniform_outputs(process, law)
+        chain, _ = sample(
+            denoiser, process, EntropyBound(entropy_bound=0.5, cooling=0.25), grid=uniform(4),
+            keys=exact.keys_for(0, 40), prompt=no_prompt(40, 3),
+        )  # fmt: skip
+        found[form] = chain
+    np.testing.assert_array_equal(found["score"].z, found["mixture"].z)
+    np.testing.assert_array_equal(found["score"].evaluations, found["mixture"].evaluations)
+    np.testing.assert_allclose(found["score"].confidence, found["mixture"].confidence, rtol=1e-4)
 
 
 def test_given_tokens_count_neither_as_stable_nor_as_sure():
