@@ -10,7 +10,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import NEVER, Chain
-from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.draw import draw_token, log_probability, probability
 from md4_jax.samplers.editing import replaced, settled
 from md4_jax.samplers.loop import without_noise
 from md4_jax.samplers.orders import blocks_of, in_order, masks_share
@@ -242,7 +242,7 @@ class Confidence:
 
 def _score(name: str, logits: Array, tokens: Array) -> Array:
     if name == "probability":
-        return jnp.log(probability(logits, tokens))
+        return log_probability(logits, tokens)
     log_mu = jax.nn.log_softmax(logits, axis=-1)
     if name == "margin":
         best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)

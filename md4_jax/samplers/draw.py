@@ -78,8 +78,13 @@ def draw_from(
 
 def probability(logits: Array, tokens: Array) -> Array:
     """Probability softmax(logits)[token], float32 [...]."""
+    return jnp.exp(log_probability(logits, tokens)).astype(jnp.float32)
+
+
+def log_probability(logits: Array, tokens: Array) -> Array:
+    """Returns log softmax(logits)[token], [...]: finite where the probability is 0 in float32."""
     picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return jnp.exp(picked - jax.nn.logsumexp(logits, axis=-1)).astype(jnp.float32)
+    return picked - jax.nn.logsumexp(logits, axis=-1)
 
 
 def _in_chunks(fn: Callable, chunks: int, *arrays: Array):

@@ -56,6 +56,19 @@ def test_a_threshold_reveals_what_is_as_likely(limit, places):
     assert first_step(step) == [places] * 4
 
 
+@pytest.mark.parametrize("size", [0, 4])
+def test_masks_whose_token_has_probability_0_are_revealed_too(size):
+    """Nearly every draw at this heat is such a token, and the logarithm of 0 would not tell masks
+    from other positions. A compiled program does not take it: it leaves out the log of an exp."""
+    logits = jnp.full((6, 40), -200.0).at[:, 0].set(0.0)
+    hot = Denoiser(lambda z, t: jnp.broadcast_to(logits, (*z.shape, 40)), lambda h: h)
+    chain = exact.chain_of(np.tile([0, 1, 40, 40, 40, 40], (5, 1)))
+    step = Confidence(per_step=2, transform=Transform(1e6), semi_autoregressive=size)
+    with jax.disable_jit():
+        z = np.asarray(step(hot, Masking(40), chain, 0.5, 0.6, exact.keys_for(0, 5)).z)
+    assert ((z == 40).sum(axis=1) == 2).all() and (z[:, :2] == [0, 1]).all()
+
+
 def test_a_threshold_of_margins():
     """Margins are 2 p - 1: 0.98, 0.9, 0.8, 0.6, ..."""
     assert first_step(Confidence("margin", rule="threshold", limit=0.85)) == [{1, 5}] * 4
