@@ -68,7 +68,10 @@ class Path:
         return self._by_schedule(denoiser, process, batch, chain, keys), {}
 
     def _by_logits(self, denoiser: Denoiser, process: Any, batch: Batch, chain: Chain) -> Array:
-        """Follows a step that chooses positions with the network; masks left come last."""
+        """Follows a step that chooses positions with the network; masks left come last.
+
+        With a given number of tokens per step there are none: a sampler takes further steps.
+        """
         x, times = batch.tokens, jnp.asarray(self.grid)
 
         def reveals(z: Array, t: Array, s: Array | None) -> tuple[Array, Array]:
@@ -85,7 +88,12 @@ class Path:
             return reveals(z, times[index], times[index - 1])
 
         z, nats = jax.lax.scan(body, chain.z, jnp.arange(len(self.grid) - 1, 0, -1))
-        return jnp.sum(nats, axis=0) + reveals(z, jnp.zeros_like(times[0]), None)[1]
+        nats, end = jnp.sum(nats, axis=0), jnp.zeros_like(times[0])
+        if each := getattr(self.step, "per_step", 0):
+            further = -(-x.shape[1] // each) - (len(self.grid) - 1)
+            z, more = jax.lax.scan(lambda z, _: reveals(z, end, end), z, length=max(0, further))
+            return nats + jnp.sum(more, axis=0)
+        return nats + reveals(z, end, None)[1]
 
     def _by_schedule(
         self, denoiser: Denoiser, process: Any, batch: Batch, chain: Chain, keys: Array

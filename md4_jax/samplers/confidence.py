@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
-from md4_jax.processes.draws import split_keys
+from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import NEVER, Chain
 from md4_jax.samplers.draw import draw_token, log_probability, probability
@@ -32,7 +32,8 @@ class Confidence:
               margin       the largest mu minus the second largest (2502.06768)
               entropy      sum mu log mu, the negative entropy
     rule      how many masks a step reveals, the highest scores first:
-              count        per_step or, if that is 0, as many as the grid says: after a step to s,
+              count        per_step, in as many steps as the text then needs, whatever the grid.
+                           If that is 0, as many as the grid says: after a step to s,
                            floor((1 - alpha_s) n) of the n positions outside the prompt are masks
               threshold    all whose probability or margin is at least `limit` (Fast-dLLM,
                            2505.22618)
@@ -171,7 +172,12 @@ class Confidence:
         return self.score != "probability" and self.noise == 0 and not self.edit
 
     def finish(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
-        """Draws the masks that are left, and replaces tokens while the network changes any."""
+        """Draws the masks that are left, and replaces tokens while the network changes any.
+
+        With per_step these are further steps, if the grid has too few for the text.
+        """
+        if self.per_step:
+            chain = self._further(denoiser, process, chain, fold_keys(keys, 0))
         chain = without_noise(denoiser, process, self.transform, chain, jnp.float32(0.0), keys)
         if not self.edit:
             return chain
@@ -179,6 +185,21 @@ class Confidence:
             denoiser, process, chain, keys,
             transform=self.transform, limit=self.edit, passes=self.edit_passes,
         )  # fmt: skip
+
+    def _further(
+        self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array
+    ) -> Chain:
+        """Takes steps at t = 0 until no mask is left."""
+        most, end = -(-chain.z.shape[1] // self.per_step), jnp.float32(0.0)
+
+        def left(state: tuple[Array, Chain]) -> Array:
+            return (state[0] < most) & jnp.any(process.is_noise(state[1].z))
+
+        def step(state: tuple[Array, Chain]) -> tuple[Array, Chain]:
+            number, chain = state
+            return number + 1, self(denoiser, process, chain, end, end, fold_keys(keys, number))
+
+        return jax.lax.while_loop(left, step, (jnp.int32(0), chain))[1]
 
     def reveals(self, process: RevealsMasks, chain: Chain, logits: Array, s: Array) -> Array:
         """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""

@@ -100,14 +100,16 @@ def test_samples_have_that_law(name):
     assert laws.accepted(laws.counted(np.asarray(z), 2), np.exp(-nats_of(EXACT[name])))
 
 
-def test_a_schedule_that_leaves_masks_draws_them_at_the_end():
-    """One token a step in two steps: two are left, which are drawn at once."""
-    step = Confidence("margin", 1)
+@pytest.mark.parametrize("many, used", [(1, 4), (2, 2), (3, 2)])
+def test_a_number_of_tokens_per_step_takes_more_steps_than_the_grid(many, used):
+    """One step is asked for: the law is that of as many as there must be."""
+    step = Confidence("margin", many)
     keys = exact.keys_for(4, laws.N)
-    z, _ = exact.drawn(TABLE, Masking(2), step, uniform(2), keys, length=LENGTH)
-    law = np.exp(-nats_of(step, steps=2))
+    z, evaluations = exact.drawn(TABLE, Masking(2), step, uniform(1), keys, length=LENGTH)
+    assert (np.asarray(evaluations) == used).all()
+    law = np.exp(-nats_of(step))
+    np.testing.assert_allclose(np.exp(-nats_of(step, steps=1)), law, rtol=1e-5)
     assert laws.accepted(laws.counted(np.asarray(z), 2), law)
-    assert not laws.accepted(laws.counted(np.asarray(z), 2), np.exp(-nats_of(step)))
 
 
 @pytest.mark.parametrize("step", [FirstHitting(), AnyOrder(), Ancestral()])
