@@ -88,8 +88,10 @@ def _written(
     if has_pictures(domain):
         path = writers.write_pictures(directory, context.step, domain, drawn, prompts)
         return path, {"picture": str(path)}
-    texts = decoded(experiment, drawn)
-    path = writers.write_samples(directory, context.step, texts, drawn, writers.record(experiment))
+    texts, facts = decoded(experiment, drawn), writers.record(experiment)
+    told = context_of(experiment.sample, len(texts), drawn_classes(experiment))
+    own = writers.of_rows(experiment, told.get("label"))
+    path = writers.write_samples(directory, context.step, texts, drawn, facts, own)
     context.say(f"{context.name}:\n{path.read_text(encoding='utf-8')}")
     return path, {"texts": str(path)}
 

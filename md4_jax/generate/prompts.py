@@ -86,6 +86,11 @@ def check_beginnings(prompts: Iterable[Prompt]) -> None:
             )
 
 
+def template_lines(options: PromptOptions) -> list[str]:
+    """Returns the templates of the file that the options name, or nothing if they name none."""
+    return [text for _, text in _lines(options.templates)] if options.templates else []
+
+
 def _lines(path: str) -> list[tuple[int, str]]:
     """Returns (number, template) of the lines that are not empty. Only a line feed ends a line."""
     try:

@@ -1,5 +1,6 @@
 """Samples written as text, JSON lines and pictures, and their statistics."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +8,27 @@ from typing import Any
 import numpy as np
 
 from md4_jax.generate import diversity, figures, image_traces, pages, pictures, traces
+from md4_jax.generate.prompts import template_lines
 from md4_jax.protocols import Params, Prompt
 from md4_jax.runtime.paths import Place
 
 
+# Keys of the section `sample` that change no sample, and those that `record` gives other names.
+WITHOUT_EFFECT = ("batch_size", "trace", "judge", "name", "reward")
+
+
 def write_samples(
-    directory: Place, step: int, texts: list[str], samples: Any, facts: dict
+    directory: Place,
+    step: int,
+    texts: list[str],
+    samples: Any,
+    facts: dict,
+    own: Sequence[dict] = (),
 ) -> Place:
-    """Writes step_N.txt to read and step_N.jsonl for programs, beside older files."""
+    """Writes step_N.txt to read and step_N.jsonl for programs, beside older files.
+
+    facts, own  what rows of the latter hold besides: all of them, and each of them
+    """
     stem = _new_stem(directory, step, ".txt")
     body = "\n\n".join(f"--- sample {i} ---\n{text}" for i, text in enumerate(texts))
     path = directory / f"{stem}.txt"
@@ -25,6 +39,7 @@ def write_samples(
                 "sample": i,
                 "step": step,
                 **facts,
+                **(own[i] if own else {}),
                 "network_evaluations": int(samples.evaluations[i]),
                 **({"reward": float(samples.steered.rewards[i])} if samples.steered else {}),
                 "text": text,
@@ -115,21 +130,45 @@ def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[P
 
 
 def record(experiment: Any) -> dict[str, Any]:
-    """Returns what is needed to draw the same samples again, for each row of their file."""
-    asked, own = experiment.config["sample"], experiment.sample
-    given = {name: asked[name] for name in ("prompt", "suffix", "template") if asked.get(name)}
+    """Returns what is needed to draw the same samples again, for each row of their file.
+
+    It holds all keys of the section `sample` that differ from their defaults and have an effect.
+    """
+    asked, own, step = experiment.config["sample"], experiment.sample, experiment.sampler_step
+    plain = {
+        field.name: field.default
+        for options in (step, step.transform, own, experiment.prompt)
+        if dataclasses.is_dataclass(options)
+        for field in dataclasses.fields(options)
+    }
+    changed = {
+        key: value
+        for key, value in asked.items()
+        if key not in WITHOUT_EFFECT and (key not in plain or value != plain[key])
+    }
     steered = {"reward_options": asked["reward"]} if experiment.steering else {}
     of_class = {"label": own.label, "guidance": own.guidance} if own.label >= 0 else {}
-    return {
+    return changed | {
         "seed": own.seed,
         "sampler": asked["name"],
         "steps": len(experiment.grid) - 1,
         "grid": str(own.grid),
         "temperature": asked.get("temperature", 1.0),
-        **given,
         **of_class,
         **steered,
     }
+
+
+def of_rows(experiment: Any, labels: Sequence[int] | None) -> list[dict[str, Any]]:
+    """Returns what a row of the file of samples holds of its own: its template and its class.
+
+    labels  classes of the samples; None: they have none
+    """
+    lines, num = template_lines(experiment.prompt), experiment.sample.num
+    count = len(lines) * num if labels is None else len(labels)
+    templates = [{"template": lines[i // num]} if lines else {} for i in range(count)]
+    classes = [{}] * count if labels is None else [{"label": int(label)} for label in labels]
+    return [one | other for one, other in zip(templates, classes, strict=True)]
 
 
 def settings(experiment: Any) -> str:

@@ -8,20 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from playgrounds import of_text
 
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.tokenizers import Characters
 from md4_jax.evals import likelihood
 from md4_jax.evals import report as eval_report
+from md4_jax.evals.context import Context
 from md4_jax.evals.likelihood import Estimator, LikelihoodBound, make_eval_step
+from md4_jax.evals.samples import DrawnSamples
+from md4_jax.generate import writers
 from md4_jax.generate.writers import write_samples
 from md4_jax.objectives.autoregressive import AlongOrder
 from md4_jax.options import MeshOptions, SampleOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError, batch_of
 from md4_jax.runtime.mesh import make_mesh
+from md4_jax.runtime.paths import place
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.batches import Samples, draw_samples, make_sampler
+from md4_jax.samplers.batches import Samples, context_of, draw_samples, make_sampler
 from md4_jax.samplers.grids import cosine
 from md4_jax.samplers.loop import no_prompt, sample
 
@@ -231,6 +236,33 @@ def test_samples_are_written_to_read_and_for_programs_and_none_is_overwritten(tm
         "sample": 1, "step": 12, "seed": 3, "network_evaluations": 6, "text": "ü\nc",
         "tokens": [2],
     }  # fmt: skip
+
+
+def test_rows_of_samples_tell_how_to_draw_them_again(tmp_path):
+    """Keys that differ from their defaults, and the template and the class of each row."""
+    file = tmp_path / "templates.txt"
+    file.write_text("a_\n\nb\\n_\n")
+    model = of_text({"label_dropout": 0.0})
+    asked = dict(
+        name="confidence", score="margin", per_step=2, top_k=5, length=8, num=2, seed=3,
+        templates=str(file), batch_size=2, trace=True,
+    )  # fmt: skip
+    experiment, quiet = model.sampling(asked), lambda line: None
+    assert writers.record(model.sampling({"num": 4, "steps": 7})) == {
+        "seed": 0, "sampler": model.config["sample"]["name"], "steps": 7, "grid": "cosine",
+        "temperature": 1.0,
+    }  # fmt: skip
+    context = Context("samples", 0, place(tmp_path), None, None, None, {}, {}, quiet)
+    DrawnSamples().run(experiment, model.params, context)
+    (written,) = (tmp_path / "samples").glob("*.jsonl")
+    rows = [json.loads(line) for line in written.read_text().splitlines()]
+    labels = context_of(experiment.sample, 4, 2)["label"].tolist()
+    assert [row["template"] for row in rows] == ["a_", "a_", "b\n_", "b\n_"]
+    assert [row["label"] for row in rows] == labels
+    kept = {key: rows[0][key] for key in asked if key in rows[0]}
+    left = ("name", "batch_size", "trace")
+    assert kept == {key: value for key, value in asked.items() if key not in left}
+    assert rows[0]["sampler"] == "confidence"
 
 
 def test_the_compiled_sampler_is_made_once_for_all_settings():
