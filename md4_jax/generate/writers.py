@@ -12,7 +12,6 @@ from md4_jax.generate.prompts import template_lines
 from md4_jax.protocols import Params, Prompt
 from md4_jax.runtime.paths import Place
 
-
 # Keys of the section `sample` that change no sample, and those that `record` gives other names.
 WITHOUT_EFFECT = ("batch_size", "trace", "judge", "name", "reward")
 
