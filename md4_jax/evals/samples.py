@@ -57,7 +57,7 @@ class DrawnSamples:
         if jax.process_index() != 0:
             return {}
         path, facts = _written(experiment, context, drawn, prompts)
-        if drawn.frames is not None:
+        if drawn.paths is not None:
             for picture in writers.trace(path, drawn, experiment, params):
                 context.say(f"trace: {picture}")
         if drawn.steered is not None:

@@ -73,23 +73,30 @@ class Trajectory:
 
 
 def trajectory(
-    frames: tuple[np.ndarray, np.ndarray], prompt_mask: np.ndarray, tokenizer: Any
+    frames: tuple[Sequence[np.ndarray], Sequence[np.ndarray]],
+    prompt_mask: np.ndarray,
+    tokenizer: Any,
+    number: Sequence[np.ndarray] | None = None,
 ) -> Trajectory:
-    """Makes the trajectory of a sampler's frames (z, confidence), both [W, F, L] of W windows.
+    """Makes the trajectory of a sampler's frames (z, confidence), both [F, L] for each window.
 
     Equal frames become one state, with the probabilities of the last of them. A later window
     repeats in its first frame the end of the window before, so that this frame is left out.
+
+    number  for each window int [F], the number of each frame where some are left out; None: all
+            are there
     """
     steps, states, chances, taken = [], [], [], 0
-    for z, confidence in zip(*frames, strict=True):
+    number = [np.arange(len(z)) for z in frames[0]] if number is None else number
+    for z, confidence, at in zip(*frames, number, strict=True):
         starts = np.flatnonzero((z[1:] != z[:-1]).any(axis=1)) + 1
         if not steps:
             starts = np.concatenate([[0], starts])
         ends = np.append(starts[1:], len(z)) - 1
-        steps.append(taken + starts)
+        steps.append(taken + at[starts])
         states.append(z[starts])
         chances.append(np.nan_to_num(confidence[ends[: len(starts)]]))
-        taken += int(starts[-1]) if len(starts) else 0
+        taken += int(at[starts[-1]]) if len(starts) else 0
     z = np.concatenate(states)
     used, symbol = np.unique(z, return_inverse=True)
     symbol = symbol.reshape(z.shape) - int(used[0] < 0)

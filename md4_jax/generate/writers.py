@@ -105,23 +105,25 @@ def of_samples(drawn: Any) -> dict[str, Any]:
 
 def trace(samples: Place, drawn: Any, experiment: Any, params: Params) -> list[Place]:
     """Draws the paths of the first samples, and GenMD4's powers, beside the file of the samples."""
-    domain, (z, confidence) = experiment.domain, drawn.frames
-    found = [
-        traces.trajectory((z[:, :, n], confidence[:, :, n]), drawn.prompt_mask[n], domain)
-        for n in range(min(z.shape[2], len(drawn.tokens)))
-    ]
+    domain, traced = experiment.domain, drawn.paths[0].z.shape[2]
+    found = []
+    for n in range(min(traced, len(drawn.tokens))):
+        frames, number = drawn.path(n)
+        found.append(traces.trajectory(frames, drawn.prompt_mask[n], domain, number))
     gif, page = samples.with_suffix(".gif"), samples.with_suffix(".html")
     made = [gif, page]
     if pictures.has_pictures(domain):
         made.insert(0, samples.with_suffix(".path.png"))
-        image_traces.paths(domain, z[0, :, : pictures.TRACED], made[0])
+        image_traces.paths(domain, drawn.frames[0][0, :, : pictures.TRACED], made[0])
         image_traces.gif(found[0], gif, domain)
     else:
         traces.gif(found[0], gif)
     pages.write(found, page, f"{samples.stem}: {settings(experiment)}", domain)
     for learned, values in params["process"].learned().items():
         symbols = [traces.word(domain, i) for i in range(domain.vocab_size)]
-        times = figures.reveal_times(z[:, :, 0], experiment.grid, experiment.process.mask_id)
+        times = figures.reveal_times(
+            drawn.frames[0][:, :, 0], experiment.grid, experiment.process.mask_id
+        )
         free = ~drawn.prompt_mask[0]
         made.append(samples.with_suffix(f".{learned}.png"))
         figures.powers(symbols, np.asarray(values), drawn.tokens[0][free], times[free], made[-1])

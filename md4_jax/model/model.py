@@ -132,9 +132,9 @@ class Model(pickling.Unpickled):
         experiment = self.sampling(asked | ({"name": sampler} if sampler else {}))
         drawn = drawn_samples(experiment, self.params, self.programs)
         trace = None
-        if drawn.frames is not None:
-            z, confidence = (values[:, :, 0] for values in drawn.frames)
-            trace = trajectory((z, confidence), drawn.prompt_mask[0], self.domain)
+        if drawn.paths is not None:
+            frames, number = drawn.path(0)
+            trace = trajectory(frames, drawn.prompt_mask[0], self.domain, number)
         found = (drawn.tokens, drawn.lengths, drawn.evaluations, trace, drawn.steered)
         return Generated(decoded(experiment, drawn), *found)
 

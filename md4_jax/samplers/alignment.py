@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Denoiser, Prompt
 from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.paths import Parts
 
 
 def after_prompts(
     run: Callable, denoiser: Denoiser, prompt: Prompt, block: int, trace: int
-) -> tuple[Chain, tuple | None]:
+) -> tuple[Chain, Parts | None]:
     """Returns what run(denoiser, prompt=, trace=) samples, with blocks after prompts [B, N].
 
     Texts are moved to the right, so that the tokens which begin a text end with a block. Nothing
@@ -32,16 +32,17 @@ def after_prompts(
         return blocks.beginning(blocks.empty_cache(rows, window), shift)
 
     within = denoiser._replace(blocks=blocks._replace(empty_cache=empty_cache))
-    chain, frames = run(within, prompt=moved, trace=trace)
+    chain, parts = run(within, prompt=moved, trace=trace)
     back = jnp.arange(length) + shift[:, None]
     rest = chain._replace(
         z=_taken(chain.z, back),
         prompt_mask=jnp.asarray(prompt.mask),
         confidence=_taken(chain.confidence, back),
     )
-    if frames is None:
+    if parts is None:
         return rest, None
-    return rest, jax.tree.map(lambda x: _taken(x, back[None, :trace]), frames)
+    first = tuple(_taken(x, back[:trace]) for x in parts.first)
+    return rest, parts._replace(begin=parts.begin - shift[None, :trace], first=first)
 
 
 def _taken(x: Array, index: Array) -> Array:

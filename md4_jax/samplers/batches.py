@@ -14,7 +14,9 @@ from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
 from md4_jax.samplers.guidance import calls, guided, with_clean_prompt
+from md4_jax.samplers.loop import Frames
 from md4_jax.samplers.particles import Steered
+from md4_jax.samplers.paths import Parts, Runs, runs, whole
 
 LABEL = 2**31  # tells the key of a sample's class from those of its tokens
 
@@ -27,9 +29,7 @@ class Samples(NamedTuple):
     lengths      int64 [N], number of tokens of each text; ignore later positions
     evaluations  int64 [N], number of network evaluations of each sequence
     seconds      run time of the compiled programs, without compilation
-    frames       (z, confidence) of the first R sequences after each step of each of W windows,
-                 both [W, F, R, L]; z is -1 at positions that no window has reached. None without
-                 a trace
+    paths        of the first R sequences through each of W windows; None without a trace
     steered      how a reward steered them; None without one
     """
 
@@ -38,8 +38,24 @@ class Samples(NamedTuple):
     lengths: np.ndarray
     evaluations: np.ndarray
     seconds: float
-    frames: tuple[np.ndarray, np.ndarray] | None
+    paths: Sequence[Parts] | None
     steered: Steered | None = None
+
+    @property
+    def frames(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Frames (z, confidence) of the first R whole texts after each step, both [W, F, R, L].
+
+        z is -1 at positions that no window has reached. With blocks they take much memory: `path`
+        leaves out frames in which nothing changes.
+        """
+        if self.paths is None:
+            return None
+        z, confidence = (np.stack(x) for x in zip(*map(whole, self.paths), strict=True))
+        return z, confidence
+
+    def path(self, row: int) -> Runs:
+        """Returns the path of one of the first R texts."""
+        return runs(self.paths, row)
 
 
 class Sampler(NamedTuple):
@@ -107,8 +123,8 @@ def draw_samples(
     context = context_of(options, total) if context is None else context
     size = -(-min(options.batch_size, total) // shards) * shards
     out, known = tokens.copy(), prompt_mask.copy()
-    confidence = np.where(known[:size], 1.0, 0.0)  # of samples that may be traced
-    evaluations, seconds, frames, compiled = np.zeros(total, np.int64), 0.0, [], None
+    confidence = np.where(known[:size], np.float32(1), np.float32(0))  # of those to be traced
+    evaluations, seconds, paths, compiled = np.zeros(total, np.int64), 0.0, [], None
     for number, part in enumerate(windows(tokens.shape[1], window, options.stride)):
         for start in range(0, total, size):
             rows = np.minimum(np.arange(start, start + size), total - 1)
@@ -123,18 +139,17 @@ def draw_samples(
                 chain, path = jax.block_until_ready(compiled(*arguments))
             seconds += time.perf_counter() - began
             if path is not None and start == 0:
-                frames.append(_placed(to_host(path), out, known, confidence, part))
-                confidence = frames[-1][1][-1]
+                paths.append(_parts(to_host(path), out, known, confidence, part))
+                confidence = _at_end(paths[-1])
             keep = min(size, total - start)
             out[start : start + keep, part] = to_host(chain.z)[:keep]
             used = sampler.calls * to_host(chain.evaluations)
             evaluations[start : start + keep] += used[:keep]
         known[:, part] = True
-    path = tuple(np.stack(x) for x in zip(*frames, strict=True)) if frames else None
     # Positions after the end of a text are masks.
     ended = np.asarray(params["process"].is_noise(out))
     lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), out.shape[1])
-    return Samples(out, prompt_mask, lengths, evaluations, seconds, path)
+    return Samples(out, prompt_mask, lengths, evaluations, seconds, paths or None)
 
 
 def cut(drawn: Samples, ends: Sequence[int]) -> Samples:
@@ -176,13 +191,24 @@ def row_keys(seed: int, window: int, rows: np.ndarray) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(root, rows)
 
 
-def _placed(path, tokens: np.ndarray, known: np.ndarray, confidence: np.ndarray, part: slice):
-    """Puts a window's frames into the whole texts, with -1 where nothing is drawn yet."""
+def _parts(
+    path: Frames | Parts, tokens: np.ndarray, known: np.ndarray, confidence: np.ndarray, part: slice
+) -> Parts:
+    """Returns the paths of a window in whole texts, with -1 where nothing is drawn yet."""
+    if isinstance(path, Parts):  # blocks, which know their places
+        traced = min(path.z.shape[2], len(tokens))
+        first = tuple(x[:traced] for x in path.first)
+        return Parts(
+            path.z[:, :, :traced], path.confidence[:, :, :traced], path.begin[:, :traced], first
+        )
     traced = min(path.z.shape[1], len(tokens))
     tokens, known, confidence = (x[:traced] for x in (tokens, known, confidence))
-    z = np.tile(np.where(known, tokens, -1), (len(path.z), 1, 1))
-    chances = np.tile(confidence, (len(path.z), 1, 1))
-    z[..., part] = path.z[:, :traced]
-    drawn = path.confidence[:, :traced]
-    chances[..., part] = np.where(known[:, part], confidence[:, part], drawn)
-    return z, chances
+    chances = np.where(known[:, part], confidence[:, part], path.confidence[:, :traced])
+    first = (np.where(known, tokens, -1), confidence)
+    return Parts(path.z[None, :, :traced], chances[None], np.full((1, traced), part.start), first)
+
+
+def _at_end(parts: Parts) -> np.ndarray:
+    """Returns the confidence [R, L] after the last step of a window."""
+    ends = parts._replace(z=parts.z[:, -1:], confidence=parts.confidence[:, -1:])
+    return whole(ends)[1][-1]

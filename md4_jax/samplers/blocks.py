@@ -16,6 +16,7 @@ from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
 from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
+from md4_jax.samplers.paths import Parts
 
 # In a path of noise without a mask, the symbol of blocks that are not begun.
 UNSEEN = -1
@@ -92,7 +93,7 @@ class Blocks:
         keys: Array,
         prompt: Prompt,
         trace: int = 0,
-    ) -> tuple[Chain, Frames | None]:
+    ) -> tuple[Chain, Parts | None]:
         """Samples like `loop.sample`; the prompt is [B, N] with N a multiple of block.
 
         The paths of the first `trace` sequences go block after block.
@@ -112,7 +113,7 @@ class Blocks:
         keys: Array,
         prompt: Prompt,
         trace: int,
-    ) -> tuple[Chain, Frames | None]:
+    ) -> tuple[Chain, Parts | None]:
         blocks, block, blank = denoiser.blocks, self.block, self._blank(process)
         unseen = blank if isinstance(process, RevealsMasks) else UNSEEN
         rows, length = prompt.tokens.shape
@@ -157,8 +158,8 @@ class Blocks:
         _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
             lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, state
         )
-        found = _placed(frames, prompt, unseen, trace) if trace else None
-        return Chain(z, prompt.mask, confidence, evaluations), found
+        chain = Chain(z, prompt.mask, confidence, evaluations)
+        return chain, _parts(frames, prompt, unseen) if trace else None
 
     def _blank(self, process: Any) -> int:
         """Returns what holds the place of tokens that are not drawn, which no block ever sees."""
@@ -265,21 +266,9 @@ def _given(prompt: Prompt, unseen: int) -> tuple[Array, Array]:
     return jnp.where(prompt.mask, prompt.tokens, unseen), jnp.where(prompt.mask, 1.0, 0.0)
 
 
-def _placed(frames: Frames, prompt: Prompt, unseen: int, traced: int) -> Frames:
-    """Joins the paths of the blocks [N / P, F, R, P] into those of whole texts: [N / P F, R, N]."""
-    first = Prompt(prompt.tokens[:traced], prompt.mask[:traced])
-    return jax.vmap(_placed_one, (2, 0, None), 1)(frames, first, unseen)
-
-
-def _placed_one(frames: Frames, prompt: Prompt, unseen: int) -> Frames:
-    """Joins the paths of the blocks of one text, [N / P, F, P] -> [N / P F, N]."""
-    blocks, count, size = frames.z.shape
-    out = []
-    for path, before in zip(frames, _given(prompt, unseen), strict=True):
-        last = path[:, -1].reshape(-1)
-        of = jnp.arange(blocks * size) // size
-        now = jnp.arange(blocks)[:, None]
-        rest = jnp.where(of < now, last, before)[:, None]
-        here = jnp.tile(path, (1, 1, blocks))
-        out.append(jnp.where((of == now)[:, None], here, rest).reshape(blocks * count, -1))
-    return Frames(*out)
+def _parts(frames: Frames, prompt: Prompt, unseen: int) -> Parts:
+    """Returns the paths [N / P, F, R, P] of the blocks with their places in the texts."""
+    blocks, _, traced, size = frames.z.shape
+    begin = jnp.broadcast_to(jnp.arange(blocks)[:, None] * size, (blocks, traced))
+    z, confidence = (x[:traced] for x in _given(prompt, unseen))
+    return Parts(*frames, begin, (z, confidence))

@@ -18,6 +18,7 @@ from md4_jax.samplers.blocks import Blocks, Stop
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import FirstHitting
+from md4_jax.samplers.paths import Parts, runs, whole
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +30,8 @@ SIZES = dict(vocab_size=5, size=16, depth=2, heads=2, hidden=24)
 
 
 @functools.cache
-def denoiser(*, timed=True):
-    network = Transformer(**SIZES, time_conditioning=timed).build()
+def denoiser(*, timed=True, **options):
+    network = Transformer(**SIZES, time_conditioning=timed, **options).build()
     params = jax.jit(network.init)(jax.random.key(0))
     rng = np.random.default_rng(0)
     noise = lambda x: x + 0.5 * rng.normal(size=x.shape).astype(x.dtype)  # noqa: E731
@@ -143,9 +144,52 @@ def exact_entropy(tokens: np.ndarray) -> float:
     return float(-np.sum(share * np.log(share)))
 
 
+def test_the_trace_of_blocks_that_begin_after_prompts():
+    """Prompts of 0, 2 and 4 tokens stay in all frames, and the last ones are the samples."""
+    given = np.arange(12) < np.array([[0], [2], [4]])
+    prompt = Prompt(jnp.full((3, 12), 2), jnp.asarray(given))
+    blocks, network = Blocks(block=3, window=12), denoiser(causal_context=True)
+    assert network.blocks.beginning is not None
+    call = jax.jit(
+        lambda keys: blocks(
+            network, Masking(5), Ancestral(), grid=uniform(4), keys=keys, prompt=prompt, trace=3
+        )
+    )
+    chain, parts = call(exact.keys_for(0, 3))
+    z, _ = whole(jax.device_get(parts))
+    assert (z[:, given] == 2).all() and (z[0][~given] == 5).all()
+    np.testing.assert_array_equal(z[-1], chain.z)
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, 2)])
+def test_frames_of_parts_are_those_of_whole_texts(shift):
+    """Also of parts that begin before a text, or end behind it."""
+    rng = np.random.default_rng(0)
+    z, confidence = rng.integers(0, 2, (3, 4, 2, 3)), rng.random((3, 4, 2, 3))
+    begin = 3 * np.arange(3)[:, None] - np.array(shift)
+    first = (rng.integers(0, 2, (2, 7)), rng.random((2, 7)))
+    parts = Parts(z, confidence, begin, first)
+    found = whole(parts)
+    for row in range(2):
+        for each, frames, before in zip(parts[:2], found, first, strict=True):
+            text = np.pad(before[row], 3)
+            for n in range(12):
+                at = 3 + begin[n // 4, row]
+                text[at : at + 3] = each[n // 4, n % 4, row]
+                np.testing.assert_array_equal(frames[n, row], text[3:10])
+        path, symbols, chances = runs([parts], row), found[0][:, row], found[1][:, row]
+        kept = [n for n in range(12) if not n or (symbols[n] != symbols[n - 1]).any()]
+        ends = [*(n - 1 for n in kept[1:]), 11]
+        np.testing.assert_array_equal(path.number[0], kept)
+        np.testing.assert_array_equal(path.frames[0][0], symbols[kept])
+        np.testing.assert_array_equal(path.frames[1][0], chances[ends])
+        assert 3 < len(kept) < 12
+
+
 def test_the_trace_goes_from_masks_to_the_sample_block_after_block():
-    chain, frames = drawn(trace=True)
-    z = np.asarray(frames.z)[:, 0]
+    chain, parts = drawn(trace=True)
+    assert parts.z.shape == parts.confidence.shape == (4, 5, 1, 3)  # and not of whole texts
+    z = whole(jax.device_get(parts))[0][:, 0]
     assert (z[0] == 5).all() and (z[-1] == np.asarray(chain.z)[0]).all()
     masked = (z == 5).reshape(len(z), 4, 3).any(axis=2)
     assert (np.diff(masked.sum(axis=1)) <= 0).all()

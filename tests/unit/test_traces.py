@@ -73,6 +73,12 @@ def test_windows_go_on_from_one_another():
     two = traces.trajectory(frames(first, second), np.zeros(3, bool), TOKENIZER)
     assert two.step.tolist() == [0, 1, 2, 5]
     assert words_of(two)[2:] == [["a", "b", None], ["a", "b", "a"]]
+    z, confidence = frames(first, second)
+    number = [np.array([0, 1, 2]), np.array([0, 3])]
+    left = [[x[n] for x, n in zip(each, number, strict=True)] for each in (z, confidence)]
+    again = traces.trajectory(left, np.zeros(3, bool), TOKENIZER, number)
+    for one, other in zip(dataclasses.astuple(two), dataclasses.astuple(again), strict=True):
+        np.testing.assert_array_equal(one, other)
     assert (two.symbol[:3, 2] == -1).all() and two.label(2) == "step 2: 2 of 3 tokens drawn"
 
 

@@ -20,6 +20,8 @@ from md4_jax.protocols import Denoiser, Prompt, UserError
 from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.blocks import UNSEEN, Blocks, Stop
 from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.loop import Frames
+from md4_jax.samplers.paths import whole
 
 pytestmark = pytest.mark.slow
 
@@ -334,7 +336,8 @@ def drawn(prompt: dict, is_clean: bool, rows: int, trace: int = 0, **options):
             trace=trace,
         )
     )  # fmt: skip
-    return call(exact.keys_for(5, rows))
+    chain, parts = call(exact.keys_for(5, rows))
+    return chain, Frames(*whole(jax.device_get(parts))) if trace else None
 
 
 PROMPTS = {
