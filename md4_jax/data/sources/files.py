@@ -2,19 +2,18 @@
 
 import dataclasses
 import functools
-import glob
 import itertools
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from md4_jax.data import contents
 from md4_jax.data.labelled import Labelled, own_sequences
 from md4_jax.data.sources import formats
+from md4_jax.data.sources.patterns import matching
 from md4_jax.data.sources.records import Document, Keys, Part
 from md4_jax.data.sources.splits import bounds, check_split, digest
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place, exists, is_remote, place
+from md4_jax.runtime.paths import Place
 
 MIN_DOCUMENTS = 20
 LARGE_BYTES = 1 << 26  # from this on, tokens are kept in shards
@@ -238,52 +237,6 @@ def check_messages(source: Any) -> None:
                 f"data.messages_key={source.messages_key!r} and data.{key}={value!r} do not go "
                 "together: a conversation is the whole text of a record. Take one of them"
             )
-
-
-def matching(path: str | tuple[str, ...]) -> list[Place]:
-    """Returns the files that data.path means, sorted; UserError if there are none."""
-    patterns = (path,) if isinstance(path, str) else tuple(path)
-    found = sorted({file for pattern in patterns for file in _match(pattern)})
-    if not found:
-        said = f"data.path: no file matches {' or '.join(map(repr, patterns))}"
-        local = [os.path.expanduser(x) for x in patterns if not is_remote(x)]
-        if empty := [x for x in local if os.path.isdir(x)]:
-            said += f": there is no file in the folder {os.path.abspath(empty[0])} or below it"
-        elif len(local) == len(patterns) and all(x and not os.path.isabs(x) for x in local):
-            said += (
-                f" in {os.getcwd()}, where this command was started: start it where the file is, "
-                "or give the whole path"
-            )
-        raise UserError(said)
-    return found
-
-
-def name_below(pattern: str, path: Place) -> str:
-    """Returns the path of a file from the folder on, or the fixed part of it, that data.path is."""
-    both = zip(Place(os.path.expanduser(pattern)).parts, path.parts, strict=False)
-    known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
-    return "/".join(path.parts[known:]) or path.name
-
-
-def _match(pattern: str) -> list[Place]:
-    if is_remote(pattern):
-        return _match_objects(place(pattern, "data.path"))
-    pattern = os.path.expanduser(pattern)
-    if os.path.isfile(pattern):
-        return [Place(pattern)]  # even if its name holds a *
-    if os.path.isdir(pattern):
-        pattern = os.path.join(glob.escape(pattern), "**")
-    return [Place(p) for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
-
-
-def _match_objects(pattern: Place) -> list[Place]:
-    """Finds the objects at an address, below it or matching it."""
-    if exists(pattern) and not pattern.is_dir():
-        return [pattern]
-    bucket = Place(*pattern.parts[:3])
-    within = "/".join(pattern.parts[3:])
-    found = bucket.glob(f"{within}/**" if pattern.is_dir() else within)
-    return [path for path in found if not path.is_dir()]
 
 
 def _characters(documents: Iterator[Document], start: int, stop: int) -> Iterator[Document]:

@@ -16,7 +16,8 @@ from md4_jax.data.cache import full_disk_named
 from md4_jax.data.lock import alone
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.corpora import ALL_THREE, CORPORA, File, Recipe, section_of
-from md4_jax.data.sources.files import check_messages, matching, name_below
+from md4_jax.data.sources.files import check_messages
+from md4_jax.data.sources.patterns import matching, name_below
 from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
 from md4_jax.protocols import UserError

@@ -57,6 +57,44 @@ def test_the_split_all_is_the_whole_text_uncut(tmp_path):
     assert list(TextFiles(str(tmp_path / "one.txt")).documents("all")) == ["é" * 100]
 
 
+@pytest.mark.parametrize("path", ["", "/**", "/*/*.txt", "/**/*.txt", "/secret", "/secret/a.txt"])
+def test_a_folder_that_cannot_be_read_is_not_left_out(path, tmp_path, monkeypatch):
+    for folder in ("open", "secret"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("a text")
+    scandir, stat = os.scandir, os.stat
+
+    def refuse(call, is_inside):
+        def checked(place, *arguments, **more):
+            inside = str(place).partition("secret")[2].strip("/")
+            if "secret" in str(place) and bool(inside) == is_inside:
+                raise PermissionError(13, "Permission denied", place)
+            return call(place, *arguments, **more)
+
+        return checked
+
+    monkeypatch.setattr(os, "scandir", refuse(scandir, False))
+    monkeypatch.setattr(os, "stat", refuse(stat, True))
+    said = rf"^data\.path: .*{tmp_path}/secret\S* cannot be read: Permission denied$"
+    with pytest.raises(UserError, match=said):
+        read(TextFiles(f"{tmp_path}{path}"))
+    assert read(TextFiles(f"{tmp_path}/open"))  # which is not asked about its neighbour
+
+
+def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a text")
+    monkeypatch.setattr(os, "access", lambda file, mode: mode != os.R_OK)
+    with pytest.raises(UserError, match=r"data\.path: the file .*a\.txt cannot be read: Permission"):
+        read(TextFiles(f"{tmp_path}/*.txt"))
+
+
+def test_names_with_commas_between_them_are_several_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = r"""For several files .*'books/\*\.txt', or a list: .*path="\['a\.txt', 'b\.txt'\]"$"""
+    with pytest.raises(UserError, match=said):
+        read(TextFiles("a.txt,b.txt"))
+
+
 def test_amounts_may_be_counts(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", map(str, range(100)))
     train, validation, test = read(TextFiles(path, validation=7, test=30))

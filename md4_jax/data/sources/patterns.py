@@ -1,0 +1,104 @@
+"""Files that data.path means: one file, a folder, a pattern, or an address in a store."""
+
+import glob
+import itertools
+import os
+
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, exists, is_remote, place
+
+
+def matching(path: str | tuple[str, ...]) -> list[Place]:
+    """Returns the files that data.path means, sorted; UserError if there are none."""
+    patterns = (path,) if isinstance(path, str) else tuple(path)
+    found = sorted({file for pattern in patterns for file in _match(pattern)})
+    if not found:
+        said = f"data.path: no file matches {' or '.join(map(repr, patterns))}"
+        local = [os.path.expanduser(x) for x in patterns if not is_remote(x)]
+        if empty := [x for x in local if os.path.isdir(x)]:
+            said += f": there is no file in the folder {os.path.abspath(empty[0])} or below it"
+        elif several := next((x for x in patterns if "," in x and not is_remote(x)), ""):
+            names = [name.strip() for name in several.split(",")]
+            said += (
+                ". For several files give a pattern in quotes, such as 'books/*.txt', or a list: "
+                f'--config.data.path="{names}"'
+            )
+        elif len(local) == len(patterns) and all(x and not os.path.isabs(x) for x in local):
+            said += (
+                f" in {os.getcwd()}, where this command was started: start it where the file is, "
+                "or give the whole path"
+            )
+        raise UserError(said)
+    for file in found:
+        if not (is_remote(file) or os.access(file, os.R_OK)):
+            raise UserError(f"data.path: the file {file} cannot be read: Permission denied")
+    return found
+
+
+def _match(pattern: str) -> list[Place]:
+    if is_remote(pattern):
+        return _match_objects(place(pattern, "data.path"))
+    pattern = os.path.expanduser(pattern)
+    _check_way(pattern)
+    if os.path.isfile(pattern):
+        return [Place(pattern)]  # even if its name holds a *
+    if os.path.isdir(pattern):
+        pattern = os.path.join(glob.escape(pattern), "**")
+    _check_folders(pattern)
+    return [Place(p) for p in glob.glob(pattern, recursive=True) if os.path.isfile(p)]
+
+
+def _check_way(path: str) -> None:
+    """Raises UserError for a path through a folder that may not be entered."""
+    try:
+        os.stat(path)
+    except PermissionError as error:
+        raise UserError(f"data.path: {path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError):
+        return  # there is no such file, which `matching` says
+
+
+def _check_folders(pattern: str) -> None:
+    """Raises UserError if a folder in which the pattern looks cannot be read.
+
+    `glob` itself leaves out such a folder without a word.
+    """
+    parts = os.path.normpath(pattern).split(os.sep)
+    for number, part in enumerate(parts):
+        if glob.has_magic(part):
+            above = os.sep.join(parts[:number] or ["."]) or os.sep
+            below = [os.path.join(above, "**", "")] if part == "**" else []
+            for folders in (above, *below):
+                for folder in glob.iglob(folders, recursive=True):
+                    _check_folder(folder)
+
+
+def _check_folder(folder: str) -> None:
+    """Raises UserError for a folder whose names cannot be listed, or whose files not be seen."""
+    try:
+        with os.scandir(folder):
+            os.stat(os.path.join(folder, os.curdir))
+    except PermissionError as error:
+        folder = os.path.normpath(folder)
+        raise UserError(
+            f"data.path: the folder {folder} cannot be read: {error.strerror}"
+        ) from error
+    except OSError:
+        return  # a file, or a folder that is gone
+
+
+def _match_objects(pattern: Place) -> list[Place]:
+    """Finds the objects at an address, below it or matching it."""
+    if exists(pattern) and not pattern.is_dir():
+        return [pattern]
+    bucket = Place(*pattern.parts[:3])
+    within = "/".join(pattern.parts[3:])
+    found = bucket.glob(f"{within}/**" if pattern.is_dir() else within)
+    return [path for path in found if not path.is_dir()]
+
+
+def name_below(pattern: str, path: Place) -> str:
+    """Returns the path of a file from the folder on, or the fixed part of it, that data.path is."""
+    both = zip(Place(os.path.expanduser(pattern)).parts, path.parts, strict=False)
+    known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
+    return "/".join(path.parts[known:]) or path.name
