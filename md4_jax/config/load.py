@@ -10,7 +10,7 @@ from typing import Any
 
 import md4_jax
 from md4_jax.config.mistakes import all_of
-from md4_jax.config.older import RENAMED, added
+from md4_jax.config.older import added, with_current_names
 from md4_jax.config.values import parse
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
@@ -181,6 +181,8 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
         if not text.strip("\0 \n"):
             return _of_empty(file, may_be_empty)
         content = json.loads(text)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of too many digits
         raise UserError(
             f"{file} is not readable JSON: {error}; choose another --workdir"
@@ -188,7 +190,7 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
     is_ours = isinstance(content, dict) and content.get("package") == "md4_jax"
     if not is_ours or not isinstance(content.get("config"), dict):
         raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
-    return _with_current_names(content["config"])
+    return with_current_names(content["config"])
 
 
 def _of_empty(file: paths.Place, may_be_empty: bool) -> None:
@@ -198,49 +200,6 @@ def _of_empty(file: paths.Place, may_be_empty: bool) -> None:
             "that trained the run again, with its --config: it is written anew, and the run goes on"
         )
     print(f"warning: {file} was empty; it is written anew from --config", flush=True)
-
-
-def _with_current_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Renames keys and values of an older version."""
-    for (section, name, key, old), new in RENAMED.items():
-        part = config.get(section)
-        if isinstance(part, dict) and (part.get("name"), part.get(key)) == (name, old):
-            config = {**config, section: {**part, key: new}}
-    if "eval" in config and "evals" not in config:
-        kept = {key: value for key, value in config.items() if key != "eval"}
-        config = {**kept, "evals": _evaluators_of(config["eval"])}
-    return _without_older_tables(config)
-
-
-def _without_older_tables(config: dict[str, Any]) -> dict[str, Any]:
-    """Drops the keys of earlier kinds of tables; UserError for a run that has such tables."""
-    network, gone = config.get("network"), ("tables_rate", "tables_draws")
-    if not isinstance(network, dict):
-        return config
-    # Today's counts came with this key.
-    if network.get("tables") and "tables_hidden" not in network:
-        raise UserError(
-            f"network.tables={network['tables']}: the tables of this run are of an earlier kind, "
-            "with which this version cannot go on. Use the version that trained it (`commit` in "
-            "its config.json), or train anew"
-        )
-    return {**config, "network": {k: v for k, v in network.items() if k not in gone}}
-
-
-def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the evaluators that the `eval` section of older versions stood for."""
-    shared = ("draws", "batch_size", "stride", "seed", "objective")
-    bound = {"name": "likelihood", **{key: old[key] for key in shared if key in old}}
-    split, order = old.get("split", "test"), old.get("ngram_order", 0)
-    every, limit = old.get("every", 0), old.get("limit", 0)
-    return {
-        "validation": {
-            **bound, "split": "validation", "every": every, "final": False, "limit": limit
-        },
-        "test": {**bound, "split": split, "every": 0, "final": True},
-        "ngrams": {"name": "ngrams", "split": split, "final": order > 0, "order": order or 5},
-        "samples": {"name": "samples", "every": 0, "final": True},
-    }  # fmt: skip
 
 
 def check_same(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from md4_jax.protocols import UserError
+
 # Keys that older runs and short configs leave out -> their default.
 ADDED = {
     "data.chat_template": "",
@@ -88,3 +90,46 @@ RENAMED = {("process", "rates", "kernel", "gaussian"): "gaussian_symmetric"}
 def added(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the default of each key that a config may leave out, for its network."""
     return ADDED | OF_NETWORKS.get(config.get("network", {}).get("name", ""), {})
+
+
+def with_current_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Renames keys and values of an older version."""
+    for (section, name, key, old), new in RENAMED.items():
+        part = config.get(section)
+        if isinstance(part, dict) and (part.get("name"), part.get(key)) == (name, old):
+            config = {**config, section: {**part, key: new}}
+    if "eval" in config and "evals" not in config:
+        kept = {key: value for key, value in config.items() if key != "eval"}
+        config = {**kept, "evals": _evaluators_of(config["eval"])}
+    return _without_older_tables(config)
+
+
+def _without_older_tables(config: dict[str, Any]) -> dict[str, Any]:
+    """Drops the keys of earlier kinds of tables; UserError for a run that has such tables."""
+    network, gone = config.get("network"), ("tables_rate", "tables_draws")
+    if not isinstance(network, dict):
+        return config
+    # Today's counts came with this key.
+    if network.get("tables") and "tables_hidden" not in network:
+        raise UserError(
+            f"network.tables={network['tables']}: the tables of this run are of an earlier kind, "
+            "with which this version cannot go on. Use the version that trained it (`commit` in "
+            "its config.json), or train anew"
+        )
+    return {**config, "network": {k: v for k, v in network.items() if k not in gone}}
+
+
+def _evaluators_of(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the evaluators that the `eval` section of older versions stood for."""
+    shared = ("draws", "batch_size", "stride", "seed", "objective")
+    bound = {"name": "likelihood", **{key: old[key] for key in shared if key in old}}
+    split, order = old.get("split", "test"), old.get("ngram_order", 0)
+    every, limit = old.get("every", 0), old.get("limit", 0)
+    return {
+        "validation": {
+            **bound, "split": "validation", "every": every, "final": False, "limit": limit
+        },
+        "test": {**bound, "split": split, "every": 0, "final": True},
+        "ngrams": {"name": "ngrams", "split": split, "final": order > 0, "order": order or 5},
+        "samples": {"name": "samples", "every": 0, "final": True},
+    }  # fmt: skip

@@ -26,10 +26,15 @@ def table(folder: Place) -> str:
     Below the table it says of each run what cannot be read, and why.
     UserError if there is none.
     """
-    is_folder = exists(folder) and folder.is_dir()
-    places = [folder, *(sorted(folder.iterdir()) if is_folder else [])]
-    runs = [run for run in places if exists(run / config_lib.FILE)]
-    if not runs:
+    if not exists(folder):
+        raise UserError(f"there is no folder {folder}: md4_jax ls DIR lists the runs of a folder")
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file: md4_jax ls DIR lists the runs of a folder")
+    try:
+        places = [folder, *sorted(folder.iterdir())]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror or error}") from error
+    if not (runs := [run for run in places if _may_be_run(run)]):
         raise UserError(f"{folder} holds no run: md4_jax ls DIR lists those of a folder")
     found = sorted(map(_found, runs), key=lambda run: run.bits)
     lines = [HEAD, *(run.cells for run in found)]
@@ -37,6 +42,14 @@ def table(folder: Place) -> str:
     rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     remarks = [f"{run.cells[0]}: {' '.join(run.remark.split())}" for run in found if run.remark]
     return printable("\n".join(rows + remarks))
+
+
+def _may_be_run(folder: Place) -> bool:
+    """Returns whether a folder holds a run, or may not be entered."""
+    try:
+        return exists(folder / config_lib.FILE)
+    except UserError:
+        return True  # the row says why
 
 
 def _found(run: Place) -> Found:

@@ -23,7 +23,7 @@ from md4_jax.networks.published import Arrays, MaskLast, Put
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
-from md4_jax.runtime.paths import Place, place
+from md4_jax.runtime.paths import Place, exists, place
 from md4_jax.runtime.tensors import Tensors, is_folder
 from md4_jax.training.report import kept
 from md4_jax.training.trainable import trained_beside
@@ -268,12 +268,12 @@ def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
 def told_by(folder: Place) -> dict[str, Any]:
     """Returns a folder's config.json, {} without one; UserError for an adapter alone."""
     file = folder / config_lib.FILE
-    if not file.exists():
+    if not exists(file):
         peft_config.check_no_adapter(folder)
         return {}
     try:
         found = json.loads(file.read_text())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} is not readable JSON: {error}") from error
     return found if isinstance(found, dict) else {}
 

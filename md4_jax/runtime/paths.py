@@ -62,9 +62,15 @@ def is_remote(path: Any) -> bool:
 
 
 def exists(path: Place) -> bool:
-    """Returns whether the file exists; UserError if its object store does not answer."""
+    """Returns whether the file exists; UserError if its folder or object store does not answer."""
     try:
+        if not is_remote(path):
+            os.stat(path)  # epath would say of a folder that may not be entered that it is empty
         return path.exists()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # each object store has errors of its own
         if not is_remote(path):
             raise

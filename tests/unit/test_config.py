@@ -282,6 +282,17 @@ def test_a_directory_of_somebody_else(content, words, tmp_path):
         config.stored(tmp_path)
 
 
+def test_a_config_that_may_not_be_read(tmp_path, monkeypatch):
+    (tmp_path / config.FILE).write_text("{}")
+
+    def refuse(path, *arguments):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(paths.place(tmp_path)), "read_text", refuse)
+    with pytest.raises(UserError, match=r"config\.json cannot be read: Permission denied$"):
+        config.stored(paths.place(tmp_path))
+
+
 def test_checkpoints_without_a_config(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds checkpoints but no config.json"):

@@ -1,6 +1,7 @@
 """The table of runs: `md4_jax ls`."""
 
 import json
+import os
 
 import pytest
 
@@ -101,12 +102,35 @@ def test_a_result_that_a_crash_cut_short_hides_no_other(tmp_path):
     assert "2.5000 +- 0.0100" in row
 
 
-def test_nothing_there(tmp_path):
-    with pytest.raises(UserError, match="holds no run: md4_jax ls DIR"):
-        main.run(["ls", str(tmp_path / "none")])
+def test_a_run_that_may_not_be_entered_is_a_row(tmp_path, monkeypatch):
+    made(tmp_path / "a")
+    made(tmp_path / "b", (5,))
+    stat = os.stat
+
+    def refuse(path, **options):
+        if "/b/" in str(path):
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    *_, b, last = listing.table(place(tmp_path)).splitlines()
+    assert b.split() == ["b", "unreadable"]
+    assert last == f"b: {tmp_path}/b/config.json cannot be read: Permission denied"
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("none", "there is no folder .*none: md4_jax ls DIR"),
+        ("file", "file is a file: md4_jax ls DIR"),
+        ("empty", "empty holds no run: md4_jax ls DIR"),
+    ],
+)
+def test_nothing_there(name, said, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file holds no run: md4_jax ls DIR"):
-        main.run(["ls", str(tmp_path / "file")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=said):
+        main.run(["ls", str(tmp_path / name)])
 
 
 def test_short_words():
