@@ -45,14 +45,23 @@ class NGramModels:
         del params
         if jax.process_index() != 0:
             return {}
+        tokens = context.corpus(self.data).stream(self.split)
         found = ngrams.ladder(
             context.corpus({}).stream("train")[:MOST_TOKENS],
-            context.corpus(self.data).stream(self.split)[:MOST_TOKENS],
+            tokens[:MOST_TOKENS],
             experiment.domain.vocab_size,
             self.order,
         )
-        context.say(report.ladder(found, self._bound(experiment, context)))
+        bound = self._bound(experiment, context)
+        context.say(report.ladder(found, bound, self._text(len(tokens))))
         return {"split": self.split, **{key(n): level for n, level in enumerate(found, start=1)}}
+
+    def _text(self, size: int) -> str:
+        """Names the text of `size` tokens: 'the test split, all 55,770 tokens'."""
+        split = "all splits" if self.split == "all" else f"the {self.split} split"
+        own = " of its own data" if self.data else ""
+        part = "all" if size <= MOST_TOKENS else "the first"
+        return f"{split}{own}, {part} {min(size, MOST_TOKENS):,} tokens"
 
     def _bound(self, experiment: Experiment, context: Context) -> Mapping[str, Any] | None:
         """Returns the result of an earlier likelihood on all of the same split, or None."""

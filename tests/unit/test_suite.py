@@ -113,6 +113,8 @@ def test_n_gram_models_stand_beside_a_bound_of_the_same_text_alone():
         )
         found = NGramModels(order=2).run(experiment, None, context)
         assert ("1.2500  this model (bound, +- 0.0100)" in said[0]) is beside
+        where = "on the same text" if beside else "of the test split, all 18 tokens"
+        assert said[0].splitlines()[0] == f"bits per token {where}:"
         # One character in two, then no choice at all.
         assert found["split"] == "test" and ngrams.levels(found)[0] == pytest.approx(1.0)
         assert 0 < ngrams.levels(found)[1] < 0.2 and len(ngrams.levels(found)) == 2
