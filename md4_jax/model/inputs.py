@@ -17,8 +17,9 @@ from md4_jax.protocols import UserError
 
 def check_text(domain: Any, method: str, text: Any) -> None:
     """Raises UserError if the model's domain is not text, or `text` is something else."""
-    if not hasattr(domain, "encode"):
-        raise UserError(f"{method} takes text, and this model has {domain.unit}s")
+    if domain.unit == "dimension" or not hasattr(domain, "encode"):
+        has = "images" if domain.unit == "dimension" else f"{domain.unit}s"
+        raise UserError(f"{method} takes text, and this model has {has}")
     if not isinstance(text, str):
         raise UserError(f"{method} takes text, not {text!r}")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import playgrounds
 import pytest
 from peer_folders import TOLD, answers, peer_folder, tokenizer
 from safetensors.numpy import load_file, save_file
@@ -51,6 +52,11 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mdlm(folders):
     return md4_jax.load(folders["mdlm"])
+
+
+@pytest.fixture(scope="module")
+def images():
+    return playgrounds.of_images()
 
 
 def test_importing_the_package_does_not_import_jax():
@@ -383,6 +389,21 @@ def test_infilling_ends_with_the_text(mdlm):
 def test_what_is_no_text_or_token_is_refused(call, said, mdlm):
     with pytest.raises(UserError, match=said):
         call(mdlm)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.score("ab"),
+        lambda m: m.infill("a_"),
+        lambda m: m.token_costs("ab"),
+        lambda m: m.chat("ab"),
+    ],
+    ids=["score", "infill", "token_costs", "chat"],
+)
+def test_a_model_of_images_takes_no_text(call, images):
+    with pytest.raises(UserError, match="takes text, and this model has images$"):
+        call(images)
 
 
 def test_a_file_is_no_model(tmp_path):
