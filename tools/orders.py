@@ -63,7 +63,10 @@ def main() -> None:
     parser.add_argument("--out", default="docs/orders.png")
     parser.add_argument("--temperature", type=float, default=0.6)
     flags = parser.parse_args()
-    model = md4_jax.load(flags.workdir)
+    try:
+        model = md4_jax.load(flags.workdir)
+    except md4_jax.UserError as error:
+        sys.exit(f"error: --workdir {flags.workdir}: {error}")
     rows = -(-model.length // COLUMNS)
     height = TITLE + rows * LINE + MARGIN
     size = (2 * MARGIN + COLUMNS * CELL, MARGIN + len(PANELS) * height)

@@ -18,7 +18,10 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError as error:
-    raise ImportError("downstream tasks need lm_eval: pip install 'md4_jax[lm-eval]'") from error
+    INSTALL = "downstream tasks need lm_eval: pip install -e '.[lm-eval]'"
+    if __name__ == "__main__":
+        sys.exit(f"error: {INSTALL}")
+    raise ImportError(INSTALL) from error
 
 # Options that the harness gives to every model.
 NOT_OURS = ("max_batch_size", "device")

@@ -1,5 +1,7 @@
 """Continuations as downstream tasks ask for them, and a task of lm_eval without a network."""
 
+import runpy
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +159,7 @@ def test_drawn_continuations_end_where_they_should(model):
 
 @pytest.mark.filterwarnings("ignore")
 def test_tasks_of_lm_eval(model, trained):
-    pytest.importorskip("lm_eval", reason="needs lm_eval: pip install 'md4_jax[lm-eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm_eval: pip install -e '.[lm-eval]'")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -183,7 +185,7 @@ def test_tasks_of_lm_eval(model, trained):
 @pytest.mark.filterwarnings("ignore")
 def test_a_chat_model_gets_its_template_from_lm_eval(tmp_path):
     """With --apply_chat_template each request is a turn, and its answer ends with the turn."""
-    pytest.importorskip("lm_eval", reason="needs lm_eval: pip install 'md4_jax[lm-eval]'")
+    pytest.importorskip("lm_eval", reason="needs lm_eval: pip install -e '.[lm-eval]'")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -206,3 +208,12 @@ def test_a_chat_model_gets_its_template_from_lm_eval(tmp_path):
         assert context == f"<|start|><|role|>user<|said|>\n\n{asked}<|eot_id|>{turn}"
         assert set(answer) <= {"a"} and len(answer) <= 6
     assert set(found["results"]) == {"shakespeare_lines", "shakespeare_words"}
+
+
+def test_without_lm_eval_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    with pytest.raises(
+        SystemExit, match=r"^error: .* need lm_eval: pip install -e '\.\[lm-eval\]'$"
+    ):
+        runpy.run_module("md4_jax.model.harness", run_name="__main__")

@@ -1,11 +1,13 @@
 """Figures: the numbers that they show, and that something is drawn; not how it looks."""
 
+import sys
 import zlib
 
 import numpy as np
 import pytest
 from matplotlib.text import Text
 from PIL import Image
+from tool_modules import tool_module
 
 from md4_jax.generate import figures
 
@@ -88,3 +90,9 @@ def test_frontier(tmp_path):
     assert 900 < width < 1600 and 400 < height < 900
     figures.frontier(rows[:1], tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes() != (tmp_path / "frontier.png").read_bytes()
+
+
+def test_orders_of_a_run_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["orders.py", "--workdir", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"^error: --workdir .*: there is no folder .*none$"):
+        tool_module("orders").main()
