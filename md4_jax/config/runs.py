@@ -18,7 +18,7 @@ from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.tensors import is_folder
 from md4_jax.training import back, base
 from md4_jax.training.checkpoint import Checkpoints
-from md4_jax.training.keeping import Best, best_of, figure_of
+from md4_jax.training.keeping import Best, best_of, figure_of, without_best
 from md4_jax.training.loop import abstract_state
 from md4_jax.training.report import METRICS
 from md4_jax.training.trainable import joined, stored
@@ -33,7 +33,6 @@ def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
 
     UserError if there is none.
     """
-
     state = abstract_state(experiment)
 
     def ask(kept: Checkpoints) -> tuple[int, Params, dict] | None:
@@ -83,6 +82,8 @@ def _asked_step(
         raise UserError(
             f"{workdir} has no checkpoint of step {asked} ({key}); it has those of steps {steps}"
         )
+    if not experiment.checkpoint.best:
+        raise without_best(key, steps)
     found = best(experiment, workdir, steps)
     # On a shared disk the last rows may be there for the process that wrote them alone.
     step = max_over_processes(found.step if found and is_first() else 0)
@@ -184,10 +185,8 @@ def other_run(
     domain = stored_domain(directory, kept["data"]["length"], foreign.load)
     if same_tokenizer and not same_symbols(domain, experiment.domain):
         raise UserError(f"{key}={asked} was trained with another tokenizer than this run")
-    size = {
-        "batch_size": experiment.train.batch_size,
-        "microbatches": experiment.train.microbatches,
-    }
+    train = experiment.train
+    size = {"batch_size": train.batch_size, "microbatches": train.microbatches}
     changed = {
         "mesh": experiment.config["mesh"],
         "train": {**kept["train"], **size},

@@ -48,6 +48,16 @@ def surplus(steps: Iterable[int], options: CheckpointOptions, best: int | None) 
     return [one.step for one, is_kept in zip(found, keeps, strict=True) if not is_kept]
 
 
+def without_best(key: str, steps: list[int]) -> UserError:
+    """Makes the error for a run whose checkpoints no evaluator compares; key: what names `best`."""
+    return UserError(
+        f"{key} best needs checkpoint.best, the name of an evaluator by which checkpoints are "
+        "compared, which this run does not have: give --config.checkpoint.best=validation, also "
+        "when training, so that the best checkpoint is kept. Or name a step, such as "
+        f"{key} {steps[-1]}, of {steps}"
+    )
+
+
 def check_best(experiment: Experiment) -> None:
     """Raises UserError if checkpoint.best names no evaluator that can compare checkpoints."""
     name, evals = experiment.checkpoint.best, experiment.evals
