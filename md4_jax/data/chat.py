@@ -171,7 +171,7 @@ def _environment(day: str) -> Any:
     try:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
-        raise UserError("chat templates need a package: pip install 'md4_jax[chat]'") from error
+        raise UserError("chat templates need a package: pip install -e '.[chat]'") from error
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -37,7 +37,7 @@ def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> 
         if name.startswith(mark):
             if lacking := [p for p in packages if importlib.util.find_spec(p) is None]:
                 raise UserError(
-                    f"{key}={name} needs {' and '.join(lacking)}: pip install 'md4_jax[{extra}]'"
+                    f"{key}={name} needs {' and '.join(lacking)}: pip install -e '.[{extra}]'"
                 )
             return
     folder = place(name, key)
@@ -294,6 +294,6 @@ def mauve(found: np.ndarray, theirs: np.ndarray, seed: int = 0) -> float:
     try:
         from mauve import compute_mauve
     except ImportError as error:
-        raise UserError("mauve=True needs mauve-text: pip install 'md4_jax[judge]'") from error
+        raise UserError("mauve=True needs mauve-text: pip install -e '.[judge]'") from error
     result = compute_mauve(p_features=theirs, q_features=found, seed=seed, verbose=False)
     return float(result.mauve)

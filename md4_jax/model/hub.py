@@ -59,7 +59,7 @@ def _library() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise UserError("the hub needs a package: pip install 'md4_jax[hub]'") from error
+        raise UserError("the hub needs a package: pip install -e '.[hub]'") from error
     return huggingface_hub
 
 

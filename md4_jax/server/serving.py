@@ -10,7 +10,7 @@ from typing import Any
 
 from md4_jax.protocols import UserError
 
-INSTALL = "the playground needs two packages: pip install 'md4_jax[serve]'"
+INSTALL = "the playground needs two packages: pip install -e '.[serve]'"
 
 
 def run(load: Callable[[], Any], name: str, host: str, port: int) -> int:

@@ -13,7 +13,7 @@ from md4_jax import main
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("jinja2") is None, reason="needs pip install 'md4_jax[chat]'"
+        importlib.util.find_spec("jinja2") is None, reason="needs pip install -e '.[chat]'"
     ),
 ]
 KEYS = {

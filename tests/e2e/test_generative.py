@@ -89,7 +89,7 @@ def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_
     for judge, said in (
         (tmp_path / "empty", "empty holds neither a run with a checkpoint nor a model in *.safe"),
         (tmp_path / "none", f"judge={tmp_path / 'none'} is no directory of a run or of a model"),
-        ("transformers:gpt2", "needs no_such_package: pip install 'md4_jax[judge]'"),
+        ("transformers:gpt2", "needs no_such_package: pip install -e '.[judge]'"),
     ):
         assert said in refused(*words, *kind, *keys(f"evals.judged.judge={judge}"))
     assert not (tmp_path / "run").exists()
@@ -137,7 +137,7 @@ def test_samples_are_judged_by_a_published_model(run, refused, trained, tmp_path
 @pytest.mark.filterwarnings("ignore")
 def test_a_judge_computed_here_is_that_of_transformers(tmp_path):
     """The same GPT-2 in both: costs, features and what they leave out."""
-    pytest.importorskip("torch", reason="needs torch: pip install 'md4_jax[judge]'")
+    pytest.importorskip("torch", reason="needs torch: pip install -e '.[judge]'")
     pytest.importorskip("transformers", reason="needs transformers")
     folder = peer_folder(tmp_path, "gpt2")
     theirs = judges.TransformersJudge(str(folder))
@@ -158,7 +158,7 @@ def test_a_judge_computed_here_is_that_of_transformers(tmp_path):
 @pytest.fixture(scope="module")
 def random_gpt(scratch):
     """A folder with a causal model of random weights and a tokenizer of letters."""
-    torch = pytest.importorskip("torch", reason="needs torch: pip install 'md4_jax[judge]'")
+    torch = pytest.importorskip("torch", reason="needs torch: pip install -e '.[judge]'")
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 

@@ -18,7 +18,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 needs_jinja = pytest.mark.skipif(
-    importlib.util.find_spec("jinja2") is None, reason="needs pip install 'md4_jax[chat]'"
+    importlib.util.find_spec("jinja2") is None, reason="needs pip install -e '.[chat]'"
 )
 TALK = [
     {"role": "user", "content": " hi\n"},
@@ -316,7 +316,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     chat._compiled.cache_clear()  # where an earlier test has compiled the template
     for name in ("jinja2", "jinja2.sandbox"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=r"pip install 'md4_jax\[chat\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[chat\]'"):
         form(TEMPLATE).render(TALK)
 
 

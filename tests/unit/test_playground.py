@@ -494,5 +494,5 @@ def test_the_server_starts_and_says_where(model, monkeypatch, capsys):
 
 def test_without_its_packages_the_server_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
-    with pytest.raises(UserError, match=r"pip install 'md4_jax\[serve\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[serve\]'"):
         serving.run(lambda: None, "tiny", "127.0.0.1", 0)

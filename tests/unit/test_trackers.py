@@ -160,7 +160,7 @@ def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_wandb_itself_offline(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="it needs pip install 'md4_jax[wandb]'")
+    wandb = pytest.importorskip("wandb", reason="it needs pip install -e '.[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     said = []

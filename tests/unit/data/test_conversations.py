@@ -26,7 +26,7 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jinja2") is None, reason="needs pip install 'md4_jax[chat]'"
+    importlib.util.find_spec("jinja2") is None, reason="needs pip install -e '.[chat]'"
 )
 LLADA = Chat(TEMPLATE, {"bos_token": "<|start|>", "eos_token": "<|endoftext|>"})
 CHATML = Chat(

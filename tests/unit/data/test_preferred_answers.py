@@ -18,7 +18,7 @@ from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("jinja2") is None, reason="needs pip install 'md4_jax[chat]'"
+    importlib.util.find_spec("jinja2") is None, reason="needs pip install -e '.[chat]'"
 )
 CHAT = Chat(
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"

@@ -84,7 +84,8 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(path, tmp_path, monkeypatc
 def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("a text")
     monkeypatch.setattr(os, "access", lambda file, mode: mode != os.R_OK)
-    with pytest.raises(UserError, match=r"data\.path: the file .*a\.txt cannot be read: Permission"):
+    said = r"^data\.path: the file .*a\.txt cannot be read: Permission denied$"
+    with pytest.raises(UserError, match=said):
         read(TextFiles(f"{tmp_path}/*.txt"))
 
 
