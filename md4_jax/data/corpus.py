@@ -11,6 +11,7 @@ from md4_jax.data import conversations, labelled, loader, packing, pairs, prepar
 from md4_jax.data.domains import DOMAIN_FILE, Domain, TextDomain
 from md4_jax.data.sequences import Rows, SplitSize, Windows
 from md4_jax.data.shards import TokenShards
+from md4_jax.data.sources.splits import NoText
 from md4_jax.options import DataOptions
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.paths import Place, cache_root
@@ -109,7 +110,7 @@ class Corpus:
             found["train"] = self._training.size
         for split, size in found.items():
             if size.tokens == 0 or (split == "train" and size.sequences == 0):
-                raise UserError(
+                raise (UserError if size.tokens else NoText)(
                     f"the {split} split has {size.tokens} tokens, fewer than "
                     f"{'one sequence of' if split == 'train' else 'needed with'} "
                     f"data.length={self.options.length}: take a larger corpus or lower data.length"

@@ -233,7 +233,7 @@ class _Maker:
             try:
                 self._tokenizer.encode(document.text)
             except UserError as error:
-                return UserError(f"{document.where}: {error}")
+                return type(error)(f"{document.where}: {error}")
         return None
 
     def _batches(self, start: Cursor) -> Iterator[_Batch]:

@@ -15,6 +15,10 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.min_scalar_type(vocab_size - 1)
 
 
+class UnknownCharacter(UserError):
+    """Raised for a text with a character that a tokenizer of characters does not know."""
+
+
 class Tokenizer:
     """Methods that all tokenizers share.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from md4_jax.data.byte_pairs import END_OF_TEXT, BytePairs
 from md4_jax.data.names import Load, class_of
-from md4_jax.data.tokenizer_base import Tokenizer, id_dtype
+from md4_jax.data.tokenizer_base import Tokenizer, UnknownCharacter, id_dtype
 from md4_jax.protocols import UserError
 
 _SYMBOLS = " abcdefghijklmnopqrstuvwxyz"
@@ -42,7 +42,7 @@ class Text8Symbols(Tokenizer):
         if wrong.size:
             offset = int(wrong[0])  # all before it are ASCII, so a character starts here
             character = text[offset]
-            raise UserError(
+            raise UnknownCharacter(
                 f"the text8 tokenizer knows only 'a' to 'z' and the space, but the text has "
                 f"{character!r} at byte offset {offset}. For other text use 'characters' or 'bpe'."
             )
@@ -105,7 +105,7 @@ class Characters(Tokenizer):
         wrong = np.flatnonzero(alphabet[place] != points)
         if wrong.size:
             offset = int(wrong[0])
-            raise UserError(
+            raise UnknownCharacter(
                 f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
                 f"{self.vocab_size} characters, {self._shown()}. A trained model knows no other: "
                 "leave the character out. A new run takes tokenizer.alphabet, or else the "

@@ -12,6 +12,8 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
+from md4_jax.data.sources.splits import NoText
+from md4_jax.data.tokenizer_base import UnknownCharacter
 from md4_jax.evals import report
 from md4_jax.evals.context import Context, check_sizes
 from md4_jax.evals.likelihood import LikelihoodBound
@@ -144,11 +146,8 @@ class ZeroShot:
             try:
                 corpus.sizes([split])
             except UserError as error:
-                raise UserError(
-                    f"{key}: {name}{f' in {self.path}/{name}' if self.path else ''}: {error}. Add "
-                    f"the file of its {split} split, leave {name} out of sets, or choose another "
-                    f"split by {key}.split"
-                ) from error
+                where = f"{name} in {self.path}/{name}" if self.path else name
+                raise UserError(f"{key}: {where}: {_said(error, key, name, split)}") from error
         return found
 
     def _changes(self, name: str) -> dict[str, Any]:
@@ -188,6 +187,24 @@ class ZeroShot:
             "tokens_sha256": _tokens_sha256(tokens),
             "tokenizer_sha256": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
         }  # fmt: skip
+
+
+def _said(error: UserError, key: str, name: str, split: str) -> str:
+    """Says what is wrong with a set in the terms of this evaluator: its keys and its split."""
+    if isinstance(error, NoText):
+        return (
+            f"the {split} split has 0 tokens. Add its file, leave {name} out of sets, or choose "
+            f"another split by {key}.split"
+        )
+    if isinstance(error, UnknownCharacter):
+        return (
+            f"{error}. This run knows only the characters of its own text: {key} needs a run with "
+            "tokenizer.name=bytes or bpe"
+        )
+    said = str(error).replace("data.path", f"{key}.path")
+    return (
+        said if said == str(error) else f"{said}. That folder holds one named {name} for this set"
+    )
 
 
 def _text_facts(documents: Iterable[str]) -> tuple[int, int, str]:

@@ -4,6 +4,7 @@ import glob
 import itertools
 import os
 
+from md4_jax.data.sources.splits import NoText
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
@@ -28,7 +29,7 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
                 f" in {os.getcwd()}, where this command was started: start it where the file is, "
                 "or give the whole path"
             )
-        raise UserError(said)
+        raise NoText(said)
     for file in found:
         if not (is_remote(file) or os.access(file, os.R_OK)):
             raise UserError(f"data.path: the file {file} cannot be read: Permission denied")

@@ -11,6 +11,10 @@ SPLITS = ("train", "validation", "test")
 ALL = "all"
 
 
+class NoText(UserError):
+    """Raised if there is no text in a split, or no file of it."""
+
+
 def check_split(split: str) -> None:
     """Raises UserError when `split` is not one of the three, or `all`."""
     if split not in (*SPLITS, ALL):
@@ -31,7 +35,7 @@ def bounds(total: int, split: str, *, validation: float, test: float, unit: str)
     held_out = [_amount(total, validation, "validation"), _amount(total, test, "test")]
     train = total - sum(held_out)
     if not total:
-        raise UserError(f"the data hold no {unit} at all: look at what data.path names")
+        raise NoText(f"the data hold no {unit} at all: look at what data.path names")
     if train < 1:
         raise UserError(
             f"validation takes {held_out[0]} and test {held_out[1]} of {total} {unit}: "

@@ -507,6 +507,40 @@ def test_padding_of_zero_shot_documents_does_not_count(tmp_path):
     assert batch.context["segments"].min() == -1
 
 
+def zero_shot_error(tokenizer, path: str, **options) -> str:
+    """What the evaluator says of its set ptb, of which the validation split is usual."""
+    own = {"name": "text", "length": 32}
+    corpus_of = inputs.corpora({"data": own}, TextDomain(tokenizer, 32))
+    with pytest.raises(UserError) as found:
+        ZeroShot(objective=None, sets="ptb", path=path, **options).opened("evals.z", corpus_of)
+    return str(found.value)
+
+
+def test_zero_shot_advises_what_helps_against_each_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
+    add = "Add its file, leave ptb out of sets, or choose another split by evals.z.split"
+    start, nothing = f"evals.z: ptb in {tmp_path}/ptb: ", "has 0 tokens. "
+    missing = zero_shot_error(Bytes(), str(tmp_path))
+    assert missing == f"{start}the validation split {nothing}{add}"
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "ptb.valid.txt").write_text(" they fell \n")
+    assert zero_shot_error(Bytes(), str(tmp_path), split="test") == (
+        f"{start}the test split {nothing}{add}"
+    )
+    unknown = zero_shot_error(Characters("abc"), str(tmp_path))
+    assert "the character 't' at offset 0" in unknown and add not in unknown
+    assert unknown.endswith("evals.z needs a run with tokenizer.name=bytes or bpe")
+
+    def offline(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr("md4_jax.data.download._whole", offline)
+    monkeypatch.setattr("md4_jax.data.hub._ask", offline)
+    said = zero_shot_error(Bytes(), "")
+    assert "evals.z.path to it. That folder holds one named ptb" in said, said
+    assert "no network" in said and add not in said and "data.path" not in said
+
+
 def test_windows_of_zero_shot_that_blocks_do_not_fit():
     """4 of 16 tokens are given before each window: whole blocks of 4, but not of 8."""
     data, train = types.SimpleNamespace(length=16), types.SimpleNamespace(batch_size=2)
