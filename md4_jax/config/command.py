@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+import md4_jax
 from md4_jax.config.load import unknown
 from md4_jax.options.parts import words
 from md4_jax.protocols import UserError
@@ -25,6 +26,8 @@ MODES = (
 )  # fmt: skip
 # The mode may be the first word. What a second word is then: --workdir, except for these.
 SECOND = {"serve": "--from", "import": "--from"}
+# Words for what the mode train does with a run that is there.
+RESUME = ("resume", "continue")
 # Modes that need the directory of a run.
 OF_A_RUN = ("eval", "sample")
 
@@ -35,6 +38,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if rest and rest[0] in MODES:
         more = [SECOND.get(rest[0], "--workdir")] if rest[1:] and rest[1][:1] != "-" else []
         rest = ["--mode", rest[0], *more, *rest[1:]]
+    elif rest and re.fullmatch(r"[a-z_]+", rest[0]):
+        raise _unknown_mode("mode", rest[0])
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--config."):
@@ -51,7 +56,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if others:
         _refuse(parser, others)
     if flags.mode not in MODES:
-        raise unknown("--mode", flags.mode, list(MODES))
+        raise _unknown_mode("--mode", flags.mode)
     for name in ("config", "workdir"):
         # As a path it would be the current directory.
         if getattr(flags, name) == "":
@@ -59,8 +64,28 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
                 f"--{name} is empty, as a shell variable is that was not set: give a value, or "
                 f"leave --{name} out"
             )
-    if flags.evals and flags.mode != "eval":
-        raise UserError(f"--evals={flags.evals} is for --mode eval, not --mode {flags.mode}")
+    _check_mode(flags, assignments)
+    _check_source(flags)
+    flags.evals, flags.trust = _different(flags.evals), _different(flags.trust)
+    assignments |= {"plan.topology": flags.topology} if flags.topology else {}
+    return flags, assignments
+
+
+def _unknown_mode(what: str, name: str) -> UserError:
+    if name in RESUME:
+        return UserError(f"unknown {what} {name!r}: to resume a run give --workdir DIR alone")
+    return unknown(what, name, list(MODES))
+
+
+def _check_mode(flags: argparse.Namespace, assignments: Mapping[str, str]) -> None:
+    """Raises UserError for a flag that the mode does not take, and for one that it needs."""
+    for name, mode in (("evals", "eval"), ("topology", "plan")):
+        if getattr(flags, name) and flags.mode != mode:
+            given = f"--{name}={getattr(flags, name)}"
+            raise UserError(f"{given} is for --mode {mode}, not --mode {flags.mode}")
+    if flags.mode == "ls" and (flags.config or assignments):
+        given = f"--config={flags.config}" if flags.config else f"--config.{min(assignments)}"
+        raise UserError(f"{given} is not for --mode ls, which lists the runs in --workdir")
     if flags.back and (flags.mode != "train" or not flags.workdir):
         raise UserError(f"--back={flags.back} is for --mode train and needs --workdir")
     if flags.back not in ("", "best") and not flags.back.isdecimal():
@@ -69,10 +94,6 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         raise UserError("--mode sweep and --vary SECTION.KEY=VALUE,VALUE,... need each other")
     if flags.mode == "sweep" and not (flags.config and flags.workdir):
         raise UserError("--mode sweep needs --config FILE, and --workdir DIR for its runs")
-    _check_source(flags)
-    flags.evals, flags.trust = _different(flags.evals), _different(flags.trust)
-    assignments |= {"plan.topology": flags.topology} if flags.topology else {}
-    return flags, assignments
 
 
 def _different(text: str) -> tuple[str, ...]:
@@ -133,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--vary", action="append", default=[], help="for --mode sweep: SECTION.KEY=V1,V2,..."
     )
+    parser.add_argument("--version", action="version", version=f"md4_jax {md4_jax.__version__}")
     parser.add_argument("--topology", help="devices for --mode plan: v5e:16x16, h100:8, cpu:8")
     parser.add_argument(
         "--mode",

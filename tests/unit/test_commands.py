@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import md4_jax
 from md4_jax.config import command, schema
 from md4_jax.protocols import UserError
 
@@ -49,6 +50,10 @@ def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
     "words, said",
     [
         ("--mode trian", "unknown --mode 'trian'; did you mean 'train'?"),
+        ("evl runs/q", "unknown mode 'evl'; did you mean 'eval'?"),
+        ("zzz runs/q", "unknown mode 'zzz'. Known: audit, bench, eval,"),
+        ("resume runs/q", "unknown mode 'resume': to resume a run give --workdir DIR alone"),
+        ("--mode resume", "unknown --mode 'resume': to resume a run give --workdir DIR alone"),
         ("--confg a.py", "unknown flag --confg: did you mean --config?"),
         ("--workdri=a", "unknown flag --workdri: did you mean --workdir?"),
         ("--config a.py train", "unknown argument train: a mode comes first, or as --mode train"),
@@ -62,6 +67,27 @@ def test_a_misspelt_flag_is_answered_by_the_nearest(words, said):
     with pytest.raises(UserError) as error:
         command.parse(words.split())
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("eval a --topology cpu:8", "--topology=cpu:8 is for --mode plan, not --mode eval"),
+        ("ls runs --config a.py", "--config=a.py is not for --mode ls, which lists the runs in"),
+        ("ls runs --config.data.length=8", "--config.data.length is not for --mode ls"),
+    ],
+)
+def test_flags_of_another_mode_are_refused(words, said):
+    with pytest.raises(UserError) as error:
+        command.parse(words.split())
+    assert said in str(error.value)
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.parse(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"md4_jax {md4_jax.__version__}\n"
 
 
 @pytest.mark.parametrize(
