@@ -12,7 +12,7 @@ from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, 
 from md4_jax.config import load as config
 from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
-from md4_jax.config.evaluators import readers, with_kinds
+from md4_jax.config.evaluators import readers, unknown_evaluator, with_kinds
 from md4_jax.config.schema import options_from
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
@@ -110,7 +110,7 @@ def eval_mode(call: Call) -> int:
     )
     for name in names:
         if name not in experiment.evals:
-            raise config.unknown("evaluator in --evals", name, list(experiment.evals))
+            raise unknown_evaluator(name, list(experiment.evals))
     if not names:
         raise UserError(f"no evaluator is final: give --evals, of {', '.join(experiment.evals)}")
     suite.sizes(names)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from md4_jax.config.load import unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.evals import EVALUATORS
@@ -42,6 +43,12 @@ def with_kinds(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
     """Adds evaluators that are named by their kind alone, with its default options."""
     kinds = {name: {"name": name} for name in names if name in EVALUATORS}
     return {**config, "evals": {**kinds, **config["evals"]}}
+
+
+def unknown_evaluator(name: str, there: list[str]) -> UserError:
+    """Makes the error for a name that is neither of the config's evaluators nor of their kinds."""
+    error = unknown("evaluator in --evals", name, list({*there, *EVALUATORS}))
+    return UserError(f"{error}. Those of the config are {', '.join(there)}, the others are kinds")
 
 
 def _evaluator(

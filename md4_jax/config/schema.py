@@ -192,7 +192,8 @@ def _check_evaluator(name: str, section: Any, data: Mapping[str, Any]) -> None:
     if section.get("data"):
         of_run = told_by(partial(_check_section, "data", data))  # which is told without the path
         found = told_by(partial(_check_section, "data", merged(data, section["data"])))
-        raise_all([f"{path}: {message}" for message in found if message not in of_run])
+        own = [message for message in found if message not in of_run]
+        raise_all([f"{path}: {m.replace('data.name=', f'{path}.data.name=')}" for m in own])
 
 
 def _check_section(path: str, section: Any) -> None:
@@ -220,7 +221,9 @@ def _check_key(path: str, known: Mapping[str, Any], key: str, value: Any) -> Non
     elif key not in known or key in SUPPLIED:
         takes = [*known, *(["name"] if has_name(path) else [])]
         owners = [n for n in REGISTRIES.get(kind(path), ()) if key in arguments_of(path, n)]
-        raise unknown(f"key in {path}", key, takes, f"{path}.name", owners)
+        error = unknown(f"key in {path}", key, takes, f"{path}.name", owners)
+        own = "; for files of your own add --config.data.name=text" * (nested == "data.path")
+        raise UserError(f"{error}{own}")
     elif isinstance(value, int) and key != "seed" and abs(value) >= TOO_LARGE:
         raise UserError(f"{nested} must be below {TOO_LARGE}, not {value}")
     elif isinstance(value, float) and not math.isfinite(value):

@@ -242,7 +242,7 @@ def test_the_data_of_an_evaluator_is_checked_as_the_data_it_would_be():
     schema.check_keys(changed(evals__test__data=data))
     for values, words in (
         (dict(pth="FILE"), "evals.test: unknown key in data 'pth'; did you mean 'path'"),
-        (dict(test=0.5), "evals.test: unknown key in data 'test', .* data.name='text', .* and oth"),
+        (dict(test=0.5), "evals.test: unknown key .* evals.test.data.name='text', .* and oth"),
         (dict(name="txt"), "evals.test: unknown data.name 'txt'; did you mean 'text"),
         (dict(length="long"), "evals.test: data.length must be a whole number, not 'long'"),
     ):

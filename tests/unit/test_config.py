@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from md4_jax.config import build, command, files, schema
+from md4_jax.config import build, command, evaluators, files, schema
 from md4_jax.config import load as config
 from md4_jax.config.older import added
 from md4_jax.config.schema import type_of
@@ -423,6 +423,22 @@ def test_what_a_run_has_stored_goes_before_defaults(tmp_path):
     asked = schema.load_config(base, {"plan.topology": "cpu:8", "bench.windows": "9"})
     config.store(tmp_path, asked)
     assert same(schema.load_config(None, {}, tmp_path), asked)
+
+
+@pytest.mark.parametrize("path", ["data", "evals.other.data"])
+def test_files_for_a_config_of_another_source_need_its_name(path):
+    keys = {f"{path}.path": "books/a.txt", "evals.other.name": "likelihood"}
+    end = rf"; for files of your own add --config\.{path}\.name=text$"
+    with pytest.raises(UserError, match=rf"belongs to {path}\.name='.*{end}"):
+        schema.load_config("quickstart", keys)
+    schema.load_config("quickstart", keys | {f"{path}.name": "text"})
+
+
+def test_an_evaluator_that_is_misspelt_is_looked_for_among_the_kinds_too():
+    said = str(evaluators.unknown_evaluator("zero_shott", ["test", "validation"]))
+    assert "'zero_shott'; did you mean 'zero_shot'? Known: " in said and "ngrams" in said
+    assert said.endswith(". Those of the config are test, validation, the others are kinds")
+    assert "mean 'mine_too'?" in str(evaluators.unknown_evaluator("mine_to", ["mine_too"]))
 
 
 def test_another_source_keeps_the_keys_of_all_sources_alone():
