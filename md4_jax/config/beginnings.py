@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 
 from md4_jax.config import load as config
+from md4_jax.config.inputs import PUBLISHED
 from md4_jax.config.runs import averaged, check_checkpoint, other_run, read
 from md4_jax.config.same_network import differing
 from md4_jax.experiment import Experiment
@@ -60,8 +61,7 @@ def _made(experiment: Experiment, say: Callable[[str], None]) -> Callable[[Param
             "network.lora_rank adapts a model that is trained already: name its run by "
             "--config.train.initial=RUN, or make this run of it by --mode import --from FOLDER"
         )
-    hint = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a published model"
-    other, directory = other_run(experiment, "train.initial", asked, hint)
+    other, directory = other_run(experiment, "train.initial", asked, PUBLISHED)
     if taught:
         _check_teacher(experiment, other)
     check_checkpoint(other, directory)

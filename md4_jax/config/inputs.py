@@ -27,17 +27,23 @@ from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.data.sources.mixture import Part
 from md4_jax.options import DataOptions
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place, place
+from md4_jax.runtime.paths import Place, exists, place
+
+PUBLISHED = "; --mode import --from FOLDER (or hf:USER/NAME) makes a run of a published model"
 
 
 def domain_and_source(config: Mapping[str, Any], workdir: Place | None) -> tuple[Domain, Any]:
     """Returns (domain, source): the run's own domain, or one of a tokenizer that learns from it.
 
     A new run of text that starts from another (train.initial) by the same tokenizer section takes
-    that run's tokenizer, whose symbols its parameters know.
+    that run's tokenizer, whose symbols its parameters know. UserError if there is no such run.
     """
     length = options_from(DataOptions, config["data"]).length
-    chat = chats.of_run(config, workdir, _initial(config))
+    begins = workdir is not None and not (workdir / DOMAIN_FILE).exists()
+    initial = _initial(config)
+    if begins and initial is not None and not exists(initial / config_lib.FILE):
+        raise UserError(f"train.initial={config['train']['initial']} holds no run{PUBLISHED}")
+    chat = chats.of_run(config, workdir, initial)
     source = _source(config["data"], chat)
     kept = workdir / DOMAIN_FILE if workdir else None
     if kept is not None and kept.exists():

@@ -166,8 +166,18 @@ def from_hub(name: str):
     own = cache_root() / "tokenizers" / name
     if own.is_dir():
         return from_path(str(own))
+    library = _library()
     try:
-        return _library().Tokenizer.from_pretrained(name)
+        import huggingface_hub  # which tokenizers needs
+
+        kept = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
+        try:  # once, where the library asks for a file six times in 23 s, with a warning each time
+            huggingface_hub.HfApi().repo_info(name, timeout=10)
+        except Exception:
+            if not isinstance(kept, str):
+                raise
+            return from_path(kept)
+        return library.Tokenizer.from_pretrained(name)
     except UserError:
         raise
     except Exception as error:

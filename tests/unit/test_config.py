@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from md4_jax.config import build, command, evaluators, files, schema
+from md4_jax.config import build, command, evaluators, files, inputs, schema
 from md4_jax.config import load as config
 from md4_jax.config.older import added
 from md4_jax.config.schema import type_of
+from md4_jax.data import bpe_files
 from md4_jax.networks import NETWORKS
 from md4_jax.protocols import UserError
 from md4_jax.runtime import commit as commits
@@ -439,6 +440,17 @@ def test_an_evaluator_that_is_misspelt_is_looked_for_among_the_kinds_too():
     assert "'zero_shott'; did you mean 'zero_shot'? Known: " in said and "ngrams" in said
     assert said.endswith(". Those of the config are test, validation, the others are kinds")
     assert "mean 'mine_too'?" in str(evaluators.unknown_evaluator("mine_to", ["mine_too"]))
+
+
+def test_the_run_to_begin_with_is_looked_for_before_anything_is_fetched(tmp_path, monkeypatch):
+    def fetch(name):
+        raise AssertionError(name)
+
+    monkeypatch.setattr(bpe_files, "from_hub", fetch)
+    keys = {"tokenizer.name": "bpe", "tokenizer.hub": "gpt2", "train.initial": "/nowhere"}
+    asked = schema.load_config("quickstart", keys)
+    with pytest.raises(UserError, match="^train.initial=/nowhere holds no run; --mode import"):
+        inputs.domain_and_source(asked, paths.place(tmp_path / "new"))
 
 
 def test_another_source_keeps_the_keys_of_all_sources_alone():

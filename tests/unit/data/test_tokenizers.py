@@ -2,6 +2,8 @@
 
 import builtins
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -189,17 +191,31 @@ def test_bpe_says_what_it_needs(tiny_bpe, tmp_path):
         BytePairs(path=str(tiny_bpe))
 
 
-def test_an_unreachable_hub(monkeypatch):
+def test_an_unreachable_hub_is_asked_once(tmp_path, monkeypatch):
     import tokenizers as library
 
+    monkeypatch.setenv("MD4_JAX_CACHE", str(tmp_path / "cache"))
+    asked, kept = [], tmp_path / "tokenizer.json"
+
     class Offline:
-        @staticmethod
-        def from_pretrained(name):
+        def repo_info(self, name, timeout):
+            asked.append(name)
             raise OSError(f"no route to {name}")
 
-    monkeypatch.setattr(library, "Tokenizer", Offline)
-    with pytest.raises(UserError, match=r"'gpt2'.*no route to gpt2.*set tokenizer\.path"):
-        BytePairs(hub="gpt2")
+    def fetch(name):
+        raise AssertionError("it would be asked for six times")
+
+    hub = types.SimpleNamespace(
+        HfApi=Offline, try_to_load_from_cache=lambda *_: str(kept) if kept.exists() else None
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "Tokenizer", types.SimpleNamespace(from_pretrained=fetch))
+        with pytest.raises(UserError, match=r"'gpt2'.*no route to gpt2.*set tokenizer\.path"):
+            BytePairs(hub="gpt2")
+    assert asked == ["gpt2"]
+    kept.write_text(library.Tokenizer(library.models.BPE()).to_str())
+    assert bpe_files.from_hub("gpt2").get_vocab_size() == 0  # that of the hub's cache
 
 
 def test_a_missing_tokenizers_package(monkeypatch):
