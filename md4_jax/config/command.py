@@ -83,6 +83,11 @@ def _check_mode(flags: argparse.Namespace, assignments: Mapping[str, str]) -> No
         if getattr(flags, name) and flags.mode != mode:
             given = f"--{name}={getattr(flags, name)}"
             raise UserError(f"{given} is for --mode {mode}, not --mode {flags.mode}")
+    if (flags.workdir or "").startswith("hf:"):
+        raise UserError(
+            f"--workdir={flags.workdir} must be a folder: md4_jax import {flags.workdir} --workdir "
+            f"DIR makes a run of the published model, and md4_jax serve {flags.workdir} shows it"
+        )
     if flags.mode == "ls" and (flags.config or assignments):
         given = f"--config={flags.config}" if flags.config else f"--config.{min(assignments)}"
         raise UserError(f"{given} is not for --mode ls, which lists the runs in --workdir")

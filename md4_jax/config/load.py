@@ -26,7 +26,8 @@ FREE += ("train.seconds", "train.microbatches", "data.store", "data.keep_files")
 FREE += PLACES
 # Keys that may be others where a run is not trained on.
 OF_USE = ("network.parameters",)
-MOST_OWNERS = 3  # that an error names
+# Number of names that an error lists.
+MOST_OWNERS, MOST_NAMED = 3, 5
 # Sections of an evaluator that the command line may add.
 OF_EVALUATORS = ("data", "objective", "features")
 
@@ -191,6 +192,35 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
     if not is_ours or not isinstance(content.get("config"), dict):
         raise UserError(f"{file} was not written by md4_jax; choose another --workdir")
     return with_current_names(content["config"])
+
+
+def check_one(folder: paths.Place) -> None:
+    """Raises UserError for a folder of runs, which is none itself."""
+    below = sorted(folder.iterdir()) if folder.is_dir() else []
+    runs = [run.name for run in below if (run / FILE).exists() and (run / "checkpoints").exists()]
+    if runs:
+        named = ", ".join([*runs[:MOST_NAMED], *(["..."] if runs[MOST_NAMED:] else [])])
+        raise UserError(f"{folder} is a folder of runs ({named}): name one")
+
+
+def missing(workdir: paths.Place | None) -> UserError:
+    """Makes the error for a command without --config whose --workdir holds no run.
+
+    UserError with a better advice for a folder of runs, and for a checkpoint of one.
+    """
+    where = "no --workdir of a run"
+    if workdir is not None:
+        check_one(workdir)
+        run, step, where = workdir.parent.parent, workdir.name, f"no run in --workdir {workdir}"
+        if workdir.parent.name == "checkpoints" and step.isdecimal() and paths.exists(run / FILE):
+            return UserError(
+                f"{workdir} is a checkpoint of a run: give --workdir {run} and "
+                f"--config.eval.checkpoint={step}"
+            )
+    return UserError(
+        f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
+        "run, or the --workdir of a run, whose own config is taken then"
+    )
 
 
 def _of_empty(file: paths.Place, may_be_empty: bool) -> None:

@@ -282,11 +282,7 @@ def load_config(
     """
     kept = None if path or workdir is None else config_lib.stored(workdir)
     if not path and kept is None:
-        where = "no --workdir of a run" if workdir is None else f"no run in --workdir {workdir}"
-        raise UserError(
-            f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
-            "run, or the --workdir of a run, whose own config is taken then"
-        )
+        raise config_lib.missing(workdir)
     config = files.load(path) if path else copy.deepcopy(kept)
     foreign.allow(foreign.names_in(assignments))
     foreign.allow(foreign.names_in(config) if path else ())

@@ -51,8 +51,20 @@ def _message(where: str, value: Any) -> dict[str, Any]:
             f"{where}: the role {role!r:.80} is not known; known are {', '.join(ROLES)}"
         )
     if not isinstance(content, str):
-        raise UserError(f"{where}: {names[1]!r} holds no text but a {type(content).__name__}")
+        raise UserError(f"{where}: {names[1]!r} holds no text but {spelled(content)}")
     return {"role": ROLES[role], "content": content, **told}
+
+
+def spelled(value: Any) -> str:
+    """Returns in words what a value of JSON is that is no text: 'a number: 3'."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"a number: {value}"
+    kinds = {list: "a list", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def check_answers(

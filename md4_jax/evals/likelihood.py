@@ -71,7 +71,11 @@ class LikelihoodBound:
         key: beginning of the keys in the error, such as "evals.test."
         """
         if self.stride > length:
-            raise UserError(f"{key}stride={self.stride} must be at most data.length={length}")
+            raise UserError(
+                f"{key}stride={self.stride} must be at most data.length={length}, the tokens of a "
+                f"window: give fewer, such as {max(1, length // 2)}, or 0 for windows that share "
+                "no tokens"
+            )
         block = getattr(self.objective, "block", 0)
         if self.stride and block and (length - self.stride) % block:
             raise UserError(

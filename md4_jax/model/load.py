@@ -269,6 +269,7 @@ def told_by(folder: Place) -> dict[str, Any]:
     """Returns a folder's config.json, {} without one; UserError for an adapter alone."""
     file = folder / config_lib.FILE
     if not exists(file):
+        config_lib.check_one(folder)
         peft_config.check_no_adapter(folder)
         return {}
     try:

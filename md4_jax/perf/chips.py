@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 
+from md4_jax.options.parts import PlanOptions
 from md4_jax.protocols import UserError
 
 
@@ -73,7 +74,8 @@ def devices_of(topology: str) -> list:
         if not shape.isdigit() or not 0 < int(shape) <= len(here):
             raise UserError(
                 f"--topology {topology} needs {shape or 'a number of'} devices and there are "
-                f"{len(here)}: XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
+                f"{len(here)}: set the environment variable "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={shape or 8}"
             )
         return here[: int(shape)]
     # There is no chip to query, and constants are computed on this machine.
@@ -84,9 +86,10 @@ def devices_of(topology: str) -> list:
         return _gpus(TARGETS[kind], shape) if kind in TARGETS else _tpus(topology)
     except Exception as error:
         first = str(error).strip().splitlines()[0][:200]
+        default = " (the default)" if topology == PlanOptions.topology else ""
         raise UserError(
-            f"--topology {topology}: {first}. They look like v5e:16x16, v5p:4x4x8, v6e:8x8, "
-            f"{', '.join(f'{name}:8' for name in TARGETS)} or cpu:8. Those of TPUs need pip "
+            f"--topology {topology}{default}: {first}. They look like v5e:16x16, v5p:4x4x8, "
+            f"v6e:8x8, {', '.join(f'{name}:8' for name in TARGETS)} or cpu:8. Those of TPUs need pip "
             "install libtpu, those of GPUs pip install 'jax[cuda13]', on any machine"
         ) from error
 

@@ -73,11 +73,15 @@ def test_a_misspelt_flag_is_answered_by_the_nearest(words, said):
     "words, said",
     [
         ("eval a --topology cpu:8", "--topology=cpu:8 is for --mode plan, not --mode eval"),
+        (
+            "sample hf:USER/NAME",
+            "--workdir=hf:USER/NAME must be a folder: md4_jax import hf:USER/NAME --workdir DIR",
+        ),
         ("ls runs --config a.py", "--config=a.py is not for --mode ls, which lists the runs in"),
         ("ls runs --config.data.length=8", "--config.data.length is not for --mode ls"),
     ],
 )
-def test_flags_of_another_mode_are_refused(words, said):
+def test_what_is_of_another_mode_is_refused(words, said):
     with pytest.raises(UserError) as error:
         command.parse(words.split())
     assert said in str(error.value)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import md4_jax
 from md4_jax.config import build, command, evaluators, files, inputs, schema
 from md4_jax.config import load as config
 from md4_jax.config.older import added
@@ -466,6 +467,20 @@ def test_the_command_that_evaluates_again_names_what_holds_the_config(flags, is_
         parsed, _ = command.parse([*flags, f"--mode={mode}", "--workdir=/RUN"])
         line = command.again(parsed, paths.place("/RUN"), {})
         assert ("--workdir=/RUN" in line) is expected, line
+
+
+def test_a_folder_of_runs_and_a_checkpoint_are_no_run(tmp_path):
+    for name in "abcdef":
+        (tmp_path / name / "checkpoints" / "20").mkdir(parents=True)
+        (tmp_path / name / config.FILE).write_text("{}")
+    said = rf"^{tmp_path} is a folder of runs \(a, b, c, d, e, \.\.\.\): name one$"
+    with pytest.raises(UserError, match=said):
+        schema.load_config(None, {}, paths.place(tmp_path))
+    with pytest.raises(UserError, match=said):
+        md4_jax.load(tmp_path)
+    said = f"^{tmp_path}/a/checkpoints/20 is .*: give --workdir {tmp_path}/a and --config.eval.che"
+    with pytest.raises(UserError, match=f"{said}ckpoint=20$"):
+        schema.load_config(None, {}, paths.place(tmp_path / "a" / "checkpoints" / "20"))
 
 
 def test_neither_a_config_nor_a_run(tmp_path):

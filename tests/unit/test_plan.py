@@ -86,8 +86,12 @@ def test_a_topology_that_there_is_not(topology, monkeypatch):
         raise RuntimeError("no such thing\nand more")
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", missing)
-    with pytest.raises(UserError, match="--topology " + topology):
+    with pytest.raises(UserError, match=f"--topology {topology}[: ]") as found:
         devices_of(topology)
+    said = "set the environment variable XLA_FLAGS=" if topology[:3] == "cpu" else "They look like"
+    assert said in str(found.value) and "(the default)" not in str(found.value)
+    with pytest.raises(UserError, match=r"^--topology v5e:8x8 \(the default\): no such thing\. "):
+        devices_of("v5e:8x8")
 
 
 def test_the_chips_are_those_of_the_published_tables():

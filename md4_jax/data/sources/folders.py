@@ -135,7 +135,7 @@ def _files(root: Place) -> list[Place]:
             "either lies in the folder of its class, or there are no folders"
         )
     if not classes and not loose:
-        raise UserError(f"{root} has no file that ends in {', '.join(ENDINGS)}")
+        raise UserError(f"data.path: {root} has no file that ends in {', '.join(ENDINGS)}")
     for name in classes:
         if not _of(root / name):
             raise UserError(f"{root / name} is empty: the folder of a class must have images")

@@ -5,11 +5,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from md4_jax.data.messages import check_answers, conversation
+from md4_jax.data.messages import check_answers, conversation, spelled
 from md4_jax.data.surrogates import without_surrogates
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
+# Usual names of the key of a conversation.
+CONVERSATIONS = ("messages", "conversations", "conversation")
 LARGEST_CELL = 1 << 30  # bytes; the module csv has 131,072 as its default
 
 
@@ -165,14 +167,19 @@ def check_key(where: str, keys: Iterable[str], option: str, key: str) -> None:
     """Raises UserError, which lists the keys that there are, if a record lacks one."""
     if key not in keys:
         has = ", ".join(sorted(keys))
-        raise UserError(f"{where}: no key {key!r} (data.{option}); it has {has}: set data.{option}")
+        talk = next((name for name in CONVERSATIONS if name in keys), "")
+        other = f", or data.messages_key={talk}, if these are conversations"
+        raise UserError(
+            f"{where}: no key {key!r} (data.{option}); it has {has}: set data.{option}"
+            f"{other if talk and option == 'text_key' else ''}"
+        )
 
 
 def _text(where: str, record: dict[str, Any], option: str, key: str) -> str:
     check_key(where, record, option, key)
     text = record[key]
     if not isinstance(text, str):
-        raise UserError(f"{where}: {key!r} holds no text but a {type(text).__name__}")
+        raise UserError(f"{where}: {key!r} holds no text but {spelled(text)}")
     return without_surrogates(text)
 
 
@@ -187,6 +194,6 @@ def _label(where: str, record: dict[str, Any], key: str) -> str | int:
     check_key(where, record, "label_key", key)
     label = record[key]
     if not isinstance(label, str | int) or isinstance(label, bool):
-        kind = type(label).__name__
-        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but a {kind}")
+        kind = spelled(label)
+        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but {kind}")
     return label

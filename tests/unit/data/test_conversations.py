@@ -359,7 +359,7 @@ def test_a_text_with_the_mask_is_named(corpus):
         ([{"role": ["user"], "content": "a"}], r"message 1: the role \['user'\] is not known"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}]}],
          "message 1: 'content' holds no text but a list"),
-        ([{"from": "human", "value": 3}], "message 1: 'value' holds no text but a int"),
+        ([{"from": "human", "value": 3}], "message 1: 'value' holds no text but a number: 3"),
     ],
 )  # fmt: skip
 def test_records_that_are_no_conversations(talk, said, corpus):
