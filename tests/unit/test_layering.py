@@ -69,7 +69,7 @@ CAGES = {
     "scipy": {"samplers"},
     "etils": {"runtime"},
     "safetensors": {"runtime"},
-    "huggingface_hub": {"model"},
+    "huggingface_hub": {"model", "data"},
     "jinja2": {"data"},
     "lm_eval": {"model"},
     "torch": {"evals"},
