@@ -87,9 +87,10 @@ def devices_of(topology: str) -> list:
     except Exception as error:
         first = str(error).strip().splitlines()[0][:200]
         default = " (the default)" if topology == PlanOptions.topology else ""
+        known = ", ".join(f"{name}:8" for name in TARGETS)
         raise UserError(
             f"--topology {topology}{default}: {first}. They look like v5e:16x16, v5p:4x4x8, "
-            f"v6e:8x8, {', '.join(f'{name}:8' for name in TARGETS)} or cpu:8. Those of TPUs need pip "
+            f"v6e:8x8, {known} or cpu:8. Those of TPUs need pip "
             "install libtpu, those of GPUs pip install 'jax[cuda13]', on any machine"
         ) from error
 
