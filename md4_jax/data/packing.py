@@ -154,7 +154,7 @@ def _named(source, tokenizer, split: str, count: int, batch: list[str]) -> UserE
             tokenizer.encode(document)
         except UserError as error:
             of = f", {source.origin(split, number)}" if hasattr(source, "origin") else ""
-            return type(error)(f"the {split} split{of}: {error}")
+            return UserError(f"the {split} split{of}: {error}")
     return UserError(f"the {split} split cannot be encoded in batches")
 
 

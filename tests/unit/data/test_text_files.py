@@ -57,24 +57,27 @@ def test_the_split_all_is_the_whole_text_uncut(tmp_path):
     assert list(TextFiles(str(tmp_path / "one.txt")).documents("all")) == ["é" * 100]
 
 
-@pytest.mark.parametrize("path", ["", "/**", "/*/*.txt", "/**/*.txt", "/secret", "/secret/a.txt"])
-def test_a_folder_that_cannot_be_read_is_not_left_out(path, tmp_path, monkeypatch):
+FOLDERS = ["", "/**", "/*/*.txt", "/**/*.txt", "/secret"]
+
+
+@pytest.mark.parametrize(
+    "call, path",
+    [*(("scandir", path) for path in FOLDERS), *(("stat", f) for f in [*FOLDERS, "/secret/a.txt"])],
+)
+def test_a_folder_that_cannot_be_read_is_not_left_out(call, path, tmp_path, monkeypatch):
+    """One whose names cannot be listed, or whose files cannot be reached."""
     for folder in ("open", "secret"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text("a text")
-    scandir, stat = os.scandir, os.stat
+    own, secret = getattr(os, call), f"{tmp_path}/secret"
 
-    def refuse(call, is_inside):
-        def checked(place, *arguments, **more):
-            inside = str(place).partition("secret")[2].strip("/")
-            if "secret" in str(place) and bool(inside) == is_inside:
-                raise PermissionError(13, "Permission denied", place)
-            return call(place, *arguments, **more)
+    def refuse(place, *arguments, **more):
+        inside = str(place).removeprefix(secret) if str(place).startswith(secret) else None
+        if inside is not None and (call == "scandir") == (inside in ("", "/")):
+            raise PermissionError(13, "Permission denied", place)
+        return own(place, *arguments, **more)
 
-        return checked
-
-    monkeypatch.setattr(os, "scandir", refuse(scandir, False))
-    monkeypatch.setattr(os, "stat", refuse(stat, True))
+    monkeypatch.setattr(os, call, refuse)
     said = rf"^data\.path: .*{tmp_path}/secret\S* cannot be read: Permission denied$"
     with pytest.raises(UserError, match=said):
         read(TextFiles(f"{tmp_path}{path}"))
