@@ -83,6 +83,14 @@ def sample_block(experiment: Experiment) -> int:
     return getattr(experiment.loop, "block", 0)
 
 
+def has_rows(data: Mapping[str, Any]) -> bool:
+    """Returns whether each text of these data, or of a part of them, is a sequence of its own."""
+    keys, sources = ("label_key", "prompt_key", "messages_key"), [data]
+    sources += data.get("parts", {}).values()
+    is_own = any(source.get(key) for source in sources for key in keys)
+    return is_own or data.get("windows") == "documents"
+
+
 def clean_prompts(data: Mapping[str, Any]) -> bool:
     """Returns whether texts of these data have clean prompts: pairs or conversations.
 

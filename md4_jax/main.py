@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from md4_jax import modes
-from md4_jax.config import command, foreign, schema, sweep
+from md4_jax.config import command, foreign, schema, starting, sweep
 from md4_jax.config.load import PLACES, flatten
 from md4_jax.model import importing, judging, listing
 from md4_jax.model.load import load
@@ -60,7 +60,7 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
     calls, facts = {}, {}
     for name, varied in sweep.combinations(flags.vary).items():  # all are checked before any runs
         config = schema.load_config(flags.config, said | varied, folder / name)
-        sweep.check(name, config, folder / name)
+        starting.check_run(name, config, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
         call = modes.Call(
             config, folder / name, again, others=judging.FOREIGN, one_budget=True

@@ -10,10 +10,10 @@ import jax
 
 from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, runs
 from md4_jax.config import load as config
-from md4_jax.config.checks import check_training
 from md4_jax.config.command import OF_A_RUN
 from md4_jax.config.evaluators import readers, unknown_evaluator, with_kinds
 from md4_jax.config.schema import options_from
+from md4_jax.config.starting import checked, experiment_of
 from md4_jax.data.domains import keep_domain, stored_domain
 from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.evals import report as eval_report
@@ -30,10 +30,10 @@ from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
 from md4_jax.runtime.distributed import is_first
 from md4_jax.runtime.locks import exclusive
-from md4_jax.runtime.paths import Place, check_links, check_name, check_writable
+from md4_jax.runtime.paths import Place, check_links, check_writable
 from md4_jax.runtime.sharding import max_over_processes
 from md4_jax.runtime.streams import printable
-from md4_jax.training import back, report, trackers
+from md4_jax.training import back, report
 from md4_jax.training.loop import train
 
 
@@ -63,16 +63,8 @@ class Call(NamedTuple):
 def train_mode(call: Call) -> int:
     """Trains (or resumes), evaluates and draws the loss curve; returns the exit code."""
     workdir = call.workdir
-    check_name(workdir)
-    kept = config.stored(workdir, may_be_empty=True)
-    if kept is not None:
-        config.check_same(kept, call.config, workdir, back.FREE if call.back else ())
-    experiment, corpus = _experiment(call.config, workdir)
-    # Check everything before anything is written.
-    check_training(experiment, kept)
-    trackers.check_installed(experiment.log.trackers)
-    if kept is not None and config.moved(kept, call.config):
-        runs.check_text(experiment, corpus, workdir)
+    free = back.FREE if call.back else ()
+    experiment, corpus, kept = checked(call.config, workdir, free)
     suite = _suite(experiment, call, corpus)
     with inputs.as_before(kept, workdir):
         sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
@@ -101,7 +93,7 @@ def eval_mode(call: Call) -> int:
     Each result is kept once it is there, and printed as JSON also if a later evaluator fails.
     """
     asked = with_kinds(_config_of_run(call), call.evals)
-    experiment, corpus = _experiment(asked, call.workdir)
+    experiment, corpus = experiment_of(asked, call.workdir)
     if config.moved(config.stored(call.workdir), call.config):
         runs.check_text(experiment, corpus, call.workdir)
     suite = _suite(experiment, call, corpus)
@@ -162,7 +154,7 @@ def bench_mode(call: Call) -> int:
     """Prints a table of times, then the same as a line of JSON; writes no file."""
     asked = call.config
     domain = inputs.random_tokens(asked, "bench")
-    made = (build.experiment(asked, domain), None) if domain else _experiment(asked, call.run)
+    made = (build.experiment(asked, domain), None) if domain else experiment_of(asked, call.run)
     result = bench(*made)
     _say(f"{call.command}\n{table(result)}")
     _say(report.as_json({"commit": commit(), **result}))
@@ -246,12 +238,6 @@ def _config_of_run(call: Call) -> dict[str, Any]:
     check_links(call.workdir)
     config.check_same(kept, call.config, call.workdir, config.OF_USE)
     return call.config
-
-
-def _experiment(asked: dict[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
-    domain, source = inputs.domain_and_source(asked, workdir)
-    experiment = build.experiment(asked, domain, workdir=workdir)
-    return experiment, corpus_of(source, domain, experiment.data)
 
 
 def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> Suite:

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import program
 
-sys.path.insert(0, str(program.ROOT))
-
 from configs.families import FAMILIES
 
 

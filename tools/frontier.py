@@ -18,8 +18,6 @@ from pathlib import Path
 
 import program
 
-sys.path.insert(0, str(program.ROOT))
-
 from md4_jax.config import files
 from md4_jax.config import load as config
 from md4_jax.generate import figures

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple
 
 import program
 
-sys.path.insert(0, str(program.ROOT))
-
 from md4_jax.perf import names
 
 WORDS = "bench.random_tokens=50257"

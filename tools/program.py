@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from md4_jax.training import report
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the package of this checkout, not an installed one
+
+from md4_jax.training import report  # noqa: E402
 
 
 class Refused(Exception):
@@ -47,11 +48,17 @@ def train(words: list[str], workdir: Path, evaluation: str = "test") -> dict:
     words: the arguments without --workdir. evaluation: its name in `config.evals`. The log is a
     file beside the workdir. A run that was interrupted continues.
     """
-    if not report.kept(workdir):
+    found = of_training(workdir, evaluation)
+    if not found:
         call([*words, f"--workdir={workdir}"], workdir.with_suffix(".log"))
-    return [
-        row for row in report.kept(workdir) if row["eval"] == evaluation and "command" not in row
-    ][-1]
+        found = of_training(workdir, evaluation)
+    return found[-1]
+
+
+def of_training(workdir: Path, evaluation: str) -> list[dict]:
+    """Returns the results of an evaluation that a finished training has kept."""
+    rows = report.kept(workdir)
+    return [row for row in rows if row["eval"] == evaluation and "command" not in row]
 
 
 def bench(

@@ -19,15 +19,11 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import program
-
-sys.path.insert(0, str(program.ROOT))
-
 from tables import TABLES, Settings, Table
 
 from md4_jax.runtime.processor import multiplies_bfloat16

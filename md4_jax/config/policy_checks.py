@@ -5,7 +5,7 @@ from typing import Any
 
 from md4_jax.config.defaults import defaults_of
 from md4_jax.config.load import flatten
-from md4_jax.experiment import Experiment, clean_prompts
+from md4_jax.experiment import Experiment, has_rows
 from md4_jax.protocols import UserError
 from md4_jax.runtime.sharding import batch_shards
 
@@ -44,8 +44,7 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
                 f"{said} draws texts of data.length={data.length} tokens and takes a mean over "
                 f"draws of noise: set {key}={fitting[0]}, not {key}={value}"
             )
-    is_row = data.windows == "documents" or clean_prompts(experiment.config["data"])
-    if is_row and data.padding != "end_of_text":
+    if has_rows(experiment.config["data"]) and data.padding != "end_of_text":
         raise UserError(
             f"{said} draws whole texts, which end with an end of text: it needs "
             f"data.padding='end_of_text', not {data.padding!r}"

@@ -23,7 +23,8 @@ def differing(experiment: Experiment, other: Experiment) -> list[tuple[str, Any,
     if names[0] != names[1]:
         return [("name", *names)]
     own, its = (computed(_options(one)) for one in (experiment, other))
-    keys = sorted((own.keys() & its.keys()) - {"lora_rank"})
+    # Of equal shapes, heads of another size are another number of heads.
+    keys = sorted((own.keys() & its.keys()) - {"lora_rank", "head_dim"})
     return [(key, own[key], its[key]) for key in keys if own[key] != its[key]]
 
 
@@ -37,6 +38,10 @@ def computed(options: Any) -> dict[str, Any]:
     found = {key: _plain(getattr(options, key)) for key in fields if key not in FREE}
     if not found.get("lora_rank"):
         found.pop("lora_alpha", None)
+    if "head_dim" in found:
+        found["head_dim"] = options.attention_size
+    if not found.get("experts"):
+        found = {key: x for key, x in found.items() if not key.startswith(("router", "expert"))}
     if "norm_parameters" not in found:
         return found
     is_timed = found.get("time_conditioning", False)

@@ -3,13 +3,10 @@
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 
-from md4_jax.config import build, checks, inputs
 from md4_jax.protocols import UserError
-from md4_jax.runtime.paths import Place
 from md4_jax.runtime.streams import print_user_error
 
 FORM = "--vary SECTION.KEY=VALUE,VALUE,..."
@@ -35,18 +32,6 @@ def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
     if len(named) < len(runs):
         raise UserError(f"--vary {' '.join(asked)}: two runs would have the same name")
     return named
-
-
-def check(name: str, config: dict[str, Any], workdir: Place) -> None:
-    """Raises UserError, with the name of the run, for what its training would refuse at the start.
-
-    Its vocabulary is learned from the text if need be, but no text is tokenised.
-    """
-    try:
-        domain, _ = inputs.domain_and_source(config, workdir)
-        checks.check_training(build.experiment(config, domain, workdir=workdir))
-    except UserError as error:
-        raise UserError(f"run {name}: {error}") from error
 
 
 def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, aloud: bool) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from md4_jax.evals.context import Context, check_data, check_sizes, data_length
 from md4_jax.evals.metrics import bits
-from md4_jax.experiment import Experiment, rows_of, sample_block
+from md4_jax.experiment import Experiment, rows_of
 from md4_jax.generate import figures
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.draws import draws
@@ -64,11 +64,10 @@ class InformationProfile:
                 f"{key} needs process.name='masking' and network.causal=False: it counts visible "
                 "tokens on both sides"
             )
-        if sample_block(experiment):
+        if block := getattr(experiment.objective, "block", 0):
             raise UserError(
-                f"{key} is for texts that are drawn as a whole, and here a block has "
-                f"{sample_block(experiment)} tokens. A model trained with objective.block never "
-                "saw masks in the whole text, so leave this out; for another set sample.block=0"
+                f"{key} measures how masks in a whole text are predicted, which a model trained "
+                f"with objective.block={block} never saw: leave it out"
             )
         check_sizes(self, experiment, key)
 

@@ -97,10 +97,11 @@ def _of_process(options: Any, ours: Any, theirs: Any) -> list[Difference]:
     """Returns the fields in which a process differs and on which the network's outputs depend."""
     if type(ours) is not type(theirs):
         return [Difference("process.name", type(ours).__name__, type(theirs).__name__)]
-    timed = getattr(options, "time_conditioning", False)
-    timed = timed and getattr(theirs, "conditioning", "") != "zero"
+    reads = getattr(options, "time_conditioning", False)
+    timed = reads and getattr(theirs, "conditioning", "") != "zero"
     # A network that is told no time predicts what is masked, whatever the times of the masks.
     free = () if timed or not isinstance(ours, RevealsMasks) else ("schedule",)
+    free += () if reads else ("conditioning",)
     fields = (field.name for field in dataclasses.fields(ours) if field.name not in free)
     pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in fields)
     return [Difference(f"process.{name}", a, b) for name, a, b in pairs if a != b]

@@ -102,6 +102,8 @@ def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[st
     if peer.tables:  # a head that is tied is written a second time
         ours["tied"] = theirs["tied"]
     found = [f"network.{key}={theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
+    if own.options.time_conditioning != kind.timed:
+        found.append(f"network.time_conditioning={kind.timed}")
     if own.objective["name"] not in kind.objectives:
         found.append(f"objective.name of {', '.join(kind.objectives)}")
     others = differences(own.meaning, config)
@@ -246,11 +248,13 @@ class Kind(NamedTuple):
 
     objectives  names of those whose network has the outputs that the project's code expects
     make        makes the layout with a model's sizes
+    timed       whether the network has the part that reads the time
     """
 
     name: str
     objectives: tuple[str, ...]
     make: Callable[[Own], Layout]
+    timed: bool = True
 
 
 _MASKED = ("md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "sdtt", "dcd", "preference")
@@ -261,8 +265,8 @@ KINDS = (
     Kind("bd3lm", ("block",), _hub("bd3lm", time_conditioning=False)),
     Kind("duo", _UNIFORM, _hub("duo", time_conditioning=True, var_min=True)),
     Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=False, cfg=False, cfg_num_classes=-1)),
-    Kind("radd", _MASKED, _run_config("radd", "absorb")),
+    Kind("radd", _MASKED, _run_config("radd", "absorb"), timed=False),
     Kind("sedd", ("score_entropy",), _run_config("sedd", "absorb")),
     Kind("sedd", ("score_entropy",), _run_config("sedd", "uniform")),
-    Kind("llada", _MASKED, _llada),
+    Kind("llada", _MASKED, _llada, timed=False),
 )

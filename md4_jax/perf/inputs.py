@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.experiment import Experiment, sample_length, sample_window
+from md4_jax.experiment import Experiment, has_rows, sample_length, sample_window
 from md4_jax.protocols import Batch, Objective, Prompt
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.batches import windows
-
-# Keys of sources whose texts are each a sequence of its own.
-OWN_SEQUENCES = ("label_key", "prompt_key", "messages_key")
 
 
 def data_of(experiment: Experiment, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -27,13 +24,7 @@ def has_segments(data: Mapping[str, Any]) -> bool:
 
     They do if documents are told apart, and if texts are filled up with tokens that do not count.
     """
-    if data["separate_documents"]:
-        return True
-    sources = [data, *data.get("parts", {}).values()]
-    are_texts = data["windows"] == "documents" or any(
-        source.get(key) for source in sources for key in OWN_SEQUENCES
-    )
-    return are_texts and data["padding"] == "hidden"
+    return data["separate_documents"] or (has_rows(data) and data["padding"] == "hidden")
 
 
 def sample_rows(experiment: Experiment) -> int:

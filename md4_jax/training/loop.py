@@ -101,7 +101,9 @@ def _opened(
     if host is None:
         state, spent = counting.filled(experiment, corpus, state)
     signals, budget = Signals(), experiment.train.seconds
-    before = spent if host is None else host.get("elapsed", 0.0) if one_budget else 0.0
+    before = spent if host is None else host.get("elapsed", 0.0)
+    if budget and host is not None and not one_budget:
+        budget += before
     notices = Notices(signals, budget, experiment.checkpoint.seconds, before)
     progress = Progress(experiment.train.num_steps, step, enabled=primary, budget=notices.left)
     writer = _writer(experiment, workdir, step, progress.say) if primary else NullWriter()

@@ -146,6 +146,8 @@ def test_a_network_that_reads_parameters_otherwise_does_not_begin_with_them(
     """All have the same shapes; what training learns anew may change, and is said."""
     words = ("--config", tiny, f"--config.train.initial={trained}", "--config.train.num_steps=1")
     words += ("--config.optim.warmup_steps=0",)
+    same = ("--config.network.head_dim=16", "--config.network.router=sigmoid")
+    assert run(*words, "--workdir", tmp_path / "same", *same).code == 0
     for key, there, here in (("heads", 2, 4), ("norm_eps", 1e-06, 0.01)):
         message = refused(*words, "--workdir", tmp_path / "a", f"--config.network.{key}={here}")
         assert f"mean something else: network.{key}={there} there and {here} here" in message

@@ -39,3 +39,6 @@ def test_a_run_that_spent_its_seconds_has_ended(run, rows, tiny, tmp_path):
     assert f"to go on: md4_jax train {tmp_path}/seed=5" in again.err + again.out
     alone = run("train", tmp_path / "seed=5", "--config.checkpoint.keep=1")
     assert alone.code == 0 and len(rows(tmp_path / "seed=5")) > len(kept)
+    # What it has taken by itself counts too: to the sweep it has ended.
+    taken = rows(tmp_path / "seed=5")
+    assert run(*sweep).code == 0 and rows(tmp_path / "seed=5") == taken

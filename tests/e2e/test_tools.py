@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tool_modules import tool_module
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -110,3 +111,20 @@ def test_the_report_says_what_is_wrong_with_a_text(environment, tmp_path):
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "g.json").read_text())
     assert found == {"text8": {"error": f"data.path: there is no file {tmp_path / 'missing'}"}}
+
+
+def test_a_measured_run_that_was_interrupted_continues(tmp_path, monkeypatch):
+    """Its evaluations are kept one by one: only the one that is asked for says that it ended."""
+    program, calls = tool_module("program"), []
+    kept = tmp_path / "evaluations.jsonl"
+    kept.write_text('{"eval": "validation", "bits_per_token": 2.0}\n')
+
+    def call(words, log):
+        calls.append(words)
+        with kept.open("a") as file:
+            file.write('{"eval": "test", "bits_per_token": 3.0}\n')
+
+    monkeypatch.setattr(program, "call", call)
+    for _ in range(2):
+        assert program.train(["--config=a"], tmp_path)["bits_per_token"] == 3.0
+    assert calls == [["--config=a", f"--workdir={tmp_path}"]]

@@ -342,9 +342,8 @@ IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo
          "evals.path: at sample.temperature=0 all texts but one have probability 0"),
         (dict(evals__of=dict(name="information_profile"), network__local_width=0,
               objective=dict(name="block", block=16)),
-         "evals.of is for texts that are drawn as a whole, and here a block has 16 tokens"),
-        (dict(evals__of=dict(name="information_profile"), network__local_width=0, sample__block=8),
-         "evals.of is for texts that are drawn as a whole, and here a block has 8 tokens"),
+         "evals.of measures how masks in a whole text are predicted, which a model trained with "
+         "objective.block=16 never saw"),
         (dict(objective=dict(name="genmd4")),
          "objective.name='genmd4' needs process.name='state_dependent', not 'masking'"),
         (dict(objective=dict(name="genmd4"), process=dict(name="state_dependent"),

@@ -295,6 +295,17 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
             },
             "set data.separate_documents=False",
         ),
+        (
+            {
+                "data__prompt_key": "",
+                "data__padding": "hidden",
+                "data__label_key": "q",
+                "network__classes": "8",
+                "sample__reward__name": "pattern",
+                "sample__reward__pattern": "1",
+            },
+            "needs data.padding='end_of_text', not 'hidden'",
+        ),
         ({"sample__length": "12"}, "set sample.length=0, not sample.length=12"),
         (
             {"sample__min_entropy": "0.5", "sample__block": "2"},

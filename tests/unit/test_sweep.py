@@ -52,6 +52,10 @@ def test_what_is_no_sweep(asked, why):
             "run heads=3: network.size=128 must be a multiple of twice network.heads=3",
         ),
         (
+            [*LINE, "--vary", "train.initial=nowhere"],
+            "run initial=nowhere: train.initial=nowhere holds no run",
+        ),
+        (
             [*LINE, "--vary", "optim.learning_rate=1,-1"],
             "run learning_rate=-1: optim.learning_rate",
         ),

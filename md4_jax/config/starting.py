@@ -1,0 +1,52 @@
+"""Checks of a training before anything is written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.config import beginnings, build, inputs, runs
+from md4_jax.config import load as config
+from md4_jax.config.checks import check_training
+from md4_jax.data.mixtures import Corpus, corpus_of
+from md4_jax.experiment import Experiment
+from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place, check_name
+from md4_jax.training import trackers
+
+
+def experiment_of(asked: Mapping[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
+    """Returns the experiment of a config, and the corpus of its data, of which nothing is read."""
+    domain, source = inputs.domain_and_source(asked, workdir)
+    experiment = build.experiment(asked, domain, workdir=workdir)
+    return experiment, corpus_of(source, domain, experiment.data)
+
+
+def checked(
+    asked: Mapping[str, Any], workdir: Place, free: tuple[str, ...] = ()
+) -> tuple[Experiment, Corpus, dict[str, Any] | None]:
+    """Returns (experiment, corpus, config that the run began with or None).
+
+    free: keys that may differ from those of the run. UserError for what cannot be trained in
+    workdir; no text is tokenised.
+    """
+    check_name(workdir)
+    kept = config.stored(workdir, may_be_empty=True)
+    if kept is not None:
+        config.check_same(kept, asked, workdir, free)
+    experiment, corpus = experiment_of(asked, workdir)
+    check_training(experiment, kept)
+    trackers.check_installed(experiment.log.trackers)
+    if kept is not None and config.moved(kept, asked):
+        runs.check_text(experiment, corpus, workdir)
+    return experiment, corpus, kept
+
+
+def check_run(name: str, asked: Mapping[str, Any], workdir: Place) -> None:
+    """Raises UserError, with the name of a run of a sweep, for what `checked` refuses.
+
+    Also for a run whose parameters cannot begin as those of train.initial.
+    """
+    try:
+        experiment, _, _ = checked(asked, workdir)
+        beginnings.beginning(experiment, workdir, print)
+    except UserError as error:
+        raise UserError(f"run {name}: {error}") from error
