@@ -18,11 +18,15 @@ from md4_jax.runtime.paths import cache_root
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
 # The hub converts other formats to Parquet, on a branch of their own.
 BRANCHES = ("main", "refs/convert/parquet")
-# Names of texts about a data set, which are no part of it.
+# Names of texts about a data set, which are no part of it. Names with a number, or with more than
+# a word after the first, are those of documents, such as notice_2020_0001.txt.
 ABOUT = re.compile(
-    r"(?:licen[cs]e|readme|requirements|notice|copying|changelog|citation)(?:[^a-z].*)?\.txt(?:\.gz)?",
+    r"(?:(?:licen[cs]e|readme|copying|requirements)(?:[-_.][a-z]+)?|notice|changelog|citation)"
+    r"\.txt(?:\.gz|\.xz)?",
     re.IGNORECASE,
 )
+# Files that the package `datasets` writes beside the data.
+DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 
 
 class HubFile(NamedTuple):
@@ -51,10 +55,9 @@ def files(dataset: str, folder: str) -> list[HubFile]:
     the same files. UserError if there is no such data set, or if it may not be read.
     """
     kept = cache_root() / "hub" / dataset / _listing(folder)
-    found = _kept(kept)
-    if any(_is_data(file.name) for file in found):
+    found = [file for file in _kept(kept) if is_data(file.name)]  # older versions kept all texts
+    if found:
         return found
-    found = []
     for branch in BRANCHES:
         found = found or _listed(dataset, folder, branch)
     if not found:
@@ -113,13 +116,17 @@ def _listed(dataset: str, folder: str, branch: str) -> list[HubFile]:
             e["path"], prefix + _quoted(e["path"], "/"), e["size"], e.get("lfs", {}).get("oid", "")
         )
         for e in sorted(entries, key=lambda entry: entry["path"])
-        if e["type"] == "file" and _is_data(e["path"])
+        if e["type"] == "file" and is_data(e["path"])
     ]
 
 
-def _is_data(name: str) -> bool:
-    """Returns whether the name is that of a file of text, and not of a text about the data set."""
-    return name.endswith(FORMATS) and not ABOUT.fullmatch(name.rpartition("/")[2])
+def is_data(name: str, endings: tuple[str, ...] = FORMATS) -> bool:
+    """Returns whether a file with that name is data, and not a text about the data set.
+
+    endings: those of files that are read
+    """
+    own = name.rpartition("/")[2]
+    return own.endswith(endings) and own not in DESCRIPTIONS and not ABOUT.fullmatch(own)
 
 
 def _ask(url: str) -> tuple[str, str]:

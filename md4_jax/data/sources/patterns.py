@@ -4,6 +4,8 @@ import glob
 import itertools
 import os
 
+from md4_jax.data import hub
+from md4_jax.data.sources import formats
 from md4_jax.data.sources.splits import NoText
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
@@ -34,6 +36,25 @@ def matching(path: str | tuple[str, ...]) -> list[Place]:
         if not (is_remote(file) or os.access(file, os.R_OK)):
             raise UserError(f"data.path: the file {file} cannot be read: Permission denied")
     return found
+
+
+def data_below(path: str) -> list[Place]:
+    """Returns the files that data.path means of a data set of the hub, sorted.
+
+    From a folder, such as a clone of its repository, texts about the data set and files of other
+    kinds are left out. A file or a pattern says itself what is read. UserError if there are none.
+    """
+    found = matching(path)
+    if not place(path, "data.path").is_dir():
+        return found
+    data = [file for file in found if hub.is_data(file.name.lower(), formats.ENDINGS)]
+    if not data:
+        raise UserError(
+            f"data.path: no file in the folder {path} or below it is one of data (.parquet, "
+            f".jsonl, .ndjson, .json, .csv, .tsv, .txt or an archive). To read {found[0].name} all "
+            "the same, name it, or give a pattern in quotes, such as 'pages/*.html'"
+        )
+    return data
 
 
 def _match(pattern: str) -> list[Place]:

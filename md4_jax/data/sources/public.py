@@ -17,7 +17,7 @@ from md4_jax.data.lock import alone
 from md4_jax.data.sources import formats
 from md4_jax.data.sources.corpora import ALL_THREE, CORPORA, File, Recipe, section_of
 from md4_jax.data.sources.files import check_messages
-from md4_jax.data.sources.patterns import matching, name_below
+from md4_jax.data.sources.patterns import data_below, matching, name_below
 from md4_jax.data.sources.records import Document, Part
 from md4_jax.data.sources.splits import ALL, bounds, check_split, digest
 from md4_jax.protocols import UserError
@@ -198,7 +198,9 @@ class PublicText:
 
     @functools.cached_property
     def _given(self) -> list[Place]:
-        return [] if self.path is None else matching(self.path)
+        if self.path is None:
+            return []
+        return matching(self.path) if self.dataset in CORPORA else data_below(self.path)
 
     @functools.cached_property
     def _published(self) -> tuple[Published, ...] | list[Published]:

@@ -268,7 +268,8 @@ def test_a_damaged_listing_of_the_hub_is_asked_for_again(text, on_hub, server, c
 
 
 @pytest.mark.parametrize(
-    "name", ["LICENSE.txt", "README.txt", "requirements.txt", "a/license-mit.txt", "Readme_1.txt"]
+    "name",
+    ["LICENSE.txt", "README.txt", "requirements.txt", "a/license-mit.txt", "Readme_en.txt.gz"],
 )
 def test_a_text_about_a_data_set_is_no_part_of_it(name, on_hub, cache):
     """Beside tables in other formats, of which the hub has made Parquet."""
@@ -281,7 +282,25 @@ def test_a_text_about_a_data_set_is_no_part_of_it(name, on_hub, cache):
     assert [file.name for file in hub.files("some/set", "")] == list(converted)
 
 
-@pytest.mark.parametrize("name", ["licenses.txt", "readmetrain.txt", "readme/0.txt", "notices.txt"])
+def test_a_listing_that_an_older_version_kept_loses_texts_about_the_data_set(server, cache):
+    """And keeps its data, with the addresses from which they came, so that runs go on."""
+    kept = cache / "hub" / "some" / "set" / ".listing.json"
+    kept.parent.mkdir(parents=True)
+    data = [("a/train.jsonl", "one", 5, ""), ("test.txt", "two", 6, "")]
+    for listed in (data, [("LICENSE.txt", "other", 4, ""), *data]):
+        kept.write_text(json.dumps(listed))
+        assert [tuple(file) for file in hub.files("some/set", "")] == data
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("licenses.txt", "readmetrain.txt", "readme/0.txt", "notices.txt", "Readme_1.txt"),
+        *("notice_2020_0001.txt", "requirements_0001.txt", "changelog-linux-5.txt"),
+        *("citation_0001.txt.gz", "notice_board.txt", "license_of_the_road.txt"),
+    ],
+)
 def test_names_that_only_look_like_those_of_texts_about_a_data_set(name, on_hub):
     on_hub("some/set", "", {name: b"text"})
     assert [file.name for file in hub.files("some/set", "")] == [name]
@@ -325,6 +344,26 @@ def test_the_folders_of_files_name_their_sections(pattern, tmp_path):
     assert read(source) == [["train 0"], ["validation 0"], ["test 0"]]
     alone = PublicText("some/set", path=str(root / "default/test/0.parquet"), test=0, validation=0)
     assert read(alone)[0] == ["test 0"]
+
+
+def test_a_folder_that_is_a_clone_of_a_data_set(tmp_path):
+    """What lies beside the data is read only where it is named."""
+    texts = ("README.md", "LICENSE.txt", "set.py", "a/.cache.txt", "CITATION.txt.xz", "data.arrow")
+    for name in (*texts, *hub.DESCRIPTIONS, "a/train.JSONL", "a/notice_1.txt", "b.csv.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "one"}\n')
+    name = lambda path: [file for file, _ in PublicText("some/set", str(path)).facts()]  # noqa: E731
+    assert name(tmp_path) == ["notice_1.txt", "train.JSONL", "b.csv.gz"]
+    for named in ("README.md", "LICENSE.txt", "*.md", "state.json"):
+        assert name(tmp_path / named) == [named.replace("*", "README")]
+    assert "README.md" in [file for file, _ in PublicText("ptb", str(tmp_path)).facts()]
+
+
+def test_a_folder_without_data_of_a_data_set(tmp_path):
+    (tmp_path / "README.md").write_text("What it is")
+    said = f"no file in the folder {tmp_path} or below .* To read README.md all the same, name it"
+    with pytest.raises(UserError, match=said):
+        prepared(PublicText("some/set", str(tmp_path)), Bytes(), "")
 
 
 def test_tables_in_a_folder_of_a_data_set_have_rows(tmp_path):
