@@ -135,6 +135,7 @@ def _made(folder: Place, source: Any, tokenizer: Any) -> Prepared:
             maker.again(number)
         if not found.is_complete:
             maker.rest()
+        maker.release()
     found = maker.made
     if wrong := next(((s, why) for s in found.shards if (why := found.damage(s))), None):
         raise UserError(
@@ -165,6 +166,7 @@ class _Maker:
 
     def __init__(self, made: Prepared, parts: list[tuple[str, Part]], pool: Pool, tokenizer: Any):
         self.made, self._parts, self._pool, self._tokenizer = made, parts, pool, tokenizer
+        self._released = 0  # parts
 
     def rest(self) -> None:
         """Makes all shards after those that there are."""
@@ -172,8 +174,20 @@ class _Maker:
         for shard in shards:
             self.made = self.made._replace(shards=(*self.made.shards, shard))
             self.made.write()
+            self.release()
         self.made = self.made._replace(is_complete=True)
         self.made.write()
+
+    def release(self) -> None:
+        """Calls `done` of the files that no later shard needs, which the manifest on disk tells.
+
+        A file that ends where the last shard does may be read again, to see that it ends there.
+        """
+        last = self.made.shards[-1].end.part if self.made.shards else 0
+        last = len(self._parts) if self.made.is_complete else last
+        for _, part in self._parts[self._released : last]:
+            part.done()
+        self._released = last
 
     def again(self, number: int) -> None:
         """Makes one shard again."""
@@ -250,7 +264,6 @@ class _Maker:
                     position = before + document.position
                     yield _Batch(section, held, Cursor(number, taken), position)
                     held, size = [], 0
-            part.done()
             before += part.size
             is_last = number + 1 == len(self._parts) or self._parts[number + 1][0] != section
             if held and is_last:

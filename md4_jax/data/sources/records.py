@@ -87,7 +87,7 @@ class Keys(NamedTuple):
 class Part(NamedTuple):
     """File of a corpus: its bytes, and a function that yields its documents.
 
-    done  is called when its tokens are made, and may delete it
+    done  is called when all its tokens are in shards that are kept, and may delete it
     """
 
     size: int

@@ -131,6 +131,54 @@ def test_it_goes_on_after_the_last_whole_shard(count, made, source, tmp_path, mo
     assert found.shards == made.shards and len(written) == len(set(written))
 
 
+class Going(TextFiles):
+    """Files that go when they are done, so that they cannot be read again."""
+
+    @property
+    def gone(self) -> list[str]:
+        return self.__dict__.setdefault("_gone", [])
+
+    def sections(self):
+        (parts,) = super().sections().values()
+        pairs = zip(self._files, parts, strict=True)
+        return {"text": [self._going(path.name, part) for path, part in pairs]}
+
+    def _going(self, name, part):
+        def read():
+            assert name not in self.gone, f"{name} would be downloaded again"
+            return part.read()
+
+        return part._replace(read=read, done=lambda: self.gone.append(name))
+
+
+@pytest.mark.parametrize("count", range(1, 47, 5))
+def test_after_a_kill_no_file_is_read_that_went(count, made, source, tmp_path, monkeypatch):
+    """Whether it comes before the lengths, the tokens or the manifest of a shard are written."""
+    going, left, replace = Going(source.path, validation=11, test=0.1), [count], os.replace
+
+    def dying(*arguments):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        replace(*arguments)
+
+    monkeypatch.setattr(cache.os, "replace", dying)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(going, Bytes(), str(tmp_path / "store"))
+    (folder,) = (path for path in (tmp_path / "store").iterdir() if path.is_dir())
+    kept = shards.read_manifest(Place(folder))
+    ends = kept.shards[-1].end.part if kept else 0
+    assert going.gone == ["a.jsonl"] * (ends == 1)  # at once, and no sooner
+    found = prepared(going, Bytes(), str(tmp_path / "store"))
+    assert found.shards == made.shards and {*going.gone} == {"a.jsonl", "b.jsonl"}
+
+
+def test_files_go_again_that_came_for_a_damaged_shard(made, source):
+    going = Going(source.path, validation=11, test=0.1)
+    Path(made.folder / made.shards[0].name).unlink()
+    assert prepared(going, Bytes(), "") == made and going.gone == ["a.jsonl", "b.jsonl"]
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-2])
 
