@@ -110,20 +110,30 @@ class ImageFolder(ImageSource):
 
 
 def _splits(root: Place) -> dict[str, Place]:
-    """Returns the folders of splits beside `train`; UserError for any other folder."""
+    """Returns the folders of splits beside `train`; UserError for another one with images.
+
+    Those of annotations and the like stay unread, as do those whose names begin with _ or a dot.
+    """
     own = "val" if exists(root / "val") else "validation"
     named = {"train": root / "train", "validation": root / own, "test": root / "test"}
-    if others := [name for name in _classes(root) if root / name not in named.values()]:
+    others = [name for name in _classes(root) if root / name not in named.values()]
+    if others := [name for name in others if name[0] != "_" and _has_images(root / name)]:
         raise UserError(
-            f"{root} has the folder train, and beside it {', '.join(others[:5])}: beside train "
-            "there may be test, and one of validation and val. If train is a class, set data.path "
-            "to a directory whose only folder, train, holds the folders of all classes"
+            f"{root} has the folder train, and beside it {', '.join(others[:5])}: images beside "
+            "train may be in test, and in one of validation and val. If train is the training "
+            "split, move the other folders elsewhere. If it is a class, set data.path to a "
+            "directory whose only folder, train, holds the folders of all classes"
         )
     return {name: folder for name, folder in named.items() if exists(folder)}
 
 
 def _classes(root: Place) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+
+
+def _has_images(folder: Place) -> bool:
+    below = (_has_images(folder / name) for name in _classes(folder))
+    return bool(_of(folder)) or any(below)
 
 
 def _files(root: Place) -> list[Place]:

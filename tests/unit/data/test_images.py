@@ -473,10 +473,21 @@ def test_val_is_the_validation_split(tmp_path):
 def test_other_folders_beside_train_are_refused(names, others, tmp_path):
     """A class may have that name; and which of two folders is the validation split?"""
     for name in names:
-        write(tmp_path / name / "a.png", 1)
+        write(tmp_path / name / "deeper" / "a.PNG", 1)
     (tmp_path / ".cache").mkdir()
-    with pytest.raises(UserError, match=f"has the folder train, and beside it {others}"):
+    said = f"has the folder train, and beside it {others} .* If train is the .* If it is a class"
+    with pytest.raises(UserError, match=said):
         ImageFolder(path=str(tmp_path)).rows("train")
+
+
+def test_what_holds_no_images_beside_train_stays_unread(tmp_path):
+    write(tmp_path / "train" / "cat" / "a.png", 1)
+    for name in ("__MACOSX/train/._a.png", ".cache/a.png", "annotations/train/a.xml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("none")
+    (tmp_path / "empty").mkdir()
+    source = ImageFolder(path=str(tmp_path), validation=0, test=0)
+    assert pictures(source, "all")[:, 0, 0, 0].tolist() == [1]
 
 
 def test_grey_images_without_classes_and_jpeg(tmp_path):
