@@ -117,8 +117,8 @@ def _check_positions(experiment: Experiment) -> None:
     asked = {"data.length": experiment.data.length}
     for name, evaluator in experiment.evals.items():
         if hasattr(evaluator, "length_of"):
-            key, length = evaluator.length_of(experiment)
-            asked[f"evals.{name}.{key}"] = length
+            key, length = _length(experiment, name, evaluator)
+            asked[key] = length
     if not sample.stride:
         asked["sample.length"] = sample.length
     for key, length in asked.items():
@@ -185,20 +185,22 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
 
 def _check_stride(experiment: Experiment, evaluation: str, bound: LikelihoodBound) -> None:
     """Raises UserError if the stride of a bound does not fit the lengths of its evaluator."""
-    bound.check_stride(bound.length_of(experiment)[1], f"evals.{evaluation}.")
+    key, length = _length(experiment, evaluation, bound)
+    bound.check_stride(length, f"evals.{evaluation}.", key)
 
 
 def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
     """Raises UserError if the sequences of an evaluator do not fit its objective."""
     if not hasattr(evaluator.objective, "check_length") or not hasattr(evaluator, "length_of"):
         return
+    key, length = _length(experiment, evaluation, evaluator)
+    evaluator.objective.check_length(length, key)
+
+
+def _length(experiment: Experiment, evaluation: str, evaluator: Any) -> tuple[str, int]:
+    """Returns (key, tokens) of the sequences of an evaluator, with the whole key to change."""
     key, length = evaluator.length_of(experiment)
-    try:
-        evaluator.objective.check_length(length)
-    except UserError as error:
-        if length == experiment.data.length:
-            raise
-        raise UserError(f"evals.{evaluation}.{key}={length}: {error}") from error
+    return f"evals.{evaluation}.{key}" if key else "data.length", length
 
 
 def _check_tables(experiment: Experiment) -> None:

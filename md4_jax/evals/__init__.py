@@ -10,7 +10,8 @@ A new one is a file here and a line below. It is a frozen dataclass of its optio
 
 and optionally check(experiment, key), which raises UserError for options that do not fit the
 experiment; opened(key, corpus_of), which reads data of its own, before training begins too; and
-length_of(experiment), the key and the number of tokens of the sequences that the network reads.
+length_of(experiment), the key and the number of tokens of the sequences that the network reads;
+the key is '' if data.length of the run is that number.
 The key is evals.NAME, the name of the section in the config. --evals KIND runs a kind without a
 section with its default options.
 """

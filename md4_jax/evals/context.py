@@ -56,8 +56,10 @@ def check_data(evaluator: Any) -> None:
 
 
 def data_length(evaluator: Any, experiment: Experiment) -> tuple[str, int]:
-    """Returns (key, tokens) of the sequences of an evaluator's data."""
-    return "data.length", evaluator.data.get("length", experiment.data.length)
+    """Returns (key, tokens) of the sequences of an evaluator's data; '' for those of training."""
+    if "length" not in evaluator.data:
+        return "", experiment.data.length
+    return "data.length", evaluator.data["length"]
 
 
 def check_sizes(evaluator: Any, experiment: Experiment, key: str, length: int = 0) -> None:

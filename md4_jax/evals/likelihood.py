@@ -65,21 +65,21 @@ class LikelihoodBound:
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
 
-    def check_stride(self, length: int, key: str = "") -> None:
+    def check_stride(self, length: int, key: str = "", length_key: str = "data.length") -> None:
         """Raises UserError if the stride does not fit sequences of this length.
 
-        key: beginning of the keys in the error, such as "evals.test."
+        key: beginning of other keys in the error, such as "evals.test."
         """
         if self.stride > length:
             raise UserError(
-                f"{key}stride={self.stride} must be at most data.length={length}, the tokens of a "
+                f"{key}stride={self.stride} must be at most {length_key}={length}, the tokens of a "
                 f"window: give fewer, such as {max(1, length // 2)}, or 0 for windows that share "
                 "no tokens"
             )
         block = getattr(self.objective, "block", 0)
         if self.stride and block and (length - self.stride) % block:
             raise UserError(
-                f"{key}stride={self.stride} leaves data.length={length} - {self.stride} tokens "
+                f"{key}stride={self.stride} leaves {length_key}={length} - {self.stride} tokens "
                 f"before each sequence, which {key}objective.block={block} must divide"
             )
 

@@ -104,14 +104,15 @@ class ZeroShot:
         """Raises UserError for a model that is not of text, and for sizes that do not fit."""
         if not isinstance(experiment.domain, TextDomain):
             raise UserError(f"{key} is for models of text, and this one is not")
-        _, length = self.length_of(experiment)
+        own, length = self.length_of(experiment)
+        length_key = f"{key}.{own}" if own else "data.length"
         check_sizes(self, experiment, key, length)
         for name in self.chosen:
-            self._bound(name).check_stride(length, f"{key}.")
+            self._bound(name).check_stride(length, f"{key}.", length_key)
 
     def length_of(self, experiment: Experiment) -> tuple[str, int]:
         """Returns (key, tokens) of the sequences that the network reads."""
-        return "length", self.length or experiment.data.length
+        return ("length", self.length) if self.length else ("", experiment.data.length)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns the bound of each set in all units and prints them; writes zero_shot.json."""

@@ -84,9 +84,9 @@ class BlockDiffusion:
         exact = self.block == 1 and self.draws == "exact" and not self.left_to_right
         return exact and network.time_free
 
-    def check_length(self, length: int) -> None:
-        """UserError for sequences that are not whole blocks."""
-        check_blocks(self.block, length)
+    def check_length(self, length: int, key: str = "data.length") -> None:
+        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        check_blocks(self.block, length, key)
 
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array

@@ -66,9 +66,9 @@ class EveryOrder:
     def is_exact(self, network: Network) -> bool:
         return self.orders == 0
 
-    def check_length(self, length: int) -> None:
-        """UserError for sequences that are not whole blocks."""
-        check_blocks(self.block, length)
+    def check_length(self, length: int, key: str = "data.length") -> None:
+        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        check_blocks(self.block, length, key)
 
     def __call__(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array

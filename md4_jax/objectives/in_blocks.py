@@ -44,11 +44,14 @@ def check_block(block: int) -> None:
         raise UserError(f"objective.block must be at least 1, or 0 for the whole text, not {block}")
 
 
-def check_blocks(block: int, length: int) -> None:
-    """Raises UserError if blocks of an objective do not divide the length of a sequence."""
+def check_blocks(block: int, length: int, key: str) -> None:
+    """Raises UserError if blocks of an objective do not divide the length of a sequence.
+
+    key: that of the length in the config
+    """
     if block and length % block:
         raise UserError(
-            f"objective.block={block} must divide the length of a sequence, data.length={length}"
+            f"objective.block={block} must divide the length of a sequence, {key}={length}"
         )
 
 

@@ -65,9 +65,9 @@ class Policy:
     def is_bound(self, process: Process) -> bool:
         return False
 
-    def check_length(self, length: int) -> None:
-        """UserError for sequences that are not whole blocks."""
-        check_blocks(self.block, length)
+    def check_length(self, length: int, key: str = "data.length") -> None:
+        """UserError, which names the key of the length, for sequences that are not whole blocks."""
+        check_blocks(self.block, length, key)
 
     def __call__(
         self, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array

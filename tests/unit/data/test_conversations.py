@@ -551,6 +551,9 @@ def test_windows_of_zero_shot_that_blocks_do_not_fit():
     found.check(experiment, "evals.sets")
     with pytest.raises(UserError, match="evals.sets.stride=12 leaves data.length=16 - 12 tokens"):
         dataclasses.replace(found, objective=BlockDiffusion(8)).check(experiment, "evals.sets")
+    own = dataclasses.replace(found, objective=BlockDiffusion(8), length=24)
+    with pytest.raises(UserError, match="evals.sets.stride=12 leaves evals.sets.length=24 - 12"):
+        own.check(experiment, "evals.sets")
 
 
 def test_a_tokenizer_learns_from_what_the_template_writes(tmp_path):
