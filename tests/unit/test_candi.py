@@ -230,7 +230,11 @@ def test_the_squared_distance_keeps_its_digits():
 
 
 def test_logits_of_masks_without_their_noise_are_refused():
-    shown = SimpleNamespace(process=GaussianMasking(3), network=SimpleNamespace(gaps=False))
+    shown = SimpleNamespace(
+        process=GaussianMasking(3),
+        network=SimpleNamespace(gaps=False),
+        domain=SimpleNamespace(shape=(2,)),
+    )
     inputs.checked(shown, [[0, 2]], 0.5)
     with pytest.raises(UserError, match="the token 3 is the mask, where"):
         inputs.checked(shown, [[0, 3]], 0.5)
