@@ -9,7 +9,7 @@ from typing import Any
 
 from md4_jax import modes
 from md4_jax.config import command, foreign, schema, starting, sweep
-from md4_jax.config.load import PLACES, flatten
+from md4_jax.config.load import flatten, is_place
 from md4_jax.model import importing, judging, listing
 from md4_jax.model.load import load
 from md4_jax.protocols import UserError
@@ -73,8 +73,7 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
 
 def _facts(flags: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
     """Returns all that the processes of one program must have in common."""
-    places = (*PLACES, "data.store")  # machines may keep the same data in different places
-    keys = {key: value for key, value in flatten(config) if key not in places}
+    keys = {key: value for key, value in flatten(config) if not is_place(key)}
     return {**keys, "--mode": flags.mode, "--evals": flags.evals, "--back": flags.back, **code()}
 
 

@@ -284,6 +284,12 @@ def moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return any(before.get(key) != after.get(key) for key in places)
 
 
+def is_place(key: str) -> bool:
+    """Returns whether a key says where data are kept, which machines may do in different places."""
+    name = _of_all(re.sub(r"^evals\.\w+\.(data\.)?", "data.", key))
+    return name in (*PLACES, "data.store")
+
+
 def _of_all(key: str) -> str:
     """Returns data.KEY for a key of a part of a mixture, data.parts.NAME.KEY."""
     return re.sub(r"^data\.parts\.\w+\.", "data.", key)

@@ -17,6 +17,8 @@ from md4_jax.runtime.paths import Place, is_remote, replace
 FILE = ".in_use"
 # In object storage, a lock is written again so often, and one that is older than LOST is void.
 BEAT, LOST = 15.0, 60.0
+# Of processes that sign a free lock there within so many seconds, the last one has it.
+SETTLED = 3.0
 
 
 @contextlib.contextmanager
@@ -52,12 +54,19 @@ def _in_store(path: Place, say: Callable[[str], None]) -> Iterator[None]:
     ended = threading.Event()
     signature = {"owner": whoami(), "machine": _machine(), "process": os.getpid()}
 
+    def sign_again() -> None:
+        replace(path, json.dumps({**signature, "beat": time.time()}))
+
+    sign_again()
+    time.sleep(SETTLED)
+    now = _read(path)
+    if now is not None and signature.items() - now.items():
+        raise _in_use(path, now["owner"])
+
     def beat() -> None:
-        while True:
+        while not ended.wait(BEAT):
             with contextlib.suppress(Exception):  # the store may be away for a while
-                replace(path, json.dumps({**signature, "beat": time.time()}))
-            if ended.wait(BEAT):
-                return
+                sign_again()
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

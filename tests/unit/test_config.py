@@ -529,3 +529,15 @@ def test_a_run_without_a_reward_may_be_given_one(tmp_path):
     assert found == {"name": "pattern", "pattern": "the"}
     found = schema.load_config(None, {"sample.reward.particles": "2"}, tmp_path)["sample"]["reward"]
     assert found == {"name": "none", "particles": 2}
+
+
+@pytest.mark.parametrize(
+    ("key", "is_place"),
+    [
+        ("data.path", True), ("data.parts.web.path", True), ("evals.wiki.data.path", True),
+        ("evals.zero_shot.path", True), ("data.store", True), ("data.length", False),
+        ("evals.wiki.data.length", False), ("train.initial", False),
+    ],
+)  # fmt: skip
+def test_machines_may_have_data_in_different_places(key, is_place):
+    assert config.is_place(key) == is_place

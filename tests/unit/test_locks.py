@@ -51,6 +51,7 @@ def stored(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "is_remote", lambda path: True)
     monkeypatch.setattr(locks, "BEAT", 0.02)
     monkeypatch.setattr(locks, "LOST", 0.5)
+    monkeypatch.setattr(locks, "SETTLED", 0.0)
     return tmp_path / locks.FILE
 
 
@@ -70,6 +71,15 @@ def test_in_object_storage_a_lock_counts_while_it_beats(stored):
                 lock(stored.parent, said).__enter__()
         assert f"was in use by {owner}: waiting" in said[0]
     assert not stored.exists()
+
+
+def test_of_two_that_sign_a_free_lock_at_once_one_has_it(stored, monkeypatch):
+    """The last signature stays: who finds another in place of its own gives up."""
+    other = {"owner": "a faster one", "machine": "m", "process": 1, "beat": time.time()}
+    monkeypatch.setattr(locks.time, "sleep", lambda _: stored.write_text(json.dumps(other)))
+    with pytest.raises(UserError, match="in use by a faster one"):
+        lock(stored.parent, []).__enter__()
+    assert json.loads(stored.read_text()) == other
 
 
 @pytest.mark.parametrize(("age", "wait"), [(0.0, 0.5), (0.3, 0.2), (9.0, 0.0), (-11.0, 0.5)])
