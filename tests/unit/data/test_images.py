@@ -1,5 +1,6 @@
 """Sources of images: what they read, how they are split, and which bad file is named."""
 
+import functools
 import gzip
 import hashlib
 import io
@@ -14,6 +15,7 @@ from PIL import Image
 
 from md4_jax.data import Cifar10, Digits, DownsampledImageNet, FashionMnist, ImageFolder, Mnist
 from md4_jax.data.sources import cifar10, imagenet
+from md4_jax.data.sources.splits import SPLITS
 from md4_jax.protocols import UserError
 from md4_jax.runtime.locks import take
 
@@ -31,6 +33,29 @@ def pictures(source, split):
 
 def labels(source, split):
     return source.rows(split).context["label"].tolist()
+
+
+@pytest.mark.parametrize("name", ["digits", "folder", "mnist", "cifar-10", "imagenet"])
+def test_other_amounts_are_other_splits_in_the_same_cache(name, request, tmp_path):
+    """Else a run would train on what the run before it held out."""
+    if name == "folder":
+        for number in range(9):
+            write(tmp_path / "pictures" / f"{number}.png", number)
+    make = {
+        "digits": lambda: Digits,
+        "folder": lambda: functools.partial(ImageFolder, str(tmp_path / "pictures")),
+        "mnist": lambda: functools.partial(Mnist, str(request.getfixturevalue("mnist")[0])),
+        "cifar-10": lambda: functools.partial(Cifar10, str(request.getfixturevalue("archive"))),
+        "imagenet": lambda: functools.partial(
+            DownsampledImageNet, path=str(request.getfixturevalue("npz")), size=8
+        ),
+    }[name]()
+    total = {"digits": 1797, "folder": 9, "mnist": 6, "cifar-10": 10, "imagenet": 10}[name]
+    for validation, test in ((1, 2), (2, 2), (1, 3)):
+        source = make(validation=validation, test=test)
+        parts = [source.rows(split).tokens for split in SPLITS]
+        assert [len(part) for part in parts] == [total - validation - test, validation, test]
+        assert len(np.unique(np.concatenate(parts), axis=0)) == total
 
 
 # Digits

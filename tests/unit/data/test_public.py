@@ -1,5 +1,6 @@
 """Public corpora and the hub, played by small stand-ins and a server of this machine."""
 
+import functools
 import hashlib
 import io
 import itertools
@@ -13,9 +14,11 @@ import pytest
 from pyarrow import parquet
 
 from md4_jax.data import hub, prepare
+from md4_jax.data.packing import token_stream
 from md4_jax.data.prepare import prepared, stream
 from md4_jax.data.sources import corpora, formats
 from md4_jax.data.sources.corpora import CORPORA, section_of
+from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.sources.public import PublicText
 from md4_jax.data.sources.splits import SPLITS
 from md4_jax.data.tokenizers import Bytes
@@ -403,6 +406,21 @@ def test_files_in_folders_of_other_sections_are_other_texts(tmp_path):
     assert [len(read(source)[0]) for source in sources] == [1, 2]
     assert sources[0].facts() == sources[1].facts()
     assert sources[0].content() != sources[1].content()
+
+
+@pytest.mark.parametrize("kind", ["public", "text"])
+def test_other_amounts_are_other_splits_in_the_same_cache(kind, tmp_path):
+    """Else a run would train on what the run before it held out."""
+    texts = [f"text {n}" for n in range(30)]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    make = functools.partial(PublicText, "some/set") if kind == "public" else TextFiles
+    for validation, test in ((1, 2), (2, 2), (1, 3)):
+        source = make(path=str(path), validation=validation, test=test)
+        parts = [Bytes().decode(token_stream(source, Bytes(), split)) for split in SPLITS]
+        found = [part.split("<|endoftext|>")[:-1] for part in parts]
+        assert [len(part) for part in found] == [30 - validation - test, validation, test]
+        assert list(itertools.chain(*found)) == texts
 
 
 def test_an_unknown_corpus():
