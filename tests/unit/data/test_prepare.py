@@ -103,6 +103,21 @@ def test_what_is_prepared_is_found_again_wherever_the_text_lies(made, source, tm
     assert prepared(moved, Characters().fit(TEXTS), "").folder != made.folder
 
 
+@pytest.mark.parametrize("store", ["", "store"])
+def test_the_texts_of_another_key_are_others(store, tmp_path):
+    """Though both lie in one file, whose tokens are kept in one place, in shards or not."""
+    records = [{"text": f"text {n}", "other": f"other {n}"} for n in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    options, folders = DataOptions(8, store=store and str(tmp_path / store)), []
+    for key in ("text", "other"):
+        source = TextFiles(str(tmp_path / "a.jsonl"), text_key=key, validation=0, test=0)
+        data = Corpus(source, TextDomain(Bytes(), 8), options)
+        texts = Bytes().decode(data.stream("train")[:]).split("<|endoftext|>")[:-1]
+        assert texts == [one[key] for one in records]
+        folders.append(data.shards())
+    assert len({*folders}) == (2 if store else 1)
+
+
 def test_processes_give_the_same_shards(made, source, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "PARALLEL_BYTES", 0)
     monkeypatch.setattr(prepare, "cores", lambda: 2)
