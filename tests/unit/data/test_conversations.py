@@ -2,9 +2,11 @@
 
 import dataclasses
 import datetime
+import functools
 import importlib.util
 import json
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -395,6 +397,24 @@ def test_other_conversations_templates_and_turns_are_other_data(corpus):
     assert len({data.fingerprint()["crc32"] for data in made}) == 4
     before = corpus(one).source.fingerprint()
     assert corpus([*one, *one]).source.fingerprint() != before
+
+
+@pytest.mark.parametrize("kind", ["text", "public"])
+def test_the_messages_of_other_keys_are_others(kind, tmp_path):
+    """Both those that count and those before them, all of one file."""
+    first, second, path = messages(TALK[:2]), messages(TALK[2:]), str(tmp_path / "talks.jsonl")
+    record = {"talk": first, "chat": second, "before": first, "earlier": second}
+    Path(path).write_text(json.dumps(record) + "\n")
+    make = TextFiles if kind == "text" else functools.partial(PublicText, "a/b")
+    sources, rows = set(), set()
+    for talk, before in (("talk", ""), ("chat", ""), ("talk", "before"), ("talk", "earlier")):
+        files = make(path=path, messages_key=talk, prompt_key=before, validation=0, test=0)
+        source = Conversations(files, PLAIN, "last")
+        data = Corpus(source, TextDomain(Bytes(), 64), DataOptions(64, turns="last"))
+        ((text, _, _),) = shown(data, "bytes", size=1)
+        sources.add(files.fingerprint())
+        rows.add(text)
+    assert len(sources) == len(rows) == 4
 
 
 def test_conversations_in_parquet_files(tmp_path):

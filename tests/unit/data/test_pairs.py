@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from md4_jax.data.corpus import Corpus
-from md4_jax.data.domains import domain_of
+from md4_jax.data.domains import TextDomain, domain_of
 from md4_jax.data.sources.files import TextFiles
 from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.evals.generative import text_of
@@ -105,6 +105,18 @@ def test_another_prompt_is_other_data(corpus):
     found.add(json.dumps(corpus([("1+1", "=2"), *PAIRS[1:]]).fingerprint()))
     found.add(json.dumps(corpus(padding="end_of_text").fingerprint()))
     assert len(found) == 4
+
+
+def test_the_prompts_of_another_key_are_others(tmp_path):
+    path, found = tmp_path / "pairs.jsonl", set()
+    path.write_text('{"q": "1+1=", "p": "3-1=", "a": "2"}\n')
+    for key in ("q", "p", ""):
+        source = TextFiles(str(path), text_key="a", prompt_key=key, validation=0, test=0)
+        data = Corpus(source, TextDomain(Bytes(), 8), DataOptions(8, windows="documents"))
+        (batch,) = data.eval_batches("train", batch_size=1, rows=np.arange(1))
+        found.add((source.fingerprint(), shown(batch.tokens[0])))
+    assert {row for _, row in found} == {"1+1=2$..", "3-1=2$..", "2$......"}
+    assert len({of for of, _ in found}) == 3
 
 
 def test_what_is_refused(corpus, tmp_path):
