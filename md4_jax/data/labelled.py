@@ -42,6 +42,11 @@ class Padding(NamedTuple):
             )
         return cls(end, kind == "end_of_text")
 
+    @property
+    def facts(self) -> list[Any]:
+        """Returns what kept rows are told apart by; nothing for the padding of older versions."""
+        return [*self] if self.counts else []
+
     def row(self, ids: np.ndarray, length: int) -> np.ndarray:
         """Returns `length` tokens, cut or padded, and how many of them count."""
         own = np.concatenate([ids, np.array(self.end, int)])[:length].astype(int)
@@ -115,8 +120,8 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
     """
     tokenizer, numbers = domain.tokenizer, {name: k for k, name in enumerate(domain.labels)}
     size = max(tokenizer.vocab_size, length + 1, len(numbers))
-    described = [source.fingerprint(), tokenizer.to_json(), split, "rows", length, domain.labels]
-    described += [*padding] if padding.counts else []
+    described = [source.fingerprint(), tokenizer.to_json(), split]
+    described += ["rows", length, domain.labels, *padding.facts]
     pieces = lambda: _pieces(source, tokenizer, split, length, padding, numbers)  # noqa: E731
     found = packing.opened(*packing.kept(described, size, split, pieces)).reshape(-1, length + 2)
     return Rows(found[:, :length], {"label": found[:, length + 1]}, found[:, length])
@@ -125,8 +130,8 @@ def rows(source: Any, domain: Any, split: str, length: int, padding: Padding) ->
 def of_documents(source: Any, domain: Any, split: str, length: int, padding: Padding) -> Rows:
     """Returns the documents of a split, without labels, as rows of `length` tokens; see `rows`."""
     tokenizer = domain.tokenizer
-    described = [source.fingerprint(), tokenizer.to_json(), split, "documents", length]
-    described += [*padding] if padding.counts else []
+    described = [source.fingerprint(), tokenizer.to_json(), split]
+    described += ["documents", length, *padding.facts]
 
     def pieces() -> Iterator[np.ndarray]:
         made = cut = 0

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import functools
 import importlib.util
+import itertools
 import json
 import types
 from pathlib import Path
@@ -397,6 +398,17 @@ def test_other_conversations_templates_and_turns_are_other_data(corpus):
     assert len({data.fingerprint()["crc32"] for data in made}) == 4
     before = corpus(one).source.fingerprint()
     assert corpus([*one, *one]).source.fingerprint() != before
+
+
+def test_rows_of_another_length_or_padding_are_others(corpus):
+    """All in one cache."""
+    found = set()
+    for padding, length in itertools.product(("hidden", "end_of_text"), (64, 65)):
+        data = corpus([messages(TALK)], length=length, padding=padding)
+        ((text, _, _),) = shown(data, size=1)
+        assert len(text) == length
+        found.add(json.dumps(data.fingerprint()))
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("kind", ["text", "public"])

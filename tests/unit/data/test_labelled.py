@@ -1,5 +1,7 @@
 """Texts of classes: each document a row, cut or padded, whose label the network is told."""
 
+import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -93,6 +95,18 @@ def test_rows_are_tokenised_once(source, cache):
     found = {first["crc32"], corpus(source(), length=LENGTH + 1).fingerprint()["crc32"]}
     for changed in (("Good", "pos"), ("good", "neg")):
         found.add(corpus(source([changed, *TEXTS[1:]])).fingerprint()["crc32"])
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("key", ["stars", ""])
+def test_rows_of_another_length_or_padding_are_others(key, source):
+    """With labels and without, all in one cache."""
+    files, found = dataclasses.replace(source(), label_key=key), set()
+    for padding, length in itertools.product(("hidden", "end_of_text"), (LENGTH, LENGTH + 1)):
+        options = DataOptions(length, padding=padding, windows="documents")
+        data = Corpus(files, domain_of(files, Bytes, length), options)
+        assert len(data.example("train", 0)) == length
+        found.add(json.dumps(data.fingerprint()))
     assert len(found) == 4
 
 

@@ -104,7 +104,8 @@ def test_another_prompt_is_other_data(corpus):
     found.add(json.dumps(corpus([("1+2=", "2"), *PAIRS[1:]]).fingerprint()))
     found.add(json.dumps(corpus([("1+1", "=2"), *PAIRS[1:]]).fingerprint()))
     found.add(json.dumps(corpus(padding="end_of_text").fingerprint()))
-    assert len(found) == 4
+    found.add(json.dumps(corpus(length=9).fingerprint()))
+    assert len(found) == 5
 
 
 def test_the_prompts_of_another_key_are_others(tmp_path):
