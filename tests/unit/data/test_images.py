@@ -99,6 +99,13 @@ def test_rows_are_bytes_on_disk_that_are_made_once(cache):
     assert [(p.name, p.stat().st_mtime_ns) for p in sorted(cache.rglob("train-*"))] == kept
 
 
+def test_as_many_classes_as_levels_are_no_images():
+    """Both are numbers of one type in the cache."""
+    source = Digits(levels=10)
+    assert labels(source, "test")[:10] == [8, 6, 1, 7, 4, 1, 4, 7, 0, 1]
+    assert source.rows("test").tokens.shape == (180, 64)
+
+
 @pytest.mark.parametrize("wrong, classes", [(-1, 256), (256, 256), (3, 3)])
 def test_numbers_that_are_no_classes(wrong, classes, monkeypatch):
     """-1 would become the last of 256 classes in a byte."""
@@ -234,11 +241,12 @@ def records(count, first=0):
 
 @pytest.fixture
 def archive(tmp_path, monkeypatch):
-    """CIFAR-10's archive with two images in a file."""
+    """CIFAR-10's archive with two images in a file, and the files in reverse order."""
     monkeypatch.setattr(cifar10, "IN_A_FILE", 2)
     path = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(path, "w:gz") as packed:
-        for number, name in enumerate([*cifar10.SECTIONS["train"], "test_batch.bin", "readme"]):
+        names = [*cifar10.SECTIONS["train"], "test_batch.bin", "readme"]
+        for number, name in reversed([*enumerate(names)]):
             raw = records(2, 2 * number)
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
             member.size = len(raw)
