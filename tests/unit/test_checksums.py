@@ -1,5 +1,10 @@
 """Checksums of arrays: by hand, for every kind of element, and blind to no change."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,11 +83,23 @@ def test_of_a_number_and_of_nothing():
     }
 
 
-def test_the_same_on_every_mesh():
-    devices = jax.devices()
-    if len(devices) < 2:
-        pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=8")
+def on_meshes():
+    """Run by itself, on eight devices."""
     x = jnp.arange(96.0).reshape(8, 12)
-    mesh = Mesh(np.array(devices[:2]), ("data",))
-    for spec in (P("data"), P(None, "data"), P()):
-        assert checksums({"x": jax.device_put(x, NamedSharding(mesh, spec))}) == checksums({"x": x})
+    for shape in ((2, 4), (8, 1)):
+        mesh = Mesh(np.array(jax.devices()).reshape(shape), ("data", "fsdp"))
+        for spec in (P("data"), P(None, "fsdp"), P("data", "fsdp"), P()):
+            there = jax.device_put(x, NamedSharding(mesh, spec))
+            assert checksums({"x": there}) == checksums({"x": x}), (shape, spec)
+    print("meshes agree")
+
+
+def test_the_same_on_every_mesh():
+    flag = "--xla_force_host_platform_device_count=8"
+    paths = os.pathsep.join([str(Path(__file__).parent), os.getcwd()])
+    env = os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", "import test_checksums; test_checksums.on_meshes()"],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "meshes agree" in done.stdout, done.stderr[-3000:]
