@@ -145,6 +145,72 @@ def test_numbers_that_break_an_optimizer_are_refused(make, options, words):
         OPTIMIZERS[make](**options)
 
 
+LEAVES = {
+    "network": {"blocks_0": {"kernel": np.array([[0.5, -2.0], [1.0, 3.0]], np.float32)},
+                "embedding": np.array([1.0, -1.0, 2.0], np.float32)},
+    "process": {"rate": np.array([0.3], np.float32)},
+}  # fmt: skip
+FLAT = dict(warmup_steps=0, decay="constant", clip=0.0)
+
+
+def updates_of(options, grads):
+    """The updates of LEAVES by each of the gradients in turn."""
+    optimizer, found = options.build(100)[0], []
+    state, update = optimizer.init(LEAVES), jax.jit(optimizer.update)
+    for grad in grads:
+        updates, state = update(grad, state, LEAVES)
+        found.append(updates)
+    return found
+
+
+def adam(grads, rate, b1, b2, nesterov=False):
+    """The last update of Adam, in float64."""
+    mean, square = 0.0, 0.0
+    for count, grad in enumerate(np.asarray(grads, np.float64), start=1):
+        mean = b1 * mean + (1 - b1) * grad
+        square = b2 * square + (1 - b2) * grad**2
+        first = mean / (1 - b1**count)
+        if nesterov:
+            ahead, now = mean / (1 - b1 ** (count + 1)), grad / (1 - b1**count)
+            first = b1 * ahead + (1 - b1) * now
+    return -rate * first / (np.sqrt(square / (1 - b2**count)) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        AdamW(b1=0.9, b2=0.5, learning_rate=0.1, **FLAT),
+        Muon(b1=0.5, b2=0.9, adam_learning_rate=0.1, **FLAT),
+    ],
+    ids=OPTIMIZERS,
+)
+def test_second_updates_of_an_embedding_are_those_by_hand(options):
+    grads = [noise(LEAVES, seed) for seed in (0, 1)]
+    found = updates_of(options, grads)
+    each = [grad["network"]["embedding"] for grad in grads]
+    for count in (1, 2):
+        nesterov = isinstance(options, Muon)
+        expected = adam(each[:count], 0.1, options.b1, options.b2, nesterov)
+        np.testing.assert_allclose(found[count - 1]["network"]["embedding"], expected, rtol=1e-4)
+
+
+def test_muon_decays_the_matrices_that_it_orthogonalises():
+    """Without a gradient nothing else moves them."""
+    options = Muon(weight_decay=0.1, learning_rate=0.5, **FLAT)
+    (found,) = updates_of(options, [jax.tree.map(jnp.zeros_like, LEAVES)])
+    kernel = LEAVES["network"]["blocks_0"]["kernel"]
+    np.testing.assert_allclose(found["network"]["blocks_0"]["kernel"], -0.05 * kernel, rtol=1e-5)
+
+
+@every_optimizer
+def test_the_rate_of_the_process_warms_up_too(make):
+    """Adam makes steps of the rate's size of equal gradients: a quarter, then the whole of it."""
+    options = make(process_learning_rate=0.02, warmup_steps=4, decay="constant")
+    found = updates_of(options, 5 * [jax.tree.map(jnp.ones_like, LEAVES)])
+    sizes = [float(updates["process"]["rate"][0]) for updates in found]
+    np.testing.assert_allclose([sizes[0], sizes[4]], [-0.005, -0.02], rtol=1e-4)
+
+
 @pytest.mark.slow
 @every_optimizer
 def test_an_update_is_finite_keeps_dtypes_and_goes_downhill(make):
