@@ -9,7 +9,9 @@ import pytest
 from peer_folders import peer_folder
 
 import md4_jax
-from md4_jax.evals.texts import Row, bucket
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.evals.texts import Row, bucket, score_rows
+from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.protocols import UserError
 
 pytestmark = pytest.mark.slow
@@ -146,6 +148,29 @@ def test_the_error_is_that_of_independent_draws(loaded):
     spread = np.std([score.nats[0] for score in found], ddof=1)
     said = np.sqrt(np.mean([score.nats_se[0] ** 2 for score in found]))
     assert 0.6 < said / spread < 1.6
+
+
+class Known:
+    """Estimator of which each call says the next of these numbers, for every row and draw."""
+
+    def __init__(self, *numbers):
+        self.numbers, self.asked = iter(numbers), []
+
+    def nats(self, params, batch, index):
+        self.asked.append(index)
+        return {"nats": np.full((2, len(batch.tokens)), next(self.numbers))}
+
+
+def test_the_error_of_two_estimates_is_half_of_their_distance(loaded, monkeypatch):
+    """Two batches, the first of two texts; each call has a number of noise of its own."""
+    known, model = Known(3.0, 7.0, 2.0, 2.5), loaded("mdlm")
+    monkeypatch.setattr(LikelihoodBound, "estimator", lambda *_: known)
+    rows = [Row(i, np.zeros(4, np.int32), np.ones(4, bool), np.zeros(4, int)) for i in range(3)]
+    bound = LikelihoodBound(AnyOrder(), draws=4, batch_size=2)
+    nats, error = score_rows(model.experiment, model.params, rows, bound, {})
+    np.testing.assert_array_equal(nats, [5.0, 5.0, 2.25])
+    np.testing.assert_allclose(error, [2.0, 2.0, 0.25], rtol=1e-12)
+    np.testing.assert_array_equal(np.subtract(known.asked, known.asked[0]), [0, 1, 2, 3])
 
 
 def test_a_longer_text_may_be_conditioned_on_what_is_before(loaded):
