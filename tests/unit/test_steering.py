@@ -14,7 +14,7 @@ from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError
 from md4_jax.runtime.mesh import make_mesh
 from md4_jax.samplers.grids import uniform
-from md4_jax.samplers.particles import SteeringOptions, systematic
+from md4_jax.samplers.particles import SteeringOptions, log_mean_exp, systematic
 from md4_jax.samplers.steering import Programs, Steering, draw_steered
 
 MESH = make_mesh(MeshOptions(data=1))
@@ -197,6 +197,14 @@ def test_systematic_children_are_within_one_of_their_share():
     parents = systematic(weights, np.random.default_rng(1).random(50))
     children = (parents[:, :, None] == np.arange(7)).sum(axis=1)
     assert (np.abs(children - 7 * weights / weights.sum(axis=1, keepdims=True)) < 1).all()
+
+
+def test_the_error_of_a_log_mean_is_the_spread_of_its_estimates():
+    """2000 of 100 logs from U(0, 3): their spread is known to 1.6%, within 4 of these."""
+    logs = np.random.default_rng(0).uniform(0.0, 3.0, (2000, 100))
+    means, errors = np.array([log_mean_exp(each) for each in logs]).T
+    assert np.mean(errors) == pytest.approx(means.std(ddof=1), rel=0.064)
+    assert log_mean_exp(logs[0, :1]) == (pytest.approx(logs[0, 0]), None)
 
 
 def test_wrong_rewards_and_options_are_refused():
