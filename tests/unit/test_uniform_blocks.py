@@ -408,6 +408,13 @@ def test_the_trace_shows_noise_in_one_block_after_another(stop):
     np.testing.assert_array_equal(z[STEPS, :, :P], end[:, :P])
 
 
+def test_each_block_begins_with_noise_of_its_own():
+    """Half of two symbols differ from those of the block before: 1000, within 5 standard errors."""
+    frames = np.asarray(drawn({}, False, 500, trace=500)[1].z)
+    first, second = frames[0, :, :P], frames[STEPS + 1, :, P:]
+    assert abs(np.mean(first != second) - (V - 1) / V) < 5 * 0.5 / np.sqrt(first.size)
+
+
 @pytest.mark.parametrize("kind", [UniformELBO, CrossEntropy])
 def test_blocks_that_do_not_fit_are_refused(kind):
     with pytest.raises(UserError, match="must be at least 1, or 0 for the whole text, not -1"):
