@@ -7,21 +7,23 @@ import numpy as np
 import pytest
 from tool_modules import tool_module
 
-from md4_jax.evals.likelihood import make_eval_step
+from md4_jax.evals.likelihood import Estimator, make_eval_step
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.d3pm import D3PM
-from md4_jax.objectives.draws import antithetic_times, evaluation_times
+from md4_jax.objectives.draws import antithetic_times, draws, evaluation_times
 from md4_jax.objectives.genmd4 import GenMD4
 from md4_jax.objectives.md4 import MD4
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.uniform_elbo import UniformELBO
+from md4_jax.options import MeshOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.schedules import Clipped, Cosine, Geometric, Linear, LogLinear, Polynomial
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Network
+from md4_jax.runtime.mesh import make_mesh
 
 EVEN = exact.of_outputs(lambda z, t: jnp.zeros((*z.shape, 2)))
 NETWORK = Network(lambda key: {}, lambda params, context, keys: EVEN, time_free=True)
@@ -122,6 +124,7 @@ def test_the_error_of_stratified_draws_is_that_of_their_mean(name, batch, batche
     """
     values, errors = estimates(TRENDS[name], batch, batches).T
     assert np.mean(errors) == pytest.approx(values.std(ddof=1), rel=0.14)
+    assert errors.std() < 0.25 * np.mean(errors)
 
 
 def test_few_sequences_and_exact_ones_have_the_plain_error():
@@ -130,6 +133,43 @@ def test_few_sequences_and_exact_ones_have_the_plain_error():
     with_strata.add(nats[None], np.ones(8), strata=np.linspace(0.0, 0.9, 8))
     without.add(nats[None], np.ones(8))
     assert with_strata.result() == without.result()
+
+
+def test_seeds_have_strata_of_their_own():
+    batch, params = exact.batch_of(np.zeros((4, 2), int)), {"network": {}, "process": Masking(2)}
+    steps = [make_eval_step(NETWORK, Constant(), 2, seed) for seed in (0, 1)]
+    one, other = (np.asarray(step(params, batch, jnp.int32(0))["strata"]) for step in steps)
+    assert (one != other).all()
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_an_estimator_hands_on_the_strata_unless_it_is_exact(is_exact):
+    """Two batches of 32 with nats of 1 + 3 u: the numbers of `Likelihood` by hand."""
+    strata = [np.asarray(draws(0, index, 32)[0]) for index in (0, 1)]
+
+    def step(params, batch, index):
+        u = jnp.asarray(strata)[index]
+        return {"nats": 1.0 + 3.0 * u[None], "strata": u}
+
+    estimator = Estimator(step, NETWORK, make_mesh(MeshOptions()), 1, exact=is_exact)
+    found = estimator({}, 2 * [exact.batch_of(np.zeros((32, 2), int))])
+    by_hand = {known: Likelihood() for known in (False, True)}
+    for u in strata:
+        for known, total in by_hand.items():
+            total.add(1.0 + 3.0 * u[None], np.full(32, 2), strata=u if known else None)
+    errors = {known: total.result()["nats_per_token_se"] for known, total in by_hand.items()}
+    assert errors[True] < 0.5 * errors[False]
+    assert found["nats_per_token_se"] == pytest.approx(errors[not is_exact], rel=1e-5)
+
+
+def test_errors_per_byte_and_word_account_for_strata_too():
+    """With a byte and a word for each token they are those per token."""
+    v, total = np.linspace(0.0, 0.999, 64), Likelihood()
+    total.add(5.0 + v[None], np.ones(64), text=np.ones((64, 2)), strata=v)
+    result = total.result()
+    assert result["nats_per_token_se"] < 0.01
+    assert result["bits_per_byte_se"] == result["bits_per_token_se"]
+    assert result["word_perplexity_se"] == result["perplexity_se"]
 
 
 def test_padding_has_no_stratum():
