@@ -224,9 +224,16 @@ def test_samples_of_their_solver_have_the_law_of_frozen_steps(n):
     assert gap(True) < 4.0 < gap(False)
 
 
-@of_mu
-@pytest.mark.parametrize("rate", ["integrated", "frozen"])
-@pytest.mark.cases(2)
+# Joint outputs show whether tokens and jumps share their draws; mixtures do not.
+@pytest.mark.parametrize(
+    "parametrisation, rate",
+    [
+        ("joint", "integrated"),
+        ("mixture", "frozen"),
+        pytest.param("joint", "frozen", marks=pytest.mark.campaign),
+        pytest.param("mixture", "integrated", marks=pytest.mark.campaign),
+    ],
+)
 def test_samples_have_the_law_of_the_steps(parametrisation, rate):
     process, grid = Uniform(3, Power(2.0), parametrisation), np.float32([0.0, 0.3, 0.7, 1.0])
     law, count = chain_law(wrong_outputs(), process, grid, frozen=rate == "frozen"), 40_000
