@@ -163,6 +163,21 @@ def test_one_wrong_bit_is_seen(name, opened, monkeypatch):
         opened(keep=1).save(1, state(1), {})
 
 
+def test_a_first_save_whose_host_file_is_another_whole_one(opened, monkeypatch):
+    """As of a file system that hands out what was there before: its own checksum is right."""
+    restore = checkpoint.ocp.CheckpointManager.restore
+
+    def stale(manager, step, args):
+        found = restore(manager, step, args=args)
+        record = {**found["host"], "state": {"sequences": 10}}
+        record.pop("crc32")
+        return {"host": {**record, "crc32": items.crc32(record)}}
+
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "restore", stale)
+    with pytest.raises(UserError, match="cannot be read back: its host file is not what was saved"):
+        opened(keep=1).save(1, state(1), {"sequences": 20})
+
+
 def test_a_host_file_with_another_number_in_it_is_not_taken(opened, tmp_path):
     """It is readable and of the same form, but not what was saved."""
     checkpoints = opened(keep=2)
