@@ -142,6 +142,23 @@ def test_other_noise_has_the_tilted_law_too():
     assert found.steered.resamplings.mean() > 0.1
 
 
+def test_a_look_removes_the_noise_of_its_time():
+    """Of one token each guess has the law of the data: 8192 particles, within 5 standard errors.
+
+    At t = 3/4, 1/2 and 1/4 the chain itself has symbol 0 with chances of 0.6, 0.7 and 0.8.
+    """
+    process, seen = Uniform(2), []
+    denoiser = exact.uniform_outputs(process, np.array([0.9, 0.1]))
+
+    def looked(tokens, domain):
+        seen.append(np.mean(tokens == 0))
+        return np.zeros(len(tokens))
+
+    drawn(4096, denoiser, process, function=looked, length=1, particles=2)
+    assert len(seen) == STEPS
+    np.testing.assert_allclose(seen, 0.9, atol=5 * np.sqrt(0.09 / 8192))
+
+
 @pytest.mark.campaign
 def test_the_continuous_state_of_candi_goes_with_its_particle():
     process, p = GaussianMasking(3, confusion_end=0.2), candi.P_V3L1
