@@ -138,6 +138,14 @@ def test_measurements_are_fitted_by_a_falling_profile():
     np.testing.assert_allclose(found, [4, (4 + 11 / 6) / 2, 11 / 6, 11 / 6, 11 / 6, 17 / 12, 1, 1])
 
 
+def test_a_measurement_of_little_weight_moves_no_others():
+    """A line with one number that is 2 too large, by a millionth of the weight of the others."""
+    k = np.arange(64)
+    line, weight = 3.0 - k / 64, np.where(k == 20, 1e-6, 1.0)
+    found = profile.fitted(k, line + 2.0 * (k == 20), weight, 64)
+    np.testing.assert_allclose(found, line, atol=1e-4)
+
+
 def test_noise_is_not_taken_for_places_where_nothing_is_lost():
     """Seven measurements of each number, as of 2,000 texts of 256 tokens of text8.
 
