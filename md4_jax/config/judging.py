@@ -52,14 +52,14 @@ def _check_classes(experiment: Experiment, judge: Experiment) -> None:
     own, its = (e.config["network"].get("classes", 0) for e in (experiment, judge))
     if (label >= 0 or drawn_classes(experiment)) and its not in (0, own):
         raise UserError(
-            f"sample.judge={judge_name} has network.classes={its} and this run {own}, so that "
-            f"sample.label={label} is another class for it: take a judge with the same classes or "
-            "with none"
+            f"sample.judge={judge_name} has network.classes={its} and this run {own}, so that the "
+            "class of a sample is another one for it: take a judge with the same classes or with "
+            "none"
         )
     if label < 0 and drawn_classes(judge) and not drawn_classes(experiment):
         raise UserError(
             f"sample.judge={judge_name} was trained with network.label_dropout=0 and cannot judge "
-            "texts without a class: set sample.label, or take another judge"
+            "texts without a class: take another judge" + (", or set sample.label" if own else "")
         )
 
 
@@ -89,12 +89,18 @@ class Others:
         if found is not None:
             return found
         kept = config.stored(checkpoint_of(place(asked, key))[0])
-        return kept is None or says_causal(kept["network"])
+        return kept is None or says_causal(key, asked, kept["network"])
 
 
-def says_causal(section: Mapping[str, Any]) -> bool:
-    """Returns whether a section `network` is one of a causal network.
+def says_causal(key: str, asked: str, section: Mapping[str, Any]) -> bool:
+    """Returns whether a judge's section `network` is one of a causal network.
 
-    True also for a network of the user's own whose section does not say so.
+    True also for a network of the user's own whose section does not say so. UserError for one that
+    knows no text without a class: what it judges has none.
     """
+    if section.get("classes", 0) and not section.get("label_dropout", 0.0):
+        raise UserError(
+            f"{key}={asked} was trained with network.classes={section['classes']} and "
+            "network.label_dropout=0, and cannot judge texts without a class: take another judge"
+        )
     return bool(section.get("causal", section.get("name") not in NETWORKS))

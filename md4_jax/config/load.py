@@ -196,7 +196,10 @@ def stored(workdir: paths.Place, *, may_be_empty: bool = False) -> dict[str, Any
 
 def check_one(folder: paths.Place) -> None:
     """Raises UserError for a folder of runs, which is none itself."""
-    below = sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        below = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError:  # it may be entered, but not listed
+        return
     runs = [run.name for run in below if (run / FILE).exists() and (run / "checkpoints").exists()]
     if runs:
         named = ", ".join([*runs[:MOST_NAMED], *(["..."] if runs[MOST_NAMED:] else [])])

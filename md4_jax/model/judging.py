@@ -41,7 +41,7 @@ def is_causal(key: str, asked: str) -> bool | None:
         told = told_by(folder)
         if told.get("package") == "md4_jax":
             kept = config.stored(folder) or {}
-            return says_causal(kept["network"])
+            return says_causal(key, asked, kept["network"])
         found = peers.peer(peers.with_mask(told, folder), Tensors(folder))
     except UserError as error:
         raise UserError(f"{key}={asked}: {error}") from error

@@ -12,11 +12,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
-from md4_jax.experiment import Experiment, clean_prompts, drawn_classes
+from md4_jax.experiment import Experiment, clean_prompts, drawn_classes, sample_block
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
 from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts, sample_rows
-from md4_jax.perf.work import forward_flops, training_flops
+from md4_jax.perf.work import forward_flops, sampling_steps, training_flops
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
@@ -114,8 +114,8 @@ def _sample(experiment: Experiment) -> Plan:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split),
         (first, context_of(experiment.sample, rows, drawn_classes(experiment))),
     )
-    steps = len(experiment.grid) - 1
     length, count = first.tokens.shape[1], 1 + len(others)
+    steps = sampling_steps(experiment, sample_block(experiment) or length)
     flops = sampler.calls * steps * rows * length
     flops *= forward_flops(experiment, params["network"], length=length)
     arguments = (params, experiment.sampler_step, keys, prompt, told)

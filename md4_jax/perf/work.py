@@ -31,3 +31,12 @@ def training_flops(experiment: Experiment, state: Any) -> float:
     calls = getattr(experiment.objective, "calls", 1)
     whole, trained = of(state.whole["network"]), of(state.params["network"])
     return (2.0 * calls + taught) * whole + calls * trained
+
+
+def sampling_steps(experiment: Experiment, length: int) -> int:
+    """Returns the steps of a sample, or of a block of it, of this length.
+
+    They are those of the grid, unless the sampler draws a given number of tokens in each.
+    """
+    steps, sampler = len(experiment.grid) - 1, experiment.sampler_step
+    return sampler.rounds_of(length, steps) if hasattr(sampler, "rounds_of") else steps

@@ -67,9 +67,9 @@ def exists(path: Place) -> bool:
         if not is_remote(path):
             os.stat(path)  # epath would say of a folder that may not be entered that it is empty
         return path.exists()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except PermissionError as error:
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            return False
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # each object store has errors of its own
         if not is_remote(path):

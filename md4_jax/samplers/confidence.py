@@ -171,6 +171,10 @@ class Confidence:
         """Whether the positions to reveal are a function of the logits alone."""
         return self.score != "probability" and self.noise == 0 and not self.edit
 
+    def rounds_of(self, length: int, steps: int) -> int:
+        """Returns how many steps a text of this length takes at most."""
+        return max(steps, -(-length // self.per_step)) if self.per_step else steps
+
     def finish(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
         """Draws the masks that are left, and replaces tokens while the network changes any.
 

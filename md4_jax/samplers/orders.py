@@ -166,6 +166,10 @@ class AnyOrder:
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
         return RevealSchedule(jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / free))
 
+    def rounds_of(self, length: int, steps: int) -> int:
+        """Returns how many steps a text of this length takes at most."""
+        return -(-length // self.per_step) if self.per_step else steps
+
     def per_round(self, length: int) -> int:
         """Returns how many positions a round reveals at most."""
         return min(self.per_step or length, length)

@@ -101,7 +101,7 @@ def _opened(
     if host is None:
         state, spent = counting.filled(experiment, corpus, state)
     signals, budget = Signals(), experiment.train.seconds
-    before = spent if host is None else host.get("elapsed", 0.0)
+    before = spent if host is None else max(0.0, host.get("elapsed", 0.0))
     if budget and host is not None and not one_budget:
         budget += before
     notices = Notices(signals, budget, experiment.checkpoint.seconds, before)

@@ -13,6 +13,8 @@ from md4_jax.runtime.sharding import max_of_each
 BUDGET = 1
 # Seconds between two exchanges of several processes; each waits for the devices.
 PAUSE = 1.0
+# Parts of a second in which they exchange the time of a run: int32 then holds four years.
+TICKS = 16
 
 
 class Signals:
@@ -96,9 +98,9 @@ class Notices:
         self._left -= 1
         if self._left:
             return Notice()
-        taken = int(1000 * (now - self._met))
-        stop, save, taken, elapsed = max_of_each([stop, int(save), taken, int(1000 * elapsed)])
-        self._met, self.elapsed = time.monotonic(), elapsed / 1000
+        taken, ticks = int(1000 * (now - self._met)), int(TICKS * elapsed)
+        stop, save, taken, ticks = max_of_each([stop, int(save), taken, ticks])
+        self._met, self.elapsed = time.monotonic(), ticks / TICKS
         fitting = int(1000 * PAUSE * self._stride / max(taken, 1))
         self._stride = self._left = max(1, min(fitting, 2 * self._stride))
         return Notice(stop, bool(save))

@@ -531,6 +531,14 @@ def test_a_run_without_a_reward_may_be_given_one(tmp_path):
     assert found == {"name": "none", "particles": 2}
 
 
+def test_a_folder_that_may_not_be_listed_may_be_entered(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(type(paths.place(tmp_path)), "iterdir", refuse)
+    config.check_one(paths.place(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("key", "is_place"),
     [

@@ -14,7 +14,7 @@ from tiny_networks import random_parameters
 import md4_jax
 from md4_jax.config import build, inputs, runs, schema
 from md4_jax.config import load as config
-from md4_jax.config.judging import Others, judge_of
+from md4_jax.config.judging import Others, judge_of, says_causal
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import judges
 from md4_jax.evals.context import Context
@@ -318,3 +318,12 @@ def test_a_reward_shares_the_judge_of_an_evaluation(made, monkeypatch):
     run_of = types.SimpleNamespace(is_causal=None)
     judge = judges.opened("evals.a.judge", "ar", lambda *told: (other, {}, True), programs)
     assert JudgeReward("ar").opened(run_of, programs).judge() is judge
+
+
+def test_a_judge_that_knows_no_text_without_a_class():
+    section = {"name": "transformer", "causal": True, "classes": 3}
+    with pytest.raises(
+        UserError, match="evals.a.judge=runs/b was .* network.classes=3 and .* without a"
+    ):
+        says_causal("evals.a.judge", "runs/b", section)
+    assert says_causal("evals.a.judge", "runs/b", {**section, "label_dropout": 0.1})

@@ -101,3 +101,10 @@ def test_an_outage_while_a_part_of_an_object_is_read(monkeypatch):
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda address: (store, address))
     with pytest.raises(OSError, match="503: try later"):
         paths.read_range(Outage(), 0, 8)
+
+
+def test_what_cannot_be_the_name_of_a_file_is_none(tmp_path):
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    for name in ("itself", "n" * 300, "a.txt/b"):
+        (tmp_path / "a.txt").write_text("a file")
+        assert not paths.exists(paths.place(tmp_path / name))

@@ -154,6 +154,19 @@ def test_a_sample_takes_the_steps_of_a_grid_that_is_a_list():
     assert listed.moved == pytest.approx(named.moved, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["confidence", "any_order"])
+def test_a_sample_of_so_many_tokens_a_step_takes_the_steps_that_they_need(name):
+    """16 tokens, 2 in a step: 8 steps, though the grid has 4."""
+    counted, named = (
+        plans._sample(planned.experiment(sample__name=name, **keys))
+        for keys in (
+            dict(sample__per_step=2, sample__steps=4),
+            dict(sample__per_step=0, sample__steps=8),
+        )
+    )
+    assert counted.flops == named.flops
+
+
 def test_a_sample_beyond_the_window_is_planned_window_by_window():
     """Three windows of 16 tokens; the network has no positions for 32."""
     one = plans._sample(planned.experiment(network__positions=16))

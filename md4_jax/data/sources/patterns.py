@@ -10,6 +10,9 @@ from md4_jax.data.sources.splits import NoText
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, exists, is_remote, place
 
+# Folders at the root of a disk that only the system reads.
+OF_SYSTEM = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
+
 
 def matching(path: str | tuple[str, ...]) -> list[Place]:
     """Returns the files that data.path means, sorted; UserError if there are none."""
@@ -97,13 +100,16 @@ def _check_folders(pattern: str) -> None:
 
 def _check_folder(folder: str) -> None:
     """Raises UserError for a folder whose names cannot be listed, or whose files not be seen."""
+    if os.path.basename(os.path.normpath(folder)) in OF_SYSTEM:
+        return
     try:
         with os.scandir(folder):
             os.stat(os.path.join(folder, os.curdir))
     except PermissionError as error:
         folder = os.path.normpath(folder)
         raise UserError(
-            f"data.path: the folder {folder} cannot be read: {error.strerror}"
+            f"data.path: the folder {folder} cannot be read: {error.strerror}. Let this user read "
+            "it, or leave it out by a pattern such as 'books/*.txt'"
         ) from error
     except OSError:
         return  # a file, or a folder that is gone

@@ -78,10 +78,25 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(call, path, tmp_path, monk
         return own(place, *arguments, **more)
 
     monkeypatch.setattr(os, call, refuse)
-    said = rf"^data\.path: .*{tmp_path}/secret\S* cannot be read: Permission denied$"
+    said = rf"^data\.path: .*{tmp_path}/secret\S* cannot be read: Permission denied"
     with pytest.raises(UserError, match=said):
         read(TextFiles(f"{tmp_path}{path}"))
     assert read(TextFiles(f"{tmp_path}/open"))  # which is not asked about its neighbour
+
+
+def test_a_folder_of_the_system_is_left_out(tmp_path, monkeypatch):
+    """At the root of a disk only the system may read some."""
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "lost+found").mkdir()
+    own = os.scandir
+
+    def scandir(place="."):
+        if "lost+found" in str(place):
+            raise PermissionError(13, "Permission denied", place)
+        return own(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert read(TextFiles(str(tmp_path))) == read(TextFiles(f"{tmp_path}/*.txt"))
 
 
 def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
