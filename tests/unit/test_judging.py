@@ -322,8 +322,6 @@ def test_a_reward_shares_the_judge_of_an_evaluation(made, monkeypatch):
 
 def test_a_judge_that_knows_no_text_without_a_class():
     section = {"name": "transformer", "causal": True, "classes": 3}
-    with pytest.raises(
-        UserError, match="evals.a.judge=runs/b was .*classes=3 and .* without a"
-    ):
+    with pytest.raises(UserError, match="evals.a.judge=runs/b was .*classes=3 and .* without a"):
         says_causal("evals.a.judge", "runs/b", section)
     assert says_causal("evals.a.judge", "runs/b", {**section, "label_dropout": 0.1})
