@@ -248,7 +248,7 @@ class PublicText:
         yield from self._read(Place(path), "")
 
     def _discard(self, file: hub.HubFile) -> None:
-        if not self.keep_files:
+        if file.sha256 and not self.keep_files:  # the others are hashed at each start
             self._local(file).unlink(missing_ok=True)
 
     def _read(self, path: Place, section: str) -> Iterator[Document]:

@@ -205,6 +205,17 @@ def test_files_that_need_not_stay_come_once_where_there_are_no_shards(on_hub, se
     assert sorted(asked) == [f"/datasets/some/set/resolve/abc123/{name}" for name in names]
 
 
+@pytest.mark.parametrize("sha256", ["", "ab" * 32])
+def test_a_file_without_a_checksum_stays(sha256, cache):
+    """Its content is what tells it from others, and must be there at the next start."""
+    source, file = PublicText("some/set", keep_files=False), hub.HubFile("a.jsonl", "", 3, sha256)
+    path = file.local("some/set")
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    source._discard(file)
+    assert path.exists() == (not sha256)
+
+
 def test_the_next_file_comes_while_one_is_read(on_hub, server, cache):
     names = [f"data/{n}.parquet" for n in range(3)]
     on_hub("some/set", "", {name: table([f"text of {name}"] * 5) for name in names})
