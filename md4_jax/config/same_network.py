@@ -41,7 +41,8 @@ def computed(options: Any) -> dict[str, Any]:
     if "head_dim" in found:
         found["head_dim"] = options.attention_size
     if not found.get("experts"):
-        found = {key: x for key, x in found.items() if not key.startswith(("router", "expert"))}
+        unused = [key for key in found if key.startswith(("router", "expert")) and key != "experts"]
+        found = {key: x for key, x in found.items() if key not in unused}
     if "norm_parameters" not in found:
         return found
     is_timed = found.get("time_conditioning", False)

@@ -109,7 +109,7 @@ def score_texts(
         error,
         np.array([len(ids) for ids in tokens]),
         np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts]),
-        _is_exact(experiment, bound),
+        bound.is_exact(experiment.network),
         type(bound.objective).__name__,
     )
 
@@ -127,7 +127,7 @@ def score_rows(
     Returns nats and their standard errors, each [texts]; the rows of a text are added up.
     """
     check_label(experiment, label)
-    is_exact = _is_exact(experiment, bound)
+    is_exact = bound.is_exact(experiment.network)
     repeats = 1 if is_exact else max(2, -(-bound.draws // PAIR))
     # The seed chooses the numbers of batches, so that all seeds share one program.
     first = int(np.random.SeedSequence(bound.seed).generate_state(1)[0] % 2**28)
@@ -143,10 +143,6 @@ def score_rows(
             np.add.at(nats[repeat], [row.text for row in group], each[: len(group)])
     error = nats.std(axis=0, ddof=1) / np.sqrt(repeats) if repeats > 1 else np.zeros(nats.shape[1])
     return nats.mean(axis=0), error
-
-
-def _is_exact(experiment: Experiment, bound: LikelihoodBound) -> bool:
-    return getattr(bound.objective, "is_exact", lambda network: False)(experiment.network)
 
 
 def takes_segments(experiment: Experiment, params: Params) -> bool:

@@ -15,6 +15,7 @@ from md4_jax.model import peers
 from md4_jax.model.agreement import Meaning, differences
 from md4_jax.model.layout import Layout, Numbered
 from md4_jax.networks.published import DIT_TABLE
+from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
 
 SINUSOIDS = 256  # of the time, in a DiT
@@ -68,7 +69,7 @@ def layout_of(model: Any) -> Layout:
     model.check_text("export")
     symbols, config = model.domain.vocab_size, model.config
     options = build_section("network", config["network"], vocab_size=symbols)
-    if type(options).__name__ != "Transformer":
+    if type(options) is not Transformer:
         raise _no_layout(model, f"network.name={config['network']['name']!r}")
     own = Own(
         options.resolved("cpu"), model.experiment.process, config["objective"], model.length,
@@ -101,7 +102,7 @@ def _differences(own: Own, kind: "Kind", layout: Layout, origin: str) -> list[st
     ours, theirs = computed(own.options), computed(read)
     if peer.tables:  # a head that is tied is written a second time
         ours["tied"] = theirs["tied"]
-    found = [f"network.{key}={theirs[key]!r}" for key in ours if ours[key] != theirs[key]]
+    found = [f"network.{key}={theirs.get(key)!r}" for key in ours if ours[key] != theirs.get(key)]
     if own.options.time_conditioning != kind.timed:
         found.append(f"network.time_conditioning={kind.timed}")
     if own.objective["name"] not in kind.objectives:

@@ -1,16 +1,12 @@
 """Checksums of arrays: by hand, for every kind of element, and blind to no change."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from several_devices import on_eight_devices
 
 from md4_jax.runtime import checksums as module
 from md4_jax.runtime.checksums import checksum, checksums
@@ -95,11 +91,4 @@ def on_meshes():
 
 
 def test_the_same_on_every_mesh():
-    flag = "--xla_force_host_platform_device_count=8"
-    paths = os.pathsep.join([str(Path(__file__).parent), os.getcwd()])
-    env = os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, "-c", "import test_checksums; test_checksums.on_meshes()"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "meshes agree" in done.stdout, done.stderr[-3000:]
+    assert "meshes agree" in on_eight_devices("test_checksums", "on_meshes")

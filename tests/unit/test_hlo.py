@@ -1,10 +1,6 @@
 """Reading a compiled program's text, by hand and against the compiler's own count."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from several_devices import on_eight_devices
 
 from md4_jax.perf.hlo import size_of, traffic
 from md4_jax.training.step import LIKELY
@@ -219,7 +216,7 @@ def test_sizes(shape, size):
     assert size_of(shape) == size
 
 
-def on_eight_devices():
+def sum_over_devices():
     """Run by itself: prints the collectives of a sum over a split axis."""
     split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
     x = jax.ShapeDtypeStruct((8 * 4, 96), jnp.float32, sharding=split)
@@ -229,15 +226,7 @@ def on_eight_devices():
 
 def test_an_all_reduce_compiled_here():
     """A sum over a split axis: one all-reduce of the result, 2 n (g - 1) / g bytes."""
-    flag = "--xla_force_host_platform_device_count=8"
-    paths = os.pathsep.join([str(Path(__file__).parent), os.getcwd()])
-    env = os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, "-c", "import test_hlo; test_hlo.on_eight_devices()"],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(on_eight_devices("test_hlo", "sum_over_devices").splitlines()[-1])
     assert found == {"all-reduce": [1, pytest.approx(2 * 96 * 4 * 7 / 8)]}
 
 

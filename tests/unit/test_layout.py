@@ -1,5 +1,6 @@
 """Models go back to the layout of the published checkpoint that they were made of."""
 
+import copy
 import dataclasses
 import json
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
+from md4_jax.model import own_layouts
 from md4_jax.model.layout import Layout, Numbered, _place
 from md4_jax.protocols import UserError
 
@@ -359,6 +361,15 @@ def test_a_parameter_without_a_place_is_not_lost(tmp_path):
     model = dataclasses.replace(model, params={**model.params, "network": network})
     with pytest.raises(UserError, match=r"has no place for the parameter 'more/kernel': use save"):
         model.export(tmp_path / "exported")
+
+
+def test_experts_fit_into_no_layout_of_a_plain_network(tmp_path):
+    model = md4_jax.load(peer_folder(tmp_path, "llada"))
+    config = copy.deepcopy(model.config)
+    config["network"] |= {"experts": 4, "experts_per_token": 2}
+    experiment = model.experiment._replace(config=config)
+    with pytest.raises(UserError, match=r"nearest, llada, has network.experts=0; .*Use save"):
+        own_layouts.layout_of(dataclasses.replace(model, experiment=experiment))
 
 
 def test_a_network_of_no_project_is_told_what_the_nearest_has(tmp_path):
