@@ -1,6 +1,8 @@
 """Samples of the model, which are drawn, written, printed and, with a judge, scored."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -27,6 +29,7 @@ from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
 from md4_jax.samplers.live import Asked, Live, Watched
+from md4_jax.samplers.paths import states
 from md4_jax.samplers.steering import Programs, draw_steered
 
 
@@ -200,12 +203,13 @@ def _replayed(
 ) -> Iterator[Watched]:
     """Draws when the first state is asked for; yields the states in which something changes."""
     drawn = drawn_samples(experiment, params, programs, [prompt])
-    z, confidence = (values[:, :, 0].reshape(-1, values.shape[-1]) for values in drawn.frames)
-    used = int(drawn.evaluations[0])
-    for step in range(len(z)):
-        if step in (0, len(z) - 1) or (z[step] != z[step - 1]).any():
-            share = used * step // (len(z) - 1)
-            yield Watched(step, len(z) - 1, z[step], confidence[step], share)
+    last = sum(math.prod(parts.z.shape[:2]) for parts in drawn.paths) - 1
+    used, shown = int(drawn.evaluations[0]), None
+    frames = itertools.chain.from_iterable(states(parts, 0) for parts in drawn.paths)
+    for step, (z, confidence) in enumerate(frames):
+        if shown is None or step == last or (z != shown).any():
+            shown = z.copy()
+            yield Watched(step, last, shown, confidence.copy(), used * step // last)
 
 
 def decoded(experiment: Experiment, drawn: Samples) -> list:
