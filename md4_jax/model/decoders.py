@@ -22,6 +22,9 @@ same parameters are also a causal model.
 
 Stable-DiffCoder (ByteDance Seed, 2026) was made of Seed-Coder, a Llama. It is block diffusion as
 SDAR is.
+
+Open-dLLM's models (Open-dCoder) were trained on from Qwen2.5 as Dream was. Their config.json is
+that of a Qwen2, but their tokenizer has a mask.
 """
 
 import re
@@ -36,12 +39,13 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
 
 NEMOTRON, DIFFCODER = "nemotron_labs_diffusion", "stable_diffcoder"
+OPEN_DLLM = "open_dllm"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
-MASKED = ("dream", "rnd1", "diffullama", *A2D, *BLOCKWISE)
+MASKED = ("dream", OPEN_DLLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
-SHIFTED = ("dream", "rnd1", "fast_dllm_qwen", "diffullama")
+SHIFTED = ("dream", OPEN_DLLM, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes that `architectures` of config.json names, whose model_type is that of a Llama.
 DIFFULLAMA = "DiscreteDiffusionModel"
 CLASSES = {DIFFULLAMA: "diffullama", "StableDiffcoderForCausalLM": DIFFCODER}
@@ -63,7 +67,7 @@ PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
 BASES = {
     "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
     "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama", NEMOTRON: "ministral3",
-    DIFFCODER: "llama",
+    DIFFCODER: "llama", OPEN_DLLM: "qwen2",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -108,10 +112,12 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 def kind_by_class(told: Mapping[str, Any], tensors: Tensors) -> str:
-    """Returns the kind that the class in config.json, or names of arrays, tell; "": none."""
+    """Returns the kind that the class in config.json, names of arrays, or a mask tell; "": none."""
     names = published.llama_names(tensors)
     if names.trunk == published.DIFFUSION:
         return "diffullama"
+    if told.get("model_type") == "qwen2" and told.get("mask_token_id") is not None:
+        return OPEN_DLLM
     found = (CLASSES.get(name) for name in told.get("architectures") or [])
     return next(filter(None, found), "") if names.table in tensors else ""
 

@@ -124,8 +124,10 @@ def _of_others(
     folder: Place, told: Mapping[str, Any], changes: Mapping[str, str], name: str, adapters: Any
 ) -> Model:
     """Reads the checkpoint of another project; name: of it, for the layout."""
-    tensors = Tensors(folder)
-    peer = peers.peer(peers.with_mask(told, folder), tensors)
+    tensors, masked = Tensors(folder), peers.with_mask(told, folder)
+    peer = peers.peer(masked, tensors)
+    if peers.kind_of(told, tensors) != peer.kind:  # its mask says what it is
+        told = masked
     asked = peers.config_of(peer, _tokenizer(folder, peer))
     foreign.allow(foreign.names_in(changes))
     config_lib.override(asked, changes, schema.type_of)

@@ -41,6 +41,22 @@ def test_dream_is_a_diffusion_model(folders):
     assert len(model.sample(num=1, steps=2, length=4).tokens[0]) == 4
 
 
+def test_a_qwen2_whose_tokenizer_has_a_mask_is_open_dllm_s(tmp_path):
+    """Its network is that of Dream, and its config.json that of a Qwen2."""
+    changes = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "mask_token_id": None}
+    folder, told = peer_folder(tmp_path, "dream", **changes), answers("dream")
+    (folder / "tokenizer_config.json").write_text('{"mask_token": "<|special_3|>"}')
+    model = md4_jax.load(folder)
+    assert model.config["objective"]["name"] == "md4" and not model.config["network"]["causal"]
+    found = model.logits(told["z"])
+    np.testing.assert_allclose(found, np.asarray(told["outputs"])[..., :123], atol=CLOSE)
+    exported = model.export(tmp_path / "exported")
+    config = json.loads((exported / "config.json").read_text())
+    assert config["model_type"] == "qwen2" and config["architectures"] == ["Qwen2ForCausalLM"]
+    again = md4_jax.load(exported)
+    np.testing.assert_array_equal(again.logits(told["z"]), found)
+
+
 @pytest.mark.parametrize("told", [{}, {"mask_token_id": None}])
 def test_rnd1_is_a_qwen3_with_experts_that_sees_both_sides(told, tmp_path):
     folder = peer_folder(tmp_path, "rnd1", **told)
