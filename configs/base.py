@@ -84,6 +84,7 @@ def get_config() -> ConfigDict:
                 embedding=0,  # width of the token vectors, before a linear layer; 0: size
                 time_conditioning=True,  # feed t by adaLN-zero; False: time-free
                 condition=0,  # width of the condition made of time and class; 0: size
+                condition_activation="sum",  # sum | each: of the vectors of time and class
                 time_embedding="plain",  # plain | md4 | dit
                 norm="rms",  # rms | layer
                 norm_parameters="auto",  # auto | scale | affine
@@ -94,6 +95,7 @@ def get_config() -> ConfigDict:
                 rotary_part=1.0,  # share of a head's features that positions turn
                 rotary_ramp="turns",  # pairs slowed down in part: turns | pairs, as in YaRN
                 rotary_gain=1.0,  # factor of turned features, as in YaRN
+                rotary_type="float32",  # of cosines and sines: float32 | bfloat16, as SMDM's
                 query_scaling=(),  # (beta, length), as in Llama 4; (): none
                 head_bias=True,
                 tied=False,  # the head uses the embedding's matrix

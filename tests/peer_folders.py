@@ -25,6 +25,11 @@ TOLD = {
     "bd3lm": dict(SIZES, architectures=["BD3LM"], model_type="bd3lm", block_size=4, adaln=True),
     "duo": dict(SIZES, architectures=["DUO"], model_type="DUO", var_min=True),
     "udlm": dict(SIZES, architectures=["UDLM"], model_type="udlm", cfg=False, cfg_num_classes=-1),
+    "udlm_labels": dict(
+        SIZES, architectures=["UDLM"], model_type="udlm", cfg=True, cfg_num_classes=3
+    ),
+    "smdm": dict(n_head=4),
+    "smdm_ar": dict(n_head=4),
     "sedd_absorb": dict(SEDD, graph=dict(type="absorb", file="data")),
     "sedd_uniform": dict(
         SEDD, graph=dict(type="uniform", file="data"),
@@ -71,7 +76,7 @@ ARRAYS = {"rnd1": "qwen3moe", "stable_diffcoder": "llama"}
 OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma")
 ENTRIES = {
     "llada": (125, 3),
-    "udlm": (12, 0),
+    **dict.fromkeys(("udlm", "udlm_labels", "smdm", "smdm_ar"), (12, 0)),
     **dict.fromkeys((*DECODERS, *GPTS, *OTHERS), (120, 4)),
 }
 # Printable characters that stand for themselves in a byte-level vocabulary.

@@ -21,7 +21,7 @@ from md4_jax.training.trainable import is_adapter, joined
 # Keys of a network that may change where its training goes on: it learns them anew.
 RELEARNED = (
     "causal", "causal_context", "shifted", "rotary_base", "rotary_scaling", "rotary_ramp",
-    "rotary_gain", "query_scaling", "local_base", "window",
+    "rotary_gain", "rotary_type", "query_scaling", "local_base", "window",
 )  # fmt: skip
 
 

@@ -49,6 +49,8 @@ def computed(options: Any) -> dict[str, Any]:
     is_conditioned = is_timed or found.get("classes", 0) > 0
     found["condition"] = (found.get("condition") or options.size) if is_conditioned else 0
     found["time_embedding"] = is_timed and found.get("time_embedding")
+    if not (is_timed and found.get("classes", 0)):  # of one vector both are the same
+        found["condition_activation"] = "sum"
     if found["norm_parameters"] == "auto" and not is_conditioned:
         found["norm_parameters"] = "scale"
     return found

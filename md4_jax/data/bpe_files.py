@@ -1,6 +1,7 @@
 """Byte-level BPE vocabularies from files or from the hub, and the bytes of their entries."""
 
 import json
+import pathlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from md4_jax.data import smiles
 from md4_jax.data.words import Encode
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, cache_root, is_remote, place
@@ -38,8 +40,19 @@ def from_path(path: str):
             with tempfile.TemporaryDirectory() as folder:  # the library reads local files only
                 pair = [_local(here / name, folder) for name in (vocabulary, merges)]
                 return _from_pair(*pair, _told(here))
+    if is_in(here):
+        return smiles.tokenizer_of(_json(here / smiles.FILE), str(here / smiles.FILE))
     expected = ", or ".join(" and ".join(pair) for pair in (("tokenizer.json",), *PAIRS))
     raise UserError(f"tokenizer.path: no tokenizer at {here}; it should hold {expected}")
+
+
+def is_in(folder: Place) -> bool:
+    """Returns whether a folder of a model holds a vocabulary."""
+    if (folder / "tokenizer.json").is_file():
+        return True
+    if not (folder / smiles.FILE).is_file():
+        return False
+    return (folder / "merges.txt").is_file() or _class_of(folder) in smiles.CLASSES
 
 
 def mask_of(folder: Place) -> int | None:
@@ -170,13 +183,17 @@ def from_hub(name: str):
     try:
         import huggingface_hub  # which tokenizers needs
 
-        kept = huggingface_hub.try_to_load_from_cache(name, "tokenizer.json")
+        kept = _cached(huggingface_hub, name)
         try:  # once, where the library asks for a file six times in 23 s, with a warning each time
-            huggingface_hub.HfApi().repo_info(name, timeout=10)
+            there = huggingface_hub.HfApi().repo_info(name, timeout=10)
         except Exception:
-            if not isinstance(kept, str):
+            if not kept:
                 raise
             return from_path(kept)
+        names = {file.rfilename for file in there.siblings}
+        if "tokenizer.json" not in names and smiles.FILE in names:
+            files = [smiles.FILE, CONFIG]
+            return from_path(huggingface_hub.snapshot_download(name, allow_patterns=files))
         return library.Tokenizer.from_pretrained(name)
     except UserError:
         raise
@@ -188,22 +205,45 @@ def from_hub(name: str):
         ) from error
 
 
+def _cached(hub: Any, name: str) -> str:
+    """Returns a tokenizer.json in the hub's cache, or the folder of molecules'; "": neither."""
+    kept = hub.try_to_load_from_cache(name, "tokenizer.json")
+    if isinstance(kept, str):
+        return kept
+    kept = hub.try_to_load_from_cache(name, smiles.FILE)
+    return str(pathlib.Path(kept).parent) if isinstance(kept, str) else ""
+
+
 def _told(folder: Place) -> dict[str, Any]:
     """Returns what tokenizer_config.json says, or {}; UserError for an unknown class."""
     file = folder / CONFIG
     if not file.is_file():
         return {}
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        kind = told.get("tokenizer_class") or "GPT2Tokenizer"
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{file} is not readable JSON: {error}") from error
-    if kind.removesuffix("Fast") not in SPLITS:
+    told, kind = _json(file), _class_of(folder) or "GPT2Tokenizer"
+    if kind not in SPLITS:
         raise UserError(
-            f"{file} says tokenizer_class={kind!r}, and how that splits a text is not known here: "
-            f"put its tokenizer.json into {folder}, which says so"
+            f"{file} says tokenizer_class={told['tokenizer_class']!r}, and how that splits a text "
+            f"is not known here: put its tokenizer.json into {folder}, which says so"
         )
     return told
+
+
+def _class_of(folder: Place) -> str:
+    """Returns the class that tokenizer_config.json names, without "Fast"; "": none."""
+    file = folder / CONFIG
+    kind = _json(file).get("tokenizer_class") if file.is_file() else None
+    return (kind or "").removesuffix("Fast")
+
+
+def _json(file: Place) -> dict[str, Any]:
+    """Returns the object in a file of JSON; UserError if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not readable JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is not readable JSON: it holds no object")
+    return found
 
 
 def _from_pair(vocabulary: Place, merges: Place, told: Mapping[str, Any]):

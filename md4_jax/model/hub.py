@@ -1,4 +1,4 @@
-"""Folders on the Hugging Face hub: fetched or found in its cache, and pushed."""
+"""Folders and files on the Hugging Face hub: fetched or found in its cache, and pushed."""
 
 import pathlib
 import re
@@ -8,26 +8,51 @@ from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 
 MARK = "hf:"
+ENDING = ".safetensors"
 # A checkpoint's files; none of them runs code when it is read. Templates run in a sandbox.
-FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.bpe", "README.md")
+BESIDE = ("*.json", "*.jinja", "*.txt", "*.bpe", "README.md")
 
 
 def snapshot(name: str) -> Place:
-    """Returns the folder of USER/NAME or USER/NAME@REVISION in the cache, fetched if need be."""
-    repository, _, revision = name.removeprefix(MARK).partition("@")
+    """Returns a folder or a file in the hub's cache, fetched if need be.
+
+    name  USER/NAME or USER/NAME@REVISION for the folder, whose subfolders are not fetched;
+          USER/NAME/FILE.safetensors or USER/NAME@REVISION/FILE.safetensors for one file, which may
+          be in a subfolder, and the small ones beside it
+    """
+    repository, revision, file = parts(name.removeprefix(MARK))
+    above = file.rpartition("/")[0]
+    # Subfolders may hold many other models.
+    wanted = {"ignore_patterns": [f"*/*{ENDING}"], "allow_patterns": [f"*{ENDING}", *BESIDE]}
+    if file:
+        beside = [f"{above}/{each}" for each in BESIDE] if above else list(BESIDE)
+        wanted = {"allow_patterns": [file, *beside]}
     library = _library()
     try:
         if re.fullmatch("[0-9a-f]{40}", revision):
             _ask_for_commit(library, repository, revision)
-        return Place(
-            library.snapshot_download(
-                repository, revision=revision or None, allow_patterns=list(FILES)
-            )
-        )
+        folder = Place(library.snapshot_download(repository, revision=revision or None, **wanted))
     except Exception as error:  # the library raises many kinds
         raise UserError(
             f"{MARK}{repository} is not in the hub's cache and cannot be fetched: {_first(error)}"
         ) from error
+    if file and not (folder / file).exists():
+        raise UserError(f"{MARK}{repository} has no file {file}")
+    return folder / file if file else folder
+
+
+def parts(name: str) -> tuple[str, str, str]:
+    """Splits USER/NAME@REVISION/FILE.safetensors: (USER/NAME, REVISION, FILE.safetensors).
+
+    Revision and file may be missing, and are "" then. Before a file a revision has no slash.
+    """
+    if name.endswith(ENDING):
+        match = re.fullmatch(r"([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", name)
+        if match is None:
+            raise UserError(f"{MARK}{name} must be {MARK}USER/NAME/FILE{ENDING}")
+        return match[1], match[2] or "", match[3]
+    repository, _, revision = name.partition("@")
+    return repository, revision, ""
 
 
 def _ask_for_commit(library: Any, repository: str, commit: str) -> None:

@@ -7,7 +7,8 @@ from md4_jax.config import load as config
 from md4_jax.config.judging import Foreign, says_causal
 from md4_jax.experiment import Experiment
 from md4_jax.model import hub, peers
-from md4_jax.model.load import load, told_by
+from md4_jax.model.finding import told_by
+from md4_jax.model.load import load
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import place
 from md4_jax.runtime.tensors import Tensors, is_folder

@@ -34,9 +34,9 @@ KEPT = 4096
 # Keys of a network that the shapes of its arrays do not tell, and without which it is another one.
 UNTOLD = (
     "shifted", "causal", "causal_context", "heads", "norm_eps", "rotary_base", "rotary_scaling",
-    "rotary_part", "rotary_ramp", "rotary_gain", "query_scaling", "window", "global_every",
-    "local_base", "cap", "experts_per_token", "router", "router_normalised", "router_scale",
-    "router_groups", "router_groups_taken",
+    "rotary_part", "rotary_ramp", "rotary_gain", "rotary_type", "query_scaling", "window",
+    "global_every", "local_base", "cap", "experts_per_token", "router", "router_normalised",
+    "router_scale", "router_groups", "router_groups_taken", "condition_activation",
 )  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def _with_mask(layout: Layout, peer: Peer, options: Any, block: int) -> Layout:
     """
     mask = options.vocab_size if layout.mask is None else layout.mask
     arrays = dict(layout.arrays)
-    for name in peer.tables:
+    for name in peer.grows or peer.tables:
         kind, (rows, *rest) = arrays[name]
         arrays[name] = kind, (max(rows, mask + 1), *rest)
     rows = arrays[peer.tables[0]][1][0]

@@ -1,21 +1,20 @@
 """Finding and reading of a model: a run, a saved folder, or a checkpoint of another project."""
 
 import contextlib
-import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from md4_jax.config import build, foreign, runs, schema
 from md4_jax.config import load as config_lib
-from md4_jax.data import bpe_files
+from md4_jax.data import bpe_files, smiles
 from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.experiment import Experiment
-from md4_jax.model import hub, parameters, peers, peft_config, peft_reading
+from md4_jax.model import finding, parameters, peers, peft_reading
 from md4_jax.model import origins as places
+from md4_jax.model.finding import Found
 from md4_jax.model.layout import Layout, Watched
 from md4_jax.model.model import Model
 from md4_jax.model.peer import UNKNOWN, Peer
@@ -23,7 +22,7 @@ from md4_jax.networks.published import Arrays, MaskLast, Put
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import devices
 from md4_jax.runtime.compiling import keep_programs
-from md4_jax.runtime.paths import Place, exists, place
+from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors, is_folder
 from md4_jax.training.report import kept
 from md4_jax.training.trainable import trained_beside
@@ -45,41 +44,18 @@ def load(
     keep_programs()
     if not str(source):  # as a path it would be the current directory
         raise UserError("the name of the model is empty: give a run, a folder or hf:USER/NAME")
-    folder, changes = runs.named_checkpoint(found(str(source)))
+    where = finding.found(str(source))
+    folder, changes = runs.named_checkpoint(where.folder)
     changes |= {key: str(value) for key, value in (config or {}).items()}
-    told = told_by(folder)
+    told = finding.told_by(folder)
+    finding.check_whole(where, told)
     if told.get("package") == "md4_jax":
         if adapters:
             raise UserError(
                 f"adapters={adapters} go on a published model, and {folder} is one of this package"
             )
         return _own(folder, told, changes)
-    return _of_others(folder, told, changes, _named(str(source), folder), adapters)
-
-
-def found(source: str) -> Place:
-    """Returns the folder of a path or of a name on the hub."""
-    if source.startswith(hub.MARK):
-        return hub.snapshot(source)
-    folder = place(source, "the model")
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise UserError(f"{source} is a file, and not the folder of a run or a model")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", source):
-        try:
-            return hub.snapshot(source)
-        except UserError as error:
-            raise UserError(f"there is no folder {source}, and {error}") from error
-    raise UserError(f"there is no folder {source}")
-
-
-def _named(source: str, folder: Place) -> str:
-    """Returns what names a model for other people's code: USER/NAME, or the path of its folder."""
-    if source.startswith(hub.MARK):
-        return source.removeprefix(hub.MARK)
-    own = place(source, "the model")
-    return str(own) if own == folder else source
+    return _of_others(where, told, changes, finding.named(str(source), where), adapters)
 
 
 def _own(folder: Place, told: Mapping[str, Any], changes: Mapping[str, str]) -> Model:
@@ -121,10 +97,11 @@ def _trains_others(experiment: Experiment, params: Params) -> bool:
 
 
 def _of_others(
-    folder: Place, told: Mapping[str, Any], changes: Mapping[str, str], name: str, adapters: Any
+    where: Found, told: Mapping[str, Any], changes: Mapping[str, str], name: str, adapters: Any
 ) -> Model:
     """Reads the checkpoint of another project; name: of it, for the layout."""
-    tensors, masked = Tensors(folder), peers.with_mask(told, folder)
+    folder, tensors = where.folder, Tensors(*where)
+    masked = peers.with_mask(told, folder)
     peer = peers.peer(masked, tensors)
     if peers.kind_of(told, tensors) != peer.kind:  # its mask says what it is
         told = masked
@@ -135,7 +112,9 @@ def _of_others(
     domain = _domain(folder, peer, asked)
     if adapters:
         places.check_modules(peer, folder)
-    lora = peft_reading.read(found(str(adapters)), tensors) if adapters else None
+    lora = None
+    if adapters:
+        lora = peft_reading.read(finding.folder_of(str(adapters)), tensors)
     begin = None
     if lora is not None and asked["network"]["lora_rank"]:
         begin = _beside(lora, tensors, peer, domain, asked, changes)
@@ -144,12 +123,12 @@ def _of_others(
     folded = lora is not None and begin is None
     stored = peft_reading.Merged(tensors, lora) if folded else tensors
     arrays = Watched(_ordered(stored, peer, mask, domain.vocab_size + 1))
-    params = parameters.converted(experiment, arrays, peer.convert, str(folder), begin)
+    params = parameters.converted(experiment, arrays, peer.convert, str(where.place), begin)
     if folded:
         lora.check_read(arrays.names)
     layout = Layout.of(told, tensors, mask, arrays.names, "" if folded else name)
     facts = {"commit": "unknown", "results": {}}
-    return Model(experiment, params, 0, str(folder), facts, Chat.of_folder(folder), layout)
+    return Model(experiment, params, 0, str(where.place), facts, Chat.of_folder(folder), layout)
 
 
 def _beside(
@@ -188,11 +167,11 @@ def _ordered(tensors: Arrays, peer: Peer, mask: int | None, rows: int) -> Arrays
 
 def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
     """Returns the section of the tokenizer in the folder, or else of the one on the hub."""
-    names = {path.name for path in folder.iterdir()}
-    if "tokenizer.json" in names or {"vocab.json", "merges.txt"} <= names:
+    if bpe_files.is_in(folder):
         found = bpe_files.from_path(str(folder))
         end = None if peer.ends is None else found.id_to_token(peer.ends)
-        named = (name for name in (END_OF_TEXT, peer.eot) if found.token_to_id(name) is not None)
+        ends = (END_OF_TEXT, peer.eot, *((smiles.END,) if end is None else ()))
+        named = (name for name in ends if found.token_to_id(name) is not None)
         return {"name": "bpe", "path": str(folder), "eot": next(named, end)}
     return {"name": "bpe", "hub": peer.tokenizer, "eot": peer.eot}
 
@@ -222,7 +201,7 @@ def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
         if mask not in (None, symbols):
             asked["tokenizer"]["mask"] = mask
         tokenizer = schema.build_section("tokenizer", asked["tokenizer"])
-    return TextDomain(tokenizer, asked["data"]["length"])
+    return _of_text(tokenizer, peer, asked)
 
 
 def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, Any]) -> Domain:
@@ -238,7 +217,13 @@ def _with_new_mask(folder: Place, peer: Peer, tokenizer: Any, asked: dict[str, A
             f"{folder}: config.json says that the entry {peer.begins} begins a text, and the "
             f"tokenizer has {entries}"
         )
-    return TextDomain(tokenizer, asked["data"]["length"])
+    return _of_text(tokenizer, peer, asked)
+
+
+def _of_text(tokenizer: Any, peer: Peer, asked: Mapping[str, Any]) -> TextDomain:
+    """Makes the domain; the names of classes are their numbers, since no checkpoint has others."""
+    labels = range(peer.sections["network"].get("classes", 0))
+    return TextDomain(tokenizer, asked["data"]["length"], tuple(labels))
 
 
 def _foreign_tokenizer(entries: int, folder: Place, rows: int) -> UserError:
@@ -265,20 +250,6 @@ def _check_mask(folder: Place, peer: Peer, mask: int) -> None:
             f"{folder}: the mask is {mask} (mask_token_id of config.json, or tokenizer.mask), and "
             f"the vocabulary has {peer.symbols + 1} rows"
         )
-
-
-def told_by(folder: Place) -> dict[str, Any]:
-    """Returns a folder's config.json, {} without one; UserError for an adapter alone."""
-    file = folder / config_lib.FILE
-    if not exists(file):
-        config_lib.check_one(folder)
-        peft_config.check_no_adapter(folder)
-        return {}
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not readable JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from md4_jax.config.schema import build_section
 from md4_jax.model import peers
 from md4_jax.model.agreement import Meaning, differences
 from md4_jax.model.layout import Layout, Numbered
-from md4_jax.networks.published import DIT_TABLE
+from md4_jax.networks.published import DIT_LABELS, DIT_TABLE
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
 
@@ -151,6 +151,8 @@ def _dit_arrays(o: Any, rows: int) -> Shapes:
             yield f"{name}.bias", (size,)
 
     yield DIT_TABLE, (rows, size)
+    if o.classes:
+        yield DIT_LABELS, (o.classes + 1, condition)
     if timed:
         yield from layer("sigma_map.mlp.0", condition, SINUSOIDS)
         yield from layer("sigma_map.mlp.2", condition, condition)
@@ -182,6 +184,8 @@ def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
         }  # fmt: skip
         if kind == "bd3lm":
             told["block_size"] = own.meaning.block or 1
+        if kind == "udlm":
+            told |= {"cfg": o.classes > 0, "cfg_num_classes": o.classes or -1}
         return _dit(own, kind, "backbone.", told)
 
     return make
@@ -265,7 +269,8 @@ KINDS = (
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=True)),
     Kind("bd3lm", ("block",), _hub("bd3lm", time_conditioning=False)),
     Kind("duo", _UNIFORM, _hub("duo", time_conditioning=True, var_min=True)),
-    Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=False, cfg=False, cfg_num_classes=-1)),
+    Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=False)),
+    Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=True)),
     Kind("radd", _MASKED, _run_config("radd", "absorb"), timed=False),
     Kind("sedd", ("score_entropy",), _run_config("sedd", "absorb")),
     Kind("sedd", ("score_entropy",), _run_config("sedd", "uniform")),

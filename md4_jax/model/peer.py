@@ -34,6 +34,7 @@ class Peer(NamedTuple):
     transposed  whether linear layers are stored as [in, out], and not as PyTorch's are
     doubled    whether its code has two modules for each layer, with the same matrices
     eot        entry of `tokenizer` that ends a text
+    grows      those of `tables` that get a row for a new mask; (): all of them
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Peer(NamedTuple):
     transposed: bool = False
     doubled: bool = False
     eot: str = END_OF_TEXT
+    grows: tuple[str, ...] = ()
 
 
 def of_masks(

@@ -8,15 +8,14 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import bpe_files
-from md4_jax.model import decoders, experts, gemma, gpt2, modernbert
-from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, lacks, needed
+from md4_jax.model import decoders, dits, experts, gemma, gpt2, modernbert, smdm
+from md4_jax.model.peer import UNKNOWN, Peer, agree, needed
 from md4_jax.networks import NETWORKS, published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
-LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
 NAMED = (
     "bd3lm", "mdlm", "duo", "udlm", "llada", "gpt2", "modernbert", gemma.KIND, *experts.KINDS,
     *decoders.KINDS,
@@ -56,7 +55,9 @@ def kind_of(told: Mapping[str, Any], tensors: Tensors) -> str:
         return "llada"
     if any(name.startswith("Transformer_0/TransformerBlock_0/") for name in tensors):
         return "md4"
-    if _prefix(tensors) is not None:
+    if smdm.FIRST in tensors:
+        return "smdm"
+    if dits.prefix_of(tensors) is not None:
         if not any("sigma_map." in name for name in tensors):
             return "radd"
         if "graph" in told:
@@ -88,105 +89,6 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     config["checkpoint"]["every"] = 1000
     config["sample"]["grid"] = "uniform"
     return config
-
-
-def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    conditioning = "sigma" if told.get("time_conditioning") else "zero"
-    process = {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning}
-    return _dit(told, tensors, process, {"name": "md4"})
-
-
-def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    if told.get("causal"):
-        raise UserError(
-            f"{tensors.folder}: config.json says causal=True: it is BD3-LM's autoregressive "
-            "baseline, which is not known"
-        )
-    return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
-
-
-def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    process = {
-        "name": "uniform", "schedule": LOG_LINEAR, "parametrisation": "joint",
-        "conditioning": "sigma",
-    }  # fmt: skip
-    return _dit(told, tensors, process, {"name": "uniform_elbo"})
-
-
-def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    """Reads a UDLM, which was trained on entries of BERT's vocabulary, the mask among them."""
-    if told.get("cfg"):
-        raise UserError(
-            f"{tensors.folder}: config.json says cfg=true: a UDLM with labels is not known, since "
-            "it adds their vectors behind the activation of the time's"
-        )
-    found = _duo(told, tensors)
-    if not told.get("time_conditioning", True):
-        found.sections["process"]["conditioning"] = "zero"
-    return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")
-
-
-def _gidd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    process = {"name": "hybrid", "uniform": float(told["p_uniform"]), "gamma": 1.0}
-    names = {"n_heads": "num_attention_heads", "model_length": "max_seq_len"}
-    told = {**told, **{ours: needed(told, tensors, theirs) for ours, theirs in names.items()}}
-    agree(told, tensors, num_hidden_layers=tensors.count(r"blocks\.(\d+)\."))
-    return _dit(told, tensors, process, {"name": "gidd", "weights": "dynamic"})
-
-
-def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    noise, graph = told.get("noise", {}), told["graph"].get("type")
-    schedule = LOG_LINEAR
-    if noise.get("type") == "geometric":
-        limits = {"minimum": noise["sigma_min"], "maximum": noise["sigma_max"]}
-        schedule = {"name": "geometric", **limits}
-    process = {"name": "masking", "schedule": schedule, "conditioning": "sigma"}
-    objective = {"name": "score_entropy"}
-    if graph == "uniform":
-        process |= {"name": "uniform", "parametrisation": "score"}
-    elif graph == "absorb":
-        objective["scaled"] = bool(told.get("model", {}).get("scale_by_sigma", True))
-    else:
-        raise UserError(f"{tensors.folder}: config.json names an unknown graph.type={graph!r}")
-    return _dit(told, tensors, process, objective)
-
-
-def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
-    loss = str(told.get("training", {}).get("loss_type", "t_dce")).lower()
-    objective = {"name": loss if loss in ("t_dce", "lambda_dce") else "t_dce"}
-    return _dit(told, tensors, {"name": "masking", "schedule": LOG_LINEAR}, objective)
-
-
-def _dit(
-    told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
-) -> Peer:
-    """Reads the sizes of the DiT of SEDD, MDLM and those that took it from them from its arrays."""
-    prefix = _prefix(tensors)
-    if prefix is None:
-        raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
-    head, table = f"{prefix}output_layer.linear.weight", f"{prefix}{published.DIT_TABLE}"
-    rows, size = tensors.shape(table if table in tensors else head)
-    timed = f"{prefix}sigma_map.mlp.2.weight" in tensors
-    network = {
-        **files.shipped("networks").DIT,
-        "size": size,
-        "depth": tensors.count(rf"{re.escape(prefix)}blocks\.(\d+)\."),
-        "hidden": tensors.shape(f"{prefix}blocks.0.mlp.0.weight")[0],
-        "condition": tensors.shape(f"{prefix}sigma_map.mlp.2.weight")[0] if timed else 0,
-        "time_conditioning": timed,
-        "norm_parameters": "affine" if f"{prefix}blocks.0.norm1.bias" in tensors else "scale",
-        "tied": not (head in tensors and table in tensors),
-    }
-    told = {**told, **told.get("model", {})}
-    network["heads"] = told.get("n_heads") or _rotary_heads(tensors, prefix, size)
-    agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
-    if "model" not in told:  # SEDD and RADD count no mask
-        agree(told, tensors, vocab_size=rows)
-    symbols = rows - (process["name"] in ("masking", "hybrid"))
-    length = told.get("model_length") or told.get("length") or 1024
-    sections = {"network": network, "process": process, "objective": objective}
-    tables = (table, head, head.replace("weight", "bias")) if symbols < rows else ()
-    return Peer("", length, symbols, sections, published.from_dit, tables=tables)
 
 
 def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -257,35 +159,14 @@ def _md4(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 
 KINDS = {
-    "mdlm": _mdlm,
-    "bd3lm": _bd3lm,
-    "duo": _duo,
-    "udlm": _udlm,
-    "gidd": _gidd,
-    "sedd": _sedd,
-    "radd": _radd,
+    **dits.KINDS,
     "llada": _llada,
     "md4": _md4,
     "gpt2": gpt2.peer,
     "diffugpt": gpt2.peer,
     "modernbert": modernbert.peer,
     gemma.KIND: gemma.peer,
+    "smdm": smdm.peer,
     **experts.KINDS,
     **dict.fromkeys(decoders.KINDS, decoders.peer),
 }
-
-
-def _prefix(tensors: Tensors) -> str | None:
-    """Returns what the names of a DiT begin with; None if there is none."""
-    for prefix in ("backbone.", ""):
-        if f"{prefix}blocks.0.attn_qkv.weight" in tensors:
-            return prefix
-    return None
-
-
-def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
-    """Returns the number of heads: their frequencies are half as many as their features."""
-    name = f"{prefix}rotary_emb.inv_freq"
-    if name not in tensors:
-        raise lacks(tensors, "n_heads")
-    return size // (2 * tensors.shape(name)[0])

@@ -1,6 +1,7 @@
 """Condition of the layers: the time's embedding, and shifts, scales and gates made from it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -53,16 +54,38 @@ class TimeEmbedding(nn.Module):
         return x
 
 
+Activation = Callable[[Array], Array]
+# What the activation is applied to: the sum of the vectors of time and class, or each of them.
+ACTIVATED = ("sum", "each")
+
+
+def activations(options: Any) -> tuple[Activation, Activation]:
+    """Returns the activations of each vector of a condition, and of the sum of these.
+
+    options  has feed_forward and condition_activation. One of the two is the identity
+    """
+    own = nn.sigmoid if options.feed_forward == "glu" else nn.silu
+    return (own, unchanged) if options.condition_activation == "each" else (unchanged, own)
+
+
+def unchanged(x: Array) -> Array:
+    return x
+
+
 def modulation(
-    count: int, shape: tuple[int, ...], condition_BxGxC: Array, dtype: jnp.dtype, sigmoid: bool
+    count: int,
+    shape: tuple[int, ...],
+    condition_BxGxC: Array,
+    dtype: jnp.dtype,
+    activation: Activation,
 ) -> list[Array]:
     """Makes `count` arrays that shift, scale or gate x of that shape [B, L, D], initially zero.
 
     Each is [B, 1, D] for one condition of a sequence, else [B, L, D], equal within a group.
-    sigmoid: the activation before the linear layer, in place of silu.
+    activation: of the condition, before the linear layer.
     """
     layer = Linear(count * shape[-1], dtype, zeros=True, bias=True, name="modulation")
-    y_BxGxN = layer((nn.sigmoid if sigmoid else nn.silu)(condition_BxGxC))
+    y_BxGxN = layer(activation(condition_BxGxC))
     batch, groups = y_BxGxN.shape[:2]
     if groups > 1:
         spread = (batch, groups, shape[1] // groups, y_BxGxN.shape[-1])
@@ -74,8 +97,8 @@ class FinalModulation(nn.Module):
     """Shift and scale before the head, initially zero."""
 
     dtype: jnp.dtype
-    sigmoid: bool
+    activation: Activation
 
     @nn.compact
     def __call__(self, condition_BxGxC: Array, shape: tuple[int, ...]) -> list[Array]:
-        return modulation(2, shape, condition_BxGxC, self.dtype, self.sigmoid)
+        return modulation(2, shape, condition_BxGxC, self.dtype, self.activation)

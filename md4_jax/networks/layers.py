@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from md4_jax.networks.attention import Form, attend, attend_dropping, attend_near, rounding
 from md4_jax.networks.blocks import Cache, block_diffusion_attention, rotated_halves
-from md4_jax.networks.condition import modulation
+from md4_jax.networks.condition import activations, modulation
 from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.experts import Experts
 from md4_jax.networks.feed_forward import FeedForward
@@ -192,7 +192,7 @@ class Block(nn.Module):
         first, second = (None,) * 3, (None,) * 3
         if condition_BxGxC is not None:
             six = modulation(
-                6, x_BxLxD.shape, condition_BxGxC, jnp.dtype(o.dtype), o.feed_forward == "glu"
+                6, x_BxLxD.shape, condition_BxGxC, jnp.dtype(o.dtype), activations(o)[1]
             )
             first, second = six[:3], six[3:]
         y_BxLxD = x_BxLxD if o.bare else normalized(o, x_BxLxD, first, "attention_norm")

@@ -20,6 +20,7 @@ Arrays = Mapping[str, np.ndarray]
 Read = Callable[[], np.ndarray]
 Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
+DIT_LABELS = "cond_map.embedding_table.weight"
 # What the names of arrays begin with in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891).
 DIFFUSION = "denoise_model."
 # The same in Nemotron-Labs-Diffusion (arXiv:2607.05722).
@@ -160,6 +161,8 @@ def from_dit(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     if options.time_conditioning:
         read = found["time/time_in/kernel"]
         found["time/time_in/kernel"] = lambda: _sines_first(read())
+    if options.classes:
+        found["label_table"] = lambda: arrays[prefix + DIT_LABELS]
     rows, head, bias = rounded(symbols + 1), f"{prefix}{last}linear.weight", f"{last}linear.bias"
     table = f"{prefix}{DIT_TABLE}"
     # A tied checkpoint may hold the matrix under one of its two names alone.

@@ -14,6 +14,8 @@ from md4_jax.protocols import Array, UserError
 BASE = 10_000.0
 # What lies between the pairs that become slower and those that stay, and is interpolated.
 RAMPS = ("turns", "pairs")
+# Types to which cosines and sines may be rounded.
+ROUNDED = ("float32", "bfloat16")
 
 
 class Turns(NamedTuple):
@@ -30,6 +32,7 @@ class Turns(NamedTuple):
     gain     factor of the turned features, of queries and of keys (YaRN)
     pairs    share of the pairs of these features, the first ones, that turn; the others stay
              (Gemma's proportional positions)
+    type     to which cosines and sines are rounded
     """
 
     base: float = BASE
@@ -38,6 +41,7 @@ class Turns(NamedTuple):
     ramp: str = "turns"
     gain: float = 1.0
     pairs: float = 1.0
+    type: str = "float32"
 
     def frequency(self, size: int) -> np.ndarray:
         """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
@@ -80,7 +84,8 @@ def _angles(sides: tuple[int, ...], size: int, turns: Turns) -> np.ndarray:
     frequency = turns.frequency(each)
     places = np.unravel_index(np.arange(math.prod(sides)), sides)
     angle = np.concatenate([place[:, None] * frequency for place in places], axis=1)
-    return (turns.gain * np.stack([np.cos(angle), np.sin(angle)])).astype(np.float32)
+    waves = turns.gain * np.stack([np.cos(angle), np.sin(angle)])
+    return waves.astype(np.float32).astype(jnp.dtype(turns.type)).astype(np.float32)
 
 
 TURNS = Turns()
@@ -147,6 +152,8 @@ class Positions:
     rotary_part     share of a head's features that positions turn
     rotary_ramp     turns (Llama 3.1) or pairs (YaRN): which pairs are slowed down in part
     rotary_gain     factor of turned features (YaRN)
+    rotary_type     type to which cosines and sines are rounded: float32, or bfloat16, as in the
+                    code of TinyLlama and SMDM (arXiv:2410.18514)
     query_scaling   (beta, length) of `grown`, as in Llama 4; (): none
     """
 
@@ -155,6 +162,7 @@ class Positions:
     rotary_part: float = 1.0
     rotary_ramp: str = "turns"
     rotary_gain: float = 1.0
+    rotary_type: str = "float32"
     query_scaling: tuple[float, ...] = ()
 
     @property
@@ -162,7 +170,7 @@ class Positions:
         """Angles of the rotary positions."""
         return Turns(
             self.rotary_base, tuple(self.rotary_scaling), self.rotary_part, self.rotary_ramp,
-            self.rotary_gain,
+            self.rotary_gain, type=self.rotary_type,
         )  # fmt: skip
 
 

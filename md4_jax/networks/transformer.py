@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from md4_jax.networks.adapters import check_adapters
 from md4_jax.networks.attention import KERNELS, kernel_for
 from md4_jax.networks.binding import Binding
-from md4_jax.networks.condition import TIME_EMBEDDINGS
+from md4_jax.networks.condition import ACTIVATED, TIME_EMBEDDINGS
 from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.experts import SCORES, check_experts
@@ -18,7 +18,7 @@ from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
 from md4_jax.networks.products import PRODUCTS, products_for
-from md4_jax.networks.rotary import RAMPS, Positions, check_rotary
+from md4_jax.networks.rotary import RAMPS, ROUNDED, Positions, check_rotary
 from md4_jax.networks.rows import Rows
 from md4_jax.networks.shift import check_context, check_shifted
 from md4_jax.networks.trunk import TransformerModule
@@ -26,6 +26,7 @@ from md4_jax.protocols import Array, Network, UserError
 
 CHOICES = {
     "attention": KERNELS,
+    "condition_activation": ACTIVATED,
     "dtype": ("float32", "bfloat16"),
     "feed_forward": ("swiglu", "glu", "geglu", "gelu"),
     "initial": INITIAL,
@@ -36,6 +37,7 @@ CHOICES = {
     "products": PRODUCTS,
     "remat": tuple(REMAT),
     "rotary_ramp": RAMPS,
+    "rotary_type": ROUNDED,
     "router": tuple(SCORES),
     "time_embedding": tuple(TIME_EMBEDDINGS),
 }
@@ -62,6 +64,8 @@ class Transformer(Positions):
                        as models do that were made of autoregressive ones (Dream, arXiv:2508.15487)
     embedding          width of the token vectors, before a linear layer to size; 0: size
     condition          width of the condition made of time and class; 0: size
+    condition_activation  applied to the sum of the vectors of time and class, or to each of the
+                       two before they are added, as in UDLM's code (arXiv:2412.10193)
     time_embedding     plain; md4, with a first layer of four times the width; dit, with 256
                        sinusoids of the time itself
     time_conditioning  feeds t by adaLN-zero; without it the network is time-free
@@ -133,6 +137,7 @@ class Transformer(Positions):
     shifted: bool = False
     embedding: int = 0
     condition: int = 0
+    condition_activation: str = "sum"
     time_conditioning: bool = True
     time_embedding: str = "plain"
     norm: str = "rms"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.networks.blocks import Cache, layers_of
-from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding
+from md4_jax.networks.condition import TIME_EMBEDDINGS, FinalModulation, TimeEmbedding, activations
 from md4_jax.networks.context import label_rows
 from md4_jax.networks.depth import bound, first_blocks, gathered, stack
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, layer_keys, scaled
@@ -64,7 +64,7 @@ class TransformerModule(nn.Module):
             table = nn.initializers.normal(1.0)
             self.label_table = self.param("label_table", table, (o.classes + 1, condition))
         if self.is_conditioned:
-            self.final_modulation = FinalModulation(self.compute_dtype, o.feed_forward == "glu")
+            self.final_modulation = FinalModulation(self.compute_dtype, activations(o)[1])
         self.final_norm = norm(o, conditioned=self.is_conditioned)
         if o.is_ordinal:
             self.head = LocationScale()
@@ -174,12 +174,12 @@ class TransformerModule(nn.Module):
 
     def _condition(self, t_BxG: Array, label_B: Array | None) -> Array | None:
         """Embeds the time of each group, plus the class: [B, G, D]."""
-        o, condition_BxGxD = self.options, None
+        o, of_each, condition_BxGxD = self.options, activations(self.options)[0], None
         if o.time_conditioning:
-            condition_BxGxD = self.time(t_BxG)
+            condition_BxGxD = of_each(self.time(t_BxG))
         if o.classes:
             row_BxD = label_rows(self.label_table, label_B, len(t_BxG))
-            row_Bx1xD = row_BxD.astype(self.compute_dtype)[:, None]
+            row_Bx1xD = of_each(row_BxD.astype(self.compute_dtype))[:, None]
             if condition_BxGxD is None:
                 return jnp.broadcast_to(row_Bx1xD, (*t_BxG.shape, row_Bx1xD.shape[-1]))
             condition_BxGxD = condition_BxGxD + row_Bx1xD

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.networks.condition import FinalModulation
+from md4_jax.networks.condition import FinalModulation, activations
 from md4_jax.networks.context import check_least
 from md4_jax.networks.depth import stack
 from md4_jax.networks.images import check_images, patches, unpatched
@@ -123,7 +123,7 @@ class Middle(nn.Module):
             blocks(x_BxNxD, condition_Bx1xD, keys)
         )
         if condition_Bx1xD is not None:
-            final = FinalModulation(dtype, sigmoid=False, name="final_modulation")
+            final = FinalModulation(dtype, activations(o)[1], name="final_modulation")
             shift, scale = final(condition_Bx1xD, x_BxNxD.shape)
             x_BxNxD = x_BxNxD * (1.0 + scale) + shift
         size = self.patch**2 * shape[-1]

@@ -124,11 +124,16 @@ def _files(folder: Place) -> list[Place]:
     if len(found) == 1:
         return [folder / found[0]]
     if found:
-        raise UserError(f"{folder} holds {len(found)} safetensors files and no {INDEX}")
+        raise UserError(
+            f"{folder} holds {len(found)} safetensors files and no {INDEX}: name one of the files"
+        )
     pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         raise _pickle(folder / pickles[0], FILE)
-    raise UserError(f"{folder} holds no safetensors file")
+    raise UserError(
+        f"{folder} holds no safetensors file; one in a subfolder is named as "
+        "hf:USER/NAME/FOLDER/FILE.safetensors"
+    )
 
 
 def _header(file: Place) -> dict[str, Stored]:

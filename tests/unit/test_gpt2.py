@@ -246,7 +246,7 @@ def test_what_is_read_as_a_judge(folders, tmp_path, monkeypatch):
         assert judging.read("evals.judged.judge", str(saved), {})[2] is bool(step)
     assert judging.read("evals.judged.judge", str(tmp_path), {}) is None
     fetched = {"hf:gpt2": Place(folders["gpt2"])}
-    monkeypatch.setattr("md4_jax.model.load.hub.snapshot", fetched.get)
+    monkeypatch.setattr("md4_jax.model.finding.hub.snapshot", fetched.get)
     named = judging.read("evals.judged.judge", "hf:gpt2", {"fsdp": 1})
     assert named[0].domain.vocab_size == ENTRIES and named[2] is False
     with pytest.raises(UserError, match="evals.judged.judge=.*only 'gelu_new'"):

@@ -46,9 +46,10 @@ def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
 HEADS = ("output_layer.linear", "lm_head", "diffusion_head", "transformer.ff_out", "decoder.")
 IN_PART = ("diffusiongemma",)  # without the part that reads images: test_diffusion_gemma.py
 CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
+APART = (*CAUSAL, *IN_PART, "smdm", "smdm_ar")  # test_smdm.py
 
 
-@pytest.mark.parametrize("name", [name for name in TOLD if name not in CAUSAL + IN_PART])
+@pytest.mark.parametrize("name", [name for name in TOLD if name not in APART])
 @pytest.mark.cases(6)
 def test_what_is_exported_is_what_was_read(name, tmp_path):
     """Bit for bit, but for what no parameter stands for, which is 0."""
@@ -331,7 +332,18 @@ def without_layout(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["mdlm", "bd3lm", "duo", "udlm", "sedd_absorb", "sedd_uniform", "radd", "llada"]
+    "name",
+    [
+        "mdlm",
+        "bd3lm",
+        "duo",
+        "udlm",
+        "udlm_labels",
+        "sedd_absorb",
+        "sedd_uniform",
+        "radd",
+        "llada",
+    ],
 )
 def test_a_model_trained_here_goes_into_the_layout_that_it_fits(name, tmp_path):
     source = peer_folder(tmp_path, name)

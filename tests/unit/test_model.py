@@ -122,11 +122,6 @@ def test_blocks_of_uniform_noise_end_with_a_token_that_stops_them(tmp_path):
     assert np.isfinite(nats).all() and nats[0] != nats[1]
 
 
-def test_a_udlm_with_labels_is_refused(tmp_path):
-    with pytest.raises(UserError, match="cfg=true: a UDLM with labels is not known"):
-        md4_jax.load(peer_folder(tmp_path, "udlm", cfg=True, cfg_num_classes=3))
-
-
 def test_bd3lm(folders):
     model, told = md4_jax.load(folders["bd3lm"]), answers("bd3lm")
     denoiser = model.experiment.network.denoiser(model.params)
@@ -408,7 +403,7 @@ def test_a_model_of_images_takes_no_text(call, images):
 
 def test_a_file_is_no_model(tmp_path):
     (tmp_path / "book.txt").write_text("words")
-    with pytest.raises(UserError, match=r"book\.txt is a file, and not the folder of a run"):
+    with pytest.raises(UserError, match=r"book\.txt is a file, and neither the folder of a run"):
         md4_jax.load(tmp_path / "book.txt")
 
 

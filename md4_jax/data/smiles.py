@@ -1,0 +1,42 @@
+"""Vocabulary of molecules in SMILES, as that of QM9 of UDLM's authors (arXiv:2412.10193).
+
+A text is cut into atoms, bonds, brackets and digits by a regular expression; what it does not match
+is left out. The vocabulary is a vocab.json, before whose entries five others come.
+"""
+
+from collections.abc import Mapping
+
+from md4_jax.protocols import UserError
+
+FILE = "vocab.json"
+# Classes in the tokenizer.py of kuleshov-group/discrete-diffusion-guidance.
+CLASSES = ("SMILESTokenizer", "QM9Tokenizer", "Zinc250kTokenizer")
+BEGIN, END, MASK, PADDING, UNKNOWN = SPECIAL = ("<bos>", "<eos>", "<mask>", "<pad>", "<unk>")
+# The cut of pschwllr/MolecularTransformer: atoms in square brackets, those without, the rest.
+TOKEN = r"\[[^\]]+\]|Br?|Cl?|[NOSPFIbcnosp]|[().=#\-+\\/:~@?>*$]|%[0-9]{2}|[0-9]"
+
+
+def tokenizer_of(entries: Mapping[str, int], origin: str):
+    """Makes a `tokenizers.Tokenizer` of the contents of a vocab.json.
+
+    UserError if its ids are not 0, 1, ..., or if it has one of the five special entries.
+    """
+    import tokenizers
+
+    held = sorted(set(SPECIAL) & entries.keys())
+    if held:
+        raise UserError(
+            f"{origin} has the entry {held[0]!r}, which its class adds before all others: take the "
+            "vocab.json that has none"
+        )
+    if sorted(entries.values()) != list(range(len(entries))):
+        raise UserError(f"{origin}: the ids of its {len(entries)} entries must be 0, 1, 2, ...")
+    ids = dict(zip(SPECIAL, range(len(SPECIAL)), strict=True))
+    ids |= {entry: number + len(SPECIAL) for entry, number in entries.items()}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=UNKNOWN))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(
+        tokenizers.Regex(TOKEN), "removed", invert=True
+    )
+    made.decoder = tokenizers.decoders.Fuse()
+    made.add_special_tokens(list(SPECIAL))
+    return made

@@ -1,0 +1,164 @@
+"""DiTs of SEDD, MDLM and those that took over the names of its arrays."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from md4_jax.config import files
+from md4_jax.data import smiles
+from md4_jax.model.peer import Peer, agree, in_blocks, lacks, needed
+from md4_jax.networks import published
+from md4_jax.protocols import UserError
+from md4_jax.runtime.tensors import Tensors
+
+LOG_LINEAR = {"name": "log_linear", "eps": 1e-3}
+# Rows and length of the UDLM on molecules, kuleshov-group/udlm-qm9, and its vocabulary.
+MOLECULES, OF_MOLECULES = (35, 32), "yairschiff/qm9-tokenizer"
+# Share of labels that UDLM's authors hide in training.
+LABEL_DROPOUT = 0.1
+
+
+def _mdlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    conditioning = "sigma" if told.get("time_conditioning") else "zero"
+    process = {"name": "masking", "schedule": LOG_LINEAR, "conditioning": conditioning}
+    return _dit(told, tensors, process, {"name": "md4"})
+
+
+def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    if told.get("causal"):
+        raise UserError(
+            f"{tensors.folder}: config.json says causal=True: it is BD3-LM's autoregressive "
+            "baseline, which is not known"
+        )
+    return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
+
+
+def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    process = {
+        "name": "uniform", "schedule": LOG_LINEAR, "parametrisation": "joint",
+        "conditioning": "sigma",
+    }  # fmt: skip
+    return _dit(told, tensors, process, {"name": "uniform_elbo"})
+
+
+def _udlm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    """Reads a UDLM, all rows of whose vocabulary are symbols, that of the mask among them.
+
+    Its vocabulary is BERT's, or that of molecules, if their sizes fit.
+    """
+    found = _duo(told, tensors)
+    classes = found.sections["network"]["classes"]
+    if bool(told.get("cfg")) != (classes > 0):
+        raise UserError(
+            f"{tensors.folder}: config.json says cfg={bool(told.get('cfg'))}, and its arrays have "
+            f"the vectors of {classes} classes"
+        )
+    if classes:
+        agree(told, tensors, cfg_num_classes=classes)
+    if not told.get("time_conditioning", True):
+        found.sections["process"]["conditioning"] = "zero"
+    if (found.symbols, found.length) == MOLECULES:
+        return found._replace(tokenizer=OF_MOLECULES, eot=smiles.END)
+    return found._replace(tokenizer="google-bert/bert-base-uncased", eot="[SEP]")
+
+
+def _gidd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    process = {"name": "hybrid", "uniform": float(told["p_uniform"]), "gamma": 1.0}
+    names = {"n_heads": "num_attention_heads", "model_length": "max_seq_len"}
+    told = {**told, **{ours: needed(told, tensors, theirs) for ours, theirs in names.items()}}
+    agree(told, tensors, num_hidden_layers=tensors.count(r"blocks\.(\d+)\."))
+    return _dit(told, tensors, process, {"name": "gidd", "weights": "dynamic"})
+
+
+def _sedd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    noise, graph = told.get("noise", {}), told["graph"].get("type")
+    schedule = LOG_LINEAR
+    if noise.get("type") == "geometric":
+        limits = {"minimum": noise["sigma_min"], "maximum": noise["sigma_max"]}
+        schedule = {"name": "geometric", **limits}
+    process = {"name": "masking", "schedule": schedule, "conditioning": "sigma"}
+    objective = {"name": "score_entropy"}
+    if graph == "uniform":
+        process |= {"name": "uniform", "parametrisation": "score"}
+    elif graph == "absorb":
+        objective["scaled"] = bool(told.get("model", {}).get("scale_by_sigma", True))
+    else:
+        raise UserError(f"{tensors.folder}: config.json names an unknown graph.type={graph!r}")
+    return _dit(told, tensors, process, objective)
+
+
+def _radd(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    loss = str(told.get("training", {}).get("loss_type", "t_dce")).lower()
+    objective = {"name": loss if loss in ("t_dce", "lambda_dce") else "t_dce"}
+    return _dit(told, tensors, {"name": "masking", "schedule": LOG_LINEAR}, objective)
+
+
+def _dit(
+    told: Mapping[str, Any], tensors: Tensors, process: dict[str, Any], objective: dict[str, Any]
+) -> Peer:
+    """Reads the sizes of the DiT of SEDD, MDLM and those that took it from them from its arrays."""
+    prefix = prefix_of(tensors)
+    if prefix is None:
+        raise UserError(f"{tensors.folder} has no array {published.DIT_TABLE!r}, as its kind has")
+    head, table = f"{prefix}output_layer.linear.weight", f"{prefix}{published.DIT_TABLE}"
+    rows, size = tensors.shape(table if table in tensors else head)
+    timed = f"{prefix}sigma_map.mlp.2.weight" in tensors
+    network = {
+        **files.shipped("networks").DIT,
+        "size": size,
+        "depth": tensors.count(rf"{re.escape(prefix)}blocks\.(\d+)\."),
+        "hidden": tensors.shape(f"{prefix}blocks.0.mlp.0.weight")[0],
+        "condition": tensors.shape(f"{prefix}sigma_map.mlp.2.weight")[0] if timed else 0,
+        "time_conditioning": timed,
+        "norm_parameters": "affine" if f"{prefix}blocks.0.norm1.bias" in tensors else "scale",
+        "tied": not (head in tensors and table in tensors),
+        **_of_labels(tensors, f"{prefix}{published.DIT_LABELS}"),
+    }
+    told = {**told, **told.get("model", {})}
+    network["heads"] = told.get("n_heads") or _rotary_heads(tensors, prefix, size)
+    agree(told, tensors, hidden_dim=size, hidden_size=size, n_blocks=network["depth"])
+    if "model" not in told:  # SEDD and RADD count no mask
+        agree(told, tensors, vocab_size=rows)
+    symbols = rows - (process["name"] in ("masking", "hybrid"))
+    length = told.get("model_length") or told.get("length") or 1024
+    sections = {"network": network, "process": process, "objective": objective}
+    tables = (table, head, head.replace("weight", "bias")) if symbols < rows else ()
+    return Peer("", length, symbols, sections, published.from_dit, tables=tables)
+
+
+def _of_labels(tensors: Tensors, table: str) -> dict[str, Any]:
+    """Returns the keys of a network that may be told labels; the last row stands for none."""
+    if table not in tensors:
+        return {"classes": 0}
+    return {
+        "classes": tensors.shape(table)[0] - 1,
+        "label_dropout": LABEL_DROPOUT,
+        "condition_activation": "each",
+    }
+
+
+def prefix_of(tensors: Tensors) -> str | None:
+    """Returns what the names of a DiT begin with; None if there is none."""
+    for prefix in ("backbone.", ""):
+        if f"{prefix}blocks.0.attn_qkv.weight" in tensors:
+            return prefix
+    return None
+
+
+def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
+    """Returns the number of heads: their frequencies are half as many as their features."""
+    name = f"{prefix}rotary_emb.inv_freq"
+    if name not in tensors:
+        raise lacks(tensors, "n_heads")
+    return size // (2 * tensors.shape(name)[0])
+
+
+KINDS = {
+    "mdlm": _mdlm,
+    "bd3lm": _bd3lm,
+    "duo": _duo,
+    "udlm": _udlm,
+    "gidd": _gidd,
+    "sedd": _sedd,
+    "radd": _radd,
+}
