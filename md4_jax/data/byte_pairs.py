@@ -18,8 +18,9 @@ MOST_ENTRIES = 1 << 24
 class BytePairs(Tokenizer):
     """Byte-level byte-pair encoding, such as GPT-2's with its 50,257 entries.
 
-    path        a directory with encoder.json and vocab.bpe, or vocab.json and
-                merges.txt, or tokenizer.json; or a tokenizer.json itself
+    path        a directory with encoder.json and vocab.bpe, or vocab.json and merges.txt, or
+                tokenizer.json, or the vocab.json of molecules (`smiles`) and a
+                tokenizer_config.json; or a tokenizer.json itself
     hub         if there is no path: a name on the Hugging Face hub, such as 'gpt2'
     definition  instead of both: the contents of a tokenizer.json, as a run keeps it
     eot         the entry that ends a text; None for a vocabulary without one

@@ -21,9 +21,19 @@ from md4_jax.objectives.draws import (
     evaluation_power,
 )
 from md4_jax.options import check_seed
-from md4_jax.protocols import PARTS, Array, Batch, Network, Objective, Params, UserError
+from md4_jax.protocols import (
+    PARTS,
+    Array,
+    Batch,
+    Network,
+    Objective,
+    Params,
+    Prompt,
+    UserError,
+)
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
+from md4_jax.samplers.guidance import guided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +124,18 @@ class LikelihoodBound:
         """Returns the bound of any batches; programs: cache of compiled steps."""
         return self.estimator(experiment, programs)(params, batches, self.limit)
 
-    def estimator(self, experiment: Experiment, programs: dict) -> "Estimator":
-        """Returns the compiled step; the same bound, draws and seed share one in `programs`."""
+    def estimator(
+        self, experiment: Experiment, programs: dict, guidance: float = 1.0
+    ) -> "Estimator":
+        """Returns the compiled step; the same bound, draws and seed share one in `programs`.
+
+        guidance: see `make_eval_step`
+        """
         exact, count = self.is_exact(experiment.network), self.count(experiment.network)
-        key = ("likelihood", experiment.network, self.objective, count, self.seed)
+        key = ("likelihood", experiment.network, self.objective, count, self.seed, guidance)
         if key not in programs:
             programs[key] = Estimator(
-                make_eval_step(experiment.network, self.objective, count, self.seed),
+                make_eval_step(experiment.network, self.objective, count, self.seed, guidance),
                 experiment.network,
                 experiment.mesh,
                 count,
@@ -202,17 +217,25 @@ class Estimator:
 
 
 def make_eval_step(
-    network: Network, objective: Objective, draws_per_sequence: int, seed: int
+    network: Network,
+    objective: Objective,
+    draws_per_sequence: int,
+    seed: int,
+    guidance: float = 1.0,
 ) -> Callable[[Params, Batch, Array], dict[str, Array]]:
     """Makes (params, global batch, batch index) -> {'nats': [draws, B], PARTS, 'strata': [B]}.
 
     The times of a sequence's draws are `antithetic_times` with an offset of its own. The offsets
     are stratified over the batch and returned as strata. Times and weights of an integral are those
     of `evaluation_power`.
+
+    guidance: weight of `guided` by the tokens that do not count, if noise is masks. The nats are
+    then those of the model whose steps are guided.
     """
 
     def eval_step(params: Params, batch: Batch, index: Array) -> dict[str, Array]:
-        denoiser = network.denoiser(params, batch.context)
+        given = Prompt(batch.tokens, jnp.logical_not(batch.loss_mask))
+        denoiser, _ = guided(network, params, batch.context, guidance, given)
         size = batch.tokens.shape[0]
         u, _ = draws(seed, index, size)
 

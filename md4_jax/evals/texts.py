@@ -121,9 +121,11 @@ def score_rows(
     bound: LikelihoodBound,
     programs: dict,
     label: int = -1,
+    guidance: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimates the bound for the counted tokens of each text, given the others of its rows.
 
+    guidance: by the others, as in `likelihood.make_eval_step`.
     Returns nats and their standard errors, each [texts]; the rows of a text are added up.
     """
     check_label(experiment, label)
@@ -132,7 +134,7 @@ def score_rows(
     # The seed chooses the numbers of batches, so that all seeds share one program.
     first = int(np.random.SeedSequence(bound.seed).generate_state(1)[0] % 2**28)
     shared = dataclasses.replace(bound, draws=1 if is_exact else PAIR, seed=0)
-    estimator = shared.estimator(experiment, programs)
+    estimator = shared.estimator(experiment, programs, guidance)
     nats = np.zeros((repeats, 1 + max((row.text for row in rows), default=-1)))
     pads = takes_segments(experiment, params)
     for number, group in enumerate(_groups(rows, experiment, bound, pads)):

@@ -62,23 +62,44 @@ def objective_of(model: Model, name: str) -> Any:
     raise UserError(f"likelihood={CHAIN_RULE} needs masks or a causal network")
 
 
+def guidance_of(model: Model, value: Any) -> float:
+    """Returns the weight of guidance by the context; UserError if the model has none."""
+    try:
+        weight = float(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"guidance={value!r} must be a number; 1 is none") from error
+    masked = isinstance(model.experiment.process, RevealsMasks)
+    if weight != 1.0 and (not masked or _block_of(model)):
+        raise UserError(
+            f"guidance={value} hides the context behind masks: it needs process.name='masking' "
+            "and a network that sees whole texts; leave it at 1"
+        )
+    return weight
+
+
 def log_likelihoods(
-    model: Model, pairs: Sequence[Pair], bound: LikelihoodBound
+    model: Model, pairs: Sequence[Pair], bound: LikelihoodBound, guidance: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimates log p(continuation | context) in nats, with its standard error, each [N].
 
-    It is a lower bound of it, unless the objective of `bound` is exact.
+    It is a lower bound of it, unless the objective of `bound` is exact. With guidance w it is that
+    of the model whose predictions are proportional to p(x | context)^w p(x)^(1 - w), as in SMDM
+    (arXiv:2410.18514, w - 1 in its code).
     """
     rows = []
     for index, one in enumerate(pairs):
         tokens = np.concatenate(one)
         counted = np.arange(one.size) >= len(one.context)
         rows.append(Row(index, tokens, counted, np.zeros_like(tokens)))
-    nats, error = score_rows(model.experiment, model.params, rows, bound, model.programs)
+    nats, error = score_rows(
+        model.experiment, model.params, rows, bound, model.programs, guidance=guidance
+    )
     return -nats, error
 
 
-def are_greedy(model: Model, pairs: Sequence[Pair], batch_size: int) -> np.ndarray:
+def are_greedy(
+    model: Model, pairs: Sequence[Pair], batch_size: int, guidance: float = 1.0
+) -> np.ndarray:
     """Returns whether the most likely token of each step is that of the continuation: bool [N].
 
     Tokens are taken from left to right, each with the tokens after it masked: in block diffusion
@@ -100,6 +121,9 @@ def are_greedy(model: Model, pairs: Sequence[Pair], batch_size: int) -> np.ndarr
                 # Always as many rows, so that there is one program for each length.
                 same = [pairs[part[k % len(part)]] for k in range(batch_size)]
                 logits = _logits(model, same, step, length, pads=pads)
+                if guidance != 1.0:
+                    free = _logits(model, same, step, length, pads=pads, hidden=True)
+                    logits = guidance * logits + (1.0 - guidance) * free
                 right = [one.continuation[step] for one in same]
                 greedy[part] = (np.argmax(logits, axis=-1) == right)[: len(part)]
     return greedy
@@ -111,9 +135,18 @@ def _block_of(model: Model) -> int:
 
 
 def _logits(
-    model: Model, pairs: Sequence[Pair], step: int, length: int, *, pads: bool
+    model: Model,
+    pairs: Sequence[Pair],
+    step: int,
+    length: int,
+    *,
+    pads: bool,
+    hidden: bool = False,
 ) -> np.ndarray:
-    """Returns the logits of token `step` of each continuation, given those before it: [N, V]."""
+    """Returns the logits of token `step` of each continuation, given those before it: [N, V].
+
+    hidden: whether masks take the place of the context
+    """
     if block := _block_of(model):
         return _logits_in_blocks(model, pairs, step, length, block)
     own = model.experiment
@@ -122,6 +155,8 @@ def _logits(
     for row, segment, one in zip(z, segments, pairs, strict=True):
         shown = np.concatenate([one.context, one.continuation[:step]])
         row[first : first + len(shown)] = shown
+        if hidden:
+            row[first : first + len(one.context)] = own.process.mask_id
         segment[: one.size] = 0
     left = np.array([1.0 - step / len(one.continuation) for one in pairs], np.float32)
     t = np.zeros_like(left) if own.network.causal else own.process.schedule.inverse(left)

@@ -40,8 +40,9 @@ class Harness(LM):
     greedy        whether `is_greedy` is computed, which tasks like lambada need
     max_gen_toks  largest number of tokens of a text, if a task does not say it
     others        keys of the section `sample`: sampler (its name), steps, temperature, ...
+                  `guidance` is also that of log-likelihoods by the context
 
-    UserError for a model that is not of text.
+    UserError for a model that is not of text, and for guidance that it cannot have.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Harness(LM):
         size = int(batch_size) if str(batch_size).isdecimal() else 16
         others = {key: value for key, value in others.items() if key not in NOT_OURS}
         self._greedy, self._most = greedy, int(others.pop("max_gen_toks", 64))
+        self._guidance = continuations.guidance_of(self.model, others.get("guidance", 1.0))
         if "sampler" in others:
             others["name"] = others.pop("sampler")
         self._sampling = {"seed": seed, "batch_size": size, **others}
@@ -92,10 +94,11 @@ class Harness(LM):
     def loglikelihood(self, requests: list, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Returns (log p(continuation | context), whether greedy decoding gives it) of each."""
         pairs = [continuations.pair(self.model, *request.args) for request in requests]
-        logs, _ = continuations.log_likelihoods(self.model, pairs, self.bound)
+        logs, _ = continuations.log_likelihoods(self.model, pairs, self.bound, self._guidance)
         greedy = [False] * len(pairs)
         if self._greedy:
-            greedy = continuations.are_greedy(self.model, pairs, self.bound.batch_size)
+            size = self.bound.batch_size
+            greedy = continuations.are_greedy(self.model, pairs, size, self._guidance)
         return [(float(log), bool(one)) for log, one in zip(logs, greedy, strict=True)]
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:

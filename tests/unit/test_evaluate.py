@@ -54,7 +54,7 @@ def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):
     """What is compiled depends on the bound, the draws and their seed, and on nothing else."""
     made = []
 
-    def step_of(network, objective, draws, seed):
+    def step_of(network, objective, draws, seed, guidance):
         made.append((objective, draws, seed))
         return lambda params, batch, index: {"nats": batch.tokens[:, 0][None] + 0.0 * index}
 
@@ -78,7 +78,9 @@ def test_evaluators_with_the_same_bound_share_one_program(monkeypatch):
 def test_what_is_exact_is_computed_once(monkeypatch):
     """Draws change nothing there; the line names none."""
     monkeypatch.setattr(
-        likelihood, "make_eval_step", lambda network, objective, draws, seed: step_of(draws)
+        likelihood,
+        "make_eval_step",
+        lambda network, objective, draws, seed, guidance: step_of(draws),
     )
 
     def step_of(draws):

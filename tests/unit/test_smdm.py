@@ -10,7 +10,9 @@ from peer_folders import answers, own_lora, peer_folder, trained_on
 from safetensors.numpy import load_file
 
 import md4_jax
-from md4_jax.model import hub, smdm
+from md4_jax.evals.likelihood import LikelihoodBound
+from md4_jax.model import continuations, hub, smdm
+from md4_jax.model.continuations import Pair
 from md4_jax.protocols import Prompt, UserError
 from md4_jax.samplers.guidance import guided
 
@@ -89,6 +91,46 @@ def test_guidance_by_a_prompt_is_theirs(folders):
     np.testing.assert_allclose(found, np.asarray(told["outputs"]), atol=2e-5)
     plain = model.logits(z)
     assert np.abs(plain - np.asarray(told["outputs"])).max() > 0.1
+
+
+@pytest.mark.parametrize("cfg", ["0.0", "0.6", "1.6"])
+def test_costs_of_continuations_with_guidance_are_theirs(cfg, folders):
+    """Each token from left to right, the later ones masked: `_eval_target_nll_ar`."""
+    model, told = md4_jax.load(folders["smdm"]), answers("smdm")["costs"]
+    names = ("context", "continuation")
+    pairs = [Pair(*(np.asarray(one[name], np.int32) for name in names)) for one in told]
+    bound = LikelihoodBound(continuations.objective_of(model, "chain_rule"), batch_size=2)
+    logs, errors = continuations.log_likelihoods(model, pairs, bound, float(cfg) + 1.0)
+    np.testing.assert_allclose(-logs, [one[cfg] for one in told], rtol=2e-5)
+    assert not errors.any()
+
+
+def test_the_greedy_choice_is_that_of_guided_predictions(folders):
+    """Of all symbols one has the largest guided probability, and it may be another than without."""
+    model, weight = md4_jax.load(folders["smdm"]), 6.0
+    bound = LikelihoodBound(continuations.objective_of(model, "chain_rule"), batch_size=12)
+    chosen = []
+    for context in (np.int32([5, 8, 9, 2]), np.int32([1, 1, 4]), np.int32([11, 7, 3, 0, 6])):
+        pairs = [Pair(context, np.int32([symbol])) for symbol in range(MASK)]
+        for guidance in (1.0, weight):
+            logs, _ = continuations.log_likelihoods(model, pairs, bound, guidance)
+            assert np.exp(logs).sum() == pytest.approx(1.0, abs=1e-5)
+            greedy = continuations.are_greedy(model, pairs, 12, guidance)
+            np.testing.assert_array_equal(np.flatnonzero(greedy), [np.argmax(logs)])
+            chosen.append(np.argmax(logs))
+    assert chosen[::2] != chosen[1::2]
+
+
+def test_guidance_by_a_context_needs_masks(folders, tmp_path):
+    model = md4_jax.load(folders["smdm"])
+    assert continuations.guidance_of(model, "1.6") == 1.6
+    with pytest.raises(UserError, match="guidance='much' must be a number"):
+        continuations.guidance_of(model, "much")
+    for name in ("udlm", "sdar"):
+        other = md4_jax.load(peer_folder(tmp_path, name, mask_token_id=123))
+        assert continuations.guidance_of(other, 1) == 1.0
+        with pytest.raises(UserError, match="guidance=2 hides the context behind masks"):
+            continuations.guidance_of(other, 2)
 
 
 def test_it_goes_back_as_it_came(folders, tmp_path):
