@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from peer_folders import TOLD, answers, peer_folder
+from peer_folders import TOLD, answers, peer_folder, tokenizer
 from safetensors.numpy import load_file, save_file
 
 import md4_jax
@@ -43,6 +43,18 @@ def test_a_model_that_is_told_no_time_still_has_labels(tmp_path):
     model, told = md4_jax.load(peer_folder(tmp_path, NAME, time_conditioning=False)), answers(NAME)
     found = model.logits(told["z"], 0.5, {"label": np.asarray(told["label"])})
     np.testing.assert_allclose(found, np.asarray(told["outputs_sigma_zero"]), atol=CLOSE)
+
+
+def test_an_mdlm_of_the_same_network_has_labels_too(tmp_path):
+    """The last row is the mask, and no symbol."""
+    names = {"model_type": "mdlm", "architectures": ["MDLM"], "time_conditioning": False}
+    folder, told = peer_folder(tmp_path, NAME, **names), answers(NAME)
+    tokenizer(11).save(str(folder / "tokenizer.json"))
+    model = md4_jax.load(folder)
+    assert model.experiment.process.mask_id == 11 and model.domain.labels == (0, 1, 2)
+    found = model.logits(told["z"], 0.5, {"label": np.asarray(told["label"])})
+    expected = np.asarray(told["outputs_sigma_zero"])[..., :11]
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
 
 
 @pytest.mark.parametrize("told", answers(NAME)["steps"], ids=lambda told: str(told["gamma"]))
