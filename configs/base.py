@@ -65,11 +65,12 @@ def get_config() -> ConfigDict:
                 # with edits: texts of their own lengths
                 # partition, with network.name="partition"
                 # candi(form), with process gaussian_masking
+                # classifier, of the label of a noisy sequence: no model of the data
                 name="md4",
             ),
             network=dict(
-                # transformer | partition | modernbert | diffusion_gemma; of images: unet | uvit |
-                # dit (docs/networks.md)
+                # transformer | partition | modernbert | diffusion_gemma | classifier; of images:
+                # unet | uvit | dit | dit_classifier (docs/networks.md)
                 name="transformer",
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
@@ -177,9 +178,9 @@ def get_config() -> ConfigDict:
                 tensor=1,
             ),
             # Evaluators under any names: likelihood | path | ngrams | information_profile |
-            # samples | zero_shot | generative_perplexity | known_words | frechet (of images). Each
-            # runs every `every` steps (0: never), and with final=True also at the end and in --mode
-            # eval.
+            # samples | zero_shot | generative_perplexity | known_words | frechet (of images) |
+            # classification (of classifiers). Each runs every `every` steps (0: never), and with
+            # final=True also at the end and in --mode eval.
             evals=dict(
                 validation=dict(
                     name="likelihood",
@@ -252,6 +253,11 @@ def get_config() -> ConfigDict:
                 min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none, or any
                 guidance=1.0,  # weight of the label: 0 ignores it, 1 obeys it, more exaggerates it
+                # Run with objective.name=classifier, to whose class `label` samples of a model
+                # without classes are guided: docs/samplers.md#classifiers.
+                classifier="",
+                classifier_strength=1.0,  # 0: not at all; 1: p(x | label)
+                classifier_method="exact",  # exact | taylor, which is quick and approximate
                 stride=0,  # new tokens of each window, for longer text; 0: one window
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,

@@ -30,6 +30,7 @@ class Experiment(NamedTuple):
     evals   evaluators by their name in the config, see evals/__init__.py
     steering  `Steering` of samplers/steering.py; None without a reward
     rewarded  the same, for an objective that learns from the reward; samples are then not steered
+    guide   `Guide` of samplers/classifier.py; None without a classifier of samples
     """
 
     config: dict[str, Any]
@@ -56,6 +57,7 @@ class Experiment(NamedTuple):
     plan: PlanOptions
     steering: Any = None
     rewarded: Any = None
+    guide: Any = None
 
 
 def sample_length(experiment: Experiment) -> int:

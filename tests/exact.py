@@ -132,6 +132,11 @@ def batch_of(tokens, **context) -> Batch:
     return with_opinions(protocols.batch_of(tokens, context=context))
 
 
+def labelled(tokens) -> Batch:
+    """The same of class 0, for every objective."""
+    return batch_of(tokens, label=np.zeros(len(tokens), np.int32))
+
+
 def with_opinions(batch: Batch) -> Batch:
     """The batch with worse answers, and with rewards and advantages of 1."""
     ones = np.ones(len(batch.tokens), np.float32)
@@ -168,7 +173,8 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     Of a mixture it sees the symbol with most weight. Its teacher sees the same and says another
     thing. Without `given` it looks at no clean block, and is told the times as they come. It has
     gaps, of texts that grow, and expects the prior number of tokens in each. Of a text in two
-    groups it says of each what it says where that group is masked.
+    groups it says of each what it says where that group is masked. Its classes are as many as its
+    symbols, and their logits the mean of those of the tokens.
     """
 
     def swapped(x, group):
@@ -188,6 +194,7 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
             jnp.zeros((len(z), z.shape[1] + 1, 2)),
         ),
         swapped=swapped,
+        classify=lambda z, t: jnp.mean(outputs(z, t), axis=1),
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 

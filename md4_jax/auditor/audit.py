@@ -111,6 +111,8 @@ def why_not(objective: Any, process: Any) -> str:
         return "its texts have any length, and the auditor enumerates those of one"
     if objective.needs.teacher:
         return "it learns from another model, and is for training only"
+    if objective.needs.classifies:
+        return "it learns classes, and is for training only"
     if objective.needs.rewards:
         return "it learns from rewards of samples, and is for training only"
     if isinstance(process, ObservesMasks):

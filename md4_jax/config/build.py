@@ -1,5 +1,6 @@
 """Composition root: makes an experiment from a config."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.guide import ClassifierOptions
 from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Objective, UserError
@@ -30,6 +32,7 @@ from md4_jax.runtime.mesh import make_mesh
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers import GRIDS, loop, profile
 from md4_jax.samplers.blocks import Blocks, Stop
+from md4_jax.samplers.classifier import Guide
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.particles import SteeringOptions
 from md4_jax.samplers.steering import Steering
@@ -48,6 +51,7 @@ def experiment(
     workdir: directory of the run, which has its information profile (sample.grid=optimal)
     """
     made = _sections(config, domain, devices)
+    made["sample"], made["guide"] = _guide(config, made["sample"], made["guide"])
     process, objective, sample, data = (
         made[name] for name in ("process", "objective", "sample", "data")
     )
@@ -95,6 +99,7 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
         "train": partial(options_from, TrainOptions, config["train"]),
         "sample": partial(options_from, SampleOptions, config["sample"]),
         "prompt": partial(options_from, PromptOptions, config["sample"]),
+        "guide": partial(options_from, ClassifierOptions, config["sample"]),
         "transform": partial(_transform, config["sample"]),
         "steering": partial(_steering, config["sample"].get("reward"), domain),
         "data": partial(options_from, DataOptions, config["data"]),
@@ -129,6 +134,20 @@ def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None
     if hasattr(reward, "check"):
         reward.check(domain)
     return Steering(options, reward, domain)
+
+
+def _guide(
+    config: dict[str, Any], sample: SampleOptions, options: ClassifierOptions
+) -> tuple[SampleOptions, Guide | None]:
+    """Returns the options of samples and the guide, None without a classifier.
+
+    If the network has no classes, the label is for the classifier alone.
+    """
+    if not options.classifier:
+        return sample, None
+    guide = Guide(options, sample.label)
+    own = config["network"].get("classes", 0)
+    return (sample if own else dataclasses.replace(sample, label=-1)), guide
 
 
 def _grid(sample: SampleOptions) -> np.ndarray:

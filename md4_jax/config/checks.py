@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from md4_jax.config.fit import Component, check_fit, objective_name
+from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
 from md4_jax.config.mistakes import all_of
@@ -29,7 +30,7 @@ def validate(experiment: Experiment) -> None:
     components = _components(experiment)
     of_experiment = [
         check_batches, check_context, _check_tables, _check_classes, _check_log, _check_clock,
-        _check_documents, _check_rounds, _check_positions,
+        _check_documents, _check_rounds, _check_positions, check_classifier,
     ]  # fmt: skip
     all_of(
         *(partial(check, experiment) for check in of_experiment),
@@ -159,8 +160,12 @@ def _reporting(experiment: Experiment) -> list[tuple[str, Any]]:
 
 
 def _components(experiment: Experiment) -> list[Component]:
-    """Returns the objective, other objectives of the evaluators, and the sampler."""
+    """Returns the objective, other objectives of the evaluators, and the sampler.
+
+    A classifier has no samples.
+    """
     config = experiment.config
+    sampler = Component("sample", config["sample"]["name"], experiment.sampler_step)
     return [
         Component("objective", config["objective"]["name"], experiment.objective),
         *(
@@ -168,7 +173,7 @@ def _components(experiment: Experiment) -> list[Component]:
             for name, e in _reporting(experiment)
             if e.objective != experiment.objective
         ),
-        Component("sample", config["sample"]["name"], experiment.sampler_step),
+        *(() if experiment.network.classifies else (sampler,)),
     ]
 
 

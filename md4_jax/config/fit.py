@@ -36,6 +36,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
     """Raises UserError if an objective or the sampler does not fit the process or network."""
     check_process(experiment.process, experiment.config["process"]["name"], part)
     network, needs, said = experiment.network, part.value.needs, f"{part.key}.name={part.name!r}"
+    _check_kind(experiment, needs.classifies, said)
     if needs.time and network.time_free:
         raise UserError(f"{said} needs network.time_conditioning=True: {needs.why}")
     if needs.causal != network.causal:
@@ -88,6 +89,17 @@ def check_fit(experiment: Experiment, part: Component) -> None:
                 else ": its texts do not grow, and nothing is missing"
             )
         )
+
+
+def _check_kind(experiment: Experiment, classifies: bool, said: str) -> None:
+    """Raises UserError for a classifier where tokens are predicted, and the other way round."""
+    if classifies == experiment.network.classifies:
+        return
+    needed = "a network that predicts tokens"
+    if classifies:
+        needed = "network.name='classifier' or, of images, 'dit_classifier'"
+    own = experiment.config["network"]["name"]
+    raise UserError(f"{said} needs {needed}, not network.name={own!r}")
 
 
 def whole_blocks(network: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from md4_jax.config import build, foreign
 from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
+from md4_jax.config.schema import class_of
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
 from md4_jax.evals import rollouts
@@ -26,6 +27,7 @@ from md4_jax.training.writers import read_rows
 
 # Values of `sample` that read no file, for a run that only judges or begins another.
 NO_FILES = {"templates": "", "inpaint": "", "image_from": "", "mask": "", "box": ""}
+NO_FILES |= {"judge": "", "classifier": ""}
 
 
 def averaged(experiment: Experiment, workdir: Place) -> tuple[int, Params]:
@@ -190,12 +192,17 @@ def other_run(
     changed = {
         "mesh": experiment.config["mesh"],
         "train": {**kept["train"], **size},
-        "evals": {"test": _bound(experiment, kept)},
-        "sample": {**kept["sample"], "judge": "", "reward": {"name": "none"}, **NO_FILES},
+        "evals": {} if _classifies(kept) else {"test": _bound(experiment, kept)},
+        "sample": {**kept["sample"], **NO_FILES, "reward": {"name": "none"}},
         "checkpoint": {},
         "eval": {"checkpoint": checkpoint},
     }
     return build.experiment({**kept, **changed}, domain, workdir=directory), directory
+
+
+def _classifies(kept: Mapping[str, Any]) -> bool:
+    """Returns whether a config is one of a classifier, which has no bound."""
+    return getattr(class_of("network", kept["network"]["name"]), "classifies", False)
 
 
 def _bound(experiment: Experiment, kept: Mapping[str, Any]) -> dict[str, Any]:

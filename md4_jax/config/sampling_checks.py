@@ -3,6 +3,7 @@
 import dataclasses
 
 from md4_jax.config.fit import whole_blocks
+from md4_jax.config.guide_checks import check_guide
 from md4_jax.experiment import Experiment, drawn_classes, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
 from md4_jax.generate.prompts import check_beginnings, templates
@@ -13,7 +14,9 @@ from md4_jax.samplers.transforms import Transform, predicts_ratios
 
 
 def check_sampling(experiment: Experiment) -> None:
-    """Raises UserError if sampling settings do not fit together."""
+    """Raises UserError if sampling settings do not fit together; a classifier draws no samples."""
+    if experiment.network.classifies:
+        return
     transform, plain = experiment.sampler_step.transform, Transform()
     for key, value in dataclasses.asdict(transform).items():
         if value != getattr(plain, key) and predicts_ratios(experiment.process):
@@ -26,6 +29,7 @@ def check_sampling(experiment: Experiment) -> None:
     _check_guidance(experiment)
     _check_blocks(experiment)
     _check_reward(experiment)
+    check_guide(experiment)
     if experiment.sample.stride >= experiment.data.length:
         raise UserError(
             f"sample.stride={experiment.sample.stride} must be less than data.length="

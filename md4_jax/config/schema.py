@@ -32,6 +32,7 @@ from md4_jax.options import (
     SampleOptions,
     TrainOptions,
 )
+from md4_jax.options.guide import ClassifierOptions
 from md4_jax.options.parts import BenchOptions, PlanOptions
 from md4_jax.processes import PROCESSES
 from md4_jax.processes.schedules import SCHEDULES
@@ -69,7 +70,7 @@ CLASSES = {
     "data": (DataOptions,),
     "train": (TrainOptions,),
     "mesh": (MeshOptions,),
-    "sample": (SampleOptions, PromptOptions, Transform),
+    "sample": (SampleOptions, PromptOptions, ClassifierOptions, Transform),
     "sample.reward": (SteeringOptions,),
     "checkpoint": (CheckpointOptions,),
     "eval": (EvalOptions,),

@@ -16,6 +16,7 @@ The key is evals.NAME, the name of the section in the config. --evals KIND runs 
 section with its default options.
 """
 
+from md4_jax.evals.classification import Classification
 from md4_jax.evals.frechet import FrechetDistance
 from md4_jax.evals.generative import GenerativePerplexity
 from md4_jax.evals.information_profile import InformationProfile
@@ -27,6 +28,7 @@ from md4_jax.evals.samples import DrawnSamples
 from md4_jax.evals.zero_shot import ZeroShot
 
 EVALUATORS = {
+    "classification": Classification,
     "frechet": FrechetDistance,
     "generative_perplexity": GenerativePerplexity,
     "information_profile": InformationProfile,

@@ -189,6 +189,11 @@ class PathLikelihood:
                 f"{key}: sample.guidance={experiment.sample.guidance} is not part of a path: set "
                 "it to 1"
             )
+        if experiment.guide is not None:
+            raise UserError(
+                f"{key}: sample.classifier={experiment.guide.options.classifier} changes the law "
+                "of the samples, and a path knows nothing of it: leave it empty"
+            )
         if experiment.steering is not None:
             raise UserError(
                 f"{key}: sample.reward.name={experiment.config['sample']['reward']['name']!r} "

@@ -32,6 +32,16 @@ def line(result: dict[str, Any]) -> str:
     return f"{', '.join(words)} ({counts})"
 
 
+def classes(result: Mapping[str, Any]) -> str:
+    """Formats the result of a classifier of noisy sequences."""
+    draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
+    return (
+        f"cross-entropy of the class {result['cross_entropy']:.4f} +- "
+        f"{result['cross_entropy_se']:.4f} nats, accuracy {result['accuracy']:.4f} +- "
+        f"{result['accuracy_se']:.4f} at all times ({result['sequences']} sequences, {draws} each)"
+    )
+
+
 def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Returns numbers as JSON can have them: None for those that are not finite."""
     return {

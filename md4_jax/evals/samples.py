@@ -99,6 +99,15 @@ def _written(
     return path, {"texts": str(path)}
 
 
+def check_draws(experiment: Experiment) -> None:
+    """Raises UserError for a classifier, which draws no samples."""
+    if experiment.network.classifies:
+        raise UserError(
+            f"network.name={experiment.config['network']['name']!r} is a classifier and draws no "
+            "samples: name its run as sample.classifier of a model that does"
+        )
+
+
 def drawn_samples(
     experiment: Experiment,
     params: Params,
@@ -111,6 +120,7 @@ def drawn_samples(
     prompts  None: those of the section, which must not name examples of the data
     context  as for `draw_samples`; None: `context_of` of the section
     """
+    check_draws(experiment)
     options = experiment.sample
     if prompts is None:
         prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
@@ -122,22 +132,29 @@ def drawn_samples(
         return _steered(experiment, params, programs, prompts, context)
     traced = min(CHOSEN_FROM, options.num * len(prompts)) if options.trace else 0
     network, loop, grid = experiment.network, experiment.loop, experiment.grid
-    guidance = options.guidance
+    guide = experiment.guide
     sampler = programs.setdefault(
-        ("samples", network, loop, grid.tobytes(), traced, guidance),
+        (
+            "samples",
+            network,
+            loop,
+            grid.tobytes(),
+            traced,
+            guide.key if guide else options.guidance,
+        ),
         make_sampler(
             network,
             loop,
             grid,
             experiment.mesh,
             trace=traced,
-            guidance=guidance,
+            guidance=guide or options.guidance,
             clean_prompts=clean_prompts(experiment.config["data"]),
         ),
     )
     drawn = draw_samples(
         sampler,
-        params,
+        guide.beside(params) if guide else params,
         experiment.sampler_step,
         options,
         prompts,
@@ -176,7 +193,10 @@ def _steered(
 def watched(
     experiment: Experiment, params: Params, prompt: Prompt, programs: dict
 ) -> Iterator[Watched]:
-    """Yields the states of the first sample; block by block and windows only when all is drawn."""
+    """Yields the states of the first sample.
+
+    With blocks, windows or a classifier it does so only when all is drawn.
+    """
     options = experiment.sample
     if len(prompt.tokens) != sample_length(experiment):
         raise UserError(
@@ -185,7 +205,8 @@ def watched(
         )
     if experiment.network.gaps:
         check_beginnings([prompt])
-    if sample_block(experiment) or sample_window(experiment) < sample_length(experiment):
+    is_cut = sample_window(experiment) < sample_length(experiment)
+    if sample_block(experiment) or is_cut or experiment.guide:
         return _replayed(experiment, params, programs, prompt)
     live = programs.setdefault(
         ("live", experiment.network),

@@ -5,6 +5,7 @@ from typing import Any
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import SplitSize
+from md4_jax.evals import guides
 from md4_jax.evals.context import Context, RunOf
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params, UserError
@@ -60,6 +61,8 @@ class Suite:
         if run_of is not None and experiment.steering is not None:
             steering = experiment.steering.opened(run_of, self._programs)
             self._experiment = experiment._replace(steering=steering)
+        if run_of is not None:
+            self._experiment = guides.opened(self._experiment, run_of, self._programs)
 
     def due(self, step: int) -> list[str]:
         """Returns the names of the evaluators that run after this training step."""

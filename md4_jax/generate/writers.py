@@ -9,6 +9,7 @@ import numpy as np
 
 from md4_jax.generate import diversity, figures, image_traces, pages, pictures, traces
 from md4_jax.generate.prompts import template_lines
+from md4_jax.options.guide import ClassifierOptions
 from md4_jax.protocols import Params, Prompt
 from md4_jax.runtime.paths import Place
 
@@ -138,7 +139,7 @@ def record(experiment: Any) -> dict[str, Any]:
     asked, own, step = experiment.config["sample"], experiment.sample, experiment.sampler_step
     plain = {
         field.name: field.default
-        for options in (step, step.transform, own, experiment.prompt)
+        for options in (step, step.transform, own, experiment.prompt, ClassifierOptions())
         if dataclasses.is_dataclass(options)
         for field in dataclasses.fields(options)
     }
@@ -177,6 +178,9 @@ def settings(experiment: Any) -> str:
     asked, own = experiment.config["sample"], experiment.sample
     grid = f"{own.grid} grid" if isinstance(own.grid, str) and own.grid[:1] not in "([" else ""
     label = f"label {own.label}, guidance {own.guidance:g}" if own.label >= 0 else ""
+    if experiment.guide:
+        strength = experiment.guide.options.classifier_strength
+        label = f"label {experiment.guide.label}, classifier strength {strength:g}"
     parts = [asked["name"], f"{len(experiment.grid) - 1} steps", grid]
     parts += [f"temperature {asked.get('temperature', 1.0):g}", label, f"seed {own.seed}"]
     return ", ".join([*filter(None, parts), f"objective {experiment.config['objective']['name']}"])

@@ -9,6 +9,7 @@ import numpy as np
 
 from md4_jax.config import foreign
 from md4_jax.config.judging import Others
+from md4_jax.evals import guides
 from md4_jax.experiment import Experiment
 from md4_jax.options import PromptOptions
 from md4_jax.processes.capabilities import ObservesMasks
@@ -36,8 +37,8 @@ def texts_of(texts: Any) -> list[Any]:
 def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a section `sample` without prompts, and with the reward that is asked for, or none.
 
-    The prompts and the reward of a run's config do not go into samples that Python asks for. The
-    name of a reward may be package.module:attribute, which the user wrote and is thus imported.
+    Prompts, reward and classifier of a run's config do not go into samples that Python asks for.
+    The name of a reward may be package.module:attribute, which the user wrote and is thus imported.
     UserError for a prompt that is no text: None would become the text 'None'.
     """
     for key in ("prompt", "suffix", "template"):
@@ -51,17 +52,20 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
         )
     foreign.allow(foreign.names_in(reward))
     cleared = {k: v for k, v in dataclasses.asdict(PromptOptions()).items() if k != "blank"}
-    return {**cleared, "reward": dict(reward)}
+    return {**cleared, "classifier": "", "reward": dict(reward)}
 
 
 def opened(experiment: Experiment, programs: dict) -> Experiment:
-    """Returns the experiment with a reward of its samples that may read other models."""
-    if experiment.steering is None:
+    """Returns the experiment with the reward or classifier of its samples, which reads models."""
+    if experiment.steering is None and experiment.guide is None:
         return experiment
     from md4_jax.model import judging  # which imports `load`, and that this file
 
-    steering = experiment.steering.opened(Others(experiment, judging.FOREIGN), programs)
-    return experiment._replace(steering=steering)
+    others = Others(experiment, judging.FOREIGN)
+    if experiment.steering is not None:
+        steering = experiment.steering.opened(others, programs)
+        experiment = experiment._replace(steering=steering)
+    return guides.opened(experiment, others, programs)
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
 from md4_jax.data.chat import Chat, Messages
 from md4_jax.evals.likelihood import LikelihoodBound
-from md4_jax.evals.samples import decoded, drawn_samples, watched
+from md4_jax.evals.samples import check_draws, decoded, drawn_samples, watched
 from md4_jax.evals.texts import Scores, score_texts
 from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
 from md4_jax.experiment import Experiment, sample_length
@@ -270,6 +270,7 @@ class Model(pickling.Unpickled):
 
     def sampling(self, asked: Mapping[str, Any]) -> Experiment:
         """Returns the experiment with other keys in the section `sample`."""
+        check_draws(self.experiment)
         config = copy.deepcopy(self.config)
         config["sample"] |= inputs.prompts_and_reward(asked)
         changes = {f"sample.{k}": str(value) for k, value in asked.items() if k != "reward"}

@@ -1,5 +1,6 @@
 """Networks by their name in a config; each option class has `build() -> Network`."""
 
+from md4_jax.networks.classifier import Classifier, PatchClassifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.modernbert import ModernBert
@@ -16,4 +17,6 @@ NETWORKS = {
     "partition": Partition,
     "modernbert": ModernBert,
     "diffusion_gemma": DiffusionGemma,
+    "classifier": Classifier,
+    "dit_classifier": PatchClassifier,
 }

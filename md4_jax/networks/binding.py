@@ -70,7 +70,7 @@ class Binding(NamedTuple):
             return module.apply(variables, h, *first, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            return self._bound(params, _repeated(told, count), counts)
+            return self._bound(params, repeated(told, count), counts)
 
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")
@@ -97,7 +97,7 @@ class Binding(NamedTuple):
             return self.module.apply(variables, h, method="unembed")
 
         def rebind(count: int) -> Denoiser:
-            return self._growing(variables, _repeated(told, count))
+            return self._growing(variables, repeated(told, count))
 
         def features(z: Array, t: Array) -> Array:
             return gaps(z, t)[0][:, :-1]
@@ -188,6 +188,6 @@ class Binding(NamedTuple):
         )  # fmt: skip
 
 
-def _repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
+def repeated(told: dict[str, Array], count: int) -> dict[str, Array]:
     """Returns what a batch is told with each row `count` times in a row."""
     return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), told)

@@ -145,7 +145,7 @@ class PatchModule(TransformerModule):
             each_BxLxD = each_BxLxD.astype(self.compute_dtype)
         else:
             each_BxLxD = super()._vectors(z_BxL)
-        return patches(each_BxLxD.reshape(len(z_BxL), *o.shape[:2], -1), o.patch)
+        return patches(each_BxLxD.reshape(len(each_BxLxD), *o.shape[:2], -1), o.patch)
 
     def _headed(self, x_BxNxD: Array, condition_BxGxD: Array | None) -> Array:
         o = self.options

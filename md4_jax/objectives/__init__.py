@@ -4,6 +4,7 @@ from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.autoregressive import AlongOrder, Autoregressive
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.candi import CANDI
+from md4_jax.objectives.classifier import Classifier
 from md4_jax.objectives.concrete_score import ConcreteScore
 from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
@@ -55,4 +56,5 @@ OBJECTIVES = {
     "masked_edit_flow": MaskedEditFlow,
     "partition": Partition,
     "candi": CANDI,
+    "classifier": Classifier,
 }

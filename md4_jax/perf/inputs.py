@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.experiment import Experiment, has_rows, sample_length, sample_window
-from md4_jax.protocols import Batch, Objective, Prompt
+from md4_jax.protocols import Batch, Objective, Prompt, UserError
 from md4_jax.runtime.sharding import batch_shards
 from md4_jax.samplers.batches import windows
 
@@ -28,7 +30,19 @@ def has_segments(data: Mapping[str, Any]) -> bool:
 
 
 def sample_rows(experiment: Experiment) -> int:
-    """Returns the number of samples that are drawn at once: a batch, which the mesh can split."""
+    """Returns the number of samples that are drawn at once: a batch, which the mesh can split.
+
+    UserError for samples of which the plain sampler is not the program.
+    """
+    if experiment.network.classifies:
+        raise UserError(
+            "a classifier draws no samples: leave `sample` out of bench.parts and plan.parts"
+        )
+    if experiment.guide is not None:
+        raise UserError(
+            f"sample.classifier={experiment.guide.options.classifier} is no part of what is timed "
+            "or planned: leave it empty"
+        )
     shards = batch_shards(experiment.mesh)
     return -(-experiment.sample.batch_size // shards) * shards
 
@@ -47,10 +61,19 @@ def sample_prompts(experiment: Experiment, rows: int) -> list[Prompt]:
     return found
 
 
+def _whole(numbers: Any) -> Any:
+    """Returns numbers, or their shape, as whole ones."""
+    if isinstance(numbers, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(numbers.shape, jnp.int32, sharding=numbers.sharding)
+    return numbers.astype(jnp.int32)
+
+
 def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:
     """Returns the batch with what else the objective learns from; rewards [B] are any numbers."""
     if objective.needs.preferences:
         batch = batch._replace(rejected=batch.tokens)
+    if objective.needs.classifies:
+        batch = batch._replace(context={**batch.context, "label": _whole(rewards)})
     if objective.needs.rewards:
         batch = batch._replace(reward=rewards, advantage=rewards)
     return batch

@@ -116,6 +116,8 @@ class Denoiser(NamedTuple):
               its deletion beside each output: (h, h, [B, L + 1, 2]), or None
     swapped   (x, group: bool [B, L]) -> h [B, L, D], each token from the other group, or None
     recall    logits [B, L, V] of an earlier call -> signal of a `Conditioned`, or None
+    classify  (z, t) -> logits of the class of each sequence [B, C], or None. A network that
+              `classifies` has nothing else: it predicts no token
     """
 
     features: Callable[[Array, Array], Array]
@@ -128,6 +130,7 @@ class Denoiser(NamedTuple):
     edits: Callable[[Array, Array], tuple[Array, Array, Array]] | None = None
     swapped: Callable[[Array, Array], Array] | None = None
     recall: Callable[[Array], Array] | None = None
+    classify: Callable[[Array, Array], Array] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -152,6 +155,7 @@ class Denoiser(NamedTuple):
             rebind=rebind and (lambda count: rebind(count).told(signal)),
             gaps=_telling(self.gaps, signal),
             edits=_telling(self.edits, signal),
+            classify=_telling(self.classify, signal),
         )
 
 
@@ -177,6 +181,7 @@ class Network(NamedTuple):
     recalls    its denoisers have `recall`, and read a `Conditioned` too
     reads      the blocks of its denoisers have `reading`
     splits     devices can share a sequence, each with a part of its positions
+    classifies its denoisers have `classify`, and predict no tokens
     """
 
     init: Callable[[Array], Params]
@@ -197,6 +202,7 @@ class Network(NamedTuple):
     recalls: bool = False
     reads: bool = False
     splits: bool = False
+    classifies: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

@@ -24,6 +24,7 @@ class Needs(NamedTuple):
     swapped           its denoiser must have `swapped`
     recalls           its denoiser must have `recall`, and read a `Conditioned`
     reads             its blocks must have `reading`
+    classifies        its denoiser must have `classify`; False: it must predict tokens
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
@@ -46,6 +47,7 @@ class Needs(NamedTuple):
     rewards: bool = False
     recalls: bool = False
     reads: bool = False
+    classifies: bool = False
 
 
 class Objective(Protocol):

@@ -15,6 +15,7 @@ from md4_jax.processes.capabilities import (
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers.chain import Chain, RevealsIndependently
+from md4_jax.samplers.classifier import GuidedMasks
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.observed import reveal_observed
 from md4_jax.samplers.reveal import draw_where
@@ -47,20 +48,23 @@ class Ancestral:
         if isinstance(process, ObservesMasks):
             return reveal_observed(self.transform, denoiser, process, chain, (s, t), keys)
         outputs = denoiser(chain.z, jnp.full(chain.z.shape[:1], t))
-        if isinstance(process, RevealsBySymbol):
-            return self._reveal_by_symbol(process, chain, outputs, s, t, keys)
+        if isinstance(process, RevealsBySymbol | GuidedMasks):
+            return self._reveal_by_outputs(process, chain, outputs, s, t, keys)
         return self._reverse(process, chain, outputs, s, t, keys)
 
     def reveal_probability(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask is revealed) = (alpha_s - alpha_t) / (1 - alpha_t)."""
         return process.reveal_probability(s, t)
 
-    def _reveal_by_symbol(
-        self, process: RevealsBySymbol, chain: Chain, outputs: Array, s, t, keys
+    def _reveal_by_outputs(
+        self, process: RevealsBySymbol | GuidedMasks, chain: Chain, outputs: Array, s, t, keys
     ) -> Chain:
         reveal_keys, token_keys = split_keys(keys)
-        each = process.reveal_probabilities(s, t)
-        logits, revealed = reveal_by_symbol(self.transform(outputs), each)
+        logits = self.transform(outputs)
+        if isinstance(process, GuidedMasks):
+            revealed = process.revealed(logits, s, t)
+        else:
+            logits, revealed = reveal_by_symbol(logits, process.reveal_probabilities(s, t))
         tokens = draw_token(token_keys, logits)
         chosen = process.is_noise(chain.z)
         chosen &= uniforms(reveal_keys, chain.z.shape[1]) < revealed

@@ -13,6 +13,7 @@ from md4_jax.protocols import Array, Network, Params, Prompt
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import batch_sharding, batch_shards, local_rows, to_global, to_host
 from md4_jax.samplers.chain import SamplerStep
+from md4_jax.samplers.classifier import Guide
 from md4_jax.samplers.guidance import calls, guided, with_clean_prompt
 from md4_jax.samplers.loop import Frames
 from md4_jax.samplers.particles import Steered
@@ -78,23 +79,29 @@ def make_sampler(
     mesh: Mesh,
     *,
     trace: int = 0,
-    guidance: float = 1.0,
+    guidance: float | Guide = 1.0,
     clean_prompts: bool = False,
 ) -> Sampler:
     """Makes the sampler of a network along a grid; loop is `loop.sample` or a `Blocks`.
 
     trace          number of sequences R of the first batch whose frames are kept
+    guidance       weight of classifier-free guidance; or a classifier that guides the samples, and
+                   has its parameters beside those of the network (`Guide.beside`)
     clean_prompts  whether the network was trained on clean prompts
     """
+    guide = guidance if isinstance(guidance, Guide) else None
+    weight = guidance if guide is None else 1.0
 
     def run(params: Params, step: SamplerStep, keys: Array, prompt: Prompt, context: Mapping):
-        denoiser, process = guided(network, params, context, guidance, prompt)
+        denoiser, process = guided(network, params, context, weight, prompt)
         if clean_prompts:
             denoiser = with_clean_prompt(denoiser, process, prompt)
+        if guide is not None:
+            denoiser, process, step = guide.guided(params, denoiser, process, step)
         keys = jax.lax.with_sharding_constraint(keys, batch_sharding(mesh))
         return loop(denoiser, process, step, grid=grid, keys=keys, prompt=prompt, trace=trace)
 
-    return Sampler(jit(run, mesh, network), mesh, calls(guidance))
+    return Sampler(jit(run, mesh, network), mesh, calls(weight))
 
 
 def draw_samples(

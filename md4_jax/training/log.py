@@ -119,8 +119,9 @@ class TrainLog:
         kind = "bound" if self._settings.is_bound else "training loss"
         unit = self._settings.unit
         rewarded = f"reward {means['reward']:.3f}, " if "reward" in means else ""
+        said = f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}"
         text = (
-            f"{rewarded}{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}, "
+            f"{rewarded}{_of_classes(means) or said}, "
             f"{rate * size * length:,.0f} {unit}s/s{_loads(means)}"
             + (f", {skipped} skipped" if skipped else "")
         )
@@ -168,6 +169,14 @@ class TrainLog:
             value, error = result["bits_per_token"], result["bits_per_token_se"]
             self._held_out_text = f" (held out {value:.3f}{_plus_minus(error)})"
         self._clock = (time.monotonic(), step)
+
+
+def _of_classes(means: Mapping[str, float]) -> str:
+    """Formats the loss of a classifier, which is one of whole sequences; '' for other losses."""
+    if "accuracy" not in means:
+        return ""
+    nats, right = means["cross_entropy"], means["accuracy"]
+    return f"cross-entropy of the class {nats:.3f} nats, accuracy {right:.1%}"
 
 
 def _loads(means: Mapping[str, float]) -> str:

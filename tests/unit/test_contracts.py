@@ -65,7 +65,7 @@ def traced(objective, process) -> None:
     """Numbers of the right shapes, without a run."""
 
     def call(x, u, keys):
-        batch = exact.batch_of([[0] * L] * B)._replace(tokens=x)
+        batch = exact.labelled([[0] * L] * B)._replace(tokens=x)
         return objective(DENOISER, process, batch, u, keys)
 
     nats, extra = jax.eval_shape(call, TOKENS, TIMES, KEYS)

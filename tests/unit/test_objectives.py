@@ -42,7 +42,7 @@ def constant(outputs) -> Denoiser:
 def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process):
     process = make_process(vocab_size=2)
     call = jax.jit(lambda b, u, k: objective(TABLE, process, b, u, k))
-    nats, extra = call(exact.batch_of(TOKENS), U, KEYS)
+    nats, extra = call(exact.labelled(TOKENS), U, KEYS)
     assert nats.shape == (ROWS,) and nats.dtype == jnp.float32
     assert jnp.isfinite(nats).all()
     # Concrete score matching leaves out the constant that would make it a squared error, RADD's
@@ -50,7 +50,7 @@ def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process
     signed = isinstance(objective, ConcreteScore | TDCE) or objective.needs.gaps
     assert (nats >= 0).all() or signed
     assert all(value.shape == (ROWS,) for value in extra.values())
-    plain, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    plain, _ = objective(TABLE, process, exact.labelled(TOKENS), jnp.asarray(U), KEYS)
     # The length of a step of a thousand is rounded otherwise where XLA fuses it.
     fused = isinstance(objective, D3PM) and isinstance(process, Hybrid)
     np.testing.assert_allclose(nats, plain, rtol=1e-4 if fused else 1e-5)
@@ -68,7 +68,7 @@ def test_the_ends_of_the_unit_interval_are_finite(objective, dtype):
         def loss(table, process=process):
             outputs = table.astype(dtype)
             denoiser = constant(outputs)
-            nats, _ = objective(denoiser, process, exact.batch_of(TOKENS), u, KEYS)
+            nats, _ = objective(denoiser, process, exact.labelled(TOKENS), u, KEYS)
             return nats.sum(), nats
 
         (_, nats), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray([0.3, -0.2]))
@@ -91,13 +91,13 @@ def told(labels) -> Denoiser:
 def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
     """The loss of a row does not depend on other rows, however often each of them is noised."""
     process, labels = make_process(vocab_size=2), jnp.arange(1.0, ROWS + 1)
-    whole, _ = objective(told(labels), process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    whole, _ = objective(told(labels), process, exact.labelled(TOKENS), jnp.asarray(U), KEYS)
     rows = np.array([7, 2, 9])
     part, _ = objective(
-        told(labels[rows]), process, exact.batch_of(TOKENS[rows]), jnp.asarray(U[rows]), KEYS[rows]
+        told(labels[rows]), process, exact.labelled(TOKENS[rows]), jnp.asarray(U[rows]), KEYS[rows]
     )
     np.testing.assert_array_equal(part, whole[rows])
-    plain, _ = objective(TABLE, process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS)
+    plain, _ = objective(TABLE, process, exact.labelled(TOKENS), jnp.asarray(U), KEYS)
     assert (np.asarray(plain) != whole).mean() > 0.5
 
 
@@ -106,7 +106,7 @@ def test_the_gradient_of_the_logits_is_finite_and_not_zero(objective, make_proce
     process = make_process(vocab_size=2)
 
     def loss(table):
-        arguments = constant(table), process, exact.batch_of(TOKENS), jnp.asarray(U), KEYS
+        arguments = constant(table), process, exact.labelled(TOKENS), jnp.asarray(U), KEYS
         return objective(*arguments)[0].sum()
 
     gradient = jax.grad(loss)(jnp.asarray([0.3, -0.2]))
@@ -140,7 +140,7 @@ def test_any_order_masks_as_many_tokens_as_u_says():
     """Length 3: u in thirds masks 1, 2 and 3 tokens, so that a stratified u is stratified in k."""
     process = PROCESSES["masking"](vocab_size=2)
     u = jnp.asarray([0.0, 0.33, 0.34, 0.66, 0.67, 0.999])
-    _, extra = AnyOrder()(TABLE, process, exact.batch_of(TOKENS[:6]), u, KEYS[:6])
+    _, extra = AnyOrder()(TABLE, process, exact.labelled(TOKENS[:6]), u, KEYS[:6])
     np.testing.assert_allclose(extra["masked"] * 3, [1, 1, 2, 2, 3, 3], rtol=1e-6)
 
 
@@ -150,7 +150,7 @@ def test_any_order_can_leave_out_the_masks_of_most_tokens(share, most):
     process, objective = PROCESSES["masking"](vocab_size=2), AnyOrder(0.5, max_masked=share)
     u = jnp.linspace(0.0, 0.9999, ROWS)
     uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
-    nats, extra = objective(uniform, process, exact.batch_of(TOKENS), u, KEYS)
+    nats, extra = objective(uniform, process, exact.labelled(TOKENS), u, KEYS)
     np.testing.assert_allclose(extra["masked"].max() * 3, most, rtol=1e-6)
     np.testing.assert_allclose(nats.mean(), 3 * np.log(2.0), rtol=1e-5)
 
@@ -168,7 +168,7 @@ def test_the_plain_masked_language_model_weighs_every_masked_token_alike():
     uniform = Denoiser(lambda z, t: jnp.zeros((*z.shape, 2)), lambda h: h)
     process, x = PROCESSES["masking"](vocab_size=2), np.zeros((3, 3), np.int32)
     z = jnp.asarray([[2, 0, 0], [2, 2, 0], [2, 2, 2]])
-    nats = AnyOrder(0.0).loss_at(uniform, process, exact.batch_of(x), z, jnp.zeros(3))
+    nats = AnyOrder(0.0).loss_at(uniform, process, exact.labelled(x), z, jnp.zeros(3))
     np.testing.assert_allclose(nats / nats[0], [1, 2, 3], rtol=1e-6)
 
 
@@ -179,7 +179,7 @@ def test_unmasked_tokens_cost_nothing_and_masked_ones_their_cross_entropy():
     )
     process, x = PROCESSES["masking"](vocab_size=2), np.array([[0, 1, 1]])
     z = jnp.asarray([[2, 1, 2]])
-    nats = AnyOrder().loss_at(denoiser, process, exact.batch_of(x), z, jnp.zeros(1))
+    nats = AnyOrder().loss_at(denoiser, process, exact.labelled(x), z, jnp.zeros(1))
     np.testing.assert_allclose(nats, 1.5 * (np.log(4.0) + np.log(4 / 3)), rtol=1e-6)
 
 

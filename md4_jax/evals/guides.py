@@ -1,0 +1,83 @@
+"""Reads the classifier that guides samples, and checks that it fits the model."""
+
+from typing import Any
+
+from md4_jax.data.domains import same_symbols
+from md4_jax.evals.context import RunOf
+from md4_jax.experiment import Experiment, sample_length
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import UserError
+
+KEY = "sample.classifier"
+
+
+def opened(experiment: Experiment, run_of: RunOf, programs: dict[Any, Any]) -> Experiment:
+    """Returns the experiment with its guide read; as it is, if it has none.
+
+    The classifier is kept in `programs`. UserError if there is none, or it does not fit the model.
+    """
+    guide = experiment.guide
+    if guide is None:
+        return experiment
+    asked = guide.options.classifier
+    if (KEY, asked) not in programs:
+        programs[KEY, asked] = run_of(KEY, asked)
+    other, params, _ = programs[KEY, asked]
+    check(experiment, other)
+    own = guide._replace(network=other.network, params=params)
+    return experiment._replace(guide=own)
+
+
+def check(experiment: Experiment, other: Experiment) -> None:
+    """Raises UserError if another run cannot guide the samples of this one."""
+    options = experiment.guide.options
+    said = f"{KEY}={options.classifier}"
+    if not other.network.classifies:
+        raise UserError(
+            f"{said} has network.name={other.config['network']['name']!r}, which predicts tokens: "
+            "name a run that was trained with objective.name='classifier'"
+        )
+    if not same_symbols(other.domain, experiment.domain):
+        raise UserError(
+            f"{said} was trained with another tokenizer, or on images of another form, than this "
+            "run: train a classifier on data with the same symbols"
+        )
+    length, its = sample_length(experiment), other.data.length
+    if length != its:
+        raise UserError(
+            f"{said} was trained on sequences of data.length={its}, and samples have {length} "
+            "tokens (sample.length, data.length): they must be the same"
+        )
+    _check_process(experiment, other, said)
+    classes = other.config["network"]["classes"]
+    if experiment.guide.label >= classes:
+        raise UserError(
+            f"sample.label={experiment.guide.label} must be below {classes}, the number of "
+            f"classes of {said}"
+        )
+    own = experiment.config["network"].get("classes", 0)
+    if own not in (0, classes):
+        raise UserError(
+            f"{said} has network.classes={classes} and this run {own}, so that a label is another "
+            "class for it: take a classifier with the same classes, or a model without any"
+        )
+    if options.classifier_method == "taylor" and not other.network.mixtures:
+        raise UserError(
+            "sample.classifier_method='taylor' needs a network that reads vectors of symbols, and "
+            f"{said} has network.input='intensity': take sample.classifier_method=exact"
+        )
+
+
+def _check_process(experiment: Experiment, other: Experiment, said: str) -> None:
+    """Raises UserError if the classifier has seen other noise than the model.
+
+    Of masks any schedule will do, if the classifier is not told the time: p(y | z) is the same.
+    """
+    both = (experiment.process, other.process)
+    masks = all(isinstance(process, RevealsMasks) for process in both)
+    if (masks and other.network.time_free) or both[0] == both[1]:
+        return
+    raise UserError(
+        f"{said} was trained on the noise of {both[1]}, and this run has {both[0]}: train a "
+        "classifier with the same section `process`"
+    )

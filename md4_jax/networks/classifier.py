@@ -1,0 +1,194 @@
+"""Classifiers p(y | z_t, t) of noisy sequences: a transformer or a DiT with pooled features."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+
+from md4_jax.networks.binding import repeated
+from md4_jax.networks.context import check_least, checked_context
+from md4_jax.networks.depth import unrolled
+from md4_jax.networks.dit import DiT, PatchModule, forward_flops
+from md4_jax.networks.dropout import DROPOUT, folded
+from md4_jax.networks.flops import formula
+from md4_jax.networks.linear import Linear, rounded
+from md4_jax.networks.positions import check_length
+from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.trunk import TransformerModule
+from md4_jax.protocols import Accelerator, Array, Denoiser, Network, Params, UserError
+from md4_jax.runtime.sharding import token_groups
+
+# Keys of networks that predict tokens, with the values that mean nothing here.
+OF_TOKENS = {
+    "causal": False, "causal_context": False, "shifted": False, "tables": 0, "gaps": False,
+    "edits": False, "tied": False, "output": "categorical", "label_dropout": 0.0, "balance": 0.0,
+    "router_z": 0.0, "lora_rank": 0,
+}  # fmt: skip
+
+
+class ClassModule(TransformerModule):
+    """Transformer with logits of the class of a sequence in place of those of its tokens.
+
+    classes  number of classes. Those of `options` are inputs, and are 0
+    """
+
+    classes: int = 0
+
+    def setup(self):
+        super().setup()
+        o = self.options
+        self.class_head = Linear(self.classes, jnp.float32, zeros=True, bias=o.head_bias)
+
+    def __call__(self, z_BxL: Array, t_B: Array) -> Array:
+        return self.class_logits(z_BxL, t_B)
+
+    def class_logits(
+        self,
+        z_BxL: Array,
+        t_B: Array,
+        segments: Array | None = None,
+        keys: Array | None = None,
+    ) -> Array:
+        """Returns float32 logits [B, C] of the mean of the features.
+
+        segments  int32 [B, L]: positions below 0 are padding, and have no part in the mean
+        """
+        h_BxNxD = TransformerModule.features(self, z_BxL, t_B, segments, None, keys)
+        h_BxNxD = h_BxNxD.astype(jnp.float32)
+        if segments is None:
+            return self.class_head(jnp.mean(h_BxNxD, axis=1))
+        share_BxL = (segments >= 0).astype(jnp.float32)
+        share_BxL = share_BxL / jnp.maximum(jnp.sum(share_BxL, axis=1, keepdims=True), 1.0)
+        return self.class_head(jnp.einsum("bl,bld->bd", share_BxL, h_BxNxD))
+
+    def _headed(self, x_BxNxD: Array, condition_BxGxD: Array | None) -> Array:
+        # Of patches too: the layer that makes features of single dimensions is not needed.
+        return TransformerModule._headed(self, x_BxNxD, condition_BxGxD)
+
+
+class PatchClassModule(ClassModule, PatchModule):
+    """Classifier of images that reads patches."""
+
+
+class Binding(NamedTuple):
+    """Binds parameters, context and dropout keys to a classifier; a label is no input of it."""
+
+    options: Any
+    module: ClassModule
+
+    def __call__(
+        self, params: Params, context: Mapping[str, Array] | None = None, keys: Array | None = None
+    ) -> Denoiser:
+        """Returns the denoiser, which has `classify`; UserError for a context of another kind."""
+        o = self.options
+        keys = None if keys is None else folded(keys, DROPOUT)  # they also draw the noise
+        told = {name: x for name, x in (context or {}).items() if name != "label"}
+        told = checked_context(o, told, keys, o.takes)
+        if keys is not None and any((o.dropout, o.attention_dropout, o.embedding_dropout)):
+            told["keys"] = keys
+        return self._bound(params, told)
+
+    def _bound(self, params: Params, told: dict[str, Array]) -> Denoiser:
+        def classify(z: Array, t: Array) -> Array:
+            check_length(self.options, z)
+            variables = {"params": params}
+            return self.module.apply(variables, z, t, **told, method="class_logits")
+
+        def rebind(count: int) -> Denoiser:
+            return self._bound(params, repeated(told, count))
+
+        shortcuts = Accelerator(token_groups())
+        return Denoiser(_refuse, _refuse, shortcuts, rebind=rebind, classify=classify)
+
+
+def _refuse(*_: Array) -> Array:
+    raise UserError("a classifier predicts the class of a sequence, and none of its tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier(Transformer):
+    """Options of a classifier of noisy texts: those of Transformer that are not of its head.
+
+    It reads (z_t, t), takes the mean of the features of all tokens, and a linear layer makes logits
+    of the classes from it.
+
+    classes    number of classes, which are its outputs
+    head_bias  bias of that layer
+    """
+
+    classifies: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = ("segments",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check(self, "classifier")
+
+    def build(self, platform: str = "cpu") -> Network:
+        """Makes the network for a platform."""
+        options = self.resolved(platform)
+        return _network(options, _trunk(options, Transformer), ClassModule, 2, platform)
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchClassifier(DiT):
+    """Options of a classifier of noisy images: those of DiT that are not of its head.
+
+    It is `Classifier`, whose tokens are patches.
+    """
+
+    classifies: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check(self, "dit_classifier")
+
+    def build(self, platform: str = "cpu") -> Network:
+        """Makes the network for a platform."""
+        options, length = self.resolved(platform), math.prod(self.shape)
+        return _network(options, _trunk(options, DiT), PatchClassModule, length, platform)
+
+
+def _check(options: Any, name: str) -> None:
+    """Raises UserError without classes, and for keys of networks that predict tokens."""
+    check_least(options, classes=0)
+    if options.classes < 2:
+        raise UserError(
+            f"network.name={name!r} needs network.classes, the number of classes of the data, and "
+            f"at least 2, not {options.classes}"
+        )
+    for key, fits in OF_TOKENS.items():
+        if getattr(options, key) != fits:
+            raise UserError(
+                f"network.{key}={getattr(options, key)!r} is for networks that predict tokens; "
+                f"network.name={name!r} needs network.{key}={fits!r}"
+            )
+
+
+def _trunk(options: Any, base: type) -> Any:
+    """Returns the same options for a network without classes as inputs."""
+    names = [field.name for field in dataclasses.fields(base)]
+    return base(**{name: getattr(options, name) for name in names} | {"classes": 0})
+
+
+def _network(options: Any, trunk: Any, kind: type, length: int, platform: str) -> Network:
+    """Makes the network on a trunk; length: of the sequence of its first call."""
+    module = kind(trunk, unroll=unrolled(options, platform), classes=options.classes)
+
+    def init(key: Array) -> Params:
+        rolled = kind(trunk, classes=options.classes)
+        return rolled.init(key, jnp.zeros((1, length), jnp.int32), jnp.zeros((1,)))["params"]
+
+    rows = options.vocab_size + 1
+    padding = (rounded(rows) - rows) * (options.embedding or options.size) * options.has_vectors
+    is_image = isinstance(options, DiT)
+    flops = functools.partial(forward_flops, options=options)
+    return Network(
+        init, Binding(options, module), not options.time_conditioning,
+        flops=flops if is_image else formula(options, options.depth), padding=padding,
+        products=options.products, parameters=options.parameters, mixtures=options.has_vectors,
+        classifies=True,
+    )  # fmt: skip

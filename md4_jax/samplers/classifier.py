@@ -1,0 +1,238 @@
+"""Guidance towards a class by a classifier of noisy sequences: docs/samplers.md#classifiers.
+
+    p(z_s | z_t, y) prop p(z_s | z_t) p(y | z_s)^gamma            (arXiv:2412.10193, D-CBG)
+
+is drawn at each position alone. For its symbol v the classifier reads z_t with v at that position.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from md4_jax.options.guide import ClassifierOptions
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.protocols import (
+    Accelerator,
+    Array,
+    Denoiser,
+    Mixture,
+    Network,
+    Params,
+    Process,
+)
+from md4_jax.samplers.chain import RevealsInOrder, SamplerStep
+from md4_jax.samplers.transforms import Transform
+
+# Sequences that the classifier reads at once, for method=exact.
+ROWS = 1024
+# Key of the classifier among the parameters that samplers are given.
+CLASSIFIER = "classifier"
+# (z [B, L], t [B]) -> log p(y | z, t) [B]; z may be a `Mixture`.
+LogProbability = Callable[[Array | Mixture, Array], Array]
+
+
+class Guide(NamedTuple):
+    """Classifier of a run towards whose class samples are guided.
+
+    label    the class
+    network  of the classifier, and its parameters; None until the run is read
+    """
+
+    options: ClassifierOptions
+    label: int
+    network: Network | None = None
+    params: Params | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Parts on which compiled programs depend."""
+        return self.network, self.options.classifier_method
+
+    def beside(self, params: Params) -> Params:
+        """Returns the parameters of a model with those of the classifier, its label and gamma."""
+        strength = np.float32(self.options.classifier_strength)
+        return {**params, CLASSIFIER: (self.params, np.int32(self.label), strength)}
+
+    def guided(
+        self, params: Params, denoiser: Denoiser, process: Process, step: SamplerStep
+    ) -> tuple[Denoiser, Any, SamplerStep]:
+        """Returns denoiser, process and step that draw samples of the class; params: `beside`."""
+        own, label, strength = params[CLASSIFIER]
+        bound = self.network.denoiser(own)
+
+        def log_probability(z: Array | Mixture, t: Array) -> Array:
+            logits = bound.classify(z, t)
+            logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+            return jax.nn.log_softmax(logits)[:, label]
+
+        gains = exact_gains if self.options.classifier_method == "exact" else taylor_gains
+        return towards(denoiser, process, step, functools.partial(gains, log_probability), strength)
+
+
+def exact_gains(
+    log_probability: LogProbability, z: Array, t: Array, symbols: int, index: Array | None = None
+) -> Array:
+    """Returns log p(y | z with v at n) - log p(y | z) of each position n and symbol v.
+
+    [B, L, S] for all positions, or [B, P, S] for those of index [B, P]. It takes P S evaluations of
+    the classifier for each sequence, of which `ROWS` are made at once.
+    """
+    (batch, length), place = z.shape, jnp.arange(z.shape[1])
+    index = jnp.broadcast_to(place, z.shape) if index is None else index
+    count = index.shape[1] * symbols
+    size = max(1, min(count, ROWS // batch))
+
+    def changed(number: Array) -> Array:
+        """Returns log p(y | z) after the changes of these numbers [C]: [B, C]."""
+        here = index[:, number // symbols][..., None] == place
+        rows = jnp.where(here, (number % symbols)[:, None], z[:, None])
+        found = log_probability(rows.reshape(-1, length), jnp.repeat(t, len(number)))
+        return found.reshape(batch, -1)
+
+    numbers = jnp.minimum(jnp.arange(-(-count // size) * size), count - 1).reshape(-1, size)
+    found = jnp.moveaxis(jax.lax.map(changed, numbers), 0, 1).reshape(batch, -1)
+    return _less_own(found[:, :count].reshape(*index.shape, symbols), z, index)
+
+
+def taylor_gains(
+    log_probability: LogProbability, z: Array, t: Array, symbols: int, index: Array | None = None
+) -> Array:
+    """Returns what `exact_gains` does to first order in the one-hot vectors of z.
+
+    It is the gradient of log p(y | z) with respect to them, less its entry at z itself: one
+    evaluation and its gradient (TAG, arXiv:2406.01572).
+    """
+
+    def total(weights: Array) -> Array:
+        return jnp.sum(log_probability(Mixture(jnp.arange(symbols), weights), t))
+
+    slope = jax.grad(total)(jax.nn.one_hot(z, symbols))
+    if index is None:
+        index = jnp.broadcast_to(jnp.arange(z.shape[1]), z.shape)
+    else:
+        slope = jnp.take_along_axis(slope, index[..., None], axis=1)
+    return _less_own(slope, z, index)
+
+
+def _less_own(values: Array, z: Array, index: Array) -> Array:
+    own = jnp.take_along_axis(z, index, axis=1)[..., None]
+    return values - jnp.take_along_axis(values, own, axis=2)
+
+
+def towards(
+    denoiser: Denoiser, process: Process, step: SamplerStep, gains: Callable, strength: Array
+) -> tuple[Denoiser, Any, SamplerStep]:
+    """Returns denoiser, process and step guided by gains(z, t, symbols, index).
+
+    With masks the logits of a token become log mu_v + gamma (log p(y | z with v) - log p(y | z)),
+    of which a distribution is made where a mask is revealed; mu is transformed before. A step that
+    reveals masks in an order goes on as before. Others also ask whether a mask is revealed:
+    `GuidedMasks`. Of other noise the process changes alone: `GuidedNoise`.
+    """
+    if not isinstance(process, RevealsMasks):
+        return denoiser, GuidedNoise(process, gains, strength), step
+    raised = _raised(denoiser, process, step.transform, gains, strength)
+    plain = dataclasses.replace(step, transform=Transform())
+    if isinstance(step, RevealsInOrder):
+        return raised, process, plain
+    return raised, GuidedMasks(process), plain
+
+
+def _raised(
+    denoiser: Denoiser, process: Process, transform: Transform, gains: Callable, strength: Array
+) -> Denoiser:
+    """Returns the denoiser of masks with guided logits; its features hold the gains too."""
+    symbols = process.vocab_size
+
+    def joined(h: Array, z: Array, t: Array, index: Array | None) -> Array:
+        gain = strength * gains(z, t, symbols + 1, index)[..., :symbols]
+        return jnp.concatenate([h.astype(gain.dtype), gain], axis=-1)
+
+    def features(z: Array, t: Array) -> Array:
+        return joined(denoiser.features(z, t), z, t, None)
+
+    def features_at(z: Array, t: Array, index: Array) -> Array:
+        return joined(denoiser.features_at(z, t, index), z, t, index)
+
+    def unembed(h: Array) -> Array:
+        own, gain = jnp.split(h, [h.shape[-1] - symbols], axis=-1)
+        return jax.nn.log_softmax(transform(denoiser.unembed(own))) + gain
+
+    return Denoiser(features, unembed, Accelerator(denoiser.accelerator.groups, features_at))
+
+
+def _copied(process: Process, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns the public attributes of a process by name."""
+    return {
+        name: getattr(process, name)
+        for name in dir(process)
+        if name[0] != "_" and name not in without
+    }
+
+
+class GuidedMasks:
+    """Process of masks whose reveals follow guided outputs, log mu_v + gamma gain_v.
+
+    The odds of a reveal are those of the process times sum_v mu_v exp(gamma gain_v), since a mask
+    that stays has gain 0. It has all other public attributes of the process.
+    """
+
+    def __init__(self, process: RevealsMasks):
+        self.masks = process
+        # Reveals cannot be drawn before the network is called: it is none of `RevealsMasks`.
+        vars(self).update(_copied(process, ("reveal_probability",)))
+
+    def revealed(self, outputs: Array, s: Array, t: Array) -> Array:
+        """Returns P(a mask at time t is revealed in the step to s), [B, L]."""
+        probability = self.masks.reveal_probability(s, t)
+        odds = jnp.log(probability) - jnp.log1p(-probability)
+        return jax.nn.sigmoid(odds + jax.nn.logsumexp(outputs, axis=-1))
+
+    def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
+        """Returns the rates R(z_n -> v) (p(y | z with v) / p(y | z))^gamma (arXiv:2406.01572)."""
+        noise, rate = self.masks.schedule.one_minus_alpha(t), -self.masks.schedule.dalpha(t)
+        rate = jnp.where(noise > 0, rate / jnp.where(noise > 0, noise, 1.0), 0.0)
+        rates = rate[:, None, None] * jnp.exp(outputs)
+        rates = jnp.where(self.masks.is_noise(z)[..., None], rates, 0.0)
+        return jnp.pad(rates, ((0, 0), (0, 0), (0, 1)))
+
+
+class GuidedNoise:
+    """Process of other noise than masks, whose steps follow a classifier.
+
+        reverse_logits  log p(z_s | z_t) + gamma gain at time s
+        clean_logits    the same of the step to clean data, with the gain at time 0
+        reverse_rates   R exp(gamma gain) at time t (arXiv:2406.01572)
+
+    p(y | z_s) is that of time s, as z_t says nothing more of y once z_s is known. So samples of one
+    token are exact in any number of steps. It has all other public attributes of the process.
+    """
+
+    def __init__(self, process: Process, gains: Callable, strength: Array):
+        symbols = process.vocab_size + (getattr(process, "mask_id", None) is not None)
+
+        def gain(z: Array, t: Array, like: Array) -> Array:
+            return strength * gains(z, t, symbols)[..., : like.shape[-1]]
+
+        def reverse_logits(outputs: Array, z: Array, s: Array, t: Array) -> Array:
+            logits = jax.nn.log_softmax(process.reverse_logits(outputs, z, s, t))
+            return logits + gain(z, s, logits)
+
+        def clean_logits(outputs: Array, z: Array, t: Array) -> Array:
+            logits = jax.nn.log_softmax(process.clean_logits(outputs, z, t))
+            return logits + gain(z, jnp.zeros_like(t), logits)
+
+        def reverse_rates(outputs: Array, z: Array, t: Array) -> Array:
+            rates = process.reverse_rates(outputs, z, t)
+            return rates * jnp.exp(gain(z, t, rates))
+
+        public = _copied(process)
+        steps = dict(
+            reverse_logits=reverse_logits, clean_logits=clean_logits, reverse_rates=reverse_rates
+        )
+        vars(self).update(public | {name: steps[name] for name in steps if name in public})
