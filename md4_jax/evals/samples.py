@@ -133,15 +133,9 @@ def drawn_samples(
     traced = min(CHOSEN_FROM, options.num * len(prompts)) if options.trace else 0
     network, loop, grid = experiment.network, experiment.loop, experiment.grid
     guide = experiment.guide
+    guidance = guide.key if guide else options.guidance
     sampler = programs.setdefault(
-        (
-            "samples",
-            network,
-            loop,
-            grid.tobytes(),
-            traced,
-            guide.key if guide else options.guidance,
-        ),
+        ("samples", network, loop, grid.tobytes(), traced, guidance),
         make_sampler(
             network,
             loop,

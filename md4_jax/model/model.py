@@ -124,7 +124,8 @@ class Model(pickling.Unpickled):
         prompt   text with which all samples begin
         sampler  sample.name; "": that of the config
         options  other keys of the section `sample`: steps, seed, temperature, template, trace, ...
-                 `reward` is a dict of the keys of the section `sample.reward`, with its name
+                 `reward` is a dict of the keys of the section `sample.reward`, with its name;
+                 `classifier` is a run that guides the samples to the class `label`
 
         Raises UserError for an unknown key and for options that do not fit the model.
         """
@@ -230,6 +231,8 @@ class Model(pickling.Unpickled):
         self, tokens: Any, t: Any = 0.0, context: Mapping[str, Any] | None = None, at: Any = None
     ) -> np.ndarray:
         """Returns the network's logits, float32 [B, L, V], or [L, V] for a single sequence.
+
+        Those of a classifier are of the C classes, [B, C] or [C].
 
         tokens   int [B, L] or [L]; the number vocab_size is the mask, if the process has one
         t        time in [0, 1], one number or [B]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.model import inputs
-from md4_jax.protocols import Array, Network, Params
+from md4_jax.protocols import Array, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
 
@@ -18,6 +18,8 @@ def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any)
     """Returns what `Model.logits` returns; UserError for inputs that do not fit."""
     rows, times = inputs.checked(model.experiment, tokens, t)
     told = inputs.contexts(context, rows)
+    if model.experiment.network.classifies and at is not None:
+        raise UserError(f"a classifier has no logits of a position: leave out at={at}")
     index = None if at is None else inputs.positions(at, rows)
     found = _computed(model, "logits", _program, (rows, times, told, index))
     return found if np.ndim(tokens) == 2 else found[0]
@@ -57,6 +59,8 @@ def _computed(
 def _program(network: Network) -> Callable[..., Array]:
     def run(params: Params, z: Array, t: Array, context: dict, index: Array | None) -> Array:
         denoiser = network.denoiser(params, context)
+        if network.classifies:
+            return denoiser.classify(z, t).astype(jnp.float32)
         if index is None:
             return denoiser(z, t).astype(jnp.float32)
         h = denoiser.features_at(z, t, index[:, None])
