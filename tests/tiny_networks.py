@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from md4_jax.networks import NETWORKS
+from md4_jax.networks.classifier import Classifier, PatchClassifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
 from md4_jax.networks.modernbert import ModernBert
@@ -32,10 +34,14 @@ SIZES_OF = {
         experts=4,
         expert_hidden=8,
     ),
+    Classifier: SIZES | dict(classes=3),
+    PatchClassifier: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, classes=3),
     UNet: CONVOLVED | dict(channels=64),
     UViT: CONVOLVED | dict(channels=32, size=16, depth=2, heads=2, patch=1),
     DiT: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, head_size=16),
 }
+# Networks by name that predict tokens.
+OF_TOKENS = {k: make for k, make in NETWORKS.items() if not getattr(make, "classifies", False)}
 Z = jnp.asarray([[0, 5, 2, 3, 5, 1], [4, 4, 5, 5, 0, 2], [5, 5, 5, 5, 5, 5]])
 T = jnp.asarray([0.1, 0.6, 1.0])
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.noising import noised
-from md4_jax.processes.capabilities import HasRates, HasReverse, RevealsMasks
+from md4_jax.processes.capabilities import HasRates, HasReverse, RevealsBySymbol, RevealsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
 
@@ -24,6 +24,14 @@ class Classifier:
 
     def is_bound(self, process: Process) -> bool:
         return False
+
+    def check(self, process: Process) -> None:
+        """Raises UserError for noise that is learned: that of the model would be another one."""
+        if isinstance(process, RevealsBySymbol):
+            raise UserError(
+                "objective.name='classifier' needs noise that is not learned, and with "
+                "process.name='state_dependent' a model learns its own: take process.name='masking'"
+            )
 
     def __call__(
         self, denoiser: Denoiser, process: Process, batch: Batch, u: Array, keys: Array

@@ -40,6 +40,8 @@ RULES = (
     (r"label_table$", P(None, "fsdp")),
     (r"positions$", P(None, "fsdp")),
     (r"(missing|replaced)/kernel$", P("fsdp", None)),
+    (r"class_head/kernel$", P("fsdp", None)),  # classes are few
+    (r"class_head/bias$", P(None)),
     (r"head/kernel$", P("fsdp", "tensor")),
     (r"head/bias$", P("tensor")),
     (r"head/location_scale/kernel$", P("fsdp", None)),

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from tiny_networks import SIZES_OF, random_parameters
 
+from md4_jax.networks.classifier import Classifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
@@ -46,6 +47,8 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     text = dict(vocab_size=VOCAB, size=16, heads=2, hidden=64, scan_blocks=False)
     if options is None and objective.needs.swapped:
         options = Partition(**text, depth=2)
+    elif options is None and objective.needs.classifies:
+        options = Classifier(**text, depth=1, classes=3)
     elif options is None:
         text |= dict(depth=1, causal=objective.needs.causal, gaps=objective.needs.gaps)
         text |= dict(edits=objective.needs.edits)
@@ -58,7 +61,8 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     train = TrainOptions(num_steps=1, batch_size=BATCH)
     with jax.set_mesh(mesh):
         placed = jax.device_put(state, shardings_of(state, mesh))
-        batch = to_global(exact.with_opinions(batch_of(tokens)), mesh)
+        told = {"label": tokens[:, 0] % 3} if objective.needs.classifies else {}
+        batch = to_global(exact.with_opinions(batch_of(tokens, context=told)), mesh)
         _, metrics = jax.jit(make_train_step(network, objective, optimizer, train))(placed, batch)
     return {name: float(value) for name, value in metrics.items()}
 
@@ -89,6 +93,8 @@ def numbers(mesh, is_brief: bool) -> dict[str, dict[str, float]]:
         sizes |= dict(shape=(4, 4, 2)) if make in images else {}
         if make is DiffusionGemma:  # which has no mask
             pair = CrossEntropy(), Uniform(VOCAB)
+        elif getattr(make, "classifies", False):
+            pair = OBJECTIVES["classifier"](), Masking(VOCAB)
         else:
             sizes |= dict(dropout=0.1)
         found[make.__name__] = one_step(*pair, mesh, make(**sizes))

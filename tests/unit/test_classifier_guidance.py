@@ -12,6 +12,9 @@ import laws
 import numpy as np
 import pytest
 
+from md4_jax.config import guide_checks
+from md4_jax.objectives.classifier import Classifier
+from md4_jax.processes.capabilities import RevealsBySymbol
 from md4_jax.processes.hybrid import Hybrid
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
@@ -296,3 +299,36 @@ def test_a_temperature_is_that_of_the_model_and_not_of_the_classifier(x64):
     found = law_of_masks(denoiser, process, uniform(1), 1)[:3]
     law = np.where(MIXED[1] > MIXED[1].min(), MIXED[1] ** 2, 0.0) * ONE[1] / MIXED[1]
     np.testing.assert_allclose(found, law / law.sum(), atol=1e-12)
+
+
+def guidable(process) -> bool:
+    """Whether a classifier of its states can be trained."""
+    return exact.fits(Classifier(), process) and not isinstance(process, RevealsBySymbol)
+
+
+# (process, sampler) of all that a classifier can guide.
+GUIDED = [
+    (kind, name)
+    for kind, make in exact.PROCESS_CASES.items()
+    for name, sampler in exact.samplers_for(make(3).init()).items()
+    if issubclass(sampler, guide_checks.GUIDED) and guidable(make(3).init())
+]
+
+
+def zeros(z, t):
+    """Is sure of a class of which every token is 0, whatever the time."""
+    weights = z.weights[..., 0] if isinstance(z, Mixture) else z == 0
+    return 40.0 * jnp.sum(weights.astype(jnp.float32), axis=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, name", GUIDED, ids=[", ".join(pair) for pair in GUIDED])
+@pytest.mark.cases(5)
+def test_every_sampler_follows_the_classifier(kind, name):
+    process, step = exact.PROCESS_CASES[kind](3).init(), SAMPLERS[name]()
+    given = Denoiser(lambda z, t: jnp.zeros((*z.shape, 3)), lambda h: h)
+    keys, grid = exact.keys_for(0, 32), uniform(process.timesteps or 6)
+    free = exact.drawn(given, process, step, grid, keys)[0]
+    assert (np.asarray(free) != 0).mean() > 0.3
+    found = exact.drawn(*guided(given, process, zeros, step=step), grid, keys)[0]
+    np.testing.assert_array_equal(found, 0)

@@ -8,9 +8,8 @@ import exact
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_networks import SIZES_OF
+from tiny_networks import OF_TOKENS, SIZES_OF
 
-from md4_jax.networks import NETWORKS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.processes.schedules import SCHEDULES
 
@@ -76,10 +75,10 @@ def traced(objective, process) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", OF_TOKENS)
 def test_a_network(name, dtype, causal):
     """Logits are float32, whatever the network computes in, and have no column for the mask."""
-    make = NETWORKS[name]
+    make = OF_TOKENS[name]
     options = SIZES_OF[make] | dict(vocab_size=V, dtype=dtype)
     if "shape" in options:
         options["shape"] = (L, 1, 1)

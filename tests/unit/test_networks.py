@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
-from tiny_networks import SIZES, SIZES_OF, T, Z, built, logits, perturbed
+from tiny_networks import OF_TOKENS, SIZES, SIZES_OF, T, Z, built, logits, perturbed
 
 from configs import owt, owt_medium, text8
-from md4_jax.networks import NETWORKS
 from md4_jax.networks.attention import attend
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
@@ -27,7 +26,7 @@ from md4_jax.runtime.sharding import AXES, shardings_of
 MARKS = {"unet": pytest.mark.slow, "uvit": pytest.mark.campaign}
 every_network = pytest.mark.parametrize(
     "make",
-    [pytest.param(make, id=name, marks=MARKS.get(name, [])) for name, make in NETWORKS.items()],
+    [pytest.param(make, id=name, marks=MARKS.get(name, [])) for name, make in OF_TOKENS.items()],
 )
 
 

@@ -1,0 +1,90 @@
+"""A classifier of digits and samples that it guides, as users run them."""
+
+import json
+
+import numpy as np
+import pytest
+import runs
+
+import md4_jax
+
+SMALL = (
+    "network.size=16", "network.depth=1", "network.heads=2", "network.embedding=8",
+    "train.num_steps=6", "optim.warmup_steps=2", "train.batch_size=8", "log.every=3",
+    "checkpoint.every=3",
+)  # fmt: skip
+OF_MODEL = (
+    "data.labels=False", "network.classes=0", "network.label_dropout=0", "network.head_size=8",
+    "evals.validation.every=0", "evals.samples.every=0", "evals.test.limit=60", "evals.test.draws=1",
+    "evals.unlabelled.final=False", "evals.samples.final=False", "sample.steps=3", "sample.num=2",
+)  # fmt: skip
+OF_CLASSIFIER = ("evals.validation.every=3", "evals.validation.limit=60", "evals.test.draws=2")
+
+
+def flags(*words: str) -> list[str]:
+    return [f"--config.{word}" for word in words]
+
+
+@pytest.fixture(scope="module")
+def both(run, tmp_path_factory):
+    """(directory of a classifier, of a model without classes)."""
+    folder = tmp_path_factory.mktemp("classifier")
+    for name, config, own in (
+        ("classifier", "configs/digits_classifier.py", OF_CLASSIFIER),
+        ("model", "configs/digits.py", OF_MODEL),
+    ):
+        ended = run("--config", config, "--workdir", folder / name, *flags(*SMALL, *own))
+        assert ended.code == 0, ended
+        (folder / f"{name}.txt").write_text(ended.out)
+    return folder / "classifier", folder / "model"
+
+
+@pytest.mark.slow
+def test_a_classifier_is_trained_evaluated_and_resumed(both, run, refused, tmp_path):
+    workdir, _ = both
+    said = (workdir.parent / "classifier.txt").read_text()
+    assert "cross-entropy of the class" in said and "accuracy" in said
+    # What is no likelihood of the data is not shown as one.
+    assert "bits/" not in said and "bound" not in said
+    result = runs.evaluated(workdir)
+    assert 0 <= result["accuracy"] <= 1 and 0 < result["cross_entropy_se"] < 1
+    assert result["sequences"] == 180 and not any("bits" in key for key in result)
+    again = run("--workdir", workdir, "--mode", "eval")
+    assert again.code == 0, again
+    last = json.loads(again.out.strip().splitlines()[-1])
+    assert last["cross_entropy"] == result["cross_entropy"]
+    # Stopped after three steps and resumed, it is the same bit for bit.
+    keys = ["--config", "configs/digits_classifier.py", "--workdir", tmp_path / "half"]
+    keys += flags(*SMALL, *OF_CLASSIFIER)
+    assert run(*keys, "--config.train.seconds=0.001").code == 0
+    assert run(*keys, "--config.train.seconds=0").code == 0
+    assert runs.different_arrays(tmp_path / "half", workdir) == []
+    error = refused("--workdir", workdir, "--mode", "sample")
+    assert "is a classifier and draws no samples" in error
+
+
+@pytest.mark.slow
+def test_it_guides_the_samples_of_a_model_without_classes(both, run, refused):
+    classifier, model = both
+    sample = ["--workdir", model, "--mode", "sample", f"--config.sample.classifier={classifier}"]
+    ended = run(*sample, *flags("sample.label=3", "sample.classifier_strength=4"))
+    assert ended.code == 0, ended
+    assert json.loads(ended.out.strip().splitlines()[-1])["network_evaluations"] == 3
+    drawn = np.load(sorted((model / "samples").glob("*.npy"))[-1]).reshape(2, 64)
+    loaded = md4_jax.load(model)
+    own = dict(num=2, classifier=str(classifier), label=3)
+    found = loaded.sample(**own, classifier_strength=4.0)
+    np.testing.assert_array_equal(found.tokens, drawn)
+    assert (loaded.sample(**own, classifier_strength=-4.0).tokens != drawn).any()
+    quick = dict(own, sampler="first_hitting", classifier_method="taylor", steps=2)
+    assert loaded.sample(**quick).tokens.shape == (2, 64)
+    assert [*loaded.watch(**{k: own[k] for k in ("classifier", "label")})][-1].of == 3
+    assert md4_jax.load(classifier).logits(drawn.astype(int)).shape == (2, 10)
+    for words, error in (
+        (["sample.label=10"], "sample.label=10 must be below 10"),
+        (["sample.label=-1"], "set sample.label"),
+        (["sample.label=1", "sample.name=remask"], "cannot guide sample.name='remask'"),
+    ):
+        assert error in refused(*sample, *flags(*words))
+    wrong = [*sample[:-1], f"--config.sample.classifier={model}", *flags("sample.label=1")]
+    assert "which predicts tokens" in refused(*wrong)
