@@ -15,8 +15,9 @@ SMALL = (
 )  # fmt: skip
 OF_MODEL = (
     "data.labels=False", "network.classes=0", "network.label_dropout=0", "network.head_size=8",
-    "evals.validation.every=0", "evals.samples.every=0", "evals.test.limit=60", "evals.test.draws=1",
-    "evals.unlabelled.final=False", "evals.samples.final=False", "sample.steps=3", "sample.num=2",
+    "evals.validation.every=0", "evals.samples.every=0", "evals.test.limit=60",
+    "evals.test.draws=1", "evals.unlabelled.final=False", "evals.samples.final=False",
+    "sample.steps=3", "sample.num=2",
 )  # fmt: skip
 OF_CLASSIFIER = ("evals.validation.every=3", "evals.validation.limit=60", "evals.test.draws=2")
 
