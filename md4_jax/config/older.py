@@ -76,6 +76,7 @@ ADDED = {
 # Defaults of networks that have others: name -> those keys of ADDED.
 OF_NETWORKS = {
     "dit": {"network.rotary_base": 100.0, "network.embedding": 32},
+    "dit_classifier": {"network.rotary_base": 100.0, "network.embedding": 32},
     "modernbert": {
         "network.feed_forward": "geglu", "network.norm": "layer",
         "network.norm_parameters": "scale",

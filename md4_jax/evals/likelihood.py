@@ -157,6 +157,8 @@ def reported(experiment: Experiment) -> LikelihoodBound:
     The judge of samples, --mode bench and --mode plan use its bound, draws and batch size.
     """
     found = main_bound(experiment)
+    if found is None and experiment.network.classifies:
+        raise UserError("a classifier has no likelihood: only models that predict tokens have one")
     if found is None:
         raise UserError("evals has no likelihood: add one with --config.evals.test.name=likelihood")
     return found

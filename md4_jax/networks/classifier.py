@@ -140,11 +140,12 @@ class PatchClassifier(DiT):
     """
 
     classifies: ClassVar[bool] = True
+    name: ClassVar[str] = "dit_classifier"
     takes: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self):
         super().__post_init__()
-        _check(self, "dit_classifier")
+        _check(self, self.name)
 
     def build(self, platform: str = "cpu") -> Network:
         """Makes the network for a platform."""

@@ -37,6 +37,7 @@ class DiT(Transformer):
     head_size  features of each dimension of the image, of which the head makes logits
     """
 
+    name: ClassVar[str] = "dit"  # in a config
     takes: ClassVar[tuple[str, ...]] = ("label",)
 
     embedding: int = 32
@@ -50,11 +51,11 @@ class DiT(Transformer):
         super().__post_init__()
         check_choices(self, {"input": INPUTS})
         check_least(self, patch=1, embedding=1, head_size=1)
-        check_images(self, "dit", self.patch, f"network.patch={self.patch}")
+        check_images(self, self.name, self.patch, f"network.patch={self.patch}")
         for key in OF_TEXTS:
             if getattr(self, key):
                 raise UserError(
-                    f"network.{key}={getattr(self, key)} is for texts; network.name='dit' needs "
+                    f"network.{key}={getattr(self, key)} is for texts; network.name={self.name!r} needs "
                     f"network.{key}={type(getattr(self, key))()}"
                 )
         if self.rotary_part * self.attention_size % 4:

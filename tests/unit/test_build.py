@@ -100,7 +100,11 @@ def test_a_config_builds(path: str, capsys):
     assert built.network.time_free == (not is_told)
     assert built.process.vocab_size == domain.vocab_size
     assert built.grid.shape == (built.sample.steps + 1,)
-    assert reported(built).objective.is_bound(built.process)
+    if built.network.classifies:
+        with pytest.raises(UserError, match="a classifier has no likelihood"):
+            reported(built)
+    else:
+        assert reported(built).objective.is_bound(built.process)
     sharding._warn_replicated.cache_clear()
     state = abstract_state(built)
     assert sum(np.prod(x.shape) for x in jax.tree.leaves(state.params)) > 1e5
