@@ -55,8 +55,8 @@ class DiT(Transformer):
         for key in OF_TEXTS:
             if getattr(self, key):
                 raise UserError(
-                    f"network.{key}={getattr(self, key)} is for texts; network.name={self.name!r} needs "
-                    f"network.{key}={type(getattr(self, key))()}"
+                    f"network.{key}={getattr(self, key)} is for texts; "
+                    f"network.name={self.name!r} needs network.{key}={type(getattr(self, key))()}"
                 )
         if self.rotary_part * self.attention_size % 4:
             raise UserError(

@@ -119,6 +119,7 @@ def test_which_objectives_are_bounds():
         "masked language model",
         "few masks",
         "candi, cross entropy",
+        "classifier",
         "concrete_score",
         "concrete score, one level",
         "concrete score, denoising",
