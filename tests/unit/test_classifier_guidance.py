@@ -167,6 +167,7 @@ def test_one_noisy_token_has_the_law_of_the_class_in_any_number_of_steps(steps, 
     np.testing.assert_allclose(law, ONE[1], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_tokens_tend_to_the_law_of_the_class_with_the_number_of_steps(x64):
     """The error is of first order: with four times the steps it is a quarter."""
     process = Uniform(3, parametrisation="mixture")
@@ -323,7 +324,7 @@ def zeros(z, t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, name", GUIDED, ids=[", ".join(pair) for pair in GUIDED])
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 def test_every_sampler_follows_the_classifier(kind, name):
     process, step = exact.PROCESS_CASES[kind](3).init(), SAMPLERS[name]()
     given = Denoiser(lambda z, t: jnp.zeros((*z.shape, 3)), lambda h: h)
