@@ -62,8 +62,9 @@ def experiment(
     if getattr(process, "conditioning", "time") == "zero":
         network = network._replace(time_free=True)
     transform = made.pop("transform")
+    trained = {"alpha_0": objective.alpha_0} if hasattr(objective, "alpha_0") else {}
     sampler_step, grid, evals = all_of(
-        lambda: build_section("sample", config["sample"], transform=transform),
+        lambda: build_section("sample", config["sample"], transform=transform, **trained),
         lambda: (
             _optimal(sample, data, process, objective, workdir)
             if sample.grid == "optimal"

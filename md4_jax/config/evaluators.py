@@ -10,6 +10,7 @@ from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.evals import EVALUATORS
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
+from md4_jax.objectives.eso import Eso, EsoOrders
 from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Needs, Network, Objective, UserError
@@ -93,10 +94,10 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
     """Builds the bound that a section names, for a model trained with `objective`.
 
     A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
-    no likelihood by blocks of 4. Other options that are not named are those `for_evaluation`, which
+    no likelihood by blocks of 4. So does the share of diffusion of Eso-LM. Other options that are not named are those `for_evaluation`, which
     may also be of another class, of the same value.
     """
-    asked = {**_blocks(OBJECTIVES.get(asked["name"]), objective), **asked}
+    asked = {**_trained(OBJECTIVES.get(asked["name"]), objective), **asked}
     found = build_section(path, asked)
     if not hasattr(found, "for_evaluation"):
         return found
@@ -117,8 +118,10 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
         return objective.for_evaluation()
-    if isinstance(objective, EveryOrder):
+    if isinstance(objective, EveryOrder | EsoOrders):
         return objective
+    if isinstance(objective, Eso):  # whose network reads in an order, as no other bound asks it
+        return objective.for_evaluation()
     block = getattr(objective, "block", 0)
     if block and isinstance(process, RevealsMasks):  # the network saw no whole text of masks
         return BlockDiffusion(block).for_evaluation()
@@ -127,7 +130,7 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         if _suits(kind().needs, process, network):
             bounds = is_bound or hasattr(objective, "for_evaluation")
             same = isinstance(objective, kind) and bounds
-            chosen = objective if same else kind(**_blocks(kind, objective))
+            chosen = objective if same else kind(**_trained(kind, objective))
             return chosen.for_evaluation() if hasattr(chosen, "for_evaluation") else chosen
     if is_bound:
         return objective
@@ -137,10 +140,13 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     )
 
 
-def _blocks(kind: type | None, objective: Objective) -> dict[str, int]:
-    """Returns the trained size of blocks as an argument of a bound by blocks, else nothing."""
+def _trained(kind: type | None, objective: Objective) -> dict[str, Any]:
+    """Returns what a bound takes from training: the size of blocks, the share of diffusion."""
     block = getattr(objective, "block", 0)
-    return {"block": block} if block and hasattr(kind, "block") else {}
+    found = {"block": block} if block and hasattr(kind, "block") else {}
+    if hasattr(objective, "alpha_0") and hasattr(kind, "alpha_0"):
+        found["alpha_0"] = objective.alpha_0
+    return found
 
 
 def _suits(needs: Needs, process: Any, network: Network) -> bool:

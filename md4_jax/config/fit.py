@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.experiment import Experiment
+from md4_jax.networks.ordered import FITTING as ORDERED
 from md4_jax.protocols import UserError
 
 # Keys of a network that works block by block, and why other values do not.
@@ -60,6 +61,8 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} needs network.name='partition': it predicts two groups of tokens, each from "
             "the other, in one pass"
         )
+    if needs.ordered and not (network.ordered and network.time_free):
+        raise UserError(f"{said} needs {in_order(experiment.config['network'])}")
     if needs.recalls and not network.recalls:
         raise UserError(
             f"{said} with {part.key}.self_conditioning above 0 needs "
@@ -109,6 +112,17 @@ def whole_blocks(network: Mapping[str, Any]) -> str:
         return "a network that works block by block, such as network.name='transformer'"
     asked = [f"network.{key}={BLOCKWISE[key]}, not {network[key]}" for key in wrong]
     return f"{' and '.join(asked)}: {', and '.join(REASONS[key] for key in wrong)}"
+
+
+def in_order(network: Mapping[str, Any]) -> str:
+    """Returns what a config must change for a network that reads tokens in an order."""
+    fitting = {"time_conditioning": False, **ORDERED}
+    wrong = [key for key, fits in fitting.items() if (network.get(key) or fits) != fits]
+    asked = [f"network.{key}={fitting[key]!r}, not {network[key]!r}" for key in wrong]
+    return (
+        f"{' and '.join(asked or ['network.name=transformer'])}: the network reads tokens in an "
+        "order of their own and is told no time (or process.conditioning='zero')"
+    )
 
 
 def check_process(process: Any, name: str, part: Component) -> None:

@@ -90,6 +90,12 @@ def _check_reward(experiment: Experiment) -> None:
                 f"sample.reward.name={name!r} is not for {key}={value}: {why}. Leave {key}={fits} "
                 "or sample.reward.name=none"
             )
+    if experiment.sampler_step.needs.ordered:
+        raise UserError(
+            f"sample.reward.name={name!r} looks at texts that the network completes at once, and "
+            f"with sample.name={sections['sample']['name']!r} it reads tokens in an order: leave "
+            "sample.reward.name=none"
+        )
     if experiment.network.causal:
         raise UserError(
             f"sample.reward.name={name!r} looks at texts that the network completes, and with "
@@ -167,6 +173,12 @@ def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
         raise UserError(
             f"{said} towards a prompt hides it behind masks: it needs process.name='masking', not "
             f"{experiment.config['process']['name']!r}"
+        )
+    if experiment.sampler_step.needs.ordered:
+        raise UserError(
+            f"{said} towards a prompt hides it behind masks, which come last where "
+            f"sample.name={experiment.config['sample']['name']!r} reads a prompt first: leave "
+            "sample.guidance=1.0"
         )
     for key, value in (("block", sample_block(experiment)), ("stride", options.stride)):
         if value:

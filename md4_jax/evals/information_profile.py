@@ -69,6 +69,11 @@ class InformationProfile:
                 f"{key} measures how masks in a whole text are predicted, which a model trained "
                 f"with objective.block={block} never saw: leave it out"
             )
+        if experiment.objective.needs.ordered:
+            raise UserError(
+                f"{key} measures how masks in a whole text are predicted, and this model was "
+                "trained to read tokens in an order: leave it out"
+            )
         check_sizes(self, experiment, key)
 
     def length_of(self, experiment: Experiment) -> tuple[str, int]:

@@ -103,6 +103,8 @@ class Path:
         schedule = reveal.schedule_of(self.step, process, chain, grid, keys)
         rounds = _numbered(jnp.where(batch.loss_mask, schedule.round, NEVER))
         most = reveal.capacity_of(self.step, process, grid, length)
+        if schedule.rank is not None:
+            denoiser = reveal.reading(denoiser, schedule.rank)
 
         def body(state: tuple[Array, Array]) -> tuple[Array, Array]:
             number, nats = state
@@ -170,7 +172,7 @@ class PathLikelihood:
                 f"{key}: sample.name={name!r} has no likelihood along a path, because its "
                 "positions depend on the drawn tokens or on noise. confidence with "
                 "sample.score=margin or entropy and sample.noise=0 has one, and so have any_order, "
-                "first_hitting, ancestral on masks and left_to_right"
+                "first_hitting, ancestral on masks, eso and left_to_right"
             )
         plain = type(step.transform)()
         for option in ("top_k", "top_p"):

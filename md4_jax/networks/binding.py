@@ -12,6 +12,7 @@ from md4_jax.networks.blocks import Cache, KVCache, LeftToRight, Surroundings
 from md4_jax.networks.context import checked_context
 from md4_jax.networks.dropout import DROPOUT, folded
 from md4_jax.networks.growing import with_edits, with_gaps
+from md4_jax.networks.ordered import ordered_functions, reads_in_order
 from md4_jax.networks.past import Past
 from md4_jax.networks.positions import check_length
 from md4_jax.networks.rows import COUNTED, Bound
@@ -79,7 +80,10 @@ class Binding(NamedTuple):
         shortcuts = Accelerator(
             token_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
-        return Denoiser(features, unembed, shortcuts, blocks, rebind)
+        found = Denoiser(features, unembed, shortcuts, blocks, rebind)
+        if not (self.cached and reads_in_order(self.options)):
+            return found
+        return found._replace(ordered=ordered_functions(self.options, module, variables, told))
 
     def _growing(self, variables: dict, told: dict[str, Array]) -> Denoiser:
         """Returns the denoiser of texts that grow: what is present is a property of z."""

@@ -16,6 +16,7 @@ from md4_jax.networks.dropout import folded, for_adapter, kept, scaled
 from md4_jax.networks.experts import Experts
 from md4_jax.networks.feed_forward import FeedForward
 from md4_jax.networks.linear import Linear, Normalize
+from md4_jax.networks.ordered import InOrder
 from md4_jax.networks.positions import places, places_from, places_of_halves
 from md4_jax.networks.rotary import grown, rotate
 from md4_jax.protocols import Array
@@ -31,6 +32,7 @@ class Attention(nn.Module):
     block > 0: x is a noisy sequence followed by its clean copy, and attention is
     `block_diffusion_attention` with blocks of this size; with last, only the noisy half asks.
     cache: x is one block after the tokens of the cache, or a window among them.
+    segments: those of documents, or what each position sees in an order.
     keys [B] are for dropout of the weights and of what adapters read.
     Returns (result, None), or with a cache (result, (keys, values)) to append to it.
     """
@@ -44,7 +46,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x_BxLxD: Array,
-        segments: Array | None,
+        segments: Array | InOrder | None,
         index: Array | None,
         cache: Cache | None = None,
         keys: Array | None = None,
@@ -83,6 +85,9 @@ class Attention(nn.Module):
             turned = (rotated_halves(x, key.shape[1] // 2, turns) for x in (query, key))
             form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
             mixed = block_diffusion_attention(*turned, value, block=self.block, **form)
+        elif isinstance(segments, InOrder):
+            form = dict(index=index, kernel=kernel, turns=turns)
+            mixed = segments.attend(query, key, value, **form)
         else:
             query = rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid)
             turned = query, rotate(key, turns=turns, grid=o.grid), value

@@ -17,6 +17,7 @@ from md4_jax.networks.growing import check_growing, symbols_read
 from md4_jax.networks.layers import FIRST, SECOND
 from md4_jax.networks.linear import ADAPTERS, INITIAL, rounded
 from md4_jax.networks.lists import counts_of
+from md4_jax.networks.ordered import reads_in_order
 from md4_jax.networks.products import PRODUCTS, products_for
 from md4_jax.networks.rotary import RAMPS, ROUNDED, Positions, check_rotary
 from md4_jax.networks.rows import Rows
@@ -269,6 +270,7 @@ class Transformer(Positions):
             mixtures=not (self.tables or self.gaps), adapters=self.adapters,
             parameters=self.parameters, gaps=self.gaps, edits=self.edits,
             reads=self.causal_context, splits=not (self.tables or self.gaps),
+            ordered=reads_in_order(self),
         )  # fmt: skip
 
     @property

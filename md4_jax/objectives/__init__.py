@@ -12,6 +12,7 @@ from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.dcd import DCD
 from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.edit_flow import EditFlow
+from md4_jax.objectives.eso import Eso, EsoOrders
 from md4_jax.objectives.every_order import EveryOrder
 from md4_jax.objectives.flexmdm import FlexMDM
 from md4_jax.objectives.generalized_kl import GeneralizedKL
@@ -37,6 +38,8 @@ OBJECTIVES = {
     "autoregressive": Autoregressive,
     "block": BlockDiffusion,
     "every_order": EveryOrder,
+    "eso": Eso,
+    "eso_orders": EsoOrders,
     "genmd4": GenMD4,
     "concrete_score": ConcreteScore,
     "score_entropy": ScoreEntropy,

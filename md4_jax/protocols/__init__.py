@@ -13,6 +13,7 @@ from md4_jax.protocols.network import (
     Denoiser,
     Mixture,
     Network,
+    Ordered,
 )
 from md4_jax.protocols.objective import FIXED, PARTS, Needs, Objective
 from md4_jax.protocols.process import Process, Schedule
@@ -20,6 +21,6 @@ from md4_jax.protocols.trees import pytree
 
 __all__ = [
     "FIXED", "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Conditioned", "Denoiser",
-    "Mixture", "Needs", "Network", "Objective", "Params", "Process", "Prompt", "Schedule",
+    "Mixture", "Needs", "Network", "Objective", "Ordered", "Params", "Process", "Prompt", "Schedule",
     "UserError", "batch_of", "pytree",
 ]  # fmt: skip

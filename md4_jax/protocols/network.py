@@ -103,6 +103,33 @@ def _telling(function: Callable | None, signal: Callable) -> Callable | None:
     return function and (lambda z, t, *rest: function(z, signal(t), *rest))
 
 
+class Ordered(NamedTuple):
+    """Functions of a denoiser that reads each sequence in an order of its own (Eso-LM).
+
+    rank int32 [B, L] is the place of each position in the order; a position keeps its place in the
+    text. The network is told no time.
+
+    features     (z, t, rank, index [B, P] or None) -> h [B, P, D]: a position sees itself and those
+                 before it
+    predictions  (x, t, rank, round [B, L]) -> h [B, L, D]: each position as a mask, that sees the
+                 tokens of x of earlier rounds, and the masks of its own round before it
+    empty_cache  (rows, length) -> a key-value cache of texts of that length
+    append       (z [B, P], t, place [B, P], rank [B, P], keep [B, P], cache) -> (h [B, P, D],
+                 cache): symbols at these places see what the cache holds, themselves and those of
+                 z before them. The cache then also holds those to keep
+    """
+
+    features: Callable[[Array, Array, Array, Array | None], Array]
+    predictions: Callable[[Array, Array, Array, Array], Array]
+    empty_cache: Callable[[int, int], Any]
+    append: Callable[..., tuple[Array, Any]]
+
+    def told(self, signal: Callable[[Array], Array]) -> "Ordered":
+        """Returns the same functions, in which the network gets signal(t) in place of t."""
+        names = ("features", "predictions", "append")
+        return self._replace(**{name: _telling(getattr(self, name), signal) for name in names})
+
+
 class Denoiser(NamedTuple):
     """Network with parameters, context and dropout key bound: a function of (z, t) alone.
 
@@ -118,6 +145,7 @@ class Denoiser(NamedTuple):
     recall    logits [B, L, V] of an earlier call -> signal of a `Conditioned`, or None
     classify  (z, t) -> logits of the class of each sequence [B, C], or None. A network that
               `classifies` has nothing else: it predicts no token
+    ordered   `Ordered`, its functions of tokens in an order of their own, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -131,6 +159,7 @@ class Denoiser(NamedTuple):
     swapped: Callable[[Array, Array], Array] | None = None
     recall: Callable[[Array], Array] | None = None
     classify: Callable[[Array, Array], Array] | None = None
+    ordered: Ordered | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -156,6 +185,7 @@ class Denoiser(NamedTuple):
             gaps=_telling(self.gaps, signal),
             edits=_telling(self.edits, signal),
             classify=_telling(self.classify, signal),
+            ordered=self.ordered and self.ordered.told(signal),
         )
 
 
@@ -180,6 +210,7 @@ class Network(NamedTuple):
     swapped    its denoisers have `swapped`
     recalls    its denoisers have `recall`, and read a `Conditioned` too
     reads      the blocks of its denoisers have `reading`
+    ordered    its denoisers have `ordered`
     splits     devices can share a sequence, each with a part of its positions
     classifies its denoisers have `classify`, and predict no tokens
     """
@@ -203,6 +234,7 @@ class Network(NamedTuple):
     reads: bool = False
     splits: bool = False
     classifies: bool = False
+    ordered: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

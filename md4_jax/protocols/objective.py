@@ -25,6 +25,7 @@ class Needs(NamedTuple):
     recalls           its denoiser must have `recall`, and read a `Conditioned`
     reads             its blocks must have `reading`
     classifies        its denoiser must have `classify`; False: it must predict tokens
+    ordered           its denoiser must have `ordered`, and be told no time
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
@@ -48,6 +49,7 @@ class Needs(NamedTuple):
     recalls: bool = False
     reads: bool = False
     classifies: bool = False
+    ordered: bool = False
 
 
 class Objective(Protocol):

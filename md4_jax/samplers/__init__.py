@@ -4,6 +4,7 @@ from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.edit import Edit
 from md4_jax.samplers.entropy_bound import EntropyBound
+from md4_jax.samplers.eso import Eso
 from md4_jax.samplers.flow import Flow
 from md4_jax.samplers.grids import cosine, log_linear, uniform
 from md4_jax.samplers.insertion import Insert
@@ -24,6 +25,7 @@ SAMPLERS = {
     "confidence": Confidence,
     "edit": Edit,
     "entropy_bound": EntropyBound,
+    "eso": Eso,
     "euler": Euler,
     "first_hitting": FirstHitting,
     "flow": Flow,

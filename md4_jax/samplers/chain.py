@@ -33,10 +33,12 @@ class RevealSchedule(NamedTuple):
     round  int32 [B, L]. Positions of one round are drawn at once, lower rounds first; NEVER
            where no token is drawn
     time   float32 [B, L], the time of the network evaluation, one for each round of a sequence
+    rank   int32 [B, L], the order in which a network reads that reads in one, or None
     """
 
     round: Array
     time: Array
+    rank: Array | None = None
 
 
 NEVER = np.iinfo(np.int32).max

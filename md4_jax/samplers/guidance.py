@@ -13,6 +13,7 @@ from md4_jax.protocols import (
     Conditioned,
     Denoiser,
     Network,
+    Ordered,
     Params,
     Process,
     Prompt,
@@ -98,6 +99,7 @@ def shown(denoiser: Denoiser, prompt: Prompt) -> Denoiser:
         features=lambda z, t: denoiser.features(show(z), t),
         accelerator=denoiser.accelerator._replace(features_at=at),
         blocks=None,
+        ordered=None,
         rebind=lambda count: shown(
             denoiser.repeated(count), Prompt(*(jnp.repeat(x, count, axis=0) for x in prompt))
         ),
@@ -174,11 +176,28 @@ def both(told: Denoiser, free: Denoiser, join: Callable[[Array, Array], Array]) 
         Accelerator(told.accelerator.groups, _side_by_side(told.features_at, free.features_at)),
         _blockwise(told.blocks, free.blocks) if told.blocks and free.blocks else None,
         lambda count: both(told.repeated(count), free.repeated(count), join),
+        ordered=_ordered(told.ordered, free.ordered) if told.ordered and free.ordered else None,
     )
 
 
 def _side_by_side(one: Callable, other: Callable) -> Callable:
     return lambda *arguments: jnp.concatenate([one(*arguments), other(*arguments)], axis=-1)
+
+
+def _ordered(told: Ordered, free: Ordered) -> Ordered:
+    """Makes the functions of both, with a pair of caches."""
+
+    def append(*arguments: Any) -> tuple[Array, Any]:
+        *read, caches = arguments
+        first, second = told.append(*read, caches[0]), free.append(*read, caches[1])
+        return jnp.concatenate([first[0], second[0]], axis=-1), (first[1], second[1])
+
+    return Ordered(
+        _side_by_side(told.features, free.features),
+        _side_by_side(told.predictions, free.predictions),
+        lambda rows, length: (told.empty_cache(rows, length), free.empty_cache(rows, length)),
+        append,
+    )
 
 
 def _blockwise(told: Blockwise, free: Blockwise) -> Blockwise:

@@ -19,6 +19,7 @@ from md4_jax.samplers.chain import (
     SamplerStep,
 )
 from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.eso import Eso, run_cached
 from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
 from md4_jax.samplers.observed import finish_observed
 
@@ -165,11 +166,12 @@ def _by_schedule(
     grid, keys, _, traced = course
     count, length = len(grid) - 1, chain.z.shape[1]
     schedule = reveal.schedule_of(step, process, chain, grid, fold_keys(keys, count))
-    most = reveal.capacity_of(step, process, grid, length)
-    after = reveal.run(
-        denoiser, step.transform, chain, schedule,
-        keys=fold_keys(keys, count + 2), capacity=most,
-    )  # fmt: skip
+    own = fold_keys(keys, count + 2)
+    if isinstance(step, Eso) and step.cached:
+        after = run_cached(denoiser, step, process, chain, schedule, keys=own, grid=grid)
+    else:
+        most = reveal.capacity_of(step, process, grid, length)
+        after = reveal.run(denoiser, step.transform, chain, schedule, keys=own, capacity=most)
     rounds = count if isinstance(step, RevealsIndependently) else max(count, length)
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
 

@@ -48,8 +48,8 @@ def schedule_of(
     else:
         schedule = independent_schedule(process, chain, grid, keys, step.reveal_probability)
     left = process.is_noise(chain.z) & (schedule.round == NEVER)
-    return RevealSchedule(
-        jnp.where(left, LAST, schedule.round), jnp.where(left, 0.0, schedule.time)
+    return schedule._replace(
+        round=jnp.where(left, LAST, schedule.round), time=jnp.where(left, 0.0, schedule.time)
     )
 
 
@@ -164,7 +164,8 @@ def one_pass(
     time = jnp.take_along_axis(schedule.time, index[:, :1], axis=1)[:, 0]
     later = (schedule.round >= now) & (schedule.round < NEVER)
     seen = jnp.where(later, passes.start, state.z)
-    tokens, chances = draw_at(denoiser, transform, seen, time, index, keys)
+    reader = denoiser if schedule.rank is None else reading(denoiser, schedule.rank)
+    tokens, chances = draw_at(reader, transform, seen, time, index, keys)
     where = jnp.where(valid, index, length)
     put = jax.vmap(lambda row, where, new: row.at[where].set(new, mode="drop"))
     return Drawing(
@@ -173,6 +174,16 @@ def one_pass(
         put(state.z, where, tokens),
         put(state.confidence, where, chances),
     )
+
+
+def reading(denoiser: Denoiser, rank: Array) -> Denoiser:
+    """Returns the denoiser whose network reads each sequence in the order of the ranks [B, L]."""
+
+    def at(z: Array, t: Array, index: Array | None = None) -> Array:
+        return denoiser.ordered.features(z, t, rank, index)
+
+    shortcuts = denoiser.accelerator._replace(features_at=at)
+    return denoiser._replace(features=at, accelerator=shortcuts)
 
 
 def _shared(capacity: int) -> int:

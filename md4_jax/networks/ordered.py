@@ -1,0 +1,186 @@
+"""Attention in an order of each sequence's own, and its cache: docs/families/eso_lm.md."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from md4_jax.networks.attention import Form, attend_masked, attend_where
+from md4_jax.networks.keys import for_queries
+from md4_jax.networks.rotary import Turns, rotate
+from md4_jax.protocols import Array, Ordered, UserError
+
+# Options of a network that reads in an order, and the only values that they may have.
+FITTING = {
+    "causal": False, "causal_context": False, "shifted": False, "local_width": 0, "tables": 0,
+    "gaps": False, "positions": 0, "query_scaling": (),
+}  # fmt: skip
+
+
+def reads_in_order(o: Any) -> bool:
+    """Returns whether a network with these options can read in an order."""
+    return all(getattr(o, key) == fits for key, fits in FITTING.items())
+
+
+class InOrder(NamedTuple):
+    """What each position of an attention layer sees, in place of the segments of a text.
+
+    Without `round` the layer reads L positions, each of which sees itself and those before it. With
+    it the layer reads 2 L: a mask for each position, then the clean text. A clean token sees itself
+    and clean ones before it. A mask sees the clean tokens of earlier rounds, itself, and the masks
+    of its own round before it.
+
+    rank      int32 [B, L], the place of each position in the order
+    round     int32 [B, L], which does not fall with the rank, or None
+    segments  int32 [B, L]: a token sees only tokens of its own segment; None: all are one
+    """
+
+    rank: Array
+    round: Array | None = None
+    segments: Array | None = None
+
+    def attend(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        index: Array | None,
+        kernel: str,
+        turns: Turns,
+    ) -> Array:
+        """Attends from the positions index, or from all, to keys that are not rotated yet."""
+        length, count = self.rank.shape[1], key.shape[1]
+        asked = jnp.arange(count)[None] if index is None else index
+        place = asked % length
+        query = rotate(query, jnp.broadcast_to(place, query.shape[:2]), length=length, turns=turns)
+        own = jnp.broadcast_to(jnp.arange(count)[None] % length, key.shape[:2])
+        key = rotate(key, own, length=length, turns=turns)
+        key, value = (for_queries(x, query.shape[2]) for x in (key, value))
+        asked = jnp.broadcast_to(asked, query.shape[:2])
+        return attend_masked(query, key, value, self._seen(asked, count)[:, None], kernel)
+
+    def _seen(self, asked_BxQ: Array, count: int) -> Array:
+        """Marks the keys that each query sees: bool [B, Q, count]."""
+        length = self.rank.shape[1]
+
+        def pair(x_BxL: Array) -> tuple[Array, Array]:
+            known = jnp.concatenate([x_BxL] * (count // length), axis=1)
+            asking = jnp.take_along_axis(known, asked_BxQ, axis=1)
+            return asking[:, :, None], known[:, None]
+
+        rank, of_key = pair(self.rank)
+        seen = rank >= of_key
+        if self.round is not None:
+            of_mask, mask_key = asked_BxQ[:, :, None] < length, jnp.arange(count) < length
+            now, then = pair(self.round)
+            among = seen & jnp.where(of_mask, now == then, False)
+            seen = jnp.where(mask_key, among, jnp.where(of_mask, then < now, seen))
+        if self.segments is not None:
+            own, others = pair(self.segments)
+            seen = seen & (own == others)
+        return seen
+
+
+class RankedCache(NamedTuple):
+    """Keys, after rotation, and values of the tokens of texts that are read in an order.
+
+    keys, values  [..., B, L, H, Dh], of one layer or of all, at the places of the tokens
+    known         bool [B, L], the places that hold a token
+    place, rank   int32 [B, P], of the symbols that are being read
+    keep          bool [B, P], those of them that the cache is to hold
+    """
+
+    keys: Array
+    values: Array
+    known: Array
+    place: Array
+    rank: Array
+    keep: Array
+
+    @property
+    def first(self) -> Array:
+        """Position of the first symbol, which nothing of such a network depends on."""
+        return jnp.int32(0)
+
+    def attend(
+        self,
+        query: Array,
+        own: tuple[Array, Array],
+        segments: Array | None,
+        *,
+        kernel: str,
+        turns: Turns,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Attends from P symbols to the cache, to themselves and to those before them.
+
+        query [B, P, H, Dh]. Returns (result, own keys, rotated, and values). The text is one
+        document. Nothing is written here, so that no layer's keys are copied.
+        """
+        del segments
+        length, heads = self.keys.shape[1], query.shape[2]
+        query, key = (rotate(x, self.place, length=length, turns=turns) for x in (query, own[0]))
+        before = self.rank[:, :, None] >= self.rank[:, None]
+        known = jnp.broadcast_to(self.known[:, None], (*self.place.shape, length))
+        seen = jnp.concatenate([known, before], axis=2)[:, None]
+        keys, values = (
+            for_queries(jnp.concatenate(x, axis=1), heads)
+            for x in ((self.keys, key), (self.values, own[1]))
+        )
+        form = Form(rounded=kernel == "rounded")
+        return attend_where(query, keys, values, seen, form), (key, own[1])
+
+    def append(self, keys: Array, values: Array) -> "RankedCache":
+        """Puts the symbols to keep, [..., B, P, H, Dh] of all layers, in their places."""
+        length = self.known.shape[1]
+        rows = jnp.arange(len(self.known))[:, None]
+        place = jnp.where(self.keep, self.place, length)  # which is dropped
+
+        def put(old: Array, new: Array) -> Array:
+            return old.at[:, rows, place].set(new.astype(old.dtype), mode="drop")
+
+        known = self.known.at[rows, place].set(True, mode="drop")
+        return self._replace(
+            keys=put(self.keys, keys), values=put(self.values, values), known=known
+        )
+
+
+def ordered_functions(o: Any, module: Any, variables: Any, told: dict[str, Array]) -> Ordered:
+    """Returns the functions of a module with its parameters and context.
+
+    o       options of the network
+    module  `TransformerModule`
+    """
+    label, keys, segments = (told.get(name) for name in ("label", "keys", "segments"))
+
+    def read(z: Array, t: Array, seen: InOrder, index: Array | None) -> Array:
+        if keys is not None and o.attention_dropout:
+            raise UserError(
+                f"network.attention_dropout={o.attention_dropout} must be 0 for a network that "
+                "reads in an order"
+            )
+        return module.apply(variables, z, t, seen, label, keys, index, method="features")
+
+    def features(z: Array, t: Array, rank: Array, index: Array | None = None) -> Array:
+        return read(z, t, InOrder(rank, None, segments), index)
+
+    def predictions(x: Array, t: Array, rank: Array, round: Array) -> Array:
+        masks_Bx2L = jnp.concatenate([jnp.full_like(x, o.vocab_size), x], axis=1)
+        index = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape)
+        return read(masks_Bx2L, t, InOrder(rank, round, segments), index)
+
+    def empty_cache(rows: int, length: int) -> RankedCache:
+        empty = jnp.zeros((o.depth, rows, length, o.kv_heads, o.attention_size), o.dtype)
+        none = jnp.zeros((rows, 0), jnp.int32)
+        return RankedCache(empty, empty, jnp.zeros((rows, length), bool), none, none, none > 0)
+
+    def append(
+        z: Array, t: Array, place: Array, rank: Array, keep: Array, cache: RankedCache
+    ) -> tuple[Array, RankedCache]:
+        asked = cache._replace(place=place, rank=rank, keep=keep)
+        run = partial(module.apply, variables, method="append_block")
+        h, after = run(z, t, asked, label, None)
+        none = cache.place[:, :0]
+        return h, after._replace(place=none, rank=none, keep=none > 0)
+
+    return Ordered(features, predictions, empty_cache, append)

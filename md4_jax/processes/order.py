@@ -1,0 +1,31 @@
+"""Orders in which tokens are revealed: some in a random order, the rest from left to right."""
+
+import jax.numpy as jnp
+
+from md4_jax.protocols import Array, UserError
+
+
+def check_clean_share(key: str, alpha_0: float) -> None:
+    """Raises UserError for a share of tokens outside of [0, 1]."""
+    if not 0.0 <= alpha_0 <= 1.0:
+        raise UserError(f"{key} must lie in [0, 1], not {alpha_0}")
+
+
+def ranks(draws: Array, given: Array, first: Array, *, alpha_0: float, sorted_rest: Array) -> Array:
+    """Returns the place of each position in the order of its sequence: int32 [B, L].
+
+    The given positions come before all, in the order of their draws. Then come the `first` ones,
+    in that order too, and then the rest.
+
+    draws        [B, L] in [0, 1)
+    given        bool [B, L], prompts and what else is never masked. With alpha_0 = 0, where the
+                 network knows no random orders, they come from left to right
+    first        bool [B, L]
+    sorted_rest  bool [B, 1]: the rest comes from left to right, not in the order of the draws
+    """
+    place = jnp.arange(draws.shape[1], dtype=draws.dtype)
+    of_given = place / draws.shape[1] if alpha_0 == 0.0 else draws
+    rest = 1.0 + jnp.where(sorted_rest, place, draws)
+    value = jnp.where(given, of_given - 2.0, jnp.where(first, draws, rest))
+    order = jnp.argsort(value, axis=1, stable=True)
+    return jnp.argsort(order, axis=1).astype(jnp.int32)
