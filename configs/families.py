@@ -9,8 +9,7 @@ FREE, GRID = dict(time_conditioning=False), dict(grid="uniform")
 FORMS = dict(concrete_score=dict(form="denoising"), ctmc=dict(passes="score_entropy"))
 FORMS |= dict(duo=dict(low=-2.67, high=1.6, until=2400), gidd=dict(weights="dynamic"))
 FAMILIES = dict(  # name: (process, objective, reported bound, changes of network and of sample)
-    md4=(MASKS, "md4", "any_order", {}, {}),
-    any_order=(MASKS, "any_order", "any_order", FREE, {}),
+    md4=(MASKS, "md4", "any_order", {}, {}), any_order=(MASKS, "any_order", "any_order", FREE, {}),
     radd_t_dce=(MASKS, "t_dce", "any_order", FREE, {}),
     radd_lambda_dce=(MASKS, "lambda_dce", "any_order", FREE, {}),
     sedd_absorb=(MASKS, "score_entropy", "score_entropy", {}, {}),
@@ -27,8 +26,9 @@ FAMILIES = dict(  # name: (process, objective, reported bound, changes of networ
     tauldr_absorb=(dict(name="rates", kernel="absorbing"), "ctmc", "auto", {}, {}),
     tauldr_uniform=(dict(name="rates", kernel="uniform"), "ctmc", "auto", {}, {}),
     block=(MASKS, "block", "auto", dict(FREE, local_width=0), {}),
+    eso=(MASKS, "eso", "eso_orders", dict(FREE, local_width=0), dict(name="eso")),
     ar=(MASKS, "autoregressive", "autoregressive", dict(causal=True), dict(name="left_to_right")),
-)
+)  # fmt: skip
 
 
 def get_config(name):

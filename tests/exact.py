@@ -35,7 +35,7 @@ from md4_jax.processes.rates import Rates
 from md4_jax.processes.schedules import LogLinear
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
-from md4_jax.protocols import Batch, Blockwise, Denoiser
+from md4_jax.protocols import Batch, Blockwise, Denoiser, Ordered
 from md4_jax.samplers import SAMPLERS
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.loop import no_prompt, sample
@@ -112,7 +112,7 @@ def samplers_for(process) -> dict:
     return {
         name: make
         for name, make in SAMPLERS.items()
-        if fits(make(), process) and not make().needs.causal
+        if fits(make(), process) and not (make().needs.causal or make().needs.ordered)
     }
 
 
@@ -174,7 +174,8 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
     thing. Without `given` it looks at no clean block, and is told the times as they come. It has
     gaps, of texts that grow, and expects the prior number of tokens in each. Of a text in two
     groups it says of each what it says where that group is masked. Its classes are as many as its
-    symbols, and their logits the mean of those of the tokens.
+    symbols, and their logits the mean of those of the tokens. In an order, masks before a
+    position look to it like those after it.
     """
 
     def swapped(x, group):
@@ -182,6 +183,23 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         mask_id = jax.eval_shape(outputs, x, t).shape[-1]
         first, second = (outputs(jnp.where(part, mask_id, x), t) for part in (group, ~group))
         return jnp.where(group[..., None], first, second)
+
+    def in_order(z, t, rank, index=None):
+        mask_id = jax.eval_shape(outputs, z, t).shape[-1]
+        here, parts = jnp.arange(z.shape[1]), []
+        for n in range(z.shape[1]):
+            seen = (rank < rank[:, n : n + 1]) | (here == n)
+            parts.append(outputs(jnp.where(seen, z, mask_id), t)[:, n])
+        h = jnp.stack(parts, axis=1)
+        return h if index is None else jnp.take_along_axis(h, index[..., None], axis=1)
+
+    def predictions(x, t, rank, round):
+        mask_id = jax.eval_shape(outputs, x, t).shape[-1]
+        parts = [
+            outputs(jnp.where(round < round[:, n : n + 1], x, mask_id), t)[:, n]
+            for n in range(x.shape[1])
+        ]
+        return jnp.stack(parts, axis=1)
 
     blocks = Blockwise(given or (lambda z, t, clean, block: outputs(z, t)), None, None)
     denoiser = Denoiser(
@@ -195,6 +213,7 @@ def of_outputs(outputs: Callable, *, given: Callable | None = None) -> Denoiser:
         ),
         swapped=swapped,
         classify=lambda z, t: jnp.mean(outputs(z, t), axis=1),
+        ordered=Ordered(in_order, predictions, None, None),
     )
     return taught(denoiser, Denoiser(lambda z, t: _turned(outputs(z, t)), lambda h: h))
 

@@ -23,6 +23,7 @@ SEDD = dict(
 TOLD = {
     "mdlm": dict(SIZES, architectures=["MDLM"], model_type="mdlm", time_conditioning=False),
     "bd3lm": dict(SIZES, architectures=["BD3LM"], model_type="bd3lm", block_size=4, adaln=True),
+    "esolm": dict(SIZES, model_type="esolm", time_conditioning=False, alpha_0=0.25),
     "duo": dict(SIZES, architectures=["DUO"], model_type="DUO", var_min=True),
     "udlm": dict(SIZES, architectures=["UDLM"], model_type="udlm", cfg=False, cfg_num_classes=-1),
     "udlm_labels": dict(
@@ -71,7 +72,7 @@ DECODERS = (
 )  # fmt: skip
 GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
-ARRAYS = {"rnd1": "qwen3moe", "stable_diffcoder": "llama"}
+ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama"}
 # Letters and special entries of the vocabulary.
 OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma")
 ENTRIES = {

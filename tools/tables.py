@@ -225,6 +225,8 @@ def _chain_keys(family: str) -> str:
     """Returns the keys that a family needs for sequences of twelve letters out of four."""
     if family == "block":
         return "objective.block=4"
+    if family == "eso":
+        return "network.local_width=0"
     if family == "d3pm_gauss":  # four symbols lie far apart
         noise = "process.timesteps=64 process.beta_start=0.05 process.beta_end=1.0"
         return f"network.local_width=3 sample.steps=64 {noise}"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.duality import strongest
-from md4_jax.protocols import Array, Blockwise, Denoiser, Mixture
+from md4_jax.protocols import Array, Blockwise, Denoiser, Mixture, Ordered
 
 FEATURES = 4
 
@@ -51,8 +51,24 @@ def tabled(table: Array, *, causal: bool) -> Denoiser:
         first, second = (features(jnp.where(part, symbols, x), t) for part in (group, ~group))
         return jnp.where(group[..., None], first, second)
 
+    def of_seen(z: Array, seen: Array) -> Array:
+        """Outputs of positions that see those of z that `seen` [B, L, L] marks, and else masks."""
+        shown = jnp.where(jnp.swapaxes(seen, 1, 2), z[:, :, None], symbols)
+        return of_state(shown, jnp.zeros(z.shape), jnp.full(length, length))
+
+    def in_order(z: Array, t: Array, rank: Array, index: Array | None) -> Array:
+        """Outputs of positions that see those before them; all of them, whatever the index."""
+        del t, index
+        return of_seen(z, (rank[:, None] < rank[:, :, None]) | jnp.eye(length, dtype=bool))
+
+    def predictions(x: Array, t: Array, rank: Array, round: Array) -> Array:
+        """Outputs of masks that see earlier rounds; masks before them look like those after."""
+        del t, rank
+        return of_seen(x, round[:, None] < round[:, :, None])
+
     blocks = Blockwise(of_blocks, None, None)
-    return Denoiser(features, lambda h: h, blocks=blocks, swapped=swapped)
+    ordered = Ordered(in_order, predictions, None, None)
+    return Denoiser(features, lambda h: h, blocks=blocks, swapped=swapped, ordered=ordered)
 
 
 def _functions(t: Array) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from md4_jax.config.fit import Component, check_fit, objective_name
+from md4_jax.config.fit import Component, check_fit, check_order, objective_name
 from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
@@ -41,7 +41,7 @@ def validate(experiment: Experiment) -> None:
     all_of(
         *(partial(_check_steps, experiment, component) for component in components),
         partial(_check_grid, experiment),
-        *(partial(_check_order, experiment, component) for component in components),
+        *(partial(check_order, experiment, component) for component in components),
         partial(check_sampling, experiment),
         *(partial(_check_bound, experiment, *item) for item in _reporting(experiment)),
         *(partial(_check_stride, experiment, *item) for item in bounds.items()),
@@ -187,29 +187,6 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
             f"({experiment.process}), so it cannot be reported as a likelihood; any_order "
             "with weight_power=1 is a bound for every schedule"
         )
-
-
-def _check_order(experiment: Experiment, part: Component) -> None:
-    """Raises UserError for a sampler or a bound that asks a network otherwise than it has learned.
-
-    A network that was trained on tokens in an order gives no useful predictions of whole texts, nor
-    the other way round.
-    """
-    trained = experiment.objective.needs.ordered
-    if part.value.needs.ordered == trained:
-        return
-    said = f"{part.key}.name={part.name!r}"
-    own = objective_name(experiment.objective)
-    fits = "'eso'" if part.key == "sample" else "'eso_orders' or 'auto'"
-    if trained:
-        raise UserError(
-            f"{said} shows the network whole texts, and objective.name={own!r} trains it on tokens "
-            f"in an order: take {part.key}.name={fits}"
-        )
-    raise UserError(
-        f"{said} shows the network tokens in an order, and objective.name={own!r} trains it on "
-        "whole texts: train with objective.name='eso'"
-    )
 
 
 def _check_stride(experiment: Experiment, evaluation: str, bound: LikelihoodBound) -> None:

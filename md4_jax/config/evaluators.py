@@ -94,8 +94,8 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
     """Builds the bound that a section names, for a model trained with `objective`.
 
     A bound by blocks that names no size takes the trained one: a model that draws blocks of 8 has
-    no likelihood by blocks of 4. So does the share of diffusion of Eso-LM. Other options that are not named are those `for_evaluation`, which
-    may also be of another class, of the same value.
+    no likelihood by blocks of 4. So does the share of diffusion of Eso-LM. Other options that are
+    not named are those of `for_evaluation`, which may also be of another class.
     """
     asked = {**_trained(OBJECTIVES.get(asked["name"]), objective), **asked}
     found = build_section(path, asked)

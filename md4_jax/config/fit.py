@@ -105,6 +105,29 @@ def _check_kind(experiment: Experiment, classifies: bool, said: str) -> None:
     raise UserError(f"{said} needs {needed}, not network.name={own!r}")
 
 
+def check_order(experiment: Experiment, part: Component) -> None:
+    """Raises UserError for a sampler or a bound that asks a network otherwise than it has learned.
+
+    A network that was trained on tokens in an order gives no useful predictions of whole texts, nor
+    the other way round.
+    """
+    trained = experiment.objective.needs.ordered
+    if part.value.needs.ordered == trained:
+        return
+    said = f"{part.key}.name={part.name!r}"
+    own = objective_name(experiment.objective)
+    fits = "'eso'" if part.key == "sample" else "'eso_orders' or 'auto'"
+    if trained:
+        raise UserError(
+            f"{said} shows the network whole texts, and objective.name={own!r} trains it on tokens "
+            f"in an order: take {part.key}.name={fits}"
+        )
+    raise UserError(
+        f"{said} shows the network tokens in an order, and objective.name={own!r} trains it on "
+        "whole texts: train with objective.name='eso'"
+    )
+
+
 def whole_blocks(network: Mapping[str, Any]) -> str:
     """Returns what a config must change for a network that works block by block, and why."""
     wrong = [key for key, fits in BLOCKWISE.items() if network.get(key, fits) != fits]

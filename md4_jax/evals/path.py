@@ -16,6 +16,7 @@ from md4_jax.objectives.token_nats import token_nats
 from md4_jax.protocols import Array, Batch, Denoiser, Network, Params, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealsByLogits
+from md4_jax.samplers.draw import reading
 from md4_jax.samplers.left_to_right import LeftToRight
 
 
@@ -104,7 +105,7 @@ class Path:
         rounds = _numbered(jnp.where(batch.loss_mask, schedule.round, NEVER))
         most = reveal.capacity_of(self.step, process, grid, length)
         if schedule.rank is not None:
-            denoiser = reveal.reading(denoiser, schedule.rank)
+            denoiser = reading(denoiser, schedule.rank)
 
         def body(state: tuple[Array, Array]) -> tuple[Array, Array]:
             number, nats = state

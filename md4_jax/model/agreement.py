@@ -13,9 +13,10 @@ from md4_jax.processes.schedules import SCHEDULES
 # Bounds of a network of masks whose outputs are probabilities; those of score_entropy are scores.
 MASKED = (
     "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
-    "every_order",
+    "every_order", "eso", "eso_orders",
 )  # fmt: skip
 SCORES = "score_entropy"
+ORDERED = ("eso", "eso_orders")
 # Kinds whose config.json says whether the network is told the noise, and those with a key for the
 # size of blocks.
 TIMED = ("mdlm", "bd3lm", "udlm")
@@ -45,6 +46,11 @@ class Meaning(NamedTuple):
         return getattr(self._built, "block", 0)
 
     @property
+    def alpha_0(self) -> float | None:
+        """Returns the share of tokens that diffusion reveals before the others, or None."""
+        return getattr(self._built, "alpha_0", None)
+
+    @property
     def scaled(self) -> bool | None:
         """Returns whether scores come without the factor of the noise; None: there are none."""
         return getattr(self._built, "scaled", None)
@@ -64,7 +70,8 @@ def differences(own: Meaning, read: Mapping[str, Any]) -> list[Difference]:
     found = _of_process(own.options, own.process, theirs)
     told, name = read["objective"], own.objective["name"]
     is_masked = isinstance(own.process, RevealsMasks) and name in (*MASKED, SCORES)
-    if is_masked and (name == SCORES) != (told["name"] == SCORES):
+    scores, ordered = ((name in kind) != (told["name"] in kind) for kind in ((SCORES,), ORDERED))
+    if is_masked and (scores or ordered):
         found.append(Difference("objective.name", name, told["name"]))
     if None not in (own.scaled, told.get("scaled")) and own.scaled != told["scaled"]:
         found.append(Difference("objective.scaled", own.scaled, told["scaled"]))
@@ -88,6 +95,8 @@ def with_changes(told: Mapping[str, Any], found: Peer, own: Meaning) -> dict[str
             told["noise_schedule"] = name
     if None not in (own.scaled, objective.get("scaled")) and own.scaled != objective["scaled"]:
         told["model"] = {**told.get("model", {}), "scale_by_sigma": own.scaled}
+    if None not in (own.alpha_0, told.get("alpha_0")):
+        told["alpha_0"] = own.alpha_0
     if found.kind in BLOCKS and own.block not in (0, objective.get("block")):
         told[BLOCKS[found.kind]] = own.block
     return told

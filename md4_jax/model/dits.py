@@ -6,7 +6,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import smiles
-from md4_jax.model.peer import Peer, agree, in_blocks, lacks, needed
+from md4_jax.model.peer import Peer, agree, in_an_order, in_blocks, lacks, needed
 from md4_jax.networks import published
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -31,6 +31,10 @@ def _bd3lm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
             "baseline, which is not known"
         )
     return in_blocks(_mdlm(told, tensors), needed(told, tensors, "block_size"))
+
+
+def _esolm(told: Mapping[str, Any], tensors: Tensors) -> Peer:
+    return in_an_order(_mdlm(told, tensors), needed(told, tensors, "alpha_0"))
 
 
 def _duo(told: Mapping[str, Any], tensors: Tensors) -> Peer:
@@ -156,6 +160,7 @@ def _rotary_heads(tensors: Tensors, prefix: str, size: int) -> int:
 KINDS = {
     "mdlm": _mdlm,
     "bd3lm": _bd3lm,
+    "esolm": _esolm,
     "duo": _duo,
     "udlm": _udlm,
     "gidd": _gidd,

@@ -16,6 +16,11 @@ from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_hos
 
 def logits(model: Any, tokens: Any, t: Any, context: Mapping[str, Any], at: Any) -> np.ndarray:
     """Returns what `Model.logits` returns; UserError for inputs that do not fit."""
+    if model.experiment.objective.needs.ordered:
+        raise UserError(
+            f"{model.origin} reads tokens in an order of their own, and a whole text has none: use "
+            "score, or sample with a prompt"
+        )
     rows, times = inputs.checked(model.experiment, tokens, t)
     told = inputs.contexts(context, rows)
     if model.experiment.network.classifies and at is not None:

@@ -186,6 +186,8 @@ def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
             told["block_size"] = own.meaning.block or 1
         if kind == "udlm":
             told |= {"cfg": o.classes > 0, "cfg_num_classes": o.classes or -1}
+        if kind == "esolm":
+            told["alpha_0"] = own.meaning.alpha_0
         return _dit(own, kind, "backbone.", told)
 
     return make
@@ -268,6 +270,7 @@ KINDS = (
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=False)),
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=True)),
     Kind("bd3lm", ("block",), _hub("bd3lm", time_conditioning=False)),
+    Kind("esolm", ("eso", "eso_orders"), _hub("esolm", time_conditioning=False)),
     Kind("duo", _UNIFORM, _hub("duo", time_conditioning=True, var_min=True)),
     Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=False)),
     Kind("udlm", _UNIFORM, _hub("udlm", time_conditioning=True)),

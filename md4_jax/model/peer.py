@@ -110,6 +110,14 @@ def in_blocks(found: Peer, block: int) -> Peer:
     return found._replace(length=found.length - found.length % max(block, 1), sections=sections)
 
 
+def in_an_order(found: Peer, alpha_0: float) -> Peer:
+    """Returns a model of masks as one that reads tokens in an order, as Eso-LM does."""
+    objective = {"name": "eso", "alpha_0": float(alpha_0)}
+    return found._replace(
+        sections={**found.sections, "objective": objective, "sample": {"name": "eso"}}
+    )
+
+
 def needed(told: Mapping[str, Any], tensors: Tensors, key: str) -> Any:
     """Returns what config.json says under a key; UserError if it says nothing."""
     if key not in told:

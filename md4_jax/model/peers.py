@@ -17,8 +17,8 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 NAMED = (
-    "bd3lm", "mdlm", "duo", "udlm", "llada", "gpt2", "modernbert", gemma.KIND, *experts.KINDS,
-    *decoders.KINDS,
+    "bd3lm", "mdlm", "esolm", "duo", "udlm", "llada", "gpt2", "modernbert", gemma.KIND,
+    *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
 

@@ -135,9 +135,9 @@ class EsoOrders:
         p(x | pi) = prod_l mu_{pi(l)}(x_{pi(0)}, ..., x_{pi(l-1)})[x_{pi(l)}],
 
     and one pass of the network gives all factors. By convexity -log mean_pi p(x | pi), the negative
-    log-likelihood, is at most the mean of -log p(x | pi). Each prediction sees one mask alone. Those
-    of `Eso`'s first term also see masks before them, and belong to a sampler that draws a new order
-    at each step, which no cache can do: its value is another one.
+    log-likelihood, is at most the mean of -log p(x | pi). Each prediction sees one mask alone.
+    Those of `Eso`'s first term also see masks before them: that is the bound of a sampler which
+    draws a new order at each step, as no cache can do, and has another value.
 
     alpha_0  as of `Eso`; it may differ from that in training
     orders   K: the mean of -log of the mean over K orders, which falls with K (arXiv:1509.00519)

@@ -21,6 +21,6 @@ from md4_jax.protocols.trees import pytree
 
 __all__ = [
     "FIXED", "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Conditioned", "Denoiser",
-    "Mixture", "Needs", "Network", "Objective", "Ordered", "Params", "Process", "Prompt", "Schedule",
-    "UserError", "batch_of", "pytree",
+    "Mixture", "Needs", "Network", "Objective", "Ordered", "Params", "Process", "Prompt",
+    "Schedule", "UserError", "batch_of", "pytree",
 ]  # fmt: skip

@@ -61,6 +61,16 @@ def draw_at(
     return draw_from(denoiser, transform, denoiser.features_at(z, t, index), index, keys)
 
 
+def reading(denoiser: Denoiser, rank: Array) -> Denoiser:
+    """Returns the denoiser whose network reads each sequence in the order of the ranks [B, L]."""
+
+    def at(z: Array, t: Array, index: Array | None = None) -> Array:
+        return denoiser.ordered.features(z, t, rank, index)
+
+    shortcuts = denoiser.accelerator._replace(features_at=at)
+    return denoiser._replace(features=at, accelerator=shortcuts)
+
+
 def draw_from(
     denoiser: Denoiser, transform: Transform, h_BxPxD: Array, index: Array, keys: Array
 ) -> tuple[Array, Array]:

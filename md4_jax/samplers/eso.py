@@ -144,7 +144,7 @@ def run_cached(
     one for as many positions as a step of diffusion rarely exceeds, or for all if one does, and one
     for the single tokens that are drawn from left to right.
     """
-    rows, length = chain.z.shape
+    _rows, length = chain.z.shape
     plan = _Plan(denoiser, step.transform, schedule, process.mask_id, keys)
     drawn = schedule.round < NEVER
     counts = jnp.max(jnp.where(drawn, schedule.round + 1, 0), axis=1)

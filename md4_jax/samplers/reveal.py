@@ -20,7 +20,7 @@ from md4_jax.samplers.chain import (
     RevealsInOrder,
     SamplerStep,
 )
-from md4_jax.samplers.draw import draw_at
+from md4_jax.samplers.draw import draw_at, reading
 from md4_jax.samplers.transforms import Transform
 
 # The round of masks that a step's own schedule leaves: the last one, at time 0.
@@ -174,16 +174,6 @@ def one_pass(
         put(state.z, where, tokens),
         put(state.confidence, where, chances),
     )
-
-
-def reading(denoiser: Denoiser, rank: Array) -> Denoiser:
-    """Returns the denoiser whose network reads each sequence in the order of the ranks [B, L]."""
-
-    def at(z: Array, t: Array, index: Array | None = None) -> Array:
-        return denoiser.ordered.features(z, t, rank, index)
-
-    shortcuts = denoiser.accelerator._replace(features_at=at)
-    return denoiser._replace(features=at, accelerator=shortcuts)
 
 
 def _shared(capacity: int) -> int:

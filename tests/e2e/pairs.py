@@ -52,7 +52,7 @@ def one_step(objective, process, mesh, options=None) -> dict[str, float]:
     elif options is None:
         text |= dict(depth=1, causal=objective.needs.causal, gaps=objective.needs.gaps)
         text |= dict(edits=objective.needs.edits)
-        options = Transformer(**text, time_conditioning=True)
+        options = Transformer(**text, time_conditioning=not objective.needs.ordered)
     network = options.build()
     length = math.prod(getattr(options, "shape", (LENGTH,)))
     optimizer = optax.sgd(0.1)

@@ -69,7 +69,7 @@ def experiment_of(family: str):
     if "block" in family:
         config["objective"]["block"] = 4
         config["network"]["local_width"] = 0
-    else:
+    elif family != "eso":
         config["network"]["local_width"] = 3
     steps = steps_of(family)
     config["train"].update(num_steps=steps, batch_size=BATCH, ema=0.98)

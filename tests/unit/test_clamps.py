@@ -47,6 +47,7 @@ def cases() -> dict:
             Masking(V),
             Remask("rescale", 0.5, since=0.7, until=0.3, loop=True),
         ),
+        "masking, eso": (Masking(V), SAMPLERS["eso"](0.5, cached=False)),
         "masking, right_to_left": (Masking(V), AnyOrder("right_to_left", per_step=2)),
         "masking left at the end": (Masking(V, Geometric(1.0, 9.0)), Remask()),
         "gaussian, sum": (Rates(V, kernel="gaussian_symmetric"), TauLeaping("sum")),
