@@ -187,7 +187,7 @@ def _hub(kind: str, **more: Any) -> Callable[[Own], Layout]:
         if kind == "udlm":
             told |= {"cfg": o.classes > 0, "cfg_num_classes": o.classes or -1}
         if kind == "esolm":
-            told["alpha_0"] = own.meaning.alpha_0
+            told["alpha_0"] = own.meaning.alpha_0 or 0.0
         return _dit(own, kind, "backbone.", told)
 
     return make

@@ -67,10 +67,8 @@ class Attention(nn.Module):
             )
         )  # fmt: skip
         if o.qk_norm:
-            query, key = (
-                Normalize(gain=True, eps=o.norm_eps, name="query_norm")(query),
-                Normalize(gain=True, eps=o.norm_eps, name="key_norm")(key),
-            )
+            made = partial(Normalize, gain=True, eps=o.norm_eps)
+            query, key = made(name="query_norm")(query), made(name="key_norm")(key)
         query, key, value = (
             constrain(a, BATCH_AXES, CONTEXT, "tensor", None) for a in (query, key, value)
         )
@@ -86,8 +84,7 @@ class Attention(nn.Module):
             form = dict(segments=segments, kernel=kernel, causal=o.causal_context)
             mixed = block_diffusion_attention(*turned, value, block=self.block, **form)
         elif isinstance(segments, InOrder):
-            form = dict(index=index, kernel=kernel, turns=turns)
-            mixed = segments.attend(query, key, value, **form)
+            mixed = segments.attend(query, (key, value), index=index, kernel=kernel, turns=turns)
         else:
             query = rotate(query, index, length=key.shape[1], turns=turns, grid=o.grid)
             turned = query, rotate(key, turns=turns, grid=o.grid), value

@@ -23,7 +23,7 @@ def reads_in_order(o: Any) -> bool:
 
 
 class InOrder(NamedTuple):
-    """What each position of an attention layer sees, in place of the segments of a text.
+    """Order of a text, by which attention knows what each position sees, in place of segments.
 
     Without `round` the layer reads L positions, each of which sees itself and those before it. With
     it the layer reads 2 L: a mask for each position, then the clean text. A clean token sees itself
@@ -42,20 +42,23 @@ class InOrder(NamedTuple):
     def attend(
         self,
         query: Array,
-        key: Array,
-        value: Array,
+        own: tuple[Array, Array],
         *,
         index: Array | None,
         kernel: str,
         turns: Turns,
     ) -> Array:
-        """Attends from the positions index, or from all, to keys that are not rotated yet."""
+        """Attends from the positions index, or from all, to `own` keys and values.
+
+        Queries and keys are not rotated yet.
+        """
+        key, value = own
         length, count = self.rank.shape[1], key.shape[1]
         asked = jnp.arange(count)[None] if index is None else index
         place = asked % length
         query = rotate(query, jnp.broadcast_to(place, query.shape[:2]), length=length, turns=turns)
-        own = jnp.broadcast_to(jnp.arange(count)[None] % length, key.shape[:2])
-        key = rotate(key, own, length=length, turns=turns)
+        places = jnp.broadcast_to(jnp.arange(count)[None] % length, key.shape[:2])
+        key = rotate(key, places, length=length, turns=turns)
         key, value = (for_queries(x, query.shape[2]) for x in (key, value))
         asked = jnp.broadcast_to(asked, query.shape[:2])
         return attend_masked(query, key, value, self._seen(asked, count)[:, None], kernel)

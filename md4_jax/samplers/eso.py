@@ -187,7 +187,7 @@ def _with_known(denoiser: Denoiser, chain: Chain, schedule: RevealSchedule, draw
 
 
 class _Plan(NamedTuple):
-    """What all evaluations of a run share."""
+    """Evaluations of a run: the network, the schedule and the keys that all of them share."""
 
     denoiser: Denoiser
     transform: Transform
