@@ -266,7 +266,7 @@ def test_a_published_folder_is_read_and_written(tmp_path):
     ours, theirs = (load_file(x / "model.safetensors") for x in (exported, tmp_path / "esolm"))
     assert ours.keys() == theirs.keys()
     for name in ours.keys() - {f"backbone.output_layer.linear.{x}" for x in ("weight", "bias")}:
-        np.testing.assert_array_equal(ours[name], theirs[name])
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-7)  # inv_freq is rounded
     whole = {"objective.name": "any_order", "sample.name": "ancestral"}
     with pytest.raises(UserError, match="the model has objective.name='any_order'"):
         md4_jax.load(tmp_path / "esolm", whole).export(tmp_path / "again")
