@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.experiment import Experiment
 from md4_jax.networks.ordered import FITTING as ORDERED
+from md4_jax.processes.resizing import ResizesMasks
 from md4_jax.protocols import UserError
 
 # Keys of a network that works block by block, and why other values do not.
@@ -73,6 +74,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
             f"{said} with {part.key}.left_to_right above 0 needs network.causal_context=True, or "
             "network.name='diffusion_gemma': a network that reads clean texts from left to right"
         )
+    _check_resizing(experiment, part)
     if needs.edits != network.edits:
         raise UserError(
             f"{said} needs network.edits={needs.edits}"
@@ -126,6 +128,28 @@ def check_order(experiment: Experiment, part: Component) -> None:
         f"{said} shows the network tokens in an order, and objective.name={own!r} trains it on "
         "whole texts: train with objective.name='eso'"
     )
+
+
+def _check_resizing(experiment: Experiment, part: Component) -> None:
+    """Raises UserError if only one of a sampler and a process changes the length of texts.
+
+    A bound, which draws nothing, may take such a process at one length.
+    """
+    network, said = experiment.network, f"{part.key}.name={part.name!r}"
+    if not part.value.needs.hides:
+        if part.key == "sample" and isinstance(experiment.process, ResizesMasks):
+            raise UserError(
+                f"{said} would draw the symbols that change the length of a text: process.name="
+                f"{experiment.config['process']['name']!r} needs sample.name='resize'"
+            )
+        return
+    if not (network.hides and network.time_free):
+        raise UserError(
+            f"{said} needs network.name='transformer' or 'modernbert', with "
+            "network.time_conditioning=False, network.causal=False, network.tables=0 and "
+            "network.gaps=False: padding behind a text is hidden, and how long the text will be, "
+            "and with it the time, is not known"
+        )
 
 
 def whole_blocks(network: Mapping[str, Any]) -> str:

@@ -4,9 +4,10 @@ import dataclasses
 
 from md4_jax.config.fit import whole_blocks
 from md4_jax.config.guide_checks import check_guide
+from md4_jax.evals.samples import prompts_of
 from md4_jax.experiment import Experiment, drawn_classes, sample_block, sample_length
 from md4_jax.generate.pictures import has_pictures
-from md4_jax.generate.prompts import check_beginnings, templates
+from md4_jax.generate.prompts import check_beginnings
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.samplers.orders import AnyOrder
@@ -35,14 +36,33 @@ def check_sampling(experiment: Experiment) -> None:
             f"sample.stride={experiment.sample.stride} must be less than data.length="
             f"{experiment.data.length}, the window that it moves"
         )
-    prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
+    prompts = prompts_of(experiment)
     if experiment.network.gaps:
         check_beginnings(prompts)
-        _check_growing(experiment)
+        _check_growing(experiment, "network.gaps=True, texts that grow")
+    if experiment.sampler_step.needs.hides:
+        name = experiment.config["sample"]["name"]
+        _check_growing(experiment, f"sample.name={name!r}, texts that change their length")
+        _check_resizing(experiment)
 
 
-def _check_growing(experiment: Experiment) -> None:
-    """Raises UserError for what cannot be done with texts that grow."""
+def _check_resizing(experiment: Experiment) -> None:
+    """Raises UserError for other settings that do not go with texts that change their length."""
+    reward = experiment.config["sample"].get("reward", {}).get("name", "none")
+    given, stop = experiment.steering is not None, experiment.sample.stop
+    for key, value, fits, wrong, why in (
+        ("stop", stop, "", bool(stop), "a text ends with its template"),
+        ("reward.name", reward, "none", given, "rewards are for texts of one length"),
+    ):
+        if wrong:
+            raise UserError(
+                f"sample.{key}={value!r} is not for sample.name="
+                f"{experiment.config['sample']['name']!r}: {why}. Leave sample.{key}={fits!r}"
+            )
+
+
+def _check_growing(experiment: Experiment, kind: str) -> None:
+    """Raises UserError for what cannot be done with texts that grow; kind: what they are of."""
     options = experiment.sample
     for key, value, fits, why in (
         ("block", sample_block(experiment), 0, "a block has a place in the text from the start on"),
@@ -52,8 +72,7 @@ def _check_growing(experiment: Experiment) -> None:
     ):
         if value != fits:
             raise UserError(
-                f"sample.{key}={value!r} is not for network.gaps=True, texts that grow: {why}. "
-                f"Leave sample.{key}={fits!r}"
+                f"sample.{key}={value!r} is not for {kind}: {why}. Leave sample.{key}={fits!r}"
             )
     masks = getattr(experiment.process, "masks", 0)
     own = ("data.length", experiment.data.length)

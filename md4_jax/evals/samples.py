@@ -22,8 +22,9 @@ from md4_jax.experiment import (
     sample_window,
 )
 from md4_jax.generate import writers
+from md4_jax.generate.inpainting import Example
 from md4_jax.generate.pictures import CHOSEN_FROM, has_pictures
-from md4_jax.generate.prompts import check_beginnings, remarks, templates
+from md4_jax.generate.prompts import Resized, check_beginnings, remarks, templates
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
@@ -75,12 +76,16 @@ class DrawnSamples:
 
 def _prompts(experiment: Experiment, context: Context) -> list[Prompt]:
     """Returns the prompts of the `sample` section; reads the data for sample.image_from."""
-    return templates(
-        experiment.prompt,
-        experiment.domain,
-        sample_length(experiment),
-        lambda split, number: context.corpus({}).example(split, number),
-    )
+    return prompts_of(experiment, lambda split, number: context.corpus({}).example(split, number))
+
+
+def prompts_of(experiment: Experiment, example: Example | None = None) -> list[Prompt]:
+    """Returns the prompts of the `sample` section; example: as for `templates`."""
+    step, process, resized = experiment.sampler_step, experiment.process, None
+    if step.needs.hides:
+        resized = Resized(process.absent_id, step.masks)
+    length = sample_length(experiment)
+    return templates(experiment.prompt, experiment.domain, length, example, resized)
 
 
 def _written(
@@ -123,7 +128,7 @@ def drawn_samples(
     check_draws(experiment)
     options = experiment.sample
     if prompts is None:
-        prompts = templates(experiment.prompt, experiment.domain, sample_length(experiment))
+        prompts = prompts_of(experiment)
     if context is None:
         context = context_of(options, options.num * len(prompts), drawn_classes(experiment))
     if experiment.network.gaps:
@@ -155,6 +160,9 @@ def drawn_samples(
         window=sample_window(experiment),
         context=context,
     )
+    if experiment.sampler_step.needs.hides:
+        # Only the tokens before the first gap keep their places.
+        return drawn._replace(prompt_mask=np.logical_and.accumulate(drawn.prompt_mask, axis=1))
     # A text of masks ends with the block that has its end, and masks are after it.
     if sample_block(experiment) and isinstance(experiment.process, RevealsMasks):
         return drawn

@@ -1,7 +1,7 @@
 """Prompt tokens and masks from the texts, or the image, that the user gives."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,13 +14,49 @@ from md4_jax.runtime.paths import place
 SHOWN = 60  # characters of a text in an error
 
 
+class Resized(NamedTuple):
+    """Way in which a text lies on the positions of a sample if its length changes.
+
+    absent  symbol behind the text, which ends with its template
+    masks   number of masks between sample.prompt and sample.suffix
+    """
+
+    absent: int
+    masks: int
+
+
 def templates(
-    options: PromptOptions, domain: Any, length: int, example: inpainting.Example | None = None
-) -> list[Prompt]:
+    options: PromptOptions, domain: Any, length: int,
+    example: inpainting.Example | None = None, resized: Resized | None = None,
+) -> list[Prompt]:  # fmt: skip
     """Returns the prompts of the options, one or several; UserError for text that does not fit.
 
-    example: reads the images of sample.image_from, see `inpainting.prompts`
+    example  reads the images of sample.image_from, see `inpainting.prompts`
+    resized  None: texts have the length of the sample, and what is behind a template is free
     """
+    found = _templates(options, domain, length, example, resized)
+    if resized is not None:
+        return [_closed(prompt, resized.absent) for prompt in found]
+    return [prompt._replace(tokens=np.maximum(prompt.tokens, 0)) for prompt in found]
+
+
+def _closed(prompt: Prompt, absent: int) -> Prompt:
+    """Fixes the absent symbol where the tokens are -1; UserError for a text without masks."""
+    behind = prompt.tokens < 0
+    if not np.any(~prompt.mask & ~behind):
+        raise UserError(
+            "the text has no gap: mark the masks that it begins with by the blanks of "
+            "sample.template, '_' each, or give sample.prompt and sample.suffix, between which "
+            "there are sample.masks"
+        )
+    return Prompt(np.where(behind, absent, prompt.tokens).astype(np.int32), prompt.mask | behind)
+
+
+def _templates(
+    options: PromptOptions, domain: Any, length: int,
+    example: inpainting.Example | None, resized: Resized | None,
+) -> list[Prompt]:  # fmt: skip
+    """Returns the prompts, whose free tokens behind the text are -1."""
     if has_pictures(domain):
         return inpainting.prompts(options, domain, example)
     for key in inpainting.OF_IMAGES:
@@ -38,15 +74,17 @@ def templates(
         _encoded(domain, text, f"sample.{key}")
         for key, text in (("prompt", options.prompt), ("suffix", options.suffix))
     )
-    if len(first) + len(last) > length:
+    free = resized.masks if resized else length - len(first) - len(last)
+    size = len(first) + free + len(last)
+    if free < 0 or size > length:
+        gap = f" + {free} masks" if resized else ""
         raise UserError(
-            f"sample.prompt and sample.suffix have {len(first)} + {len(last)} tokens, more "
+            f"sample.prompt and sample.suffix have {len(first)} + {len(last)} tokens{gap}, more "
             f"than the {length} of a sample: shorten them or raise sample.length"
         )
-    tokens, given = np.zeros(length, np.int32), np.zeros(length, bool)
-    tokens[: len(first)], given[: len(first)] = first, True
-    tokens[length - len(last) :], given[length - len(last) :] = last, True
-    return [Prompt(tokens, given)]
+    tokens = [*first, *[0] * free, *last, *[-1] * (length - size)]
+    given = [*[True] * len(first), *[False] * free, *[True] * len(last), *[False] * (length - size)]
+    return [Prompt(np.asarray(tokens, np.int32), np.asarray(given))]
 
 
 def remarks(options: PromptOptions, prompts: Sequence[Prompt], is_exact: bool) -> list[str]:
@@ -122,7 +160,7 @@ def _filled(options: PromptOptions, domain: Any, text: str, length: int, name: s
             "or raise sample.length"
         )
     rest = length - len(tokens)
-    return Prompt(np.asarray(tokens + [0] * rest, np.int32), np.asarray(given + [False] * rest))
+    return Prompt(np.asarray(tokens + [-1] * rest, np.int32), np.asarray(given + [False] * rest))
 
 
 def _encoded(domain: Any, text: str, name: str) -> list[int]:

@@ -37,6 +37,11 @@ def drawn(
     """
     if not prompts:
         return []
+    if model.experiment.sampler_step.needs.hides:
+        raise UserError(
+            f"{model.origin} draws texts that change their length, which is done by infill and "
+            "sample: a chat, and tokens drawn after a prompt, have as many as are asked for"
+        )
     asked = {**options, "num": 1, "length": 0}
     canvas = _Canvas(model, model.sampling(asked))
     groups: dict[int, list[int]] = {}

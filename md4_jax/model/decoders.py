@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model import rotary
+from md4_jax.model import dreamon, rotary
 from md4_jax.model.peer import Peer, agree, from_the_left, in_blocks, needed, of_masks
 from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
@@ -43,14 +43,15 @@ OPEN_DLLM = "open_dllm"
 CAUSAL = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "ministral3")
 BLOCKWISE = ("sdar", "sdar_moe", "fast_dllm_qwen", NEMOTRON, DIFFCODER)
 A2D = ("a2d-qwen2", "a2d-qwen3", "a2d-qwen3_moe", "a2d-llama", "a2d-ministral3")
-MASKED = ("dream", OPEN_DLLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
+MASKED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "diffullama", *A2D, *BLOCKWISE)
 KINDS = (*MASKED, *CAUSAL)
-SHIFTED = ("dream", OPEN_DLLM, "rnd1", "fast_dllm_qwen", "diffullama")
+SHIFTED = ("dream", "dreamon", OPEN_DLLM, "rnd1", "fast_dllm_qwen", "diffullama")
 # Classes that `architectures` of config.json names, whose model_type is that of a Llama.
 DIFFULLAMA = "DiscreteDiffusionModel"
 CLASSES = {DIFFULLAMA: "diffullama", "StableDiffcoderForCausalLM": DIFFCODER}
 # What the code of these models takes where their config.json does not say it.
 IMPLIED = {
+    "dreamon": {"mask_token_id": 151_666, dreamon.KEY: 151_667},
     "rnd1": {"mask_token_id": 151_669},
     "sdar": {"block_size": 4, "mask_token_id": 151_669},
     "sdar_moe": {"block_size": 4, "mask_token_id": 151_669},
@@ -65,9 +66,9 @@ LEFT_TO_RIGHT = "autoregressive"
 PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
 # What the layouts of the arrays are those of, if it is another name.
 BASES = {
-    "dream": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3", "sdar_moe": "qwen3_moe",
-    "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama", NEMOTRON: "ministral3",
-    DIFFCODER: "llama", OPEN_DLLM: "qwen2",
+    "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
+    "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
+    NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
 NAMES = {
@@ -106,7 +107,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     network["shifted"] = bool(told.get("right_shift_logits", kind in SHIFTED))
     block = told.get(block_key(kind))
     if block is None:
-        return found
+        return dreamon.resizing(found, told, tensors)
     network["causal_context"] = bool(told.get("causal_context", kind == NEMOTRON))
     return in_blocks(found, block)
 

@@ -12,7 +12,7 @@ from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.experiment import Experiment
-from md4_jax.model import finding, parameters, peers, peft_reading
+from md4_jax.model import dreamon, finding, parameters, peers, peft_reading
 from md4_jax.model import origins as places
 from md4_jax.model.finding import Found
 from md4_jax.model.layout import Layout, Watched
@@ -101,6 +101,7 @@ def _of_others(
 ) -> Model:
     """Reads the checkpoint of another project; name: of it, for the layout."""
     folder, tensors = where.folder, Tensors(*where)
+    told = dreamon.with_expansion(told, folder)
     masked = peers.with_mask(told, folder)
     peer = peers.peer(masked, tensors)
     if peers.kind_of(told, tensors) != peer.kind:  # its mask says what it is
@@ -190,7 +191,7 @@ def _domain(folder: Place, peer: Peer, asked: dict[str, Any]) -> Domain:
     rows, spare = (symbols, 1) if mask is None else (symbols + 1, max(SPARE, symbols // 100))
     if mask is not None:
         _check_mask(folder, peer, mask)
-        symbols = min(rows, max(entries, mask + 1)) - 1
+        symbols = min(rows, max(entries, mask + 1, peer.most + 1)) - 1
     if entries != symbols or mask not in (None, symbols):
         fits = isinstance(tokenizer, BytePairs) and (
             tokenizer.added_from(rows) if entries > rows else rows - entries <= spare

@@ -13,11 +13,10 @@ from md4_jax.config import build, schema
 from md4_jax.config import load as config_lib
 from md4_jax.data.chat import Chat, Messages
 from md4_jax.evals.likelihood import LikelihoodBound
-from md4_jax.evals.samples import check_draws, decoded, drawn_samples, watched
-from md4_jax.evals.texts import Scores, score_texts
+from md4_jax.evals.samples import check_draws, decoded, drawn_samples, prompts_of, watched
+from md4_jax.evals.texts import Scores, bucket, score_texts
 from md4_jax.evals.token_costs import TokenCosts, splitting, token_costs
-from md4_jax.experiment import Experiment, sample_length
-from md4_jax.generate.prompts import templates
+from md4_jax.experiment import Experiment
 from md4_jax.generate.traces import Trajectory, trajectory
 from md4_jax.model import answers, bounds, folder, hub, inputs, outputs, peft_writing, pickling
 from md4_jax.model.adapters import merged as without_adapters
@@ -145,6 +144,9 @@ class Model(pickling.Unpickled):
         """Fills each `blank` of a text with one token; other arguments are those of `sample`.
 
         The samples end where the text ends. What the model draws after it is left out.
+
+        A model such as DreamOn, whose sampler is `resize`, fills each run of blanks with more or
+        fewer tokens; `grow` is how many the whole text may have more than blanks.
         """
         self.check_text("infill", text)
         if not blank or blank not in text:
@@ -152,7 +154,13 @@ class Model(pickling.Unpickled):
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
+        asked = options | ({"name": sampler} if sampler else {})
+        step = self.sampling(asked).sampler_step
+        if step.needs.hides:  # on a canvas of one of few lengths
+            options = {"length": bucket(length + step.grow, self.length), **options}
         found = self.sample(num, template=text, blank=blank, sampler=sampler, **options)
+        if step.needs.hides:
+            return found
         tokens = found.tokens[:, :length]
         texts = [self.domain.decode(row) for row in tokens]
         return found._replace(texts=texts, tokens=tokens, lengths=np.full(len(tokens), length))
@@ -224,7 +232,7 @@ class Model(pickling.Unpickled):
         experiment = self.sampling(asked | {"num": 1, "trace": True})
         given = prompt
         if isinstance(prompt, str):
-            (given,) = templates(experiment.prompt, self.domain, sample_length(experiment))
+            (given,) = prompts_of(experiment)
         return watched(experiment, self.params, given, self.programs)
 
     def logits(

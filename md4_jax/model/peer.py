@@ -35,6 +35,7 @@ class Peer(NamedTuple):
     doubled    whether its code has two modules for each layer, with the same matrices
     eot        entry of `tokenizer` that ends a text
     grows      those of `tables` that get a row for a new mask; (): all of them
+    most       largest row that stands for something beside the entries of the tokenizer
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Peer(NamedTuple):
     doubled: bool = False
     eot: str = END_OF_TEXT
     grows: tuple[str, ...] = ()
+    most: int = 0
 
 
 def of_masks(

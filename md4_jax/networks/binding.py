@@ -73,6 +73,9 @@ class Binding(NamedTuple):
         def rebind(count: int) -> Denoiser:
             return self._bound(params, repeated(told, count), counts)
 
+        def within(segments: Array) -> Denoiser:
+            return self._bound(params, {**told, "segments": segments}, counts)
+
         def padded(h: Array) -> Array:
             return module.apply(variables, h, padded=True, method="logits")
 
@@ -80,7 +83,7 @@ class Binding(NamedTuple):
         shortcuts = Accelerator(
             token_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
-        found = Denoiser(features, unembed, shortcuts, blocks, rebind)
+        found = Denoiser(features, unembed, shortcuts, blocks, rebind, within=within)
         if not (self.cached and reads_in_order(self.options)):
             return found
         return found._replace(ordered=ordered_functions(self.options, module, variables, told))

@@ -93,7 +93,7 @@ class ModernBert(Transformer):
             init, Binding(options, module, False, platform), time_free=True,
             flops=formula(options, options.depth),
             padding=self._padding(), products=options.products, mixtures=True,
-            adapters=self.adapters, parameters=options.parameters, splits=True,
+            adapters=self.adapters, parameters=options.parameters, splits=True, hides=True,
         )  # fmt: skip
 
 

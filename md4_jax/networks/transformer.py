@@ -271,6 +271,7 @@ class Transformer(Positions):
             parameters=self.parameters, gaps=self.gaps, edits=self.edits,
             reads=self.causal_context, splits=not (self.tables or self.gaps),
             ordered=reads_in_order(self),
+            hides=not (self.causal or self.tables or self.gaps),
         )  # fmt: skip
 
     @property

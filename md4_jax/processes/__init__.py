@@ -8,6 +8,7 @@ from md4_jax.processes.insertion import Insertion
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.metric_path import MetricPath
 from md4_jax.processes.rates import Rates
+from md4_jax.processes.resizing import Resizing
 from md4_jax.processes.state_dependent import StateDependent
 from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
@@ -24,4 +25,5 @@ PROCESSES = {
     "edits": Edits,
     "gaussian_masking": GaussianMasking,
     "metric_path": MetricPath,
+    "resizing": Resizing,
 }

@@ -146,6 +146,8 @@ class Denoiser(NamedTuple):
     classify  (z, t) -> logits of the class of each sequence [B, C], or None. A network that
               `classifies` has nothing else: it predicts no token
     ordered   `Ordered`, its functions of tokens in an order of their own, or None
+    within    segments int32 [B, L] -> the denoiser in which a token sees those of its own segment
+              alone, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -160,6 +162,7 @@ class Denoiser(NamedTuple):
     recall: Callable[[Array], Array] | None = None
     classify: Callable[[Array, Array], Array] | None = None
     ordered: Ordered | None = None
+    within: Callable[[Array], "Denoiser"] | None = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))
@@ -176,7 +179,7 @@ class Denoiser(NamedTuple):
 
     def told(self, signal: Callable[[Array], Array]) -> "Denoiser":
         """Returns the same denoiser, in which the network gets signal(t) in place of t."""
-        shortcuts, rebind = self.accelerator, self.rebind
+        shortcuts, rebind, within = self.accelerator, self.rebind, self.within
         return self._replace(
             features=_telling(self.features, signal),
             accelerator=shortcuts._replace(features_at=_telling(shortcuts.features_at, signal)),
@@ -186,6 +189,7 @@ class Denoiser(NamedTuple):
             edits=_telling(self.edits, signal),
             classify=_telling(self.classify, signal),
             ordered=self.ordered and self.ordered.told(signal),
+            within=within and (lambda segments: within(segments).told(signal)),
         )
 
 
@@ -213,6 +217,7 @@ class Network(NamedTuple):
     ordered    its denoisers have `ordered`
     splits     devices can share a sequence, each with a part of its positions
     classifies its denoisers have `classify`, and predict no tokens
+    hides      its denoisers have `within`
     """
 
     init: Callable[[Array], Params]
@@ -235,6 +240,7 @@ class Network(NamedTuple):
     splits: bool = False
     classifies: bool = False
     ordered: bool = False
+    hides: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

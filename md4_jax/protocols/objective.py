@@ -26,6 +26,8 @@ class Needs(NamedTuple):
     reads             its blocks must have `reading`
     classifies        its denoiser must have `classify`; False: it must predict tokens
     ordered           its denoiser must have `ordered`, and be told no time
+    hides             its denoiser must have `within`, and not know the time: its texts get longer
+                      and shorter, and padding behind them is hidden
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
@@ -50,6 +52,7 @@ class Needs(NamedTuple):
     reads: bool = False
     classifies: bool = False
     ordered: bool = False
+    hides: bool = False
 
 
 class Objective(Protocol):

@@ -102,7 +102,7 @@ class Finishes(SamplerStep, Protocol):
 class Remembers(SamplerStep, Protocol):
     """A step that goes on from what the one before has left in the chain's `memory`."""
 
-    def begin(self, denoiser: Denoiser, chain: Chain) -> Any:
+    def begin(self, denoiser: Denoiser, process: Any, chain: Chain) -> Any:
         """Returns the memory that the first step finds."""
 
 

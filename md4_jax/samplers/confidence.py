@@ -239,13 +239,13 @@ class Confidence:
     ) -> Array:
         """Marks the masks to reveal, at least due [B] in each sequence: bool [B, L]."""
         masks = process.is_noise(chain.z)
-        score = _score(self.score, outputs, tokens)
+        score = score_of(self.score, outputs, tokens)
         block = blocks_of(chain, self.semi_autoregressive)
         best_first = in_order(masks, -(score + noise), block)
         if self.is_adaptive:
             first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
             here = jnp.take_along_axis(masks & (block == first), best_first, axis=1)
-            measure = -_score("entropy", outputs, tokens) if self.rule == "entropy" else score
+            measure = -score_of("entropy", outputs, tokens) if self.rule == "entropy" else score
             holds = self._holds(jnp.take_along_axis(measure, best_first, axis=1))
             due = jnp.maximum(due, jnp.sum(here & holds, axis=1))
         return masks & (jnp.argsort(best_first, axis=1) < due[:, None])
@@ -265,7 +265,8 @@ class Confidence:
         return jnp.cumprod(holds, axis=1) > 0
 
 
-def _score(name: str, logits: Array, tokens: Array) -> Array:
+def score_of(name: str, logits: Array, tokens: Array) -> Array:
+    """Returns a score of SCORES at each position, [B, L], from logits of tokens [B, L]."""
     if name == "probability":
         return log_probability(logits, tokens)
     log_mu = jax.nn.log_softmax(logits, axis=-1)

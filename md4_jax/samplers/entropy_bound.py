@@ -68,7 +68,7 @@ class EntropyBound:
         if isinstance(self.cooling, float | int) and not 0 <= self.cooling <= 1:
             raise UserError(f"sample.cooling must lie in [0, 1], not {self.cooling}")
 
-    def begin(self, denoiser: Denoiser, chain: Chain) -> Memory:
+    def begin(self, denoiser: Denoiser, process: RedrawsUniformly, chain: Chain) -> Memory:
         """Returns what the first step finds."""
         rows, length = chain.z.shape
         signal = None

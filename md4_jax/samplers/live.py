@@ -172,7 +172,7 @@ def _pass(denoiser: Denoiser, process: Any, transform, passes, state, keys, *, c
 
 
 def _one_step(denoiser: Denoiser, process: Any, step, chain, times, tokens, keys) -> Chain:
-    chain = loop.with_memory(denoiser, step, chain)
+    chain = loop.with_memory(denoiser, process, step, chain)
     return loop.one_step(denoiser, process, step, chain, times, tokens=tokens, keys=keys)
 
 

@@ -119,7 +119,7 @@ def _step_by_step(
 ) -> tuple[Chain, Frames]:
     """Takes the steps of the grid one after another, then replaces the noise that is left."""
     grid, keys, tokens, traced = course
-    times, chain = jnp.asarray(grid), with_memory(denoiser, step, chain)
+    times, chain = jnp.asarray(grid), with_memory(denoiser, process, step, chain)
 
     def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
         both, own = (times[index - 1], times[index]), fold_keys(keys, index)
@@ -130,11 +130,11 @@ def _step_by_step(
     return finish(denoiser, process, step, chain, fold_keys(keys, 0)), frames
 
 
-def with_memory(denoiser: Denoiser, step: SamplerStep, chain: Chain) -> Chain:
+def with_memory(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain) -> Chain:
     """Returns the chain with what the first step remembers, if that is a step that does."""
     if chain.memory is not None or not isinstance(step, Remembers):
         return chain
-    return chain._replace(memory=step.begin(denoiser, chain))
+    return chain._replace(memory=step.begin(denoiser, process, chain))
 
 
 def one_step(

@@ -112,7 +112,7 @@ class _Run(NamedTuple):
 
 def _start(run: _Run) -> Chain:
     chain = loop.start(run.process, run.step, run.prompt, fold_keys(run.keys, len(run.grid)))
-    return loop.with_memory(run.denoiser, run.step, chain)
+    return loop.with_memory(run.denoiser, run.process, run.step, chain)
 
 
 def _steps(run: _Run, chain: Chain, parents: Array, first: Array, count: Array) -> Chain:

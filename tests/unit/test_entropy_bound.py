@@ -50,7 +50,7 @@ def test_steps_decide_as_those_of_transformers(model, run):
     @jax.jit
     def take(chain: Chain, t, cache) -> Chain:
         within = denoiser._replace(features=lambda z, t: blocks.append_block(z, t, cache)[0])
-        return step(within, process, with_memory(within, step, chain), t, t, KEYS)
+        return step(within, process, with_memory(within, process, step, chain), t, t, KEYS)
 
     decided = []
     for told in run["steps"]:
@@ -191,7 +191,7 @@ def test_accepted_tokens_stay_and_the_others_are_noise_again():
         jnp.zeros(rows, jnp.int32),
     )  # fmt: skip
     denoiser, process = of_table(table), Uniform(3, parametrisation="mixture")
-    chain = with_memory(denoiser, step, chain)
+    chain = with_memory(denoiser, process, step, chain)
     z = np.asarray(step(denoiser, process, chain, 0.5, 0.5, exact.keys_for(0, rows)).z)
     share = (z == 2).mean(axis=0)
     np.testing.assert_array_equal(share[:2], [1.0, 0.0])

@@ -1,0 +1,80 @@
+"""Masking in which a mask may stand for several tokens, or for none: DreamOn.
+
+docs/families/resizing.md
+"""
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.masking import Masking
+from md4_jax.protocols import Array, UserError, pytree
+
+
+@runtime_checkable
+class ResizesMasks(RevealsMasks, Protocol):
+    """Ability of masks to become two, or none, by two symbols of the vocabulary."""
+
+    @property
+    def expand_id(self) -> int:
+        """Symbol in whose place two masks come."""
+
+    @property
+    def delete_id(self) -> int:
+        """Symbol that is taken out."""
+
+    @property
+    def absent_id(self) -> int:
+        """Symbol behind the end of a text."""
+
+
+@pytree()
+@dataclasses.dataclass(frozen=True)
+class Resizing(Masking):
+    """Masking with two symbols that change the length of a text (DreamOn, arXiv:2602.01326).
+
+    Where `expand` is drawn in place of a mask, two masks come; where `delete` is drawn, nothing
+    does. Both are symbols of the vocabulary, which are not among the tokens of a gap. A text lies
+    on its first positions, and the symbol V + 1 is behind it. At a fixed length the process is
+    `Masking`.
+
+    expand  its number, and delete that of the other symbol. A negative number counts from the end
+            of the vocabulary
+    """
+
+    expand: int = -2
+    delete: int = -1
+
+    def __post_init__(self):
+        super().__post_init__()
+        for key in ("expand", "delete"):
+            number = getattr(self, key)
+            if not -self.vocab_size <= number < self.vocab_size:
+                raise UserError(
+                    f"process.{key}={number} must be one of the {self.vocab_size} symbols of the "
+                    "vocabulary; a negative number counts from its end"
+                )
+        if self.expand_id == self.delete_id:
+            raise UserError(
+                f"process.expand={self.expand} and process.delete={self.delete} are one symbol of "
+                f"the {self.vocab_size} of the vocabulary: they must be two"
+            )
+
+    @property
+    def expand_id(self) -> int:
+        """Symbol in whose place two masks come."""
+        return self.expand % self.vocab_size
+
+    @property
+    def delete_id(self) -> int:
+        """Symbol that is taken out."""
+        return self.delete % self.vocab_size
+
+    @property
+    def absent_id(self) -> int:
+        """Symbol behind the end of a text."""
+        return self.vocab_size + 1
+
+    def is_noise(self, z: Array) -> Array:
+        """Marks masks and what is absent: bool like z."""
+        return z >= self.mask_id

@@ -1,0 +1,185 @@
+"""Infilling of gaps that get longer and shorter, as DreamOn does: docs/samplers.md."""
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.draws import fold_keys, split_keys
+from md4_jax.processes.resizing import ResizesMasks
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.confidence import SCORES, score_of
+from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.edit import merged
+from md4_jax.samplers.insertion import largest
+from md4_jax.samplers.transforms import Transform
+
+LEAST = {"grow": 0, "masks": 1, "per_step": 1, "expansions": 0, "noise": 0}
+
+
+class Memory(NamedTuple):
+    """State of texts whose length changes, beside the chain.
+
+    given  bool [B, L], the tokens of the prompt, which move with the text
+    most   int32 [B], the largest number of tokens that the text may have
+    left   int32 [B], the expansions that may still be made
+    """
+
+    given: Array
+    most: Array
+    left: Array
+
+
+@pytree("transform", "grow", "masks", "per_step", "noise", "expansions")
+@dataclasses.dataclass(frozen=True)
+class Resize:
+    """Reveals the masks that the network is surest of, and makes two of a mask, or none.
+
+    If the symbol `expand` is drawn in place of a mask, two masks come there; if it is `delete`, the
+    mask is taken out (DreamOn, arXiv:2602.01326). What is behind moves. This goes on until no mask
+    is left, whatever the grid. The network sees nothing of the positions behind the text.
+
+    grow        largest number of tokens that a text may have more than its template
+    masks       number of masks between sample.prompt and sample.suffix
+    per_step    masks that a step reveals, deletes or expands
+    score       entropy, margin or probability, as with `confidence`, but of the distribution that
+                the token is drawn from: temperature, top-k, top-p and the end of the room count.
+                With temperature 0 it is that of temperature 1
+    noise       noise * (a Gumbel draw) is added to the score: masks are then drawn without
+                replacement, with odds exp(score / noise)
+    expansions  most expansions of a text, also of masks that are deleted later; 0: twice the tokens
+                that it may have from its first mask on
+    delete_rest
+                a deletion takes out the masks to its right in the same gap, too
+    """
+
+    needs: ClassVar[Needs] = Needs((ResizesMasks,), hides=True)
+    level: ClassVar[None] = None
+
+    grow: int = 64
+    masks: int = 4
+    per_step: int = 1
+    score: str = "entropy"
+    noise: float = 0.0
+    expansions: int = 0
+    delete_rest: bool = False
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.score not in SCORES:
+            raise UserError(f"sample.score must be one of {', '.join(SCORES)}, not {self.score!r}")
+        for key, least in LEAST.items():
+            value = getattr(self, key)
+            if isinstance(value, float | int) and value < least:
+                raise UserError(f"sample.{key} must be at least {least}, not {value}")
+
+    def begin(self, denoiser: Denoiser, process: ResizesMasks, chain: Chain) -> Memory:
+        """Returns what the first step finds. The masks are what the prompt does not fix."""
+        length = chain.z.shape[1]
+        size = jnp.sum(chain.z != process.absent_id, axis=1, dtype=jnp.int32)
+        most = jnp.minimum(size + self.grow, length)
+        masks = chain.z == process.mask_id
+        first = jnp.where(jnp.any(masks, axis=1), jnp.argmax(masks, axis=1), most)
+        left = 2 * (most - first.astype(jnp.int32))
+        left = jnp.where(jnp.asarray(self.expansions) > 0, self.expansions, left)
+        return Memory(chain.prompt_mask, most, left)
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: ResizesMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
+    ) -> Chain:
+        del s, t
+        # The prompt moves with the text: from here on the memory has its places, not the chain.
+        chain = chain._replace(prompt_mask=jnp.zeros_like(chain.prompt_mask))
+
+        def step(chain: Chain) -> Chain:
+            return self._step(denoiser, process, chain, keys)
+
+        left = jnp.any(chain.z == process.mask_id)
+        return jax.lax.cond(left, step, lambda chain: chain, chain)
+
+    def _step(self, denoiser: Denoiser, process: ResizesMasks, chain: Chain, keys: Array) -> Chain:
+        of_token, of_order = split_keys(keys)
+        masks, held = chain.z == process.mask_id, chain.z != process.absent_id
+        size = jnp.sum(held, axis=1, dtype=jnp.int32)
+        can_grow = (size < chain.memory.most) & (chain.memory.left > 0)
+        logits = self._logits(denoiser, process, chain.z, held, can_grow)
+        tokens = draw_token(of_token, self.transform(logits))
+        score = score_of(self.score, self._warm(logits), tokens)
+        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, score.shape[1:]))(of_order)
+        score = jnp.where(masks, score + self.noise * gumbel, -jnp.inf)
+        due = jnp.minimum(self.per_step, jnp.sum(masks, axis=1))
+        chosen = largest(score, due)
+        z = jnp.where(chosen, tokens, chain.z)
+        sure = jnp.where(chosen, probability(logits, tokens), chain.confidence)
+        chain = chain._replace(z=z, confidence=sure, evaluations=chain.evaluations + (due > 0))
+        deleted = self._deleted(chosen & (tokens == process.delete_id), masks, chain.memory.given)
+        return resized(process, chain, chosen & (tokens == process.expand_id), deleted)
+
+    def _logits(
+        self, denoiser: Denoiser, process: ResizesMasks, z: Array, held: Array, can_grow: Array
+    ) -> Array:
+        """Returns logits [B, L, V], without the expansion where a text cannot grow."""
+        seen = denoiser.within(jnp.where(held, 0, -1).astype(jnp.int32))
+        logits = seen(jnp.where(held, z, process.mask_id), jnp.zeros(len(z)))
+        expands = jnp.arange(logits.shape[-1]) == process.expand_id
+        return jnp.where(expands & ~can_grow[:, None, None], -jnp.inf, logits)
+
+    def _warm(self, logits: Array) -> Array:
+        """Returns logits of the distribution that tokens are drawn from, at 1 for temperature 0."""
+        temperature = jnp.asarray(self.transform.temperature)
+        temperature = jnp.where(temperature > 0, temperature, 1.0)
+        return dataclasses.replace(self.transform, temperature=temperature)(logits)
+
+    def _deleted(self, drawn: Array, masks: Array, given: Array) -> Array:
+        """Marks the masks that are taken out, bool [B, L], of those where that was drawn."""
+        if not self.delete_rest:
+            return drawn
+        # Of each gap, whose tokens have the same number of given ones before them.
+        before = jnp.cumsum(drawn, axis=1)
+        starts = jax.lax.cummax(jnp.where(given, before, 0), axis=1)
+        return masks & (before > starts)
+
+    def finish(self, denoiser: Denoiser, process: ResizesMasks, chain: Chain, keys: Array) -> Chain:
+        """Takes further steps until no mask is left, if the grid has too few."""
+        end = jnp.float32(0.0)
+
+        def left(state: tuple[Array, Chain]) -> Array:
+            return jnp.any(state[1].z == process.mask_id)
+
+        def step(state: tuple[Array, Chain]) -> tuple[Array, Chain]:
+            number, chain = state
+            return number + 1, self(denoiser, process, chain, end, end, fold_keys(keys, number))
+
+        return jax.lax.while_loop(left, step, (jnp.int32(0), chain))[1]
+
+
+def resized(process: ResizesMasks, chain: Chain, expanded: Array, deleted: Array) -> Chain:
+    """Returns the chain with two masks in place of expanded symbols, and without deleted ones.
+
+    Both are bool [B, L]. Where there is no room for all expansions, or there are none left, those
+    further to the right stay one mask.
+    """
+    expanded &= ~deleted
+    kept, memory = (chain.z != process.absent_id) & ~deleted, chain.memory
+    room = jnp.minimum(memory.most - jnp.sum(kept, axis=1), memory.left)
+    new = expanded & (jnp.cumsum(expanded, axis=1) <= room[:, None])
+    z = jnp.where(expanded, process.mask_id, chain.z)
+    confidence = jnp.where(expanded, 0.0, chain.confidence)
+
+    def moved(fresh: float, old: Array, empty: float) -> Array:
+        gaps = jnp.pad(new, ((0, 0), (0, 1)))
+        return merged(jnp.full(gaps.shape, fresh), old, empty, gaps, kept)
+
+    memory = memory._replace(
+        given=moved(False, memory.given, False), left=memory.left - jnp.sum(new, axis=1)
+    )
+    z = moved(process.mask_id, z, process.absent_id)
+    return chain._replace(z=z, confidence=moved(0.0, confidence, 1.0), memory=memory)
