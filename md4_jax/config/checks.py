@@ -73,9 +73,12 @@ def _check_documents(experiment: Experiment) -> None:
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
         )
-    if experiment.data.separate_documents and experiment.network.gaps:
+    grows, resizes = experiment.network.gaps, experiment.objective.needs.hides
+    if experiment.data.separate_documents and (grows or resizes):
+        name = experiment.config["objective"]["name"]
+        said = "network.gaps=True" if grows else f"objective.name={name!r}"
         raise UserError(
-            "data.separate_documents=True packs documents, and with network.gaps=True each is a "
+            f"data.separate_documents=True packs documents, and with {said} each is a "
             "text of its own: set data.windows='documents' and data.separate_documents=False"
         )
 

@@ -65,9 +65,12 @@ class Characters(Tokenizer):
     """One token per character; ids follow the order of the alphabet.
 
     alphabet  the characters; None: `fit` learns them from the training split
+    spare     number of ids behind the alphabet that stand for no character, such as the two of
+              process.name='resizing'
     """
 
     alphabet: str | None = None
+    spare: int = 0
 
     name = "characters"
     eot_id = None
@@ -76,6 +79,8 @@ class Characters(Tokenizer):
     def __post_init__(self):
         if self.alphabet is not None and len(set(self.alphabet)) != len(self.alphabet):
             raise UserError("tokenizer.alphabet names a character twice")
+        if self.spare < 0:
+            raise UserError(f"tokenizer.spare must not be negative, not {self.spare}")
 
     def fit(self, documents: Iterable[str]) -> "Characters":
         """Returns a tokenizer with the characters of the documents, in code point order.
@@ -87,11 +92,16 @@ class Characters(Tokenizer):
         found = set().union(*documents)
         if not found:
             raise UserError("there are no characters to learn an alphabet from")
-        return Characters("".join(sorted(found)))
+        return Characters("".join(sorted(found)), self.spare)
+
+    def to_json(self) -> str:
+        """Returns a JSON object, in which `spare` is left out where it says nothing."""
+        spare = {"spare": self.spare} if self.spare else {}
+        return json.dumps({"name": self.name, "alphabet": self.alphabet, **spare})
 
     @property
     def vocab_size(self) -> int:
-        return len(self._fitted())
+        return len(self._fitted()) + self.spare
 
     @property
     def separator(self) -> str:
@@ -107,7 +117,7 @@ class Characters(Tokenizer):
             offset = int(wrong[0])
             raise UnknownCharacter(
                 f"the character {text[offset]!r} at offset {offset} is not in the alphabet of "
-                f"{self.vocab_size} characters, {self._shown()}. A trained model knows no other: "
+                f"{len(alphabet)} characters, {self._shown()}. A trained model knows no other: "
                 "leave the character out. A new run takes tokenizer.alphabet, or else the "
                 "characters of its training split; tokenizer.name='bytes' takes all text"
             )
@@ -119,7 +129,8 @@ class Characters(Tokenizer):
         return repr(known if len(known) <= 100 else f"{known[:100]}...")
 
     def join(self, ids: np.ndarray) -> str:
-        return _code_points(self._fitted())[ids].tobytes().decode("utf-32-le", "surrogatepass")
+        points, ids = _code_points(self._fitted()), np.asarray(ids)
+        return points[ids[ids < len(points)]].tobytes().decode("utf-32-le", "surrogatepass")
 
     def _fitted(self) -> str:
         if not self.alphabet:

@@ -10,6 +10,7 @@ from md4_jax.objectives.cross_entropy import CrossEntropy
 from md4_jax.objectives.ctmc import CTMC
 from md4_jax.objectives.d3pm import D3PM
 from md4_jax.objectives.dcd import DCD
+from md4_jax.objectives.dreamon import DreamOn
 from md4_jax.objectives.duo import Duo
 from md4_jax.objectives.edit_flow import EditFlow
 from md4_jax.objectives.eso import Eso, EsoOrders
@@ -57,6 +58,7 @@ OBJECTIVES = {
     "flexmdm": FlexMDM,
     "edit_flow": EditFlow,
     "masked_edit_flow": MaskedEditFlow,
+    "dreamon": DreamOn,
     "partition": Partition,
     "candi": CANDI,
     "classifier": Classifier,

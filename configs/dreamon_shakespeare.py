@@ -1,0 +1,18 @@
+"""DreamOn (arXiv:2602.01326) on Shakespeare by characters: gaps that get longer and shorter.
+
+Two ids behind the alphabet are the expansion and the deletion of a mask. In minutes on two CPU
+cores such a network learns words, and not yet how long a missing part is.
+"""
+
+from configs import quickstart
+
+
+def get_config():
+    config = quickstart.get_config()
+    config.tokenizer.spare = 2
+    config.process = dict(name="resizing", schedule=dict(name="linear"))
+    config.objective = dict(name="dreamon", most_deleted=16)
+    config.network.update(tables=0, tables_hidden=0)
+    config.evals.ngrams.final = False
+    config.sample.update(name="resize", grid="uniform")
+    return config
