@@ -97,31 +97,36 @@ def test_the_loss_of_given_masks():
 
 
 def test_what_is_hidden_changes_nothing():
-    """The network sees the text alone, and late times weigh less."""
+    """The network sees the text alone."""
     network, params = built(time_conditioning=False)
-    denoiser = network.bind(params)
-    lesson = Lesson(jnp.array([[1, 5, 5, 2]]), jnp.array([[1, 3, 0, 2]]))
-    behind = [[0, 0], [1, 2]]
-    nats = [
-        DreamOn().nats(
-            denoiser, PROCESS,
-            Lesson(jnp.pad(lesson.z, ((0, 0), (0, 2)), constant_values=ABSENT),
-                   jnp.concatenate([lesson.targets, jnp.array([more])], axis=1)),
-            jnp.zeros(1),
-        )
-        for more in behind
-    ]  # fmt: skip
-    alone = DreamOn().nats(denoiser, PROCESS, lesson, jnp.zeros(1))
-    np.testing.assert_allclose(nats, [alone, alone], rtol=1e-4)
-    batch, keys = batch_of(jnp.array([[1, 0, 2, 2, 0, 1]] * 4)), keys_of(4)
+    z, targets = np.array([[1, 5, 5, 2]] * 2), np.array([[1, 3, 0, 2]] * 2)
+    behind = np.array([[0, 0], [1, 2]])
+    longer = Lesson(
+        np.pad(z, ((0, 0), (0, 2)), constant_values=ABSENT),
+        np.concatenate([targets, behind], axis=1),
+    )
+
+    @jax.jit
+    def cost(params, lesson):
+        return DreamOn().nats(network.bind(params), PROCESS, lesson, jnp.zeros(2))
+
+    alone = cost(params, Lesson(z, targets))
+    np.testing.assert_allclose(cost(params, longer), alone, rtol=1e-4)
+
+
+def test_late_times_weigh_less_and_it_is_no_likelihood():
+    """By 1 - r, which is what is left of the cost of all masks of the same gaps."""
+    flat = Denoiser(lambda z, t: jnp.zeros((*z.shape, 5)), lambda h: h)
+    flat = flat._replace(within=lambda segments: flat)
+    batch, keys = batch_of(jnp.array([[1, 0, 2, 2, 0, 1]] * 40)), keys_of(40)
     objective = DreamOn(merge=0.0, most_deleted=0)
-    loss, extra = objective(denoiser, PROCESS, batch, jnp.full(4, 0.75), keys)
-    assert (np.asarray(extra["deletions"]) == 0).all() and (
-        np.asarray(extra["expansions"]) == 0
-    ).all()
-    assert np.isfinite(loss).all() and not objective.is_bound(PROCESS)
-    late, _ = objective(denoiser, PROCESS, batch, jnp.full(4, 1.0), keys)
-    np.testing.assert_array_equal(late, 0.0)
+    for ratio in (0.25, 0.75, 1.0):
+        loss, extra = objective(flat, PROCESS, batch, jnp.full(40, ratio), keys)
+        masks = 6 * np.asarray(extra["masked"])
+        assert masks.any()
+        np.testing.assert_allclose(loss, (1 - ratio) * masks * np.log(5), rtol=1e-5)
+        assert not np.any(extra["deletions"]) and not np.any(extra["expansions"])
+    assert not objective.is_bound(PROCESS)
 
 
 @pytest.mark.parametrize("options", [dict(merge=1.5), dict(deletions=-1), dict(most_deleted=-1)])

@@ -126,6 +126,7 @@ def test_which_objectives_are_bounds():
         "cross-entropy in blocks",
         "cross_entropy",
         "dcd",
+        "dreamon",
         "duo",
         "gidd, clip",
         "gidd, dynamic",

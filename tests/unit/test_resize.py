@@ -180,6 +180,21 @@ def walk_law(masks: int, room: int, left: int, p: float, q: float, drawn: int) -
     return found
 
 
+def test_the_room_and_the_expansions_of_a_text():
+    """By hand, of 1__1 and of a text of one mask, on 8 positions."""
+    tokens, given = (np.stack(x) for x in zip(canvas("1__1", 8), canvas("_", 8), strict=True))
+    chain = loop.start(
+        Resizing(4), Resize(), Prompt(tokens, given), jax.random.split(jax.random.key(0))
+    )
+    found = Resize(grow=3).begin(table(np.zeros(4)), Resizing(4), chain)
+    np.testing.assert_array_equal(found.most, [7, 4])
+    np.testing.assert_array_equal(found.left, [2 * 6, 2 * 4])
+    np.testing.assert_array_equal(found.given, given)
+    wide = Resize(grow=9, expansions=5).begin(table(np.zeros(4)), Resizing(4), chain)
+    np.testing.assert_array_equal(wide.most, [8, 8])
+    np.testing.assert_array_equal(wide.left, [5, 5])
+
+
 def test_several_at_once():
     """Expansions that have no room stay masks, those on the left first, and gaps stay apart."""
     process, given = Resizing(4), np.array([[1, 0, 0, 1, 0, 0, 0, 0]], bool)
