@@ -109,6 +109,8 @@ def why_not(objective: Any, process: Any) -> str:
     """Returns why an objective cannot be audited with this process; empty if it can."""
     if objective.needs.gaps:
         return "its texts have any length, and the auditor enumerates those of one"
+    if objective.needs.hides:
+        return "its texts get longer and shorter, and it is for training only"
     if objective.needs.teacher:
         return "it learns from another model, and is for training only"
     if objective.needs.classifies:

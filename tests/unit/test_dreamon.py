@@ -9,6 +9,7 @@ import pytest
 from peer_folders import INSTANCES
 from tiny_networks import built
 
+import md4_jax
 from md4_jax.data.tokenizers import Characters, from_json
 from md4_jax.objectives.dreamon import DreamOn, Gap, Lesson
 from md4_jax.processes.resizing import Resizing
@@ -127,6 +128,8 @@ def test_late_times_weigh_less_and_it_is_no_likelihood():
         np.testing.assert_allclose(loss, (1 - ratio) * masks * np.log(5), rtol=1e-5)
         assert not np.any(extra["deletions"]) and not np.any(extra["expansions"])
     assert not objective.is_bound(PROCESS)
+    with pytest.raises(UserError, match="DreamOn cannot be audited: its texts get longer and"):
+        md4_jax.audit(objective, PROCESS)
 
 
 @pytest.mark.parametrize("options", [dict(merge=1.5), dict(deletions=-1), dict(most_deleted=-1)])
