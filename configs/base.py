@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
                 detokenise="",  # rules for text split into tokens: wikitext | ptb | lm1b | ...
             ),
             tokenizer=dict(
-                name="text8",  # text8 | characters | bytes | bpe
+                name="text8",  # text8 | characters | bytes | bpe | proteins
             ),
             process=dict(
                 # masking(schedule) | state_dependent(initial_power) |
@@ -60,6 +60,7 @@ def get_config() -> ConfigDict:
                 # model that train.initial names
                 # preference(beta, draws, supervised), with data.rejected_key: the better of two
                 # answers, from the model that train.initial names
+                # reparameterized(timesteps, weights), with which DPLM is trained
                 # policy(group, kl, draws, normalised), with sample.reward: answers that it draws
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
                 # with edits: texts of their own lengths
@@ -69,14 +70,15 @@ def get_config() -> ConfigDict:
                 name="md4",
             ),
             network=dict(
-                # transformer | partition | modernbert | diffusion_gemma | classifier; of images:
-                # unet | uvit | dit | dit_classifier (docs/networks.md)
+                # transformer | partition | modernbert | esm | diffusion_gemma | classifier; of
+                # images: unet | uvit | dit | dit_classifier (docs/networks.md)
                 name="transformer",
                 size=768,  # width of the residual stream
                 depth=12,  # blocks
                 heads=12,
                 hidden=0,  # width of the feed-forward layer; 0: 8/3 of size, or 4 size with gelu
-                feed_forward="swiglu",  # swiglu | glu, gated by a sigmoid | geglu | gelu, not gated
+                # swiglu | glu, gated by a sigmoid | geglu; gelu | gelu_exact, not gated
+                feed_forward="swiglu",
                 kv_heads=0,  # heads of keys and values; 0: as many as of queries
                 head_dim=0,  # features of a head; 0: size / heads
                 qkv_bias=False,  # biases of queries, keys and values
@@ -233,6 +235,7 @@ def get_config() -> ConfigDict:
                 # confidence(score, per_step, noise, rule, limit, semi_autoregressive, edit,
                 # edit_passes) |
                 # remask(strategy, eta, since, until, loop, held) | path_planning(eta) |
+                # reparameterized(score, resample), which is DPLM's |
                 # psi(kappa, since, until, greedy_tail), not for masks |
                 # entropy_bound(entropy_bound, cooling, stability_threshold,
                 # confidence_threshold), with process uniform |
@@ -262,6 +265,7 @@ def get_config() -> ConfigDict:
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
                 top_k=0,  # 0: all
+                exclude="",  # entries of the vocabulary that are never drawn, as "<cls> X"
                 batch_size=16,
                 seed=0,
                 prompt="",  # text that samples begin with

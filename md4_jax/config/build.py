@@ -12,6 +12,7 @@ from md4_jax.config.load import parse, unknown
 from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import build_section, options_from
 from md4_jax.data.domains import Domain
+from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.evals.rewards import NoReward
 from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.options import (
@@ -101,7 +102,7 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
         "sample": partial(options_from, SampleOptions, config["sample"]),
         "prompt": partial(options_from, PromptOptions, config["sample"]),
         "guide": partial(options_from, ClassifierOptions, config["sample"]),
-        "transform": partial(_transform, config["sample"]),
+        "transform": partial(_transform, config["sample"], domain),
         "steering": partial(_steering, config["sample"].get("reward"), domain),
         "data": partial(options_from, DataOptions, config["data"]),
         "mesh": lambda: make_mesh(options_from(MeshOptions, config["mesh"]), devices),
@@ -118,11 +119,16 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
     return dict(zip(makers, all_of(*makers.values()), strict=True))
 
 
-def _transform(section: dict[str, Any]) -> Transform:
+def _transform(section: dict[str, Any], domain: Domain) -> Transform:
     """Returns how samples change the distribution of a token."""
     transform = options_from(Transform, section)
     check_transform(transform.temperature, transform.top_k, transform.top_p)
-    return transform
+    if isinstance(domain, RandomTokens):  # whose symbols have no names
+        return dataclasses.replace(transform, exclude="")
+    never = _entries("exclude", transform.exclude, domain, "names entries of a vocabulary")
+    if len(set(never)) == domain.vocab_size:
+        raise UserError(f"sample.exclude={transform.exclude!r} leaves no symbol that may be drawn")
+    return dataclasses.replace(transform, exclude=never or "")
 
 
 def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None:
@@ -213,16 +219,26 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
         if getattr(domain, "eot_id", None) is None:
             raise UserError("sample.stop='end_of_text' needs a tokenizer with an end-of-text token")
         return (domain.eot_id,)
+    return _entries("stop", stop, domain, "ends texts", "'end_of_text' or ")
+
+
+def _entries(key: str, text: str, domain: Domain, what: str, others: str = "") -> tuple[int, ...]:
+    """Returns the symbols that a key of `sample` names; UserError if the vocabulary has none.
+
+    what: it does, and others: values that it may have besides, for messages
+    """
+    if not text:
+        return ()
     if not hasattr(domain, "tokenizer"):
-        raise UserError(f"sample.stop={stop!r} ends texts, and the data of this run are no text")
+        raise UserError(f"sample.{key}={text!r} {what}, and the data of this run are no text")
     id_of = getattr(domain.tokenizer, "id_of", lambda entry: None)
-    entries = [stop] if id_of(stop) is not None else stop.split()
+    entries = [text] if id_of(text) is not None else text.split()
     found = [id_of(entry) for entry in entries]
     for entry, symbol in zip(entries, found, strict=True):
         if symbol is None or symbol >= domain.vocab_size:
             raise UserError(
-                f"sample.stop={entry!r} is no entry of the vocabulary: it must be '', "
-                "'end_of_text' or an entry that may be drawn, such as '<|eot_id|>', or several "
+                f"sample.{key}={entry!r} is no entry of the vocabulary: it must be '', "
+                f"{others}an entry that may be drawn, such as '<|eot_id|>', or several "
                 "with spaces between them"
             )
     return tuple(found)

@@ -25,6 +25,7 @@ from md4_jax.objectives.partition import Partition
 from md4_jax.objectives.policy import Policy
 from md4_jax.objectives.preference import Preference
 from md4_jax.objectives.radd import TDCE, LambdaDCE
+from md4_jax.objectives.reparameterized import Reparameterized
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.objectives.sdtt import SDTT
 from md4_jax.objectives.uniform_elbo import UniformELBO
@@ -53,6 +54,7 @@ OBJECTIVES = {
     "ctmc": CTMC,
     "sdtt": SDTT,
     "dcd": DCD,
+    "reparameterized": Reparameterized,
     "policy": Policy,
     "preference": Preference,
     "flexmdm": FlexMDM,

@@ -17,6 +17,7 @@ from md4_jax.samplers.planning import PathPlanning
 from md4_jax.samplers.predictor_corrector import PredictorCorrector
 from md4_jax.samplers.psi import Psi
 from md4_jax.samplers.remask import Remask
+from md4_jax.samplers.reparameterized import Reparameterized
 from md4_jax.samplers.resize import Resize
 from md4_jax.samplers.tweedie import Tweedie
 
@@ -38,6 +39,7 @@ SAMPLERS = {
     "predictor_corrector": PredictorCorrector,
     "psi": Psi,
     "remask": Remask,
+    "reparameterized": Reparameterized,
     "resize": Resize,
     "tau_leaping": TauLeaping,
     "tweedie": Tweedie,

@@ -16,15 +16,20 @@ class Transform:
 
     Symbols that are as likely as the last one that is kept are kept too.
     temperature 0 gives the most likely symbol; top_k 0 and top_p 1 keep all symbols.
+    exclude: symbols that are never drawn. In a config these are entries of the vocabulary with
+    spaces between them, which `build` looks up.
     """
 
     temperature: Array | float = 1.0
     top_p: Array | float = 1.0
     top_k: int = 0
+    exclude: str | tuple[int, ...] = ""
 
     def __call__(self, logits: Array) -> Array:
         """Returns logits [..., V] of at least float32, with excluded symbols at -inf."""
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        if self.exclude:
+            logits = logits.at[..., jnp.asarray(self.exclude)].set(-jnp.inf)
         # Divided by 1e-6, any difference of two logits is larger than Gumbel noise.
         logits = logits / jnp.maximum(self.temperature, 1e-6)
         if 0 < self.top_k < logits.shape[-1]:

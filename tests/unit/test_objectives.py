@@ -133,6 +133,7 @@ def test_which_objectives_are_bounds():
         "policy",
         "policy, near the start",
         "preference",
+        "reparameterized",
         "sdtt",
         "sdtt, three steps",
     }

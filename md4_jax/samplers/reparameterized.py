@@ -1,0 +1,120 @@
+"""Decoding of reparameterized diffusion (RDM), as DPLM's: docs/samplers.md."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.draws import split_keys
+from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
+from md4_jax.samplers.chain import Chain
+from md4_jax.samplers.draw import draw_token, log_probability, probability
+from md4_jax.samplers.reveal import masks_left
+from md4_jax.samplers.transforms import Transform
+
+SCORES = ("noised", "probability", "logit")
+# Nucleus from which symbols are drawn again that were too frequent.
+NUCLEUS = 0.95
+
+
+@pytree("transform")
+@dataclasses.dataclass(frozen=True)
+class Reparameterized:
+    """Draws a token at every position, then hides those with the lowest scores.
+
+    RDM (arXiv:2302.05737) as DPLM (arXiv:2402.18567) decodes. Each step draws a token at every
+    position outside the prompt, from the network's outputs there. After a step to s the
+    floor((1 - alpha_s) n) of the n positions with the lowest scores are masks. A mask that is not
+    among them gets its token. An earlier token that is not among them stays as it is, whatever was
+    drawn in its place.
+
+    score     of a position, by what was drawn there:
+              noised       log softmax(logits + G)[token], with Gumbel noise G whose largest sum
+                           with the logits also chooses the token (DPLM's gumbel_argmax)
+              probability  log of the probability with which the token was drawn (its vanilla)
+              logit        the network's logit of the token (its argmax, with temperature 0)
+    resample  a symbol with more than this share of a text's tokens is masked and drawn once more,
+              given the other tokens, from the likeliest symbols with 0.95 of the probability.
+              This costs a network evaluation. 0: never
+
+    This uses the network's outputs at visible tokens, which losses on masks do not train. The
+    samples do not have the distribution of the model.
+    """
+
+    needs: ClassVar[Needs] = Needs((RevealsMasks,))
+    level: ClassVar[None] = None
+
+    score: str = "noised"
+    resample: float = 0.25
+    transform: Transform = Transform()
+
+    def __post_init__(self):
+        if self.score not in SCORES:
+            raise UserError(f"sample.score must be one of {', '.join(SCORES)}, not {self.score!r}")
+        if not 0 <= self.resample <= 1:
+            raise UserError(f"sample.resample must lie in [0, 1], not {self.resample}")
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
+    ) -> Chain:
+        first_keys, again_keys = split_keys(keys)
+        masks, times = process.is_noise(chain.z), jnp.full(len(chain.z), t)
+        outputs = denoiser(chain.z, times)
+        tokens, score = self._drawn(first_keys, outputs, self.transform)
+        sure = probability(outputs, tokens)
+        if self.resample:
+            tokens = jnp.where(chain.prompt_mask, chain.z, tokens)
+            frequent = _frequent(tokens, outputs.shape[-1], self.resample) & ~chain.prompt_mask
+
+            def again() -> tuple[Array, Array, Array]:
+                z = jnp.where(frequent, process.mask_id, tokens)
+                transform = dataclasses.replace(self.transform, top_p=NUCLEUS)
+                others = denoiser(z, times)
+                drawn, own = self._drawn(again_keys, others, transform)
+                pairs = ((drawn, tokens), (own, score), (probability(others, drawn), sure))
+                return tuple(jnp.where(frequent, new, old) for new, old in pairs)
+
+            tokens, score, sure = jax.lax.cond(
+                jnp.any(frequent), again, lambda: (tokens, score, sure)
+            )
+            chain = chain._replace(evaluations=chain.evaluations + jnp.any(frequent, axis=1))
+        lowest_first = jnp.argsort(jnp.where(chain.prompt_mask, jnp.inf, score), axis=1)
+        hidden = jnp.argsort(lowest_first, axis=1) < masks_left(process, chain, s)[:, None]
+        confidence = jnp.where(masks, sure, chain.confidence)
+        return chain._replace(
+            z=jnp.where(hidden, process.mask_id, jnp.where(masks, tokens, chain.z)),
+            confidence=jnp.where(hidden, 0.0, confidence),
+            evaluations=chain.evaluations + 1,
+        )
+
+    def _drawn(self, keys: Array, outputs: Array, transform: Transform) -> tuple[Array, Array]:
+        """Draws a token at every position; returns tokens and their scores, both [B, L]."""
+        logits = transform(outputs)
+        if self.score == "noised":
+            noised = logits + gumbel(keys, logits)
+            tokens = jnp.argmax(noised, axis=-1).astype(jnp.int32)
+            return tokens, log_probability(noised, tokens)
+        tokens = draw_token(keys, logits)
+        if self.score == "probability":
+            return tokens, log_probability(logits, tokens)
+        return tokens, jnp.take_along_axis(outputs, tokens[..., None], axis=-1)[..., 0]
+
+
+def gumbel(keys: Array, logits_BxLxV: Array) -> Array:
+    """Draws Gumbel noise for each logit, with one key a sequence."""
+    shape = logits_BxLxV.shape[1:]
+    return jax.vmap(lambda key: jax.random.gumbel(key, shape, mode="high"))(keys)
+
+
+def _frequent(tokens: Array, symbols: int, share: float) -> Array:
+    """Marks the tokens of symbols that more than this share of a row has: bool [B, L]."""
+    counts = jnp.sum(jax.nn.one_hot(tokens, symbols, dtype=jnp.int32), axis=1)
+    return jnp.take_along_axis(counts > share * tokens.shape[1], tokens, axis=1)
