@@ -30,6 +30,8 @@ MODERNBERT = dict(
     rotary_base=160_000.0, time_conditioning=False, initial="torch", scan_blocks=False,
     window=128, global_every=3, local_base=10_000.0,
 )  # fmt: skip
+# ESM-2 (Lin et al., 2023), and DPLM (arXiv:2402.18567): network.name="esm".
+ESM = dict(GPT2, feed_forward="gelu_exact", head_bias=True, initial="torch")
 # The U-Net of D3PM and tauLDR on CIFAR-10 (DDPM, arXiv:2006.11239): network.name="unet".
 DDPM = dict(
     channels=128, blocks=2, multipliers=(1, 2, 2, 2), attention_at=(16,), input="intensity",

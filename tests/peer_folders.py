@@ -59,6 +59,7 @@ TOLD = {
     "diffullama": dict(mask_token_id=81),
     "modernbert": dict(mask_token_id=122),
     "diffusiongemma": {},
+    "esm": dict(dplm_type="dplm_esm"),
     "gpt2": {},
     "diffugpt": dict(mask_token_id=119),
     "md4_text": dict(data_shape=[16]),
@@ -74,7 +75,9 @@ GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
 ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama"}
 # Letters and special entries of the vocabulary.
-OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma")
+OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma", "esm")
+PROTEINS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]
+PROTEINS += ["<null_1>", "<mask>"]
 ENTRIES = {
     "llada": (125, 3),
     **dict.fromkeys(("udlm", "udlm_labels", "smdm", "smdm_ar"), (12, 0)),
@@ -107,6 +110,9 @@ def peer_folder(directory: Path, name: str, **changes) -> Path:
     if name.startswith(("llada", "md4", *OTHERS, *DECODERS, *GPTS)):
         told = {**answers(name)["config"], **told}
     (folder / "config.json").write_text(json.dumps({**told, **changes}))
+    if name == "esm":
+        (folder / "vocab.txt").write_text("\n".join(PROTEINS))
+        return folder
     letters, special = ENTRIES.get(name, (11, 0))
     tokenizer(letters, special).save(str(folder / "tokenizer.json"))
     return folder

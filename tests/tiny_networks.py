@@ -10,6 +10,7 @@ from md4_jax.networks import NETWORKS
 from md4_jax.networks.classifier import Classifier, PatchClassifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.esm import Esm
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
@@ -23,6 +24,7 @@ SIZES_OF = {
     Transformer: SIZES,
     Partition: SIZES,
     ModernBert: SIZES | dict(window=4, global_every=2),
+    Esm: SIZES,
     DiffusionGemma: SIZES
     | dict(
         kv_heads=1,

@@ -81,6 +81,11 @@ OF_NETWORKS = {
         "network.feed_forward": "geglu", "network.norm": "layer",
         "network.norm_parameters": "scale",
     },
+    "esm": {
+        "network.feed_forward": "gelu_exact", "network.norm": "layer", "network.norm_eps": 1e-5,
+        "network.norm_parameters": "affine", "network.qkv_bias": True, "network.out_bias": True,
+        "network.initial": "torch",
+    },
     "diffusion_gemma": {
         "network.kv_heads": 4, "network.head_dim": 64, "network.expert_hidden": 512,
         "network.rotary_base": 1_000_000.0, "network.rotary_part": 0.25,

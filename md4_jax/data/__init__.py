@@ -1,5 +1,6 @@
 """Data: sources, tokenizers and batches. A new source or tokenizer is a file and a line here."""
 
+from md4_jax.data.proteins import Proteins
 from md4_jax.data.sources.cifar10 import Cifar10
 from md4_jax.data.sources.digits import Digits
 from md4_jax.data.sources.files import TextFiles
@@ -35,4 +36,5 @@ TOKENIZERS = {
     "characters": Characters,
     "bytes": Bytes,
     "bpe": BytePairs,
+    "proteins": Proteins,
 }

@@ -1,9 +1,24 @@
-"""Vocabularies as a tokenizer.json, which other programs read with the library tokenizers."""
+"""Files of vocabularies that other programs read: a tokenizer.json, or ESM's vocab.txt."""
 
 import json
 from typing import Any
 
-from md4_jax.data.bpe_files import byte_of_character
+from md4_jax.data.bpe_files import CONFIG, byte_of_character
+from md4_jax.data.proteins import ENTRIES, Proteins
+
+# What transformers' EsmTokenizer is told of the vocabulary beside it.
+ESM = {
+    "tokenizer_class": "EsmTokenizer", "cls_token": "<cls>", "eos_token": "<eos>",
+    "mask_token": "<mask>", "pad_token": "<pad>", "unk_token": "<unk>",
+}  # fmt: skip
+
+
+def files_of(tokenizer: Any) -> dict[str, str]:
+    """Returns the texts of the files of a vocabulary, by name; {} if it cannot be written so."""
+    if isinstance(tokenizer, Proteins):
+        return {"vocab.txt": "\n".join(ENTRIES), CONFIG: json.dumps(ESM)}
+    definition = definition_of(tokenizer)
+    return {"tokenizer.json": definition} if definition else {}
 
 
 def definition_of(tokenizer: Any) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from md4_jax.data.byte_pairs import END_OF_TEXT, BytePairs
 from md4_jax.data.names import Load, class_of
+from md4_jax.data.proteins import Proteins
 from md4_jax.data.tokenizer_base import Tokenizer, UnknownCharacter, id_dtype
 from md4_jax.protocols import UserError
 
@@ -188,5 +189,5 @@ def from_json(text: str, load: Load | None = None):
     fields = json.loads(text)
     if fields["name"] == BytePairs.name and (fields.keys() & {"path", "hub"}):
         raise UserError("it names another place instead of holding its vocabulary")
-    built_in = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs)}
+    built_in = {kind.name: kind for kind in (Text8Symbols, Characters, Bytes, BytePairs, Proteins)}
     return class_of(fields.pop("name"), built_in, "tokenizer", load)(**fields)

@@ -13,7 +13,7 @@ from md4_jax.processes.schedules import SCHEDULES
 # Bounds of a network of masks whose outputs are probabilities; those of score_entropy are scores.
 MASKED = (
     "md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "along_order", "block",
-    "every_order", "eso", "eso_orders",
+    "every_order", "eso", "eso_orders", "reparameterized",
 )  # fmt: skip
 SCORES = "score_entropy"
 ORDERED = ("eso", "eso_orders")

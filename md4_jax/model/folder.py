@@ -10,7 +10,7 @@ import jax
 import md4_jax
 from md4_jax.config.load import FILE
 from md4_jax.config.schema import build_section
-from md4_jax.data.definitions import definition_of
+from md4_jax.data.definitions import files_of
 from md4_jax.data.domains import keep_domain
 from md4_jax.evals import report
 from md4_jax.model import adapters
@@ -88,10 +88,8 @@ def export(model: Any, folder: Place) -> Place:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write(folder, arrays, form="pt")
-    for name, text in layout.files.items():
+    for name, text in (files_of(model.domain.tokenizer) | layout.files).items():
         (folder / name).write_text(text, encoding="utf-8")
-    if definition := definition_of(model.domain.tokenizer):
-        (folder / "tokenizer.json").write_text(definition, encoding="utf-8")
     if model.form is not None:
         model.form.export(folder)
     told = with_mask(told, folder, layout.mask)

@@ -37,6 +37,7 @@ UNTOLD = (
     "rotary_part", "rotary_ramp", "rotary_gain", "rotary_type", "query_scaling", "window",
     "global_every", "local_base", "cap", "experts_per_token", "router", "router_normalised",
     "router_scale", "router_groups", "router_groups_taken", "condition_activation",
+    "token_dropout", "rotary_half",
 )  # fmt: skip
 
 
@@ -102,12 +103,13 @@ class Layout:
 class Numbered(Mapping):
     """Arrays that hold, in place of values, the numbers 1, 2, ... of all entries of a layout.
 
-    It says of names and shapes what `Tensors` says.
+    It says of names, shapes and small arrays what `Tensors` says.
     """
 
     def __init__(self, layout: Layout, folder: str):
         self.folder = folder
         self._shapes = {name: shape for name, (_, shape) in layout.arrays.items()}
+        self._others = layout.others
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         self.starts = np.concatenate([[1], 1 + np.cumsum(sizes)])
         self._place = {name: place for place, name in enumerate(self._shapes)}
@@ -128,6 +130,10 @@ class Numbered(Mapping):
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array."""
         return self._shapes[name]
+
+    def small(self, name: str) -> np.ndarray:
+        """Returns the values of an array of which no parameter is made."""
+        return np.asarray(self._others[name])
 
     def count(self, pattern: str) -> int:
         """Returns 1 + the largest number that the group of a pattern matches in names; 0: none."""

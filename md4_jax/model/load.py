@@ -12,7 +12,7 @@ from md4_jax.data.chat import Chat
 from md4_jax.data.domains import Domain, TextDomain, stored_domain
 from md4_jax.data.tokenizers import END_OF_TEXT, BytePairs
 from md4_jax.experiment import Experiment
-from md4_jax.model import dreamon, finding, parameters, peers, peft_reading
+from md4_jax.model import dreamon, esm, finding, parameters, peers, peft_reading
 from md4_jax.model import origins as places
 from md4_jax.model.finding import Found
 from md4_jax.model.layout import Layout, Watched
@@ -168,6 +168,8 @@ def _ordered(tensors: Arrays, peer: Peer, mask: int | None, rows: int) -> Arrays
 
 def _tokenizer(folder: Place, peer: Peer) -> dict[str, Any]:
     """Returns the section of the tokenizer in the folder, or else of the one on the hub."""
+    if peer.kind == esm.KIND:
+        return esm.tokenizer_of(folder)
     if bpe_files.is_in(folder):
         found = bpe_files.from_path(str(folder))
         end = None if peer.ends is None else found.id_to_token(peer.ends)

@@ -143,7 +143,8 @@ class Model(pickling.Unpickled):
     ) -> Generated:
         """Fills each `blank` of a text with one token; other arguments are those of `sample`.
 
-        The samples end where the text ends. What the model draws after it is left out.
+        The samples end where the text ends. What the model draws after it is left out. A network
+        that marks the ends of a text, as that of proteins, sees the end there.
 
         A model such as DreamOn, whose sampler is `resize`, fills each run of blanks with more or
         fewer tokens; `grow` is how many the whole text may have more than blanks.
@@ -158,6 +159,8 @@ class Model(pickling.Unpickled):
         step = self.sampling(asked).sampler_step
         if step.needs.hides:  # on a canvas of one of few lengths
             options = {"length": bucket(length + step.grow, self.length), **options}
+        elif self.experiment.network.marked:
+            options.setdefault("length", length)
         found = self.sample(num, template=text, blank=blank, sampler=sampler, **options)
         if step.needs.hides:
             return found

@@ -11,9 +11,10 @@ import numpy as np
 
 from md4_jax.config.same_network import computed
 from md4_jax.config.schema import build_section
-from md4_jax.model import peers
+from md4_jax.model import esm, peers
 from md4_jax.model.agreement import Meaning, differences
 from md4_jax.model.layout import Layout, Numbered
+from md4_jax.networks.esm import Esm
 from md4_jax.networks.published import DIT_LABELS, DIT_TABLE
 from md4_jax.networks.transformer import Transformer
 from md4_jax.protocols import UserError
@@ -69,7 +70,7 @@ def layout_of(model: Any) -> Layout:
     model.check_text("export")
     symbols, config = model.domain.vocab_size, model.config
     options = build_section("network", config["network"], vocab_size=symbols)
-    if type(options) is not Transformer:
+    if type(options) not in (Transformer, Esm):
         raise _no_layout(model, f"network.name={config['network']['name']!r}")
     own = Own(
         options.resolved("cpu"), model.experiment.process, config["objective"], model.length,
@@ -77,6 +78,8 @@ def layout_of(model: Any) -> Layout:
     )  # fmt: skip
     nearest, fewest = "", None
     for kind in KINDS:
+        if type(options) is not kind.network:
+            continue
         layout = kind.make(own)
         differs = _differences(own, kind, layout, str(model.origin))
         if not differs:
@@ -250,21 +253,32 @@ def _llada(own: Own) -> Layout:
     return Layout(told, {name: ("F32", shape) for name, shape in shapes.items()}, o.vocab_size, {})
 
 
+def _esm(own: Own) -> Layout:
+    """Returns the layout of ESM-2, which stores the angles of rotary positions."""
+    o = own.options
+    arrays = {name: ("F32", shape) for name, shape in esm.arrays(o, own.rows)}
+    angles = o.turns.frequency(o.attention_size).tolist()
+    return Layout(esm.told(o, own.length, own.rows), arrays, None, {esm.ANGLES[0]: angles})
+
+
 class Kind(NamedTuple):
     """Layout of a project.
 
     objectives  names of those whose network has the outputs that the project's code expects
     make        makes the layout with a model's sizes
     timed       whether the network has the part that reads the time
+    network     class of its options
     """
 
     name: str
     objectives: tuple[str, ...]
     make: Callable[[Own], Layout]
     timed: bool = True
+    network: type = Transformer
 
 
 _MASKED = ("md4", "md4_discrete", "any_order", "t_dce", "lambda_dce", "sdtt", "dcd", "preference")
+_MASKED += ("reparameterized",)
 _UNIFORM = ("uniform_elbo", "duo", "sdtt", "dcd")
 KINDS = (
     Kind("mdlm", _MASKED, _hub("mdlm", time_conditioning=False)),
@@ -278,4 +292,5 @@ KINDS = (
     Kind("sedd", ("score_entropy",), _run_config("sedd", "absorb")),
     Kind("sedd", ("score_entropy",), _run_config("sedd", "uniform")),
     Kind("llada", _MASKED, _llada, timed=False),
+    Kind(esm.KIND, _MASKED, _esm, timed=False, network=Esm),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import bpe_files
-from md4_jax.model import decoders, dits, experts, gemma, gpt2, modernbert, smdm
+from md4_jax.model import decoders, dits, esm, experts, gemma, gpt2, modernbert, smdm
 from md4_jax.model.peer import UNKNOWN, Peer, agree, needed
 from md4_jax.networks import NETWORKS, published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
@@ -17,7 +17,7 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 NAMED = (
-    "bd3lm", "mdlm", "esolm", "duo", "udlm", "llada", "gpt2", "modernbert", gemma.KIND,
+    "bd3lm", "mdlm", "esolm", "duo", "udlm", "llada", "gpt2", "modernbert", esm.KIND, gemma.KIND,
     *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
@@ -82,12 +82,13 @@ def config_of(found: Peer, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     config["tokenizer"] = dict(tokenizer) | ({} if found.mask is None else {"mask": found.mask})
     # Copies: keys may be overridden, and models share what is the same for all of a kind.
     config |= {name: copy.deepcopy(found.sections[name]) for name in ("process", "objective")}
-    config["sample"] |= found.sections.get("sample", {})
+    config["sample"]["grid"] = "uniform"
+    for name in ("data", "sample"):
+        config[name] |= found.sections.get(name, {})
     config["optim"] |= {"learning_rate": 1e-4, "warmup_steps": 100}
     config["train"] |= {"num_steps": 10_000, "batch_size": 32}
     config["evals"]["validation"]["every"] = 1000
     config["checkpoint"]["every"] = 1000
-    config["sample"]["grid"] = "uniform"
     return config
 
 
@@ -165,6 +166,7 @@ KINDS = {
     "gpt2": gpt2.peer,
     "diffugpt": gpt2.peer,
     "modernbert": modernbert.peer,
+    esm.KIND: esm.peer,
     gemma.KIND: gemma.peer,
     "smdm": smdm.peer,
     **experts.KINDS,

@@ -3,6 +3,7 @@
 from md4_jax.networks.classifier import Classifier, PatchClassifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.esm import Esm
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
 from md4_jax.networks.transformer import Transformer
@@ -16,6 +17,7 @@ NETWORKS = {
     "dit": DiT,
     "partition": Partition,
     "modernbert": ModernBert,
+    "esm": Esm,
     "diffusion_gemma": DiffusionGemma,
     "classifier": Classifier,
     "dit_classifier": PatchClassifier,

@@ -4,6 +4,7 @@ Size (a) is that of tools/sizes.py. Options are those of `Transformer`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -46,6 +47,11 @@ def geglu_tanh(gate: Array, up: Array) -> Array:
     return nn.gelu(gate, approximate=True) * up
 
 
+# Activations of layers that are not gated: GELU by its approximation with tanh, and exactly.
+PLAIN = {
+    "gelu": partial(nn.gelu, approximate=True),
+    "gelu_exact": partial(nn.gelu, approximate=False),
+}
 GATED = {"swiglu": swiglu, "glu": glu, "geglu": geglu, "geglu_tanh": geglu_tanh}
 
 
@@ -64,7 +70,7 @@ class FeedForward(nn.Module):
     ) -> Array:
         o, dtype = self.options, jnp.dtype(self.options.dtype)
         scale = 2.0 / o.depth if o.initial == "depth_scaled" else 1.0
-        plain = o.feed_forward == "gelu"
+        plain = o.feed_forward in PLAIN
 
         def layer(name: str, x: Array, size: int, zeros: bool = False) -> Array:
             made = Linear(
@@ -74,7 +80,7 @@ class FeedForward(nn.Module):
             return made(x, for_adapter(o, name, x, keys, length, needed))
 
         if plain:
-            hidden_BxLxF = nn.gelu(layer("up", x_BxLxD, o.hidden), approximate=True)
+            hidden_BxLxF = PLAIN[o.feed_forward](layer("up", x_BxLxD, o.hidden))
         else:
             gated = GATED[o.feed_forward]
             hidden_BxLxF = gated(*(layer(name, x_BxLxD, o.hidden) for name in ("gate", "up")))

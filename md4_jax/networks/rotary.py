@@ -33,6 +33,7 @@ class Turns(NamedTuple):
     pairs    share of the pairs of these features, the first ones, that turn; the others stay
              (Gemma's proportional positions)
     type     to which cosines and sines are rounded
+    half     whether the angle of a position is rounded to float16, as in files of ESM-2
     """
 
     base: float = BASE
@@ -42,10 +43,13 @@ class Turns(NamedTuple):
     gain: float = 1.0
     pairs: float = 1.0
     type: str = "float32"
+    half: bool = False
 
     def frequency(self, size: int) -> np.ndarray:
         """Returns the angle that each pair of `size` features turns by a position: [size / 2]."""
         plain = self.base ** (-np.arange(0, size, 2) / size)
+        if self.half:
+            plain = plain.astype(np.float16).astype(np.float64)
         plain = np.where(np.arange(size // 2) < int(self.pairs * (size // 2)), plain, 0.0)
         if not self.scaling:
             return plain

@@ -12,6 +12,7 @@ from md4_jax.networks.condition import ACTIVATED, TIME_EMBEDDINGS
 from md4_jax.networks.context import check_options
 from md4_jax.networks.depth import REMAT, unrolled
 from md4_jax.networks.experts import SCORES, check_experts
+from md4_jax.networks.feed_forward import PLAIN
 from md4_jax.networks.flops import formula
 from md4_jax.networks.growing import check_growing, symbols_read
 from md4_jax.networks.layers import FIRST, SECOND
@@ -29,7 +30,7 @@ CHOICES = {
     "attention": KERNELS,
     "condition_activation": ACTIVATED,
     "dtype": ("float32", "bfloat16"),
-    "feed_forward": ("swiglu", "glu", "geglu", "gelu"),
+    "feed_forward": ("swiglu", "glu", "geglu", "gelu", "gelu_exact"),
     "initial": INITIAL,
     "norm": ("rms", "layer"),
     "norm_parameters": ("auto", "scale", "affine"),
@@ -53,9 +54,10 @@ class Transformer(Positions):
     """Options of the transformer; `build()` makes the network. Those of Positions, and
 
     hidden             width of the feed-forward layer; 0: 8/3 of size, rounded up to a multiple of
-                       64, or 4 size with gelu
+                       64, or 4 size without gates
     feed_forward       swiglu, gated by silu; glu, gated by a sigmoid, which is then the activation
-                       of the condition too; geglu, gated by GELU; gelu, two layers with biases
+                       of the condition too; geglu, gated by GELU; gelu, two layers with biases;
+                       gelu_exact, the same without the approximation of GELU by tanh
     kv_heads           heads of keys and values, each for several heads of queries; 0: as many
     head_dim           features of a head; 0: size / heads
     qkv_bias, out_bias  give queries, keys and values a bias, and the output of attention
@@ -242,7 +244,7 @@ class Transformer(Positions):
         """Returns the options with widths and kernel in place of 0 and auto."""
         kernel = kernel_for(self.attention, platform, self.attention_size, self.dtype)
         gated = -(-8 * self.size // (3 * 64)) * 64
-        hidden = self.hidden or (4 * self.size if self.feed_forward == "gelu" else gated)
+        hidden = self.hidden or (4 * self.size if self.feed_forward in PLAIN else gated)
         kv_heads = self.kv_heads or self.heads
         return dataclasses.replace(
             self, attention=kernel, hidden=hidden, kv_heads=kv_heads,

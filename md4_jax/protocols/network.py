@@ -215,6 +215,7 @@ class Network(NamedTuple):
     recalls    its denoisers have `recall`, and read a `Conditioned` too
     reads      the blocks of its denoisers have `reading`
     ordered    its denoisers have `ordered`
+    marked     it marks both ends of a text itself: a sequence is a text, whose length is known
     splits     devices can share a sequence, each with a part of its positions
     classifies its denoisers have `classify`, and predict no tokens
     hides      its denoisers have `within`
@@ -237,6 +238,7 @@ class Network(NamedTuple):
     swapped: bool = False
     recalls: bool = False
     reads: bool = False
+    marked: bool = False
     splits: bool = False
     classifies: bool = False
     ordered: bool = False

@@ -72,6 +72,10 @@ class Tensors(Mapping):
         """Returns the shape of an array without reading it."""
         return self.stored(name).shape
 
+    def small(self, name: str) -> np.ndarray:
+        """Returns the values of an array of which no parameter is made."""
+        return self[name]
+
     def stored(self, name: str) -> Stored:
         """Returns the place of an array."""
         if name not in self._stored:

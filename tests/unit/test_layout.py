@@ -29,7 +29,7 @@ def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
     """Marks the entries of an array that no parameter stands for."""
     symbols = model.domain.vocab_size
     marks = np.zeros(array.shape, bool)
-    is_head = any(word in name for word in HEADS)
+    is_head = any(word in name for word in HEADS) and not name.startswith(BEFORE_HEAD)
     is_table = any(word in name for word in ("embed", "wte")) and "blocks" not in name
     has_mask = model.config["process"]["name"] in ("masking", "hybrid")
     tied = model.config["network"].get("tied")
@@ -44,6 +44,7 @@ def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
 
 
 HEADS = ("output_layer.linear", "lm_head", "diffusion_head", "transformer.ff_out", "decoder.")
+BEFORE_HEAD = ("lm_head.dense", "lm_head.layer_norm")  # of ESM, with features of its own
 IN_PART = ("diffusiongemma",)  # without the part that reads images: test_diffusion_gemma.py
 IN_ORDER = ("esolm",)  # which says nothing of a whole text: test_eso.py
 CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
@@ -135,6 +136,7 @@ def test_config_says_another_shift(name, shifted, kind, tmp_path):
         ("dream", "norm_eps", 1e-2, "1e-06"),
         ("llada2", "router_scale", 7.0, "2.5"),
         ("modernbert", "window", 4, "6"),
+        ("esm", "token_dropout", False, "True"),
         ("mdlm", "rotary_base", 5.0, "10000.0"),
     ],
 )

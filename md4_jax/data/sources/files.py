@@ -43,7 +43,8 @@ class TextFiles:
     test        likewise; the last documents are test, those before validation
 
     A .jsonl file holds one document per line, a .json file one per object of its list, a .parquet,
-    .csv or .tsv file one per row, and an archive (.zip, .tar, .tar.gz, .tar.xz) one per file in it,
+    .csv or .tsv file one per row, a .fasta, .fa or .faa file one per sequence (without its header,
+    the key "header"), and an archive (.zip, .tar, .tar.gz, .tar.xz) one per file in it,
     in its order. Any other file is one document. All but archives and .parquet may be compressed
     (.gz, .xz). The customary held-out set of OpenWebText is its last
     100,000 documents.
@@ -211,7 +212,7 @@ class TextFiles:
 def _read(path: Place, keys: Keys) -> Iterator[Document]:
     """Yields the documents of a file; UserError for records in an archive, which are not cut."""
     for document in formats.read(path, keys):
-        records = (*formats.LINES, *formats.SEPARATORS, ".parquet")
+        records = (*formats.LINES, *formats.SEPARATORS, *formats.FASTA, ".parquet")
         if not keys.is_plain and document.member.lower().endswith(records):
             raise UserError(
                 f"{path} holds {document.member}, a file of records: unpack it, and name it by "

@@ -1,4 +1,4 @@
-"""Documents of one file: text, JSON, tables of cells, Parquet, and archives of text files."""
+"""Documents of one file: text, JSON, tables, FASTA, Parquet, and archives of text files."""
 
 import codecs
 import contextlib
@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from md4_jax.data.sources.fasta import ENDINGS as FASTA
+from md4_jax.data.sources.fasta import of_fasta
 from md4_jax.data.sources.records import Document, Keys, check_key, of_json, of_line, of_table
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, is_remote
@@ -24,7 +26,8 @@ INNER = "_data.xz"  # the archives, each a tar, inside that of OpenWebText
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", INNER)
 LINES = (".jsonl", ".ndjson")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
-TEXTS = (".txt", ".json", *LINES, *SEPARATORS)
+RECORDS = (".json", *SEPARATORS, *FASTA)
+TEXTS = (".txt", ".json", *LINES, *SEPARATORS, *FASTA)
 ENDINGS = (".parquet", *ARCHIVES, *(text + end for text in TEXTS for end in ("", *COMPRESSED)))
 FIRST_BYTES = 1 << 16
 LARGEST = 1 << 30  # bytes of a document that is unpacked
@@ -42,7 +45,7 @@ def is_table(path: Place) -> bool:
 
 def is_new_table(path: Place) -> bool:
     """Returns whether the file has records, and was read as one text by earlier versions."""
-    return _kind(path) in (".json", ".ndjson", *SEPARATORS)
+    return _kind(path) in (".ndjson", *RECORDS)
 
 
 def is_archive(path: Place) -> bool:
@@ -64,7 +67,7 @@ def count(path: Place, keys: Keys) -> int:
         return sum(1 for _ in _members(path)) if is_archive(path) else 1
     if _kind(path) in LINES:
         return sum(1 for line in _raw_lines(path) if line.strip())
-    if _kind(path) in (".json", *SEPARATORS):
+    if _kind(path) in RECORDS:
         with _explained(path):
             return sum(1 for _ in _records(path))
     if path.suffix == ".parquet":
@@ -79,7 +82,7 @@ def read(path: Place, keys: Keys) -> Iterator[Document]:
         return _members(path) if is_archive(path) else iter([whole(path)])
     if _kind(path) in LINES:
         return _lines(path, keys)
-    if _kind(path) in (".json", *SEPARATORS):
+    if _kind(path) in RECORDS:
         return _of_records(path, keys)
     if path.suffix == ".parquet":
         return _rows(path, keys)
@@ -152,7 +155,7 @@ def _lines(path: Place, keys: Keys) -> Iterator[Document]:
 def _of_records(path: Place, keys: Keys) -> Iterator[Document]:
     """Yields the documents of a JSON file or of a table with a header."""
     with _explained(path):
-        for number, (where, record, position) in enumerate(_records(path), 1):
+        for number, where, record, position in _records(path):
             if _kind(path) in SEPARATORS and _is_number(record.get(keys.label)):
                 record[keys.label] = int(record[keys.label])  # every cell of a table is text
             yield keys.document(where, record, path, number)._replace(position=position)
@@ -170,17 +173,23 @@ def _explained(path: Place) -> Iterator[None]:
         ) from error
 
 
-def _records(path: Place) -> Iterator[tuple[str, dict[str, Any], int]]:
-    """Yields (place, record, bytes that were read so far)."""
-    if _kind(path) not in SEPARATORS:
-        size = path.stat().length
-        for where, record in of_json(str(path), _decode(str(path), _content(path), 0)):
-            yield where, record, size
+def _records(path: Place) -> Iterator[tuple[int, str, dict[str, Any], int]]:
+    """Yields (number of the row or line, place, record, bytes that were read so far)."""
+    kind = _kind(path)
+    if kind == ".json":
+        size, found = path.stat().length, _decode(str(path), _content(path), 0)
+        for number, (where, record) in enumerate(of_json(str(path), found), 1):
+            yield number, where, record, size
         return
     with _opened(path) as (file, content):
         lines = _texts(path, content)
-        for line, record in of_table(str(path), lines, SEPARATORS[_kind(path)]):
-            yield f"{path}, line {line}", record, file.tell()
+        if kind in FASTA:
+            for line, record in of_fasta(str(path), lines):
+                yield line, f"{path}, line {line}", record, file.tell()
+            return
+        found = of_table(str(path), lines, SEPARATORS[kind])
+        for number, (line, record) in enumerate(found, 1):
+            yield number, f"{path}, line {line}", record, file.tell()
 
 
 def _texts(path: Place, content: BinaryIO) -> Iterator[str]:

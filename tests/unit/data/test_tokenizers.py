@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from md4_jax.data import TOKENIZERS, bpe_files
+from md4_jax.data.proteins import Proteins
 from md4_jax.data.tokenizers import BytePairs, Bytes, Characters, Text8Symbols, from_json
 from md4_jax.protocols import UserError
 
@@ -22,6 +23,7 @@ def samples(tiny_bpe):
         (Characters(alphabet="zaß🙂 "), "a ß🙂z"),
         (Bytes(), UNICODE),
         (BytePairs(path=str(tiny_bpe)), UNICODE + "hello"),
+        (Proteins(), "MKTAYIAKQRBZXUO.-"),
     ]
 
 

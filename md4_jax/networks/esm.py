@@ -1,0 +1,154 @@
+"""ESM-2 (Lin et al., Science 2023): a transformer of proteins that marks where they begin and end.
+
+Array names end in their shapes: B, L, M = L + 2, D.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from md4_jax.networks.binding import Binding
+from md4_jax.networks.flops import formula
+from md4_jax.networks.layers import norm
+from md4_jax.networks.linear import Linear
+from md4_jax.networks.rotary import Turns
+from md4_jax.networks.transformer import Transformer
+from md4_jax.networks.trunk import TransformerModule
+from md4_jax.protocols import Array, Network, Params, UserError
+
+# Keys of the transformer that this network does not have, and what they are then.
+WITHOUT = {
+    "time_conditioning": False, "causal": False, "causal_context": False, "shifted": False,
+    "local_width": 0, "tables": 0, "gaps": False, "experts": 0, "dense_layers": 0, "classes": 0,
+    "output": "categorical", "positions": 0, "embedding": 0, "embedding_dropout": 0.0,
+}  # fmt: skip
+# Share of masks in ESM's training: 15% of the tokens were chosen, 80% of which became masks.
+TRAINED_MASKS = 0.15 * 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Esm(Transformer):
+    """Options of ESM-2; `build()` makes the network. Those of Transformer, and
+
+    begins, ends   symbols that the network itself puts before and after each text
+    token_dropout  the vector of a mask is 0, and all others are multiplied by
+                   (1 - 0.12) / (1 - the share of masks), with both marks among the tokens of which
+                   it is a share. ESM does so in training and afterwards
+    rotary_half    angles of rotary positions are rounded to float16
+
+    A sequence is one text, or one followed by padding, which is the segment -1 and is not seen. Its
+    length is thus known. The symbols `begins` and `ends` are seen and never predicted. Before the
+    head there is one more layer, with GELU and a normalisation. The network is told no time.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("segments",)
+
+    feed_forward: str = "gelu_exact"
+    time_conditioning: bool = False
+    qkv_bias: bool = True
+    out_bias: bool = True
+    norm: str = "layer"
+    norm_parameters: str = "affine"
+    norm_eps: float = 1e-5
+    # Branches that begin with zeros would leave the features of dropped masks at 0.
+    initial: str = "torch"
+    begins: int = 0
+    ends: int = 2
+    token_dropout: bool = True
+    rotary_half: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        for key, fits in WITHOUT.items():
+            if getattr(self, key) != fits:
+                raise UserError(
+                    f"network.name='esm' needs network.{key}={fits!r}, not {getattr(self, key)!r}"
+                )
+        for key in ("begins", "ends"):
+            if not 0 <= getattr(self, key) < self.vocab_size:
+                raise UserError(
+                    f"network.{key}={getattr(self, key)} must be one of the {self.vocab_size} "
+                    f"symbols of the tokenizer, 0 to {self.vocab_size - 1}"
+                )
+
+    @property
+    def turns(self) -> Turns:
+        """Angles of the rotary positions."""
+        return super().turns._replace(half=self.rotary_half)
+
+    def build(self, platform: str = "cpu") -> Network:
+        """Makes the network for a platform."""
+        options = self.resolved(platform)
+        module = EsmModule(options)
+
+        def init(key: Array) -> Params:
+            return module.init(key, jnp.zeros((1, 2), jnp.int32), jnp.zeros((1,)))["params"]
+
+        return Network(
+            init, Binding(options, module, False, platform), time_free=True,
+            flops=formula(options, options.depth),
+            padding=self._padding(), products=options.products,
+            adapters=self.adapters, parameters=options.parameters, marked=True,
+        )  # fmt: skip
+
+
+class EsmModule(TransformerModule):
+    """Transformer with marks around each text and one more layer before the head."""
+
+    def setup(self):
+        super().setup()
+        o = self.options
+        self.head_in = Linear(
+            o.size, self.compute_dtype, bias=True, initial=o.initial, products=o.products
+        )
+        self.head_norm = norm(o, conditioned=False)
+
+    def features(
+        self,
+        z_BxL: Array,
+        t_B: Array,
+        segments: Array | None = None,
+        keys: Array | None = None,
+        index: Array | None = None,
+    ) -> Array:
+        """Returns h [B, L, D], or with index [B, P] the features of these positions, [B, P, D]."""
+        z_BxM, segments = marked(self.options, z_BxL, segments)
+        x_BxMxD = self._embedded(z_BxM, None)
+        if self.options.token_dropout:
+            is_mask = z_BxM == self.options.vocab_size
+            x_BxMxD = dropped_masks(x_BxMxD, is_mask, segments)
+        if index is not None:
+            return self._trunk(x_BxMxD, None, segments, keys, index + 1)
+        return self._trunk(x_BxMxD, None, segments, keys, None)[:, 1:-1]
+
+    def logits(self, h: Array, *, padded: bool = False) -> Array:
+        """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
+        h = self.head_norm(nn.gelu(self.head_in(h), approximate=False))
+        return super().logits(h, padded=padded)
+
+
+def marked(o: Esm, z_BxL: Array, segments: Array | None) -> tuple[Array, Array | None]:
+    """Returns the tokens [B, M] with a mark on each side of the text, and their segments."""
+    around = ((0, 0), (1, 1))
+    z_BxM = jnp.pad(z_BxL, around).at[:, 0].set(o.begins)
+    if segments is None:
+        return z_BxM.at[:, -1].set(o.ends), None
+    length = jnp.sum(segments >= 0, axis=1, keepdims=True)
+    last = jnp.take_along_axis(segments, jnp.maximum(length - 1, 0), axis=1)
+    segments = jnp.pad(segments, around, mode="edge")
+    place = jnp.arange(z_BxM.shape[1])
+    z_BxM = jnp.where(place == length + 1, o.ends, z_BxM)
+    segments = jnp.where(place == length + 1, last, segments)
+    return z_BxM, jnp.where(place > length + 1, -1, segments)
+
+
+def dropped_masks(x_BxMxD: Array, is_mask: Array, segments: Array | None) -> Array:
+    """Sets the vectors of masks to 0 and multiplies the others by 0.88 / (1 - share of masks)."""
+    is_text = jnp.ones_like(is_mask) if segments is None else segments >= 0
+    share = jnp.sum(is_mask & is_text, axis=1) / jnp.maximum(jnp.sum(is_text, axis=1), 1)
+    # Both marks are text, so that a share is below 1; a row of padding alone has share 0.
+    factor = (1.0 - TRAINED_MASKS) / (1.0 - share)
+    wide = jnp.where(is_mask[..., None], 0.0, x_BxMxD.astype(jnp.float32))
+    return (wide * factor[:, None, None]).astype(x_BxMxD.dtype)
