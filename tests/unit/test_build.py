@@ -19,7 +19,10 @@ from md4_jax.config.evaluators import named
 from md4_jax.config.files import load
 from md4_jax.config.load import flatten, merged
 from md4_jax.data import SOURCES
+from md4_jax.data.domains import TextDomain
 from md4_jax.data.images import ImageSource
+from md4_jax.data.proteins import Proteins
+from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.experiment import sample_block
@@ -32,6 +35,7 @@ from md4_jax.objectives.uniform_elbo import UniformELBO
 from md4_jax.protocols import UserError, batch_of
 from md4_jax.runtime import sharding
 from md4_jax.runtime.commit import PACKAGE_ROOT
+from md4_jax.samplers.transforms import Transform
 from md4_jax.training.loop import abstract_state
 
 ALL = [str(PACKAGE_ROOT / name) for name in spelled()]
@@ -89,6 +93,8 @@ def built_of(path: str):
     domain = types.SimpleNamespace(**vars(TOKENIZER) | {"eot_id": 0 if words else None})
     if issubclass(SOURCES[config["data"]["name"]], ImageSource):
         domain = inputs.domain_and_source(config, None)[0]
+    if config["tokenizer"]["name"] == "proteins":
+        domain = TextDomain(Proteins(), config["data"]["length"])
     return config, domain, build.experiment(config, domain)
 
 
@@ -576,3 +582,11 @@ def test_only_the_likelihood_itself_is_called_exact(name, options, timed, exact,
     built = build.experiment(config, TOKENIZER)
     batch = batch_of(np.zeros((2, 4), np.int32))
     assert reported(built).of_batches(built, {}, [batch], {})["exact"] is exact
+
+
+def test_random_tokens_have_no_entries_to_exclude():
+    config = schema.load_config("configs/dplm_uniref50.py", {"mesh.data": "1"})
+    built = build.experiment(config, RandomTokens(32, 1022))
+    assert built.sampler_step.transform == Transform()
+    named_ones = build.experiment(config, TextDomain(Proteins(), 1022))
+    assert named_ones.sampler_step.transform.exclude == (0, 1, 2, 24)
