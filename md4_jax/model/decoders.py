@@ -68,8 +68,6 @@ PARADIGMS = ("bidirectional", "block_diff", LEFT_TO_RIGHT)
 BASES = {
     "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
     "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
-    "dream": "qwen2", "dreamon": "qwen2", "fast_dllm_qwen": "qwen2", "sdar": "qwen3",
-    "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe", "mistral": "llama", "diffullama": "llama",
     NEMOTRON: "ministral3", DIFFCODER: "llama", OPEN_DLLM: "qwen2",
 }  # fmt: skip
 # Layout, whether logits are shifted, whether there are blocks -> model_type; others are A2D models.
