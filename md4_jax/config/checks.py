@@ -8,7 +8,7 @@ from md4_jax.config.fit import Component, check_fit, check_order, objective_name
 from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
-from md4_jax.config.mistakes import all_of
+from md4_jax.config.mistakes import all_of, with_keys_of
 from md4_jax.config.policy_checks import check_policy
 from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.evals.likelihood import LikelihoodBound
@@ -195,7 +195,8 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
 def _check_stride(experiment: Experiment, evaluation: str, bound: LikelihoodBound) -> None:
     """Raises UserError if the stride of a bound does not fit the lengths of its evaluator."""
     key, length = _length(experiment, evaluation, bound)
-    bound.check_stride(length, f"evals.{evaluation}.", key)
+    with with_keys_of(evaluation, _objective_section(experiment, evaluation)):
+        bound.check_stride(length, f"evals.{evaluation}.", key)
 
 
 def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> None:
@@ -203,7 +204,12 @@ def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> No
     if not hasattr(evaluator.objective, "check_length") or not hasattr(evaluator, "length_of"):
         return
     key, length = _length(experiment, evaluation, evaluator)
-    evaluator.objective.check_length(length, key)
+    with with_keys_of(evaluation, _objective_section(experiment, evaluation)):
+        evaluator.objective.check_length(length, key)
+
+
+def _objective_section(experiment: Experiment, evaluation: str) -> Mapping[str, Any]:
+    return experiment.config["evals"][evaluation].get("objective", {})
 
 
 def _length(experiment: Experiment, evaluation: str, evaluator: Any) -> tuple[str, int]:
@@ -279,10 +285,13 @@ def _check_preferences(experiment: Experiment) -> None:
 
 def _check_steps(experiment: Experiment, component: Component) -> None:
     """Raises UserError if an objective or the sampler has other steps than the process."""
-    if hasattr(component.value, "check"):
-        component.value.check(experiment.process)
-    is_own = component.key in ("objective", "sample")  # evaluators may have another length
-    if is_own and hasattr(component.value, "check_length"):
+    place, *evaluation = component.key.split(".")[:2]
+    section = _objective_section(experiment, *evaluation) if evaluation else {}
+    with with_keys_of("".join(evaluation), section):
+        if hasattr(component.value, "check"):
+            component.value.check(experiment.process)
+    # Evaluators may have another length.
+    if place != "evals" and hasattr(component.value, "check_length"):
         component.value.check_length(experiment.data.length)
 
 

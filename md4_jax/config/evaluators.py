@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from md4_jax.config.load import unknown
-from md4_jax.config.mistakes import all_of
+from md4_jax.config.mistakes import all_of, with_keys_of
 from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.evals import EVALUATORS
 from md4_jax.objectives import OBJECTIVES
@@ -62,7 +62,8 @@ def _evaluator(
         if asked["name"] == "auto":
             supplied["objective"] = tightest(path, objective, process, network)
         else:
-            supplied["objective"] = named(f"{path}.objective", asked, objective)
+            with with_keys_of(name, asked):
+                supplied["objective"] = named(f"{path}.objective", asked, objective)
     return _made(path, section, supplied)
 
 

@@ -1,12 +1,15 @@
 """Collects the mistakes of a config, so that one error names all of them."""
 
+import contextlib
+import re
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from md4_jax.protocols import UserError
 
 T = TypeVar("T")
+OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
 
 class Mistakes(UserError):
@@ -52,6 +55,26 @@ def raise_all(texts: Sequence[str]) -> None:
     """Raises one UserError that has all texts; nothing if there are none."""
     if texts:
         raise Mistakes(tuple(texts)) if len(texts) > 1 else UserError(texts[0])
+
+
+@contextlib.contextmanager
+def with_keys_of(evaluation: str, section: Mapping[str, Any]) -> Iterator[None]:
+    """Lets errors about the objective of an evaluator name the keys of evals.EVALUATION.objective.
+
+    An objective calls its own keys objective.KEY. So they stay where they are of the training: if
+    the section names no objective, and for the size of blocks that it does not give.
+    """
+
+    def own(match: re.Match) -> str:
+        of_training = match[1] == "block" and "block" not in section
+        return match[0] if of_training else f"evals.{evaluation}.{match[0]}"
+
+    try:
+        yield
+    except UserError as error:
+        if section.get("name", "auto") == "auto":
+            raise
+        raise UserError(OWN_KEY.sub(own, str(error))) from error
 
 
 def _texts(error: UserError) -> tuple[str, ...]:

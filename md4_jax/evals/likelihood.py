@@ -90,7 +90,7 @@ class LikelihoodBound:
         if self.stride and block and (length - self.stride) % block:
             raise UserError(
                 f"{key}stride={self.stride} leaves {length_key}={length} - {self.stride} tokens "
-                f"before each sequence, which {key}objective.block={block} must divide"
+                f"before each sequence, which objective.block={block} must divide"
             )
 
     def length_of(self, experiment: Experiment) -> tuple[str, int]:

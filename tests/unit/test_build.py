@@ -327,6 +327,7 @@ def test_nested_sections_are_made_first():
 
 MIXTURE = dict(name="uniform", parametrisation="mixture")
 IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo", block=4))
+BY_TWICE = dict(evals__test__objective=dict(name="uniform_elbo", block=8))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo
         (dict(**IN_BLOCKS, data__length=18),
          "objective.block=4 must divide the length of a sequence, data.length=18"),
         (dict(**IN_BLOCKS, evals__test__data=dict(length=18)),
-         "objective.block=4 must divide the length of a sequence, evals.test.data.length=18"),
+         "^objective.block=4 must divide the length of a sequence, evals.test.data.length=18"),
         (dict(**IN_BLOCKS, evals__others=dict(name="zero_shot", length=18)),
          "objective.block=4 must divide the length of a sequence, evals.others.length=18"),
         *[(dict(network__positions=256, evals__of=dict(name=kind, **keys),
@@ -397,7 +398,20 @@ IN_BLOCKS = dict(process=dict(name="uniform"), objective=dict(name="uniform_elbo
          "evals.test.stride=21 must be at most evals.test.data.length=20, the tokens of a window"),
         (dict(evals__test__stride=1000), "evals.test.stride=1000 must be at most data.length="),
         (dict(**IN_BLOCKS, evals__test__stride=2),
-         "evals.test.stride=2 leaves .* which evals.test.objective.block=4 must divide"),
+         "evals.test.stride=2 leaves .* which objective.block=4 must divide"),
+        (dict(**IN_BLOCKS, evals__test__stride=2, **BY_TWICE),
+         "evals.test.stride=2 leaves .* which evals.test.objective.block=8 must divide"),
+        (dict(**IN_BLOCKS, data__length=20, **BY_TWICE),
+         "^evals.test.objective.block=8 must divide the length of a sequence, data.length=20"),
+        (dict(**IN_BLOCKS, evals__test__data=dict(length=18),
+              evals__test__objective=dict(name="uniform_elbo")),
+         "^objective.block=4 must divide the length of a sequence, evals.test.data.length=18"),
+        (dict(**IN_BLOCKS, evals__test__objective=dict(name="uniform_elbo", block=-4)),
+         "^evals.test.objective.block must be at least 1, or 0 for the whole text, not -4"),
+        (dict(process=dict(name="transition", timesteps=4), objective=dict(name="d3pm"),
+              sample=dict(name="ancestral", steps=4, grid="uniform"),
+              evals__test__objective=dict(name="d3pm", timesteps=3)),
+         "^evals.test.objective.timesteps=3 must be process.timesteps=4"),
         (dict(objective=dict(name="cross_entropy", block=-4), process=MIXTURE),
          "objective.block must be at least 1, or 0 for the whole text, not -4"),
         (dict(**IN_BLOCKS, sample__min_entropy=2.0),
