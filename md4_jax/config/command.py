@@ -54,7 +54,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser = _parser()
     flags, others = parser.parse_known_args(plain)
     if others:
-        _refuse(parser, others)
+        _refuse(parser, flags, others)
     if flags.mode not in MODES:
         raise _unknown_mode("--mode", flags.mode)
     for name in ("config", "workdir"):
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
+def _refuse(parser: argparse.ArgumentParser, given: argparse.Namespace, others: list[str]) -> None:
     """Raises UserError for the first argument that is unknown, with what may have been meant."""
     flags = [flag for action in parser._actions for flag in action.option_strings]
     for argument in others:
@@ -188,8 +188,24 @@ def _refuse(parser: argparse.ArgumentParser, others: list[str]) -> None:
             key = rest if difflib.get_close_matches(first, ["config"], cutoff=0.75) else key
             meant = f"--config.{key}{equals}{value}"
             raise UserError(f"unknown flag {argument}: did you mean {meant}?")
+    place, is_flag = others[0], any(argument[:1] == "-" for argument in others)
+    if not (is_flag or given.workdir or given.source):
+        raise UserError(f"unknown argument {place}: {_with_mode(place, given.config)}")
     parser.error(
         f"unknown arguments: {' '.join(others)}; keys are set by --config.SECTION.KEY=VALUE"
+    )
+
+
+def _with_mode(place: str, config: str | None) -> str:
+    """Says how to name a run, or a published model, to a mode."""
+    if config:
+        return f"for the directory of the run type --workdir {place}"
+    if place.startswith("hf:"):
+        return f"a mode comes first: md4_jax serve {place}, or md4_jax import {place} --workdir DIR"
+    modes = "train, eval, bench, plan, prepare, audit or serve"
+    return (
+        f"a mode comes first. For samples of the run in that directory type md4_jax sample "
+        f"{place}; in place of sample also {modes}"
     )
 
 

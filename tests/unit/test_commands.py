@@ -57,16 +57,27 @@ def test_an_empty_flag_is_a_variable_that_was_not_set(flag):
         ("--confg a.py", "unknown flag --confg: did you mean --config?"),
         ("--workdri=a", "unknown flag --workdri: did you mean --workdir?"),
         ("--config a.py train", "unknown argument train: a mode comes first, or as --mode train"),
+        ("runs/q", "unknown argument runs/q: a mode comes first. For samples of the run in that "
+                   "directory type md4_jax sample runs/q; in place of sample also train, eval,"),
+        ("Q --config.seed=1", "type md4_jax sample Q; in place of"),
+        ("hf:A/B", "md4_jax serve hf:A/B, or md4_jax import hf:A/B --workdir DIR"),
+        ("--config owt runs/q", "for the directory of the run type --workdir runs/q"),
         ("a.py --workdir b", "unknown argument a.py: did you mean --config a.py?"),
         ("--train.seed=8", "did you mean --config.train.seed=8?"),
         ("train.seed=8", "did you mean --config.train.seed=8?"),
         ("--confg.train.seed=8", "did you mean --config.train.seed=8?"),
     ],
-)
+)  # fmt: skip
 def test_a_misspelt_flag_is_answered_by_the_nearest(words, said):
     with pytest.raises(UserError) as error:
         command.parse(words.split())
     assert said in str(error.value)
+
+
+def test_the_value_of_an_unknown_flag_is_no_run(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["--nothing-like-it", "runs/q"])
+    assert "unknown arguments: --nothing-like-it runs/q; keys are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
