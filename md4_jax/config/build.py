@@ -32,11 +32,12 @@ from md4_jax.protocols import Objective, UserError
 from md4_jax.runtime.mesh import make_mesh
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers import GRIDS, loop, profile
-from md4_jax.samplers.blocks import Blocks, Stop
+from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.classifier import Guide
 from md4_jax.samplers.grids import listed
 from md4_jax.samplers.particles import SteeringOptions
 from md4_jax.samplers.steering import Steering
+from md4_jax.samplers.stops import Stop
 from md4_jax.samplers.transforms import Transform, check_transform
 from md4_jax.training.optim import Rate
 

@@ -1,8 +1,6 @@
 """Samples of the model, which are drawn, written, printed and, with a judge, scored."""
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -30,7 +28,7 @@ from md4_jax.protocols import Batch, Params, Prompt, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.samplers.batches import Samples, context_of, cut, draw_samples, make_sampler
 from md4_jax.samplers.live import Asked, Live, Watched
-from md4_jax.samplers.paths import states
+from md4_jax.samplers.live_parts import LiveBlocks, watch_windows
 from md4_jax.samplers.steering import Programs, draw_steered
 
 
@@ -195,44 +193,28 @@ def _steered(
 def watched(
     experiment: Experiment, params: Params, prompt: Prompt, programs: dict
 ) -> Iterator[Watched]:
-    """Yields the states of the first sample.
-
-    With blocks, windows or a classifier it does so only when all is drawn.
-    """
-    options = experiment.sample
-    if len(prompt.tokens) != sample_length(experiment):
-        raise UserError(
-            f"the prompt has {len(prompt.tokens)} positions, and samples "
-            f"{sample_length(experiment)}"
-        )
+    """Yields the states of the first sample as they are drawn."""
+    options, length = experiment.sample, sample_length(experiment)
+    if len(prompt.tokens) != length:
+        raise UserError(f"the prompt has {len(prompt.tokens)} positions, and samples {length}")
     if experiment.network.gaps:
         check_beginnings([prompt])
-    is_cut = sample_window(experiment) < sample_length(experiment)
-    if sample_block(experiment) or is_cut or experiment.guide:
-        return _replayed(experiment, params, programs, prompt)
-    live = programs.setdefault(
-        ("live", experiment.network),
-        Live(experiment.network, experiment.mesh, clean_prompts(experiment.config["data"])),
-    )
     told = context_of(options, 1, drawn_classes(experiment))
     context = {name: values[0] for name, values in told.items()}
-    step, grid = experiment.sampler_step, experiment.grid
+    step, grid, guide = experiment.sampler_step, experiment.grid, experiment.guide
     asked = Asked(step, grid, options.seed, prompt, context, options.guidance)
+    network, blocks, window = experiment.network, experiment.loop, sample_window(experiment)
+    own = (network, experiment.mesh, clean_prompts(experiment.config["data"]))
+    if sample_block(experiment):
+        by_block = programs.setdefault(("live", network, blocks), LiveBlocks(*own, blocks))
+        return by_block.watch(params, asked)
+    if guide is not None:
+        guided = programs.setdefault(("live", network, guide.key), Live(*own, guide=guide))
+        return guided.watch(guide.beside(params), asked)
+    live = programs.setdefault(("live", network), Live(*own))
+    if window < length:
+        return watch_windows(live, params, asked, window, options.stride)
     return live.watch(params, asked)
-
-
-def _replayed(
-    experiment: Experiment, params: Params, programs: dict, prompt: Prompt
-) -> Iterator[Watched]:
-    """Draws when the first state is asked for; yields the states in which something changes."""
-    drawn = drawn_samples(experiment, params, programs, [prompt])
-    last = sum(math.prod(parts.z.shape[:2]) for parts in drawn.paths) - 1
-    used, shown = int(drawn.evaluations[0]), None
-    frames = itertools.chain.from_iterable(states(parts, 0) for parts in drawn.paths)
-    for step, (z, confidence) in enumerate(frames):
-        if shown is None or step == last or (z != shown).any():
-            shown = z.copy()
-            yield Watched(step, last, shown, confidence.copy(), used * step // last)
 
 
 def decoded(experiment: Experiment, drawn: Samples) -> list:

@@ -1,7 +1,5 @@
 """Blocks that begin where the prompt of each text ends."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 
 from md4_jax.protocols import Array, Denoiser, Prompt
@@ -10,14 +8,17 @@ from md4_jax.samplers.paths import Parts
 
 
 def after_prompts(
-    run: Callable, denoiser: Denoiser, prompt: Prompt, block: int, trace: int
-) -> tuple[Chain, Parts | None]:
-    """Returns what run(denoiser, prompt=, trace=) samples, with blocks after prompts [B, N].
+    denoiser: Denoiser, prompt: Prompt, block: int
+) -> tuple[Denoiser, Prompt, Array | None]:
+    """Returns (denoiser, prompt, shift [B]) of texts [B, N] whose blocks begin after the prompts.
 
-    Texts are moved to the right, so that the tokens which begin a text end with a block. Nothing
-    sees the places before a text. What is drawn beyond N, to fill the last block, is left out.
+    Texts are moved to the right by `shift`, so that the tokens which begin a text end with a block.
+    Nothing sees the places before a text. Where blocks cannot begin anywhere, all stays as it is,
+    and the shift is None.
     """
-    length = prompt.tokens.shape[1]
+    blocks, length = denoiser.blocks, prompt.tokens.shape[1]
+    if blocks.beginning is None:
+        return denoiser, prompt, None
     given = jnp.sum(jnp.cumprod(prompt.mask.astype(jnp.int32), axis=1), axis=1)
     shift = -given % block
     place = jnp.arange(length + block) - shift[:, None]
@@ -25,15 +26,24 @@ def after_prompts(
     tokens, mask = (_taken(jnp.asarray(x), jnp.clip(place, 0, length - 1)) for x in prompt)
     # Before a text nothing is drawn, nor in the last block of one that was not moved.
     mask = jnp.where(inside, mask, (place < 0) | (shift == 0)[:, None])
-    moved = Prompt(jnp.where(inside, tokens, 0), mask)
-    blocks = denoiser.blocks
 
     def empty_cache(rows: int, window: int):
         return blocks.beginning(blocks.empty_cache(rows, window), shift)
 
     within = denoiser._replace(blocks=blocks._replace(empty_cache=empty_cache))
-    chain, parts = run(within, prompt=moved, trace=trace)
-    back = jnp.arange(length) + shift[:, None]
+    return within, Prompt(jnp.where(inside, tokens, 0), mask), shift
+
+
+def moved_back(
+    chain: Chain, parts: Parts | None, shift: Array | None, prompt: Prompt
+) -> tuple[Chain, Parts | None]:
+    """Returns what was drawn in the place of the texts.
+
+    What is drawn beyond N, to fill the last block, is left out.
+    """
+    if shift is None:
+        return chain, parts
+    back = jnp.arange(prompt.tokens.shape[1]) + shift[:, None]
     rest = chain._replace(
         z=_taken(chain.z, back),
         prompt_mask=jnp.asarray(prompt.mask),
@@ -41,8 +51,9 @@ def after_prompts(
     )
     if parts is None:
         return rest, None
-    first = tuple(_taken(x, back[:trace]) for x in parts.first)
-    return rest, parts._replace(begin=parts.begin - shift[None, :trace], first=first)
+    traced = parts.z.shape[2]
+    first = tuple(_taken(x, back[:traced]) for x in parts.first)
+    return rest, parts._replace(begin=parts.begin - shift[None, :traced], first=first)
 
 
 def _taken(x: Array, index: Array) -> Array:

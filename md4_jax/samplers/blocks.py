@@ -1,7 +1,6 @@
 """Sampling block by block, with a cache of the earlier blocks: docs/samplers.md."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,40 +10,36 @@ import numpy as np
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys
 from md4_jax.protocols import Accelerator, Array, Blockwise, Denoiser, Prompt
-from md4_jax.samplers.alignment import after_prompts
+from md4_jax.samplers.alignment import after_prompts, moved_back
+from md4_jax.samplers.block_paths import parts_of, unreached, with_path
 from md4_jax.samplers.chain import Chain, SamplerStep
 from md4_jax.samplers.draw import probability
 from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
 from md4_jax.samplers.paths import Parts
+from md4_jax.samplers.stops import Stop
 
 # In a path of noise without a mask, the symbol of blocks that are not begun.
 UNSEEN = -1
 
 
-class Stop(NamedTuple):
-    """Conditions that end a sequence early, after the block that meets one of them.
+class Text(NamedTuple):
+    """Texts of which the blocks before b are drawn.
 
-    symbols      the block has one of these drawn symbols
-    min_entropy  the `entropy` of the last tokens is below this number of nats; 0: never
+    b            int32 [], the next block
+    cache        what the network keeps of the blocks before it
+    z            int32 [B, N], symbols
+    confidence   float32 [B, N], as in `Chain`
+    evaluations  int32 [B], network evaluations so far
+    ended        bool [B], whether a block has met a condition of `Stop`
     """
 
-    symbols: tuple[int, ...] = ()
-    min_entropy: float = 0.0
-
-    def met(self, drawn: Array, z: Array, end: Array, window: int) -> Array:
-        """Returns whether each sequence ends with this block, bool [B].
-
-        drawn [B, P] are the block's symbols, -1 in the prompt. z [B, N] is filled up to `end`.
-        """
-        ends = jnp.zeros(len(drawn), bool)
-        if self.symbols:
-            ends = jnp.any(jnp.isin(drawn, jnp.array(self.symbols)), axis=1)
-        if self.min_entropy and window <= z.shape[1]:
-            begin = jnp.maximum(0, end - window)
-            last = jax.lax.dynamic_slice_in_dim(z, begin, window, axis=1)
-            ends = ends | (entropy(last) < self.min_entropy) & (end >= window)
-        return ends
+    b: Array
+    cache: Any
+    z: Array
+    confidence: Array
+    evaluations: Array
+    ended: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +93,11 @@ class Blocks:
 
         The paths of the first `trace` sequences go block after block.
         """
-        run = functools.partial(self._run, process=process, step=step, grid=grid, keys=keys)
-        if denoiser.blocks.beginning is None:
-            return run(denoiser, prompt=prompt, trace=trace)
-        return after_prompts(run, denoiser, prompt, self.block, trace)
+        denoiser, moved, shift = after_prompts(denoiser, prompt, self.block)
+        chain, parts = self._run(
+            denoiser, process, step, grid=grid, keys=keys, prompt=moved, trace=trace
+        )
+        return moved_back(chain, parts, shift, prompt)
 
     def _run(
         self,
@@ -114,52 +110,93 @@ class Blocks:
         prompt: Prompt,
         trace: int,
     ) -> tuple[Chain, Parts | None]:
-        blocks, block, blank = denoiser.blocks, self.block, self._blank(process)
-        unseen = blank if isinstance(process, RevealsMasks) else UNSEEN
-        rows, length = prompt.tokens.shape
+        unseen = self.unseen(process)
 
-        def one(b: Array, cache: Any) -> tuple[Chain, Frames | None]:
-            within = denoiser._replace(
-                features=lambda z, t: self._seen(blocks, z, t, b, cache)[0],
-                accelerator=Accelerator(denoiser.accelerator.groups),
-            )
-            here = jax.tree.map(lambda x: _block(x, b, block), prompt)
-            within = with_clean_prompt(within, process, here) if self.clean_prompts else within
-            own = fold_keys(keys, b)
-            chain = start(process, step, here, fold_keys(own, len(grid)))
-            chain = _with_next(denoiser, process, chain, cache) if self.next_token else chain
-            return _unless_given(
-                within, process, step, chain, Course(grid, own, here.tokens, trace)
-            )
+        def draw(text: Text) -> tuple[Text, Chain, Frames | None]:
+            own = fold_keys(keys, text.b)
+            first = fold_keys(own, len(grid))
+            text, chain = self.opened(denoiser, process, step, text, prompt, first)
+            within = self.within(denoiser, process, text, prompt)
+            course = Course(grid, own, self.part(prompt, text).tokens, trace)
+            return text, *_unless_given(within, process, step, chain, course)
 
-        def body(state):
-            b, cache, z, confidence, evaluations, ended, frames = state
-            cache = self._before(blocks, z, b, cache)
-            chain, path = one(b, cache)
-            new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
-            if not self.dual_cache:
-                cache = blocks.read(new, jnp.zeros(rows), cache)
-            put = jax.lax.dynamic_update_slice_in_dim
-            z = put(z, new, b * block, axis=1)
-            confidence = put(confidence, chain.confidence, b * block, axis=1)
-            used = chain.evaluations + self.dual_cache
-            evaluations = evaluations + jnp.where(ended, 0, used)
-            frames = _with_path(frames, path, b, ended[:trace, None])
-            drawn = jnp.where(chain.prompt_mask, -1, new)
-            ended = ended | self.stop.met(drawn, z, (b + 1) * block, self.window)
-            return b + 1, cache, z, confidence, evaluations, ended, frames
+        def body(state: tuple[Text, Frames | None]) -> tuple[Text, Frames | None]:
+            before, frames = state
+            text, chain, path = draw(before)
+            frames = with_path(frames, path, text.b, text.ended[:trace, None])
+            return self.closed(denoiser, process, text, chain), frames
 
-        begin = jnp.where(prompt.mask, prompt.tokens, blank)
-        none = jnp.zeros(rows, jnp.int32)
-        cache = self._empty(blocks, begin)
-        frames = _unreached(jax.eval_shape(one, jnp.int32(0), cache)[1], prompt, unseen)
-        confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
-        state = (jnp.int32(0), cache, begin, confidence, none, none > 0, frames)
-        _, _, z, confidence, evaluations, _, frames = jax.lax.while_loop(
-            lambda state: (state[0] < length // block) & ~jnp.all(state[5]), body, state
+        text = self.begun(denoiser, process, prompt)
+        frames = unreached(jax.eval_shape(draw, text)[2], prompt, unseen)
+        count = prompt.tokens.shape[1] // self.block
+        text, frames = jax.lax.while_loop(
+            lambda state: (state[0].b < count) & ~jnp.all(state[0].ended), body, (text, frames)
         )
-        chain = Chain(z, prompt.mask, confidence, evaluations)
-        return chain, _parts(frames, prompt, unseen) if trace else None
+        chain = Chain(text.z, prompt.mask, text.confidence, text.evaluations)
+        return chain, parts_of(frames, prompt, unseen) if trace else None
+
+    def begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> Text:
+        """Returns the texts of which no block is drawn."""
+        z = jnp.where(prompt.mask, prompt.tokens, self._blank(process))
+        none = jnp.zeros(len(z), jnp.int32)
+        confidence = jnp.asarray(prompt.mask).astype(jnp.float32)
+        cache = self._empty(denoiser.blocks, z)
+        return Text(jnp.int32(0), cache, z, confidence, none, none > 0)
+
+    def opened(
+        self,
+        denoiser: Denoiser,
+        process: Any,
+        step: SamplerStep,
+        text: Text,
+        prompt: Prompt,
+        keys: Array,
+    ) -> tuple[Text, Chain]:
+        """Returns the texts with all that their next block sees, and its chain at t = 1."""
+        cache = self._before(denoiser.blocks, text.z, text.b, text.cache)
+        chain = start(process, step, self.part(prompt, text), keys)
+        if self.next_token:
+            chain = _with_next(denoiser, process, chain, cache)
+        return text._replace(cache=cache), chain
+
+    def within(self, denoiser: Denoiser, process: Any, text: Text, prompt: Prompt) -> Denoiser:
+        """Returns the denoiser of the next block of `opened` texts."""
+        blocks = denoiser.blocks
+        own = denoiser._replace(
+            features=lambda z, t: self._seen(blocks, z, t, text.b, text.cache)[0],
+            accelerator=Accelerator(denoiser.accelerator.groups),
+        )
+        if not self.clean_prompts:
+            return own
+        return with_clean_prompt(own, process, self.part(prompt, text))
+
+    def part(self, prompt: Prompt, text: Text) -> Prompt:
+        """Returns the prompt of the next block, [B, P]."""
+        return jax.tree.map(lambda x: _block(x, text.b, self.block), prompt)
+
+    def closed(self, denoiser: Denoiser, process: Any, text: Text, chain: Chain) -> Text:
+        """Returns the texts with a block that is drawn; those that had ended stay as they are."""
+        b, ended, blank = text.b, text.ended, self._blank(process)
+        new = jnp.where(ended[:, None] & ~chain.prompt_mask, blank, chain.z)
+        cache = text.cache
+        if not self.dual_cache:
+            cache = denoiser.blocks.read(new, jnp.zeros(len(new)), cache)
+        put = jax.lax.dynamic_update_slice_in_dim
+        z = put(text.z, new, b * self.block, axis=1)
+        drawn = jnp.where(chain.prompt_mask, -1, new)
+        used = chain.evaluations + self.dual_cache
+        return Text(
+            b + 1,
+            cache,
+            z,
+            put(text.confidence, chain.confidence, b * self.block, axis=1),
+            text.evaluations + jnp.where(ended, 0, used),
+            ended | self.stop.met(drawn, z, (b + 1) * self.block, self.window),
+        )
+
+    def unseen(self, process: Any) -> int:
+        """Returns what a path has in the place of blocks that are not begun."""
+        return self._blank(process) if isinstance(process, RevealsMasks) else UNSEEN
 
     def _blank(self, process: Any) -> int:
         """Returns what holds the place of tokens that are not drawn, which no block ever sees."""
@@ -223,12 +260,6 @@ def _with_next(denoiser: Denoiser, process: Any, chain: Chain, cache: Any) -> Ch
     )
 
 
-def entropy(tokens: Array) -> Array:
-    """Entropy of each row's token histogram, in nats: [B, W] -> [B]."""
-    alike = jnp.sum(tokens[:, :, None] == tokens[:, None, :], axis=2)
-    return -jnp.mean(jnp.log(alike / tokens.shape[1]), axis=1)
-
-
 def _block(x: Array, b: Array, block: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(x, b * block, block, axis=1)
 
@@ -241,34 +272,3 @@ def _recomputed(blocks: Blockwise, z: Array, b: Array, block: int, window: int) 
         return blocks.read(_block(z, i, block), zeros, cache)
 
     return jax.lax.fori_loop(0, b, read, blocks.empty_cache(len(z), window))
-
-
-def _unreached(shapes: Frames | None, prompt: Prompt, unseen: int) -> Frames | None:
-    """Returns the frames [N / P, F, R, P] of blocks that are not drawn: the prompt alone."""
-    if shapes is None:
-        return None
-    count, traced, size = shapes.z.shape
-
-    def of_blocks(x: Array) -> Array:
-        blocks = jnp.moveaxis(x[:traced].reshape(traced, -1, size), 1, 0)[:, None]
-        return jnp.broadcast_to(blocks, (len(blocks), count, traced, size))
-
-    return Frames(*(of_blocks(x) for x in _given(prompt, unseen)))
-
-
-def _with_path(frames: Frames | None, path: Frames | None, b: Array, ended: Array) -> Frames | None:
-    """Puts the path [F, R, P] of block b into the frames, but of texts that have ended [R, 1]."""
-    return jax.tree.map(lambda all, now: all.at[b].set(jnp.where(ended, all[b], now)), frames, path)
-
-
-def _given(prompt: Prompt, unseen: int) -> tuple[Array, Array]:
-    """Returns (tokens, confidence) of a text of which nothing is drawn, like the prompt."""
-    return jnp.where(prompt.mask, prompt.tokens, unseen), jnp.where(prompt.mask, 1.0, 0.0)
-
-
-def _parts(frames: Frames, prompt: Prompt, unseen: int) -> Parts:
-    """Returns the paths [N / P, F, R, P] of the blocks with their places in the texts."""
-    blocks, _, traced, size = frames.z.shape
-    begin = jnp.broadcast_to(jnp.arange(blocks)[:, None] * size, (blocks, traced))
-    z, confidence = (x[:traced] for x in _given(prompt, unseen))
-    return Parts(*frames, begin, (z, confidence))

@@ -99,6 +99,19 @@ class Finishes(SamplerStep, Protocol):
 
 
 @runtime_checkable
+class GoesOn(Finishes, Protocol):
+    """A step whose `finish` first takes further steps, if the grid has too few for the text."""
+
+    def further(self, length: int, steps: int) -> int:
+        """Returns how many there are at most, after so many of the grid."""
+
+    def step_further(
+        self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array, number: Array
+    ) -> Chain:
+        """Takes one of them, the first with number 0, with the keys of `finish`."""
+
+
+@runtime_checkable
 class Remembers(SamplerStep, Protocol):
     """A step that goes on from what the one before has left in the chain's `memory`."""
 

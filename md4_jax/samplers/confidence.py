@@ -173,7 +173,18 @@ class Confidence:
 
     def rounds_of(self, length: int, steps: int) -> int:
         """Returns how many steps a text of this length takes at most."""
-        return max(steps, -(-length // self.per_step)) if self.per_step else steps
+        return steps + self.further(length, steps)
+
+    def further(self, length: int, steps: int) -> int:
+        """Returns how many steps beyond those of the grid a text of this length takes at most."""
+        return max(0, -(-length // self.per_step) - steps) if self.per_step else 0
+
+    def step_further(
+        self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array, number: Array
+    ) -> Chain:
+        """Takes a step at t = 0, with the keys of `finish`."""
+        end, own = jnp.float32(0.0), fold_keys(fold_keys(keys, 0), number)
+        return self(denoiser, process, chain, end, end, own)
 
     def finish(self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array) -> Chain:
         """Draws the masks that are left, and replaces tokens while the network changes any.
@@ -181,7 +192,7 @@ class Confidence:
         With per_step these are further steps, if the grid has too few for the text.
         """
         if self.per_step:
-            chain = self._further(denoiser, process, chain, fold_keys(keys, 0))
+            chain = self._filled(denoiser, process, chain, keys)
         chain = without_noise(denoiser, process, self.transform, chain, jnp.float32(0.0), keys)
         if not self.edit:
             return chain
@@ -190,18 +201,18 @@ class Confidence:
             transform=self.transform, limit=self.edit, passes=self.edit_passes,
         )  # fmt: skip
 
-    def _further(
+    def _filled(
         self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array
     ) -> Chain:
-        """Takes steps at t = 0 until no mask is left."""
-        most, end = -(-chain.z.shape[1] // self.per_step), jnp.float32(0.0)
+        """Takes further steps until no mask is left."""
+        most = self.further(chain.z.shape[1], 0)
 
         def left(state: tuple[Array, Chain]) -> Array:
             return (state[0] < most) & jnp.any(process.is_noise(state[1].z))
 
         def step(state: tuple[Array, Chain]) -> tuple[Array, Chain]:
             number, chain = state
-            return number + 1, self(denoiser, process, chain, end, end, fold_keys(keys, number))
+            return number + 1, self.step_further(denoiser, process, chain, keys, number)
 
         return jax.lax.while_loop(left, step, (jnp.int32(0), chain))[1]
 

@@ -13,8 +13,11 @@ from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_shards, to_global, to_host
 from md4_jax.samplers import loop, reveal
+from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.batches import row_keys
-from md4_jax.samplers.chain import Chain, SamplerStep
+from md4_jax.samplers.blocks import Blocks, Text
+from md4_jax.samplers.chain import Chain, RevealsInOrder, SamplerStep
+from md4_jax.samplers.classifier import Guide
 from md4_jax.samplers.guidance import calls, guided, weighed, with_clean_prompt
 
 
@@ -46,115 +49,171 @@ class Asked(NamedTuple):
     guidance: float
 
 
-class _Run(NamedTuple):
-    """Arguments that all programs of a request share; kind is a weight of 0 or 1, else None."""
+class Told(NamedTuple):
+    """Arguments of which a denoiser is made.
+
+    context  inputs of the network, {name: [B]}
+    weight   of guidance
+    prompt   of the whole texts, [B, L]
+    text     the texts of which a block is drawn, `opened` by `Blocks`; None: they are drawn whole
+    """
+
+    context: Mapping[str, Array]
+    weight: Array
+    prompt: Prompt
+    text: Text | None = None
+
+
+class Run(NamedTuple):
+    """Arguments that all programs of a text, or of a block of it, share.
+
+    kind    weight of guidance if it is 0 or 1, else None
+    keys    [B]
+    prompt  of the text or the block, [B, L]
+    """
 
     asked: Asked
     params: Params
-    told: tuple[Mapping[str, Array], Array, Prompt]
+    told: Told
     kind: float | None
     keys: Array
     prompt: Prompt
 
 
 class Live:
-    """Compiled programs that take one step of `loop.sample` at each call.
+    """Compiled programs that take one step of `loop.sample`, or of `Blocks`, at each call.
 
     A program is compiled once for each kind of sampler and each length, and serves all grids,
-    prompts, seeds, temperatures and weights of guidance. Only `_plan`, which does not call the
-    network, is compiled again for another number of steps.
+    prompts, seeds, temperatures and weights of guidance, and all blocks. Only `_plan`, which does
+    not call the network, is compiled again for another number of steps.
     """
 
-    def __init__(self, network: Network, mesh: Mesh, clean_prompts: bool = False):
-        self._network, self._mesh, self._clean_prompts = network, mesh, clean_prompts
+    def __init__(
+        self,
+        network: Network,
+        mesh: Mesh,
+        clean_prompts: bool = False,
+        blocks: Blocks | None = None,
+        guide: Guide | None = None,
+    ):
+        self.mesh, self._network, self._clean_prompts = mesh, network, clean_prompts
+        self._blocks, self._guide = blocks, guide
         self._start = jit(_start, mesh, network)
         self._plan = jit(_plan, mesh, network, static_argnames="capacity")
-        self._step = jit(self._bound(_one_step), mesh, network, static_argnames="kind")
-        self._finish = jit(self._bound(_finish), mesh, network, static_argnames="kind")
-        self._pass = jit(self._bound(_pass), mesh, network, static_argnames=("kind", "capacity"))
+        self._step = self.program(_one_step)
+        self._further = self.program(_one_further)
+        self._finish = self.program(_finish)
+        self._pass = self.program(_pass, "capacity")
 
-    def _bound(self, function: Callable) -> Callable:
-        """Returns the function with (params, told, kind) in place of a denoiser."""
+    def program(self, function: Callable, *static: str) -> Callable:
+        """Compiles a function, with (params, told) and kind= in place of (denoiser, process).
 
-        def bound(params: Params, told: tuple[Mapping, Array, Prompt], *rest, kind: Any, **static):
-            context, weight, prompt = told
+        Where a classifier guides, the first of its other arguments must be the step.
+        """
+
+        def bound(params: Params, told: Told, *rest, kind: Any, **options):
             make = weighed if kind is None else guided
-            denoiser, process = make(
-                self._network, params, context, weight if kind is None else kind, prompt
-            )
+            weight = told.weight if kind is None else kind
+            denoiser, process = make(self._network, params, told.context, weight, told.prompt)
             if self._clean_prompts:
-                denoiser = with_clean_prompt(denoiser, process, prompt)
-            return function(denoiser, process, *rest, **static)
+                denoiser = with_clean_prompt(denoiser, process, told.prompt)
+            if told.text is not None:
+                denoiser, moved, _ = after_prompts(denoiser, told.prompt, self._blocks.block)
+                denoiser = self._blocks.within(denoiser, process, told.text, moved)
+            if self._guide is not None:
+                denoiser, process, step = self._guide.guided(params, denoiser, process, rest[0])
+                rest = (step, *rest[1:])
+            return function(denoiser, process, *rest, **options)
 
-        return bound
+        return jit(bound, self.mesh, self._network, static_argnames=("kind", *static))
 
-    def watch(self, params: Params, asked: Asked) -> Iterator[Watched]:
-        """Yields the states of sample 0 of `loop.sample`, that before the first step first."""
-        rows = batch_shards(self._mesh)
+    def run(self, params: Params, asked: Asked, window: int = 0) -> Run:
+        """Returns the arguments of the programs for a request, or for a window of a long text."""
+        rows = batch_shards(self.mesh)
         whole = Prompt(*(np.repeat(x[None], rows, axis=0) for x in asked.prompt))
         context = {name: np.repeat([value], rows) for name, value in asked.context.items()}
-        keys = row_keys(asked.seed, 0, np.arange(rows))
-        prompt, context = to_global((whole, context), self._mesh)
+        keys = row_keys(asked.seed, window, np.arange(rows))
+        prompt, context = to_global((whole, context), self.mesh)
         weight = float(asked.guidance)
         kind = weight if weight in (0.0, 1.0) else None
-        run = _Run(asked, params, (context, jnp.float32(weight), prompt), kind, keys, prompt)
-        with jax.set_mesh(self._mesh):
-            count = jnp.int32(len(asked.grid))
-            chain = self._start(params["process"], asked.step, prompt, fold_keys(keys, count))
-        if reveal.has_schedule(asked.step, params["process"]):
-            yield from self._by_schedule(run, chain)
-        else:
-            yield from self._step_by_step(run, chain)
+        return Run(asked, params, Told(context, jnp.float32(weight), prompt), kind, keys, prompt)
 
-    def _step_by_step(self, run: _Run, chain: Chain) -> Iterator[Watched]:
+    def watch(
+        self, params: Params, asked: Asked, window: int = 0, of: int = 0
+    ) -> Iterator[Watched]:
+        """Yields the states of sample 0 of `loop.sample`, that before the first step first.
+
+        window  number of the window of a long text
+        of      number of steps to name; 0: as many as this text takes
+        """
+        run = self.run(params, asked, window)
+        with jax.set_mesh(self.mesh):
+            first = fold_keys(run.keys, jnp.int32(len(asked.grid)))
+            chain = self._start(params["process"], asked.step, run.prompt, first)
+        for state, _ in self.states(run, chain, of):
+            yield state
+
+    def states(self, run: Run, chain: Chain, of: int = 0) -> Iterator[tuple[Watched, Chain]]:
+        """Yields the states from the chain at t = 1 on, each with its chain."""
+        step = run.asked.step
+        by_schedule = reveal.has_schedule(step, run.params["process"])
+        if self._guide is not None:  # which asks the network whether a mask is revealed
+            by_schedule = by_schedule and isinstance(step, RevealsInOrder)
+        return (self._by_schedule if by_schedule else self._step_by_step)(run, chain, of)
+
+    def _step_by_step(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
         grid, step, each = run.asked.grid, run.asked.step, calls(run.asked.guidance)
-        count = len(grid) - 1
+        own, last = (run.params, run.told, step), len(grid) - 1
+        count = loop.rounds_of(step, run.params["process"], last, chain.z.shape[1])
+        first_keys, end_keys = run.keys, fold_keys(run.keys, 0)
 
         def seen(taken: int) -> Watched:
             z, chances, used = (x[0] for x in to_host((chain.z, chain.confidence, chain[3])))
-            return Watched(taken, count, z, chances, each * int(used))
+            return Watched(taken, of or count, z, chances, each * int(used))
 
-        yield seen(0)
-        for index in range(count, 0, -1):
-            times = jnp.float32(grid[index - 1]), jnp.float32(grid[index])
-            with jax.set_mesh(self._mesh):
-                keys = fold_keys(run.keys, index)
-                chain = self._step(
-                    run.params, run.told, step, chain, times, run.prompt.tokens, keys,
-                    kind=run.kind,
-                )  # fmt: skip
-                if index == 1:
-                    chain = self._finish(
-                        run.params, run.told, step, chain, run.prompt.tokens,
-                        fold_keys(run.keys, 0), kind=run.kind,
-                    )  # fmt: skip
-            yield seen(count - index + 1)
+        yield seen(0), chain
+        for taken in range(count):
+            index = last - taken
+            with jax.set_mesh(self.mesh):
+                if index > 0:
+                    times = jnp.float32(grid[index - 1]), jnp.float32(grid[index])
+                    keys = fold_keys(first_keys, index)
+                    tokens = run.prompt.tokens
+                    chain = self._step(*own, chain, times, tokens, keys, kind=run.kind)
+                else:
+                    number = jnp.int32(-index)
+                    chain = self._further(*own, chain, end_keys, number, kind=run.kind)
+                if taken == count - 1:
+                    chain = self._finish(*own, chain, run.prompt.tokens, end_keys, kind=run.kind)
+            yield seen(taken + 1), chain
 
-    def _by_schedule(self, run: _Run, chain: Chain) -> Iterator[Watched]:
-        asked, count = run.asked, len(run.asked.grid) - 1
-        length = len(asked.prompt.tokens)
-        most = reveal.capacity_of(asked.step, run.params["process"], asked.grid, length)
+    def _by_schedule(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
+        asked, process = run.asked, run.params["process"]
+        count, length = len(asked.grid) - 1, chain.z.shape[1]
+        most = reveal.capacity_of(asked.step, process, asked.grid, length)
         # Few capacities, so that few programs are compiled; it changes no token.
         most = min(length, 2 ** (most - 1).bit_length())
-        with jax.set_mesh(self._mesh):
+        with jax.set_mesh(self.mesh):
             grid, own = jnp.asarray(asked.grid), fold_keys(run.keys, count)
-            process = run.params["process"]
             passes = self._plan(process, asked.step, chain, grid, own, capacity=most)
+        # The step itself would have other programs for other orders.
+        guided = asked.step if self._guide is not None else None
         state = reveal.begin(chain)
         number, rounds, evaluations = (to_host(x)[0] for x in passes[3:])
         taken = [int(rounds[number == k][0]) + 1 for k in range(evaluations)]
-        count = max([count, *(t for t in taken if t <= reveal.LAST)])
-        each = calls(asked.guidance)
-        yield Watched(0, count, *(x[0] for x in to_host(state[2:])), 0)
+        count = of or max([count, *(t for t in taken if t <= reveal.LAST)])
+        each, keys = calls(asked.guidance), fold_keys(run.keys, len(asked.grid) + 1)
+        done = chain.evaluations + passes.count
+        yield Watched(0, count, *(x[0] for x in to_host(state[2:])), 0), chain
         for k, at in enumerate(taken):
-            with jax.set_mesh(self._mesh):
-                own = fold_keys(run.keys, len(asked.grid) + 1)
+            with jax.set_mesh(self.mesh):
                 state = self._pass(
-                    run.params, run.told, asked.step.transform, passes, state, own,
+                    run.params, run.told, guided, asked.step.transform, passes, state, keys,
                     kind=run.kind, capacity=most,
                 )  # fmt: skip
             z, chances = (x[0] for x in to_host(state[2:]))
-            yield Watched(min(at, count), count, z, chances, each * (k + 1))
+            chain = Chain(state.z, chain.prompt_mask, state.confidence, done)
+            yield Watched(min(at, count), count, z, chances, each * (k + 1)), chain
 
 
 def _start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chain:
@@ -166,14 +225,19 @@ def _plan(process: Any, step: SamplerStep, chain: Chain, grid: Array, keys: Arra
     return reveal.passes_of(chain.z, schedule, capacity)
 
 
-def _pass(denoiser: Denoiser, process: Any, transform, passes, state, keys, *, capacity):
+def _pass(denoiser: Denoiser, process: Any, guided, transform, passes, state, keys, *, capacity):
     del process
+    transform = transform if guided is None else guided.transform
     return reveal.one_pass(denoiser, transform, passes, state, keys=keys, capacity=capacity)
 
 
 def _one_step(denoiser: Denoiser, process: Any, step, chain, times, tokens, keys) -> Chain:
     chain = loop.with_memory(denoiser, process, step, chain)
     return loop.one_step(denoiser, process, step, chain, times, tokens=tokens, keys=keys)
+
+
+def _one_further(denoiser: Denoiser, process: Any, step, chain, keys, number) -> Chain:
+    return step.step_further(denoiser, process, chain, keys, number)
 
 
 def _finish(denoiser: Denoiser, process: Any, step, chain, tokens, keys) -> Chain:

@@ -14,8 +14,9 @@ from md4_jax.samplers.chain import (
     NEVER,
     Chain,
     Finishes,
+    GoesOn,
     Remembers,
-    RevealsIndependently,
+    RevealsInOrder,
     SamplerStep,
 )
 from md4_jax.samplers.draw import draw_token, probability
@@ -121,13 +122,30 @@ def _step_by_step(
     grid, keys, tokens, traced = course
     times, chain = jnp.asarray(grid), with_memory(denoiser, process, step, chain)
 
-    def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
-        both, own = (times[index - 1], times[index]), fold_keys(keys, index)
-        after = one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own)
+    def seen(chain: Chain, after: Chain) -> tuple[Chain, Frames]:
         return after, Frames(chain.z[:traced], chain.confidence[:traced])
 
-    chain, frames = jax.lax.scan(body, chain, jnp.arange(len(grid) - 1, 0, -1))
-    return finish(denoiser, process, step, chain, fold_keys(keys, 0)), frames
+    def body(chain: Chain, index: Array) -> tuple[Chain, Frames]:
+        both, own = (times[index - 1], times[index]), fold_keys(keys, index)
+        return seen(chain, one_step(denoiser, process, step, chain, both, tokens=tokens, keys=own))
+
+    def further(chain: Chain, number: Array) -> tuple[Chain, Frames]:
+        return seen(chain, step.step_further(denoiser, process, chain, end_keys, number))
+
+    count, end_keys = len(grid) - 1, fold_keys(keys, 0)
+    chain, frames = jax.lax.scan(body, chain, jnp.arange(count, 0, -1))
+    if traced and isinstance(step, GoesOn):  # steps that `finish` would take, with their frames
+        numbers = jnp.arange(step.further(chain.z.shape[1], count))
+        chain, more = jax.lax.scan(further, chain, numbers)
+        frames = jax.tree.map(lambda *parts: jnp.concatenate(parts), frames, more)
+    return finish(denoiser, process, step, chain, end_keys), frames
+
+
+def rounds_of(step: SamplerStep, process: Any, count: int, length: int) -> int:
+    """Returns how many steps the path of a text has, along a grid of `count` steps."""
+    if isinstance(step, RevealsInOrder) and reveal.has_schedule(step, process):
+        return max(count, length)
+    return count + (step.further(length, count) if isinstance(step, GoesOn) else 0)
 
 
 def with_memory(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain) -> Chain:
@@ -172,7 +190,7 @@ def _by_schedule(
     else:
         most = reveal.capacity_of(step, process, grid, length)
         after = reveal.run(denoiser, step.transform, chain, schedule, keys=own, capacity=most)
-    rounds = count if isinstance(step, RevealsIndependently) else max(count, length)
+    rounds = rounds_of(step, process, count, length)
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
 
 

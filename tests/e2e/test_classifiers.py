@@ -79,7 +79,11 @@ def test_it_guides_the_samples_of_a_model_without_classes(both, run, refused):
     assert (loaded.sample(**own, classifier_strength=-4.0).tokens != drawn).any()
     quick = dict(own, sampler="first_hitting", classifier_method="taylor", steps=2)
     assert loaded.sample(**quick).tokens.shape == (2, 64)
-    assert [*loaded.watch(**{k: own[k] for k in ("classifier", "label")})][-1].of == 3
+    told = {key: own[key] for key in ("classifier", "label")}
+    *_, last = loaded.watch(**told, classifier_strength=4.0)
+    assert last.of == 3 and (last.z == drawn[0]).all()
+    *_, last = loaded.watch(**{**quick, "num": 1})
+    assert (last.z == loaded.sample(**quick).tokens[0]).all()
     assert md4_jax.load(classifier).logits(drawn.astype(int)).shape == (2, 10)
     for words, error in (
         (["sample.label=10"], "sample.label=10 must be below 10"),

@@ -14,11 +14,12 @@ from md4_jax.networks.transformer import Transformer
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Prompt
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.blocks import Blocks, Stop
+from md4_jax.samplers.blocks import Blocks
 from md4_jax.samplers.confidence import Confidence
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.orders import FirstHitting
 from md4_jax.samplers.paths import Parts, runs, whole
+from md4_jax.samplers.stops import Stop
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from peer_folders import peer_folder
 from playgrounds import of_images, of_text
 
 import md4_jax
-from md4_jax.evals.samples import drawn_samples
 from md4_jax.evals.token_costs import splitting
 from md4_jax.model.model import Model
 from md4_jax.objectives.any_order import AnyOrder
@@ -16,7 +15,6 @@ from md4_jax.objectives.draws import draws
 from md4_jax.objectives.md4 import MD4, DiscreteMD4
 from md4_jax.objectives.score_entropy import ScoreEntropy
 from md4_jax.protocols import Denoiser, Prompt, UserError, batch_of
-from md4_jax.samplers.batches import Samples
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +54,9 @@ def same_path(model, sampler: str, **options) -> None:
         ),
         ("any_order", dict(steps=8, per_step=0, order="left_to_right")),
         pytest.param("confidence", dict(steps=8, prompt="to be"), marks=pytest.mark.campaign),
+        pytest.param(
+            "confidence", dict(steps=2, per_step=4, prompt="to be"), marks=pytest.mark.campaign
+        ),
         ("remask", dict(steps=8, eta=0.5, strategy="rescale", label=0)),
     ],
 )
@@ -82,20 +83,9 @@ def test_a_model_of_pairs_sees_its_prompt_clean(uniform):
     assert (one != other).any()
 
 
-@pytest.mark.slow
-def test_blocks_are_watched_when_all_is_drawn(tmp_path, monkeypatch):
-    """Without the frames of whole texts, which take memory with the square of the length."""
+@pytest.mark.campaign
+def test_a_bound_by_blocks_has_no_costs_of_tokens(tmp_path):
     model = md4_jax.load(peer_folder(tmp_path, "bd3lm"), {"mesh.data": 1})
-    asked = model.sampling({"num": 1, "steps": 4, "seed": 2, "trace": True})
-    drawn = drawn_samples(asked, model.params, {})
-    z = drawn.frames[0][:, :, 0].reshape(-1, drawn.tokens.shape[1])
-    monkeypatch.setattr(Samples, "frames", property(lambda self: pytest.fail("whole frames")))
-    seen = list(model.watch(steps=4, seed=2))
-    changed = [n for n in range(len(z)) if n in (0, len(z) - 1) or (z[n] != z[n - 1]).any()]
-    assert [state.step for state in seen] == changed
-    np.testing.assert_array_equal(np.stack([state.z for state in seen]), z[changed])
-    np.testing.assert_array_equal(seen[-1].z, drawn.tokens[0])
-    assert (seen[0].z == model.domain.vocab_size).all() and len(seen) > 4
     with pytest.raises(UserError, match="is no sum over tokens"):
         model.token_costs("abc")
 

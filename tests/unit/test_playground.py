@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from playgrounds import app, of_blocks, of_edits, of_growing_text, of_images, of_text
+from playgrounds import app, of_blocks, of_edits, of_growing_text, of_images, of_text, served
 from starlette.testclient import TestClient
 
 from md4_jax import main
-from md4_jax.evals import samples
 from md4_jax.protocols import UserError
+from md4_jax.samplers.live_parts import LiveBlocks
 from md4_jax.server import actions, serving
 from md4_jax.server import app as app_module
 from md4_jax.server.actions import Playground
@@ -34,6 +34,11 @@ def model():
 def text(model):
     with TestClient(app(model), LOCAL, raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return of_blocks(8)
 
 
 @pytest.fixture(scope="module")
@@ -129,22 +134,53 @@ def test_continuing_shows_what_comes_after_the_text(text):
     assert first["length"] == 32 and len(last["text"]) == 32 and last["text"][:5] == "to be"
 
 
-def test_blocks_are_drawn_when_their_states_are_asked_for(monkeypatch):
-    """Not while the request is checked: the clock runs, and who has gone is not waited for."""
-    draw_samples, now = samples.draw_samples, [0.0]
+def test_states_of_blocks_come_while_they_are_drawn(blocks, monkeypatch):
+    """Nothing is drawn while the request is checked: the clock runs, and who has gone waits not."""
+    call, now = LiveBlocks._call, [0.0]
 
-    def slow(*arguments, **settings):
-        now[0] += 5.0
-        return draw_samples(*arguments, **settings)
+    def slow(*arguments):
+        now[0] += 1.0
+        return call(*arguments)
 
-    monkeypatch.setattr(samples, "draw_samples", slow)
+    monkeypatch.setattr(LiveBlocks, "_call", slow)
     monkeypatch.setattr(actions, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    playground = Playground(of_blocks(8), "tiny")
+    playground = Playground(blocks, "tiny")
     messages = playground.states({"text": "to be", "steps": 2, "length": 16, "continues": 1})
     assert now == [0.0]
-    first, *_, last = messages
+    first = next(messages)
+    assert now == [2.0]  # the text is begun, and its first block
+    *_, last = messages
     assert first["prompt"] == [0, 1, 2, 3, 4] and len(last["text"]) == 16
-    assert last["seconds"] == 5.0
+    assert last["seconds"] == 1 + 2 * 2
+
+
+def test_a_draw_ends_when_its_reader_goes_away(blocks, monkeypatch):
+    """A page that is stopped or closed cuts the connection: the model takes no more steps."""
+    watch, steps, ended = blocks.watch, [], threading.Event()
+
+    def watched(*arguments, **settings):
+        try:
+            for state in watch(*arguments, **settings):
+                steps.append(state.step)
+                yield state
+                time.sleep(0.05)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(blocks, "watch", watched)
+    body = json.dumps({"steps": 1024, "length": 16, "sampler": "remask"})
+    with served(blocks) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as page:
+            head = (
+                f"POST /api/sample HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            )
+            page.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            said = b""
+            while said.count(b'"step"') < 3:
+                said += page.recv(2**16)
+        assert ended.wait(30)
+    assert 2 < len(steps) < 100
 
 
 @pytest.mark.slow

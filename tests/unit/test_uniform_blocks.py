@@ -18,10 +18,11 @@ from md4_jax.processes.schedules import Cosine, Geometric, Linear
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Prompt, UserError
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.blocks import UNSEEN, Blocks, Stop
+from md4_jax.samplers.blocks import UNSEEN, Blocks
 from md4_jax.samplers.grids import uniform
 from md4_jax.samplers.loop import Frames
 from md4_jax.samplers.paths import whole
+from md4_jax.samplers.stops import Stop
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,128 @@
+"""Watching texts that are drawn part by part: block by block, or window by window."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from md4_jax.processes.draws import fold_keys
+from md4_jax.protocols import Array, Denoiser, Network, Params, Prompt
+from md4_jax.runtime.sharding import to_host
+from md4_jax.samplers.alignment import after_prompts
+from md4_jax.samplers.batches import windows
+from md4_jax.samplers.blocks import Blocks, Text
+from md4_jax.samplers.chain import Chain, SamplerStep
+from md4_jax.samplers.guidance import calls
+from md4_jax.samplers.live import Asked, Live, Run, Watched
+from md4_jax.samplers.loop import put_prompt, rounds_of
+
+
+class LiveBlocks:
+    """Compiled programs that take one step of `Blocks` at each call, the same for all blocks."""
+
+    def __init__(self, network: Network, mesh: Mesh, clean_prompts: bool, blocks: Blocks):
+        self._live, self._blocks = Live(network, mesh, clean_prompts, blocks), blocks
+        self._begin, self._open, self._close = (
+            self._live.program(function) for function in (self._begun, self._opened, self._closed)
+        )
+
+    def watch(self, params: Params, asked: Asked) -> Iterator[Watched]:
+        """Yields the states of sample 0 of `Blocks`, that before the first step first."""
+        run, size, process = self._live.run(params, asked), self._blocks.block, params["process"]
+        text, moved, shift = self._call(self._begin, run)
+        count, shift = moved.shape[1] // size, int(to_host(shift)[0])
+        rounds = rounds_of(asked.step, process, len(asked.grid) - 1, size)
+        path = _Path(asked.prompt, self._blocks.unseen(process), count, rounds)
+        each = calls(asked.guidance)
+        for b in range(count):
+            keys = fold_keys(run.keys, b)
+            first = fold_keys(keys, len(asked.grid))
+            text, chain, prompt = self._call(self._open, run, asked.step, text, first)
+            used = each * (int(to_host(text.evaluations)[0]) + self._blocks.dual_cache)
+            own = run._replace(keys=keys, told=run.told._replace(text=text), prompt=prompt)
+            for state, now in self._block(own, chain, rounds):
+                yield from path.put(b, b * size - shift, state, used)
+                chain = now
+            text = self._call(self._close, run, text, chain)
+            if to_host(text.ended)[0]:
+                break
+        here = slice(shift, shift + len(asked.prompt.tokens))
+        z, confidence, used = (to_host(x)[0] for x in (text.z, text.confidence, text.evaluations))
+        yield Watched(path.of, path.of, z[here], confidence[here], each * int(used))
+
+    def _block(self, run: Run, chain: Chain, rounds: int) -> Iterator[tuple[Watched, Chain]]:
+        """Yields the states of a block; of one that is given the only one, without the network."""
+        if not to_host(chain.prompt_mask)[0].all():
+            yield from self._live.states(run, chain, rounds)
+            return
+        chain = put_prompt(chain, run.prompt.tokens)
+        z, confidence = (to_host(x)[0] for x in (chain.z, chain.confidence))
+        yield Watched(0, rounds, z, confidence, 0), chain
+
+    def _call(self, program: Callable, run: Run, *rest: Any) -> Any:
+        with jax.set_mesh(self._live.mesh):
+            return program(run.params, run.told, *rest, run.prompt, kind=run.kind)
+
+    def _begun(self, denoiser: Denoiser, process: Any, prompt: Prompt) -> tuple[Text, Array, Array]:
+        denoiser, moved, shift = after_prompts(denoiser, prompt, self._blocks.block)
+        text = self._blocks.begun(denoiser, process, moved)
+        return text, moved.tokens, jnp.zeros(len(text.z), jnp.int32) if shift is None else shift
+
+    def _opened(
+        self, denoiser: Denoiser, process: Any, step: SamplerStep, text: Text, keys: Array, prompt
+    ) -> tuple[Text, Chain, Prompt]:
+        denoiser, moved, _ = after_prompts(denoiser, prompt, self._blocks.block)
+        here = self._blocks.part(moved, text)
+        return *self._blocks.opened(denoiser, process, step, text, moved, keys), here
+
+    def _closed(
+        self, denoiser: Denoiser, process: Any, text: Text, chain: Chain, prompt: Prompt
+    ) -> Text:
+        denoiser, *_ = after_prompts(denoiser, prompt, self._blocks.block)
+        return self._blocks.closed(denoiser, process, text, chain._replace(memory=None))
+
+
+def watch_windows(
+    live: Live, params: Params, asked: Asked, window: int, stride: int
+) -> Iterator[Watched]:
+    """Yields the states of sample 0 of `draw_samples`, window by window."""
+    tokens, known = (np.array(x) for x in asked.prompt)
+    parts = list(windows(len(tokens), window, stride))
+    rounds = rounds_of(asked.step, params["process"], len(asked.grid) - 1, window)
+    path, used = _Path(asked.prompt, -1, len(parts), rounds), 0
+    for number, part in enumerate(parts):
+        own = asked._replace(prompt=Prompt(tokens[part], known[part]))
+        stays = path.confidence[part].copy()
+        for state in live.watch(params, own, number, rounds):
+            chances = np.where(known[part], stays, state.confidence)
+            yield from path.put(number, part.start, state._replace(confidence=chances), used)
+        tokens[part], known[part] = state.z, True
+        used += state.evaluations
+    yield Watched(path.of, path.of, path.z, path.confidence, used)
+
+
+class _Path:
+    """Text on the host, of which parts of equally many steps are drawn one after another."""
+
+    def __init__(self, prompt: Prompt, unseen: int, parts: int, rounds: int):
+        self.z = np.where(prompt.mask, prompt.tokens, unseen)
+        self.confidence = prompt.mask.astype(np.float32)
+        self.of, self._rounds = parts * (rounds + 1) - 1, rounds
+
+    def put(self, number: int, begin: int, part: Watched, used: int) -> Iterator[Watched]:
+        """Puts a state of a part into the text, beyond whose ends it may lie, and yields the text.
+
+        That of the last step is not yielded: it is left to whoever knows how the text ends.
+
+        used  network evaluations of the parts before
+        """
+        here = slice(max(begin, 0), max(0, min(begin + len(part.z), len(self.z))))
+        inside = slice(here.start - begin, here.stop - begin)
+        self.z[here], self.confidence[here] = part.z[inside], part.confidence[inside]
+        step = number * (self._rounds + 1) + part.step
+        if step < self.of:
+            evaluations = used + part.evaluations
+            yield Watched(step, self.of, self.z.copy(), self.confidence.copy(), evaluations)
