@@ -38,3 +38,11 @@ SEGMENTS = (
     (dict(evals__test__data="{'separate_documents': True}"), False),
     (dict(), False),
 )
+
+# Keys of data whose batches have classes, or do not, and an evaluator's own keys of data.
+LABELS = (
+    (dict(network__classes=3), {}, True),
+    (dict(), {}, False),
+    (dict(network__classes=3, network__label_dropout=0.1), {"label_key": ""}, False),
+    (dict(network__classes=3), {"label_key": "author"}, True),
+)

@@ -15,7 +15,7 @@ from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import Experiment, clean_prompts, drawn_classes, sample_block
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
-from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts, sample_rows
+from md4_jax.perf.inputs import completed, context_shapes, data_of, sample_prompts, sample_rows
 from md4_jax.perf.work import forward_flops, sampling_steps, training_flops
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
@@ -132,7 +132,10 @@ def _batch(experiment: Experiment, rows: int, changes: Mapping[str, Any] | None 
     shape = (rows, data["length"])
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split)
     loss_mask = jax.ShapeDtypeStruct(shape, bool, sharding=split)
-    context = {"segments": tokens} if has_segments(data) else {}
+    context = {
+        name: jax.ShapeDtypeStruct(size, jnp.int32, sharding=split)
+        for name, size in context_shapes(experiment, shape, changes).items()
+    }
     return Batch(tokens, loss_mask, context)
 
 

@@ -25,7 +25,7 @@ from md4_jax.experiment import (
 from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
-from md4_jax.perf.inputs import completed, data_of, has_segments, sample_prompts, sample_rows
+from md4_jax.perf.inputs import completed, context_shapes, data_of, sample_prompts, sample_rows
 from md4_jax.perf.work import forward_flops, training_flops
 from md4_jax.protocols import Batch, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
@@ -184,7 +184,8 @@ def _batch(experiment: Experiment, size: int, changes: Mapping[str, Any] | None 
     shape = (size, data["length"])
     tokens = generator.integers(0, experiment.domain.vocab_size, shape, dtype=np.int32)
     tokens = tokens[local_rows(experiment.mesh, size)]
-    context = {"segments": np.zeros_like(tokens)} if has_segments(data) else {}
+    shapes = context_shapes(experiment, tokens.shape, changes)
+    context = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
     return to_global(batch_of(tokens, context=context), experiment.mesh)
 
 

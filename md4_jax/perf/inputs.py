@@ -21,12 +21,35 @@ def data_of(experiment: Experiment, changes: Mapping[str, Any] | None = None) ->
     return {**dataclasses.asdict(experiment.data), **(own if is_same else {}), **changes}
 
 
-def has_segments(data: Mapping[str, Any]) -> bool:
+def context_shapes(
+    experiment: Experiment, shape: tuple[int, int], changes: Mapping[str, Any] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the int32 context of a batch of tokens [B, L].
+
+    changes: keys of the `data` section that differ
+    """
+    found = {"segments": shape} if _has_segments(data_of(experiment, changes)) else {}
+    return found | ({"label": shape[:1]} if _has_labels(experiment, changes) else {})
+
+
+def _has_segments(data: Mapping[str, Any]) -> bool:
     """Returns whether batches of a `data` section say which tokens see each other.
 
     They do if documents are told apart, and if texts are filled up with tokens that do not count.
     """
     return data["separate_documents"] or (has_rows(data) and data["padding"] == "hidden")
+
+
+def _has_labels(experiment: Experiment, changes: Mapping[str, Any] | None) -> bool:
+    """Returns whether batches have the class of each sequence: those of a network with classes.
+
+    changes: keys of an evaluator's data, which may be without them
+    """
+    if not experiment.config["network"].get("classes", 0):
+        return False
+    data = data_of(experiment, changes)
+    said = [data[key] for key in ("label_key", "labels") if key in data]
+    return not changes or not said or any(said)
 
 
 def sample_rows(experiment: Experiment) -> int:

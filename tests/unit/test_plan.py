@@ -189,6 +189,14 @@ def test_a_batch_has_segments_where_the_data_have_them(keys, there):
     assert all(x.shape == (4, 16) for x in jax.tree.leaves(batch))
 
 
+@pytest.mark.parametrize("keys, changes, there", planned.LABELS)
+def test_a_batch_has_classes_where_the_data_have_them(keys, changes, there):
+    """The program that trains reads them: {label: int32 [B]}."""
+    batch = plans._batch(planned.experiment(**keys), 4, changes)
+    assert ("label" in batch.context) == there
+    assert not there or (batch.context["label"].shape, batch.context["label"].dtype) == ((4,), "i4")
+
+
 def test_an_evaluation_has_sequences_of_its_own_data():
     data = dict(separate_documents=True, length=8)
     batch = plans._batch(planned.experiment(), 4, data)
