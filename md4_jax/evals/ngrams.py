@@ -21,6 +21,8 @@ MOST_TOKENS = 20_000_000
 class NGramModels:
     """Evaluates n-gram models, fitted to the run's training split, on a split.
 
+    Of each split the first MOST_TOKENS tokens are read.
+
     every, final, split, data  as in `likelihood`
     order                      largest order; the others are 1 to order - 1
     """
@@ -45,23 +47,29 @@ class NGramModels:
         del params
         if jax.process_index() != 0:
             return {}
-        tokens = context.corpus(self.data).stream(self.split)
-        found = ngrams.ladder(
-            context.corpus({}).stream("train")[:MOST_TOKENS],
-            tokens[:MOST_TOKENS],
-            experiment.domain.vocab_size,
-            self.order,
+        train, tokens = (
+            context.corpus(changes).stream(split)
+            for changes, split in (({}, "train"), (self.data, self.split))
         )
+        read = tokens[:MOST_TOKENS]
+        symbols = experiment.domain.vocab_size
+        found = ngrams.ladder(train[:MOST_TOKENS], read, symbols, self.order)
         bound = self._bound(experiment, context)
-        context.say(report.ladder(found, bound, self._text(len(tokens))))
+        whole = self._text(len(tokens), len(tokens)) if len(tokens) > MOST_TOKENS else ""
+        context.say(report.ladder(found, bound, self._text(len(read), len(tokens)), whole))
+        if len(train) > MOST_TOKENS:
+            context.say(
+                f"the n-gram models count the first {MOST_TOKENS:,} of {len(train):,} tokens of "
+                "the training split"
+            )
         return {"split": self.split, **{key(n): level for n, level in enumerate(found, start=1)}}
 
-    def _text(self, size: int) -> str:
-        """Names the text of `size` tokens: 'the test split, all 55,770 tokens'."""
+    def _text(self, read: int, size: int) -> str:
+        """Names the first tokens of a text of `size`: 'the test split, all 55,770 tokens'."""
         split = "all splits" if self.split == "all" else f"the {self.split} split"
         own = " of its own data" if self.data else ""
-        part = "all" if size <= MOST_TOKENS else "the first"
-        return f"{split}{own}, {part} {min(size, MOST_TOKENS):,} tokens"
+        part = f"all {size:,}" if read == size else f"the first {read:,} of {size:,}"
+        return f"{split}{own}, {part} tokens"
 
     def _bound(self, experiment: Experiment, context: Context) -> Mapping[str, Any] | None:
         """Returns the result of an earlier likelihood on all of the same split, or None."""

@@ -84,15 +84,19 @@ def _symbol(domain: Any, symbol: int) -> str:
     return str(symbol) if domain.unit == "dimension" else repr(domain.decode([symbol]))
 
 
-def ladder(levels: list[float], result: Mapping[str, Any] | None, text: str = "") -> str:
+def ladder(
+    levels: list[float], result: Mapping[str, Any] | None, text: str = "", whole: str = ""
+) -> str:
     """Formats a table of n-gram models and, if its result is given, the model; best last.
 
-    text: what they were evaluated on, which is said where there is no result on the same text
+    text   what they were evaluated on, which is said unless the result is on the same text
+    whole  what the result is on, if it is more
     """
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
     if result is not None:
         kind = "exact" if result["exact"] else f"bound, +- {result['bits_per_token_se']:.4f}"
-        rows.append((result["bits_per_token"], f"this model ({kind})"))
+        on = f", on {whole}" if whole else ""
+        rows.append((result["bits_per_token"], f"this model ({kind}{on})"))
     body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
-    where = "on the same text" if result is not None else f"of {text}"
+    where = "on the same text" if result is not None and not whole else f"of {text}"
     return f"bits per token {where}:\n{body}"

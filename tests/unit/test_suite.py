@@ -121,6 +121,28 @@ def test_n_gram_models_stand_beside_a_bound_of_the_same_text_alone():
     assert ngrams.levels(result) == []
 
 
+def test_n_gram_models_of_a_part_of_a_text_say_so(monkeypatch):
+    """And the model's bound is on all of it. Of 8 training tokens, equally frequent symbols."""
+    monkeypatch.setattr(ngrams, "MOST_TOKENS", 8)
+    result = {"bits_per_token": 1.25, "bits_per_token_se": 0.01, "exact": False}
+    corpus, said = Text(train=[0, 1] * 4 + [1] * 90, test=[0, 1] * 9), []
+    experiment = types.SimpleNamespace(
+        evals={"test": LikelihoodBound(None)}, domain=types.SimpleNamespace(vocab_size=2)
+    )
+    context = types.SimpleNamespace(
+        corpus=lambda changes: corpus, earlier={"test": result}, say=said.append
+    )
+    found = NGramModels(order=1).run(experiment, None, context)
+    assert ngrams.levels(found) == pytest.approx([1.0])
+    heading, bound, model = said[0].splitlines()
+    assert heading == "bits per token of the test split, the first 8 of 18 tokens:"
+    assert bound.strip() == (
+        "1.2500  this model (bound, +- 0.0100, on the test split, all 18 tokens)"
+    )
+    assert model.strip() == "1.0000  1-gram model"
+    assert said[1] == "the n-gram models count the first 8 of 98 tokens of the training split"
+
+
 def test_n_gram_models_are_fitted_to_the_training_split():
     """Both symbols are equally frequent there: one bit each, whatever the test split has."""
     corpus = Text(train=[0, 1] * 500, test=[1, 1, 1, 0] * 9)
