@@ -191,7 +191,8 @@ class _Maker:
 
     def again(self, number: int) -> None:
         """Makes one shard again."""
-        before, shards = self.made.shards[number], self._shards(number)
+        before = self.made.shards[number]
+        shards = self._shards(number, before.end)
         shard = next(shards, None)
         shards.close()
         if shard != before:
@@ -200,11 +201,11 @@ class _Maker:
                 f"other tokens. Move {self.made.folder} away and start again"
             )
 
-    def _shards(self, number: int) -> Iterator[Shard]:
-        """Yields shards as they are written, from the one with that number on."""
+    def _shards(self, number: int, until: Cursor | None = None) -> Iterator[Shard]:
+        """Yields shards as they are written, from the one with that number on, up to a place."""
         start = self.made.shards[number - 1].end if number else Cursor(0, 0)
         ids, lengths, tokens, last = [], [], 0, None
-        for batch, found in self._encoded(start):
+        for batch, found in self._encoded(start, until or Cursor(len(self._parts), 0)):
             if tokens and (tokens >= SHARD_TOKENS or batch.section != last.section):
                 yield self._write(number, last, np.concatenate(ids), np.concatenate(lengths))
                 number, ids, lengths, tokens = number + 1, [], [], 0
@@ -222,7 +223,7 @@ class _Maker:
         sums = zlib.crc32(raw), hashlib.sha256(raw).hexdigest()
         return Shard(name, last.section, len(ids), len(lengths), *sums, last.end)
 
-    def _encoded(self, start: Cursor) -> Iterator[tuple[_Batch, Any]]:
+    def _encoded(self, start: Cursor, until: Cursor) -> Iterator[tuple[_Batch, Any]]:
         """Yields batches with their ids, and shows the progress."""
         total, before = (sum(p.size for _, p in self._parts[:n]) for n in (None, start.part))
         texts = lambda batch: [document.text for document in batch.documents]  # noqa: E731
@@ -232,7 +233,7 @@ class _Maker:
         )  # fmt: skip
         tokens, since = 0, time.monotonic()
         with bar:
-            for batch, found in self._pool.map(self._batches(start), texts):
+            for batch, found in self._pool.map(self._batches(start, until), texts):
                 if isinstance(found, UserError):
                     raise self._named(batch) or found
                 yield batch, found
@@ -250,14 +251,20 @@ class _Maker:
                 return type(error)(f"{document.where}: {error}")
         return None
 
-    def _batches(self, start: Cursor) -> Iterator[_Batch]:
-        """Yields the documents after a place, batches of one section each."""
+    def _batches(self, start: Cursor, until: Cursor) -> Iterator[_Batch]:
+        """Yields the documents between two places, batches of one section each.
+
+        No file after the second place is fetched.
+        """
         held: list[Document] = []
         size, before = 0, sum(part.size for _, part in self._parts[: start.part])
-        for number in range(start.part, len(self._parts)):
-            section, part = self._parts[number]
+        parts = self._parts[: until.part + 1]
+        for number in range(start.part, len(parts)):
+            section, part = parts[number]
             taken = start.taken if number == start.part else 0
-            for document in itertools.islice(part.read(), taken, None):
+            after = parts[number + 1][1] if number + 1 < len(parts) else None
+            last = until.taken if number == until.part else None
+            for document in itertools.islice(part.documents(after), taken, last):
                 held.append(document)
                 taken, size = taken + 1, size + len(document.text)
                 if len(held) >= BATCH_DOCUMENTS or size >= BATCH_CHARACTERS:
@@ -265,7 +272,7 @@ class _Maker:
                     yield _Batch(section, held, Cursor(number, taken), position)
                     held, size = [], 0
             before += part.size
-            is_last = number + 1 == len(self._parts) or self._parts[number + 1][0] != section
+            is_last = number + 1 == len(parts) or parts[number + 1][0] != section
             if held and is_last:
                 yield _Batch(section, held, Cursor(number, taken), before)
                 held, size = [], 0

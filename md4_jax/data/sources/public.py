@@ -129,10 +129,10 @@ class PublicText:
         if self.path is None and self._recipe.hub:
             section = lambda file: self._section(file.name)  # noqa: E731
             files = sorted(self._published, key=lambda file: [*found].index(section(file)))
-            for file, following in itertools.zip_longest(files, files[1:]):
-                read = functools.partial(self._read_published, file, following)
-                done = functools.partial(self._discard, file)
-                found[section(file)].append(Part(file.size, read, done))
+            for file in files:
+                own = (self._read_published, self._discard, self._begin)
+                calls = (functools.partial(call, file) for call in own)
+                found[section(file)].append(Part(file.size, *calls))
             return found
         paths = self._given or [Place(self._fetched(file)) for file in self._published]
         pairs = ((self._name(given), path) for given in paths for path in _unpacked(given))
@@ -164,7 +164,9 @@ class PublicText:
             yield from itertools.islice(self._documents(section), start, stop)
 
     def _documents(self, section: str) -> Iterator[Document]:
-        return itertools.chain.from_iterable(part.read() for part in self.sections()[section])
+        parts = self.sections()[section]
+        pairs = itertools.zip_longest(parts, parts[1:])
+        return itertools.chain.from_iterable(part.documents(after) for part, after in pairs)
 
     @functools.cached_property
     def _counts(self) -> dict[str, int]:
@@ -239,12 +241,8 @@ class PublicText:
             self._begun[file] = threading.Thread(target=download, daemon=True)
             self._begun[file].start()
 
-    def _read_published(
-        self, file: hub.HubFile, following: hub.HubFile | None
-    ) -> Iterator[Document]:
+    def _read_published(self, file: hub.HubFile) -> Iterator[Document]:
         path = self._fetched(file)
-        if following is not None:
-            self._begin(following)
         yield from self._read(Place(path), "")
 
     def _discard(self, file: hub.HubFile) -> None:

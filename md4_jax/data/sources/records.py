@@ -87,12 +87,21 @@ class Keys(NamedTuple):
 class Part(NamedTuple):
     """File of a corpus: its bytes, and a function that yields its documents.
 
-    done  is called when all its tokens are in shards that are kept, and may delete it
+    done   is called when all its tokens are in shards that are kept, and may delete it
+    ahead  begins to fetch it, if it is not here, while another file is read
     """
 
     size: int
     read: Callable[[], Iterator[Document]]
     done: Callable[[], None] = lambda: None
+    ahead: Callable[[], None] = lambda: None
+
+    def documents(self, following: "Part | None") -> Iterator[Document]:
+        """Yields the documents; with the first of them the file that is read next is fetched."""
+        for number, document in enumerate(self.read()):
+            if number == 0 and following is not None:
+                following.ahead()
+            yield document
 
 
 def of_json(where: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -192,6 +192,28 @@ def test_fineweb_edu_comes_file_by_file_and_need_not_stay(on_hub, server, cache,
     assert list(itertools.chain(*read(again))) == texts
 
 
+@pytest.mark.parametrize(
+    "number, needed", [(0, [0]), (3, [0]), (4, [0, 1]), (8, [1, 2]), (-1, [2])]
+)
+def test_a_damaged_shard_takes_no_file_that_it_does_not_need(
+    number, needed, on_hub, server, cache, monkeypatch
+):
+    """Files of gigabytes came and went for a shard of the file before. Shards have 7 documents."""
+    monkeypatch.setattr(prepare, "SHARD_TOKENS", 100)
+    monkeypatch.setattr(prepare, "BATCH_DOCUMENTS", 7)
+    names = [f"data/{n}.parquet" for n in range(3)]
+    on_hub("some/set", "", {name: table([f"text of {name}"] * 30) for name in names})
+    source = PublicText("some/set", validation=5, test=5, keep_files=False)
+    made = prepared(source, Bytes(), "")
+    (made.folder / made.shards[number].name).unlink()
+    asked = len(server.asked)
+    assert len(made.shards) == 13 and prepared(source, Bytes(), "") == made
+    time.sleep(0.1)  # for a download beside it
+    came = [path for path, _ in server.asked[asked:]]
+    assert came == [f"/datasets/some/set/resolve/abc123/{names[n]}" for n in needed]
+    assert not list(cache.rglob("*.parquet"))
+
+
 def test_files_that_need_not_stay_come_once_where_there_are_no_shards(on_hub, server):
     """Conversations are read to be counted and in each split; files go only after shards."""
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -222,14 +244,17 @@ def test_the_next_file_comes_while_one_is_read(on_hub, server, cache):
     first, second, third = PublicText("some/set").sections()["train"]
     here = [cache / "hub" / "some" / "set" / name for name in names]
     assert not any(path.exists() for path in here)
-    reading = first.read()
+    reading = first.documents(second)
     next(reading)
     until = time.monotonic() + 20
     while not here[1].exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert [path.exists() for path in here] == [True, True, False]
     asked = len(server.asked)
-    texts = [document.text for document in itertools.chain(second.read(), third.read())]
+    texts = [
+        document.text
+        for document in itertools.chain(second.documents(third), third.documents(None))
+    ]
     assert texts == [f"text of {name}" for name in names[1:] for _ in range(5)]
     assert [path for path, _ in server.asked[asked:]] == [
         f"/datasets/some/set/resolve/abc123/{names[2]}"
