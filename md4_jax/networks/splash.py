@@ -31,8 +31,8 @@ def fits(length: int) -> bool:
 class BlockDiffusionMask(masks.Mask):
     """Mask of `blocks.block_diffusion_attention`, of 2 length positions.
 
-    The first `asks` positions are queries. The kernel reads the mask tile by tile and skips tiles
-    without an entry.
+    The first `asks` positions are queries. The kernel is made from the mask tile by tile, of which
+    there are (2 length / tile)^2, and skips tiles without an entry.
     """
 
     length: int
@@ -45,8 +45,52 @@ class BlockDiffusionMask(masks.Mask):
         return self.asks, 2 * self.length
 
     def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
-        query, key = (np.arange(2 * self.length)[part] for part in index)
+        query, key = (part.indices(2 * self.length) for part in index)
+        alike = self._alike(query, key)
+        if alike is not None:
+            return _full(alike, query[1] - query[0], key[1] - key[0])
+        query, key = np.arange(*query), np.arange(*key)
         return halves_seen(query, key, length=self.length, block=self.block, causal=self.causal)
+
+    def _alike(self, query: tuple[int, int, int], key: tuple[int, int, int]) -> bool | None:
+        """Returns what all entries of a tile are, from its corners; None if it may have both.
+
+        query, key  (start, stop, step) of its rows and columns
+        """
+        of_clean, first = divmod(query[0], self.length)
+        is_clean, least = divmod(key[0], self.length)
+        half, last = divmod(query[1] - 1, self.length)
+        other_half, most = divmod(key[1] - 1, self.length)
+        if (of_clean, is_clean, 1, 1) != (half, other_half, query[2], key[2]):
+            return None
+        # Of the groups of positions that see each other, the first and last of each range.
+        group = 1 if self.causal and of_clean else self.block
+        first, last, least, most = first // group, last // group, least // group, most // group
+        if is_clean:  # those before a noisy group, and those up to a clean one
+            ahead = 0 if of_clean else 1
+            return True if most + ahead <= first else False if least + ahead > last else None
+        if of_clean or last < least or most < first:
+            return False
+        return True if first == last == least == most else None
+
+
+class CausalMask(masks.CausalMask):
+    """Mask of JAX, of which only the tiles on the diagonal are computed."""
+
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+        query, key = (part.indices(n) for part, n in zip(index, self.shape, strict=True))
+        if key[1] - 1 <= query[0]:
+            return _full(True, query[1] - query[0], key[1] - key[0])
+        if key[0] > query[1] - 1:
+            return _full(False, query[1] - query[0], key[1] - key[0])
+        return super().__getitem__(index)
+
+
+@functools.lru_cache(maxsize=16)
+def _full(value: bool, rows: int, columns: int) -> np.ndarray:
+    found = np.full((rows, columns), value)
+    found.flags.writeable = False
+    return found
 
 
 def splash(
@@ -105,7 +149,7 @@ def kernel_of(
         one = BlockDiffusionMask(half, block, asks, causal)
     else:
         tile = _tile(length // parts, LARGEST_TILE)
-        one = masks.CausalMask((length, length))
+        one = CausalMask((length, length))
         if not causal:
             # JAX 0.10 cannot split a mask without a masked entry.
             one, parts = masks.FullMask((asks // parts, length)), 1

@@ -83,19 +83,6 @@ def test_tiles_without_an_entry_are_not_computed(length, size):
     assert len(info.partial_mask_blocks) <= 3
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-def test_the_mask_of_halves_is_that_of_its_definition(causal):
-    """Entry by entry, of two blocks of three."""
-    found = BlockDiffusionMask(6, 3, 12, causal)[slice(0, 12), slice(0, 12)]
-    for query, key in np.ndindex(12, 12):
-        (clean, place), (of_clean, other) = divmod(query, 6), divmod(key, 6)
-        seen = of_clean and (other // 3 < place // 3 if not clean else other // 3 <= place // 3)
-        if clean and causal:
-            seen = of_clean and other <= place
-        same = not clean and not of_clean and other // 3 == place // 3
-        assert found[query, key] == bool(seen or same), (query, key)
-
-
 def test_the_mask_of_halves_counts_as_one_by_its_sizes():
     four, eight = BlockDiffusionMask(256, 4, 512), BlockDiffusionMask(256, 8, 512)
     assert BlockDiffusionMask(256, 4, 512) == four != eight
