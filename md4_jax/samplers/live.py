@@ -29,6 +29,7 @@ class Watched(NamedTuple):
     z            int32 [L], its symbols
     confidence   float32 [L], as in `Chain`
     evaluations  network calls so far
+    settled      number of symbols at the beginning that no later step changes
     """
 
     step: int
@@ -36,6 +37,7 @@ class Watched(NamedTuple):
     z: np.ndarray
     confidence: np.ndarray
     evaluations: int
+    settled: int = 0
 
 
 class Asked(NamedTuple):

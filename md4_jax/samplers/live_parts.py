@@ -51,7 +51,8 @@ class LiveBlocks:
                 break
         here = slice(shift, shift + len(asked.prompt.tokens))
         z, confidence, used = (to_host(x)[0] for x in (text.z, text.confidence, text.evaluations))
-        yield Watched(path.of, path.of, z[here], confidence[here], each * int(used))
+        seen = z[here], confidence[here]
+        yield Watched(path.of, path.of, *seen, each * int(used), len(asked.prompt.tokens))
 
     def _block(self, run: Run, chain: Chain, rounds: int) -> Iterator[tuple[Watched, Chain]]:
         """Yields the states of a block; of one that is given the only one, without the network."""
@@ -101,7 +102,7 @@ def watch_windows(
             yield from path.put(number, part.start, state._replace(confidence=chances), used)
         tokens[part], known[part] = state.z, True
         used += state.evaluations
-    yield Watched(path.of, path.of, path.z, path.confidence, used)
+    yield Watched(path.of, path.of, path.z, path.confidence, used, len(tokens))
 
 
 class _Path:
@@ -125,4 +126,5 @@ class _Path:
         step = number * (self._rounds + 1) + part.step
         if step < self.of:
             evaluations = used + part.evaluations
-            yield Watched(step, self.of, self.z.copy(), self.confidence.copy(), evaluations)
+            seen = self.z.copy(), self.confidence.copy()
+            yield Watched(step, self.of, *seen, evaluations, here.start)

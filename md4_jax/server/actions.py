@@ -130,13 +130,18 @@ class Playground:
     def _messages(
         self, states: Iterator[Any], prompt: Prompt, shown: int, began: float
     ) -> Iterator[dict]:
-        """Yields the changes of each state among the first `shown` positions, then the result."""
+        """Yields the changes of each state among the first `shown` positions, then the result.
+
+        What comes after them is not drawn, if they are drawn first.
+        """
         told, known = None, set()
         for state in states:
             z, confidence = state.z[:shown], np.nan_to_num(state.confidence[:shown])
             moved = np.ones(shown, bool)
+            is_drawn = state.settled >= shown
             if told is not None:
-                least = 0.0 if state.step == state.of else pages.RESOLUTION
+                exact = is_drawn or state.step == state.of
+                least = 0.0 if exact else pages.RESOLUTION
                 moved = (z != told[0]) | (np.abs(confidence - told[1]) > least)
                 confidence = np.where(moved, confidence, told[1])
             told = z, confidence
@@ -150,6 +155,8 @@ class Playground:
                 message["length"] = shown
                 message["prompt"] = np.flatnonzero(prompt.mask[:shown]).tolist()
             yield message
+            if is_drawn:
+                break
         result = {} if self._pictures else {"text": self._text(z)}
         seconds = round(time.perf_counter() - began, 3)
         yield {"done": True, "evaluations": state.evaluations, "seconds": seconds, **result}

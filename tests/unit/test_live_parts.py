@@ -33,6 +33,9 @@ def same_path(model, prompt: str = "", **options) -> list:
     np.testing.assert_allclose(chances, confidence[steps], rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(seen[-1].z, drawn.tokens[0])
     assert seen[-1].evaluations == drawn.evaluations[0]
+    for state in seen:
+        np.testing.assert_array_equal(state.z[: state.settled], seen[-1].z[: state.settled])
+    assert {0, length} < {state.settled for state in seen}
     return seen
 
 

@@ -154,6 +154,16 @@ def test_states_of_blocks_come_while_they_are_drawn(blocks, monkeypatch):
     assert last["seconds"] == 1 + 2 * 2
 
 
+def test_blocks_after_the_text_are_not_drawn(blocks):
+    """The characters of the text are the same, and the network is called for its block alone."""
+    playground = Playground(blocks, "tiny")
+    asked = {"text": "to be _", "steps": 2, "length": 16, "seed": 3}
+    *_, whole = playground.states(asked | {"continues": 1})
+    first, *_, last = playground.states(asked)
+    assert last["text"] == whole["text"][:7] and first["length"] == 7
+    assert 0 < last["evaluations"] < whole["evaluations"]
+
+
 def test_a_draw_ends_when_its_reader_goes_away(blocks, monkeypatch):
     """A page that is stopped or closed cuts the connection: the model takes no more steps."""
     watch, steps, ended = blocks.watch, [], threading.Event()
