@@ -177,7 +177,7 @@ MISTAKES = [
     (["evals.test.stride=17"], ["evals.test.stride=17 must be at most data.length=16"]),
     (
         ["evals.test.stride=6"],
-        ["evals.test.stride=6", "data.length=16", "evals.test.objective.block=4"],
+        ["evals.test.stride=6", "data.length=16", "objective.block=4"],
     ),
     (["evals.test.stride=-1"], ["evals.test.stride must not be negative, not -1"]),
     (
