@@ -208,8 +208,8 @@ def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> No
         evaluator.objective.check_length(length, key)
 
 
-def _objective_section(experiment: Experiment, evaluation: str) -> Mapping[str, Any]:
-    return experiment.config["evals"][evaluation].get("objective", {})
+def _objective_section(experiment: Experiment, evaluation: str = "") -> Mapping[str, Any]:
+    return experiment.config["evals"].get(evaluation, {}).get("objective", {})
 
 
 def _length(experiment: Experiment, evaluation: str, evaluator: Any) -> tuple[str, int]:
@@ -285,13 +285,11 @@ def _check_preferences(experiment: Experiment) -> None:
 
 def _check_steps(experiment: Experiment, component: Component) -> None:
     """Raises UserError if an objective or the sampler has other steps than the process."""
-    place, *evaluation = component.key.split(".")[:2]
-    section = _objective_section(experiment, *evaluation) if evaluation else {}
-    with with_keys_of("".join(evaluation), section):
-        if hasattr(component.value, "check"):
+    is_own, evaluation = component.key in ("objective", "sample"), component.key.split(".")[1:2]
+    if hasattr(component.value, "check"):
+        with with_keys_of("".join(evaluation), _objective_section(experiment, *evaluation)):
             component.value.check(experiment.process)
-    # Evaluators may have another length.
-    if place != "evals" and hasattr(component.value, "check_length"):
+    if is_own and hasattr(component.value, "check_length"):  # evaluators may have another length
         component.value.check_length(experiment.data.length)
 
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from md4_jax.protocols import UserError
 
 T = TypeVar("T")
+# Keys of an objective that an evaluator's has from training, unless its section gives them.
+TRAINED = ("block", "alpha_0")
 OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
 
@@ -62,11 +64,11 @@ def with_keys_of(evaluation: str, section: Mapping[str, Any]) -> Iterator[None]:
     """Lets errors about the objective of an evaluator name the keys of evals.EVALUATION.objective.
 
     An objective calls its own keys objective.KEY. So they stay where they are of the training: if
-    the section names no objective, and for the size of blocks that it does not give.
+    the section names no objective, and for keys of `TRAINED` that it does not give.
     """
 
     def own(match: re.Match) -> str:
-        of_training = match[1] == "block" and "block" not in section
+        of_training = match[1] in TRAINED and match[1] not in section
         return match[0] if of_training else f"evals.{evaluation}.{match[0]}"
 
     try:

@@ -198,8 +198,8 @@ class Live:
         with jax.set_mesh(self.mesh):
             grid, own = jnp.asarray(asked.grid), fold_keys(run.keys, count)
             passes = self._plan(process, asked.step, chain, grid, own, capacity=most)
-        # The step itself would have other programs for other orders.
-        guided = asked.step if self._guide is not None else None
+        # A step has other programs for other orders than a transform.
+        drawing = asked.step.transform if self._guide is None else asked.step
         state = reveal.begin(chain)
         number, rounds, evaluations = (to_host(x)[0] for x in passes[3:])
         taken = [int(rounds[number == k][0]) + 1 for k in range(evaluations)]
@@ -210,7 +210,7 @@ class Live:
         for k, at in enumerate(taken):
             with jax.set_mesh(self.mesh):
                 state = self._pass(
-                    run.params, run.told, guided, asked.step.transform, passes, state, keys,
+                    run.params, run.told, drawing, passes, state, keys,
                     kind=run.kind, capacity=most,
                 )  # fmt: skip
             z, chances = (x[0] for x in to_host(state[2:]))
@@ -227,9 +227,9 @@ def _plan(process: Any, step: SamplerStep, chain: Chain, grid: Array, keys: Arra
     return reveal.passes_of(chain.z, schedule, capacity)
 
 
-def _pass(denoiser: Denoiser, process: Any, guided, transform, passes, state, keys, *, capacity):
+def _pass(denoiser: Denoiser, process: Any, drawing, passes, state, keys, *, capacity):
     del process
-    transform = transform if guided is None else guided.transform
+    transform = getattr(drawing, "transform", drawing)
     return reveal.one_pass(denoiser, transform, passes, state, keys=keys, capacity=capacity)
 
 
