@@ -9,7 +9,7 @@ from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
 from md4_jax.config.mistakes import all_of, with_keys_of
-from md4_jax.config.policy_checks import check_policy
+from md4_jax.config.policy_checks import check_policy, check_preferences
 from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
@@ -26,8 +26,8 @@ def validate(experiment: Experiment) -> None:
 
     Bounds, samples and evaluators are looked at only if process, network and batches are in order.
     """
-    bounds, evaluators = _bounds(experiment), experiment.evals.items()
-    components = _components(experiment)
+    bounds, components = _bounds(experiment), _components(experiment)
+    evaluators = experiment.evals.items()
     of_experiment = [
         check_batches, check_context, _check_tables, _check_classes, _check_log, _check_clock,
         _check_documents, _check_rounds, _check_positions, check_classifier,
@@ -247,7 +247,7 @@ def check_training(experiment: Experiment, kept: Mapping[str, Any] | None = None
             "not 'every': windows that overlap would be predicted with counts of their own text. "
             "Change one of them"
         )
-    _check_preferences(experiment)
+    check_preferences(experiment)
     check_policy(experiment, kept)
     check_trainable(experiment)
 
@@ -258,28 +258,6 @@ def _check_names(experiment: Experiment, kept: Mapping[str, Any] | None) -> None
         raise UserError(
             "evals.train: TensorBoard and W&B show the numbers of the training loss as train/...: "
             "give the evaluator another name, such as evals.train_split"
-        )
-
-
-def _check_preferences(experiment: Experiment) -> None:
-    """Raises UserError if there are worse answers and nothing learns from them, or vice versa."""
-    key, objective = experiment.config["data"].get("rejected_key", ""), experiment.objective
-    said = f"objective.name={objective_name(objective)!r}"
-    if objective.needs.preferences and not key:
-        raise UserError(
-            f"{said} learns from two answers to a prompt: data.rejected_key must name the key of "
-            "the worse one, data.text_key that of the better, and data.prompt_key the prompt's; of "
-            "conversations, data.messages_key names the better one"
-        )
-    if key and not objective.needs.preferences:
-        raise UserError(
-            f"data.rejected_key={key!r} is for objective.name='preference', and {said} learns "
-            "nothing from worse answers: leave it out"
-        )
-    if objective.needs.preferences and experiment.train.time_power != 1:
-        raise UserError(
-            f"train.time_power={experiment.train.time_power} weighs what is a mean over times, "
-            f"which the loss of {said} is not: leave it at 1"
         )
 
 

@@ -1,9 +1,10 @@
-"""Checks of an objective that learns from rewards of samples."""
+"""Checks of objectives that learn from rewards of samples, or from better and worse answers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config.defaults import defaults_of
+from md4_jax.config.fit import objective_name
 from md4_jax.config.load import flatten
 from md4_jax.experiment import Experiment, has_rows
 from md4_jax.protocols import UserError
@@ -91,4 +92,26 @@ def _check_sizes(experiment: Experiment, said: str) -> None:
             f"train.batch_size={size} must be a multiple of {group * shards}: {said} draws "
             f"objective.group={group} texts after each prompt, and {shards} parts of a batch "
             "are on devices of their own"
+        )
+
+
+def check_preferences(experiment: Experiment) -> None:
+    """Raises UserError if there are worse answers and nothing learns from them, or vice versa."""
+    key, objective = experiment.config["data"].get("rejected_key", ""), experiment.objective
+    said = f"objective.name={objective_name(objective)!r}"
+    if objective.needs.preferences and not key:
+        raise UserError(
+            f"{said} learns from two answers to a prompt: data.rejected_key must name the key of "
+            "the worse one, data.text_key that of the better, and data.prompt_key the prompt's; of "
+            "conversations, data.messages_key names the better one"
+        )
+    if key and not objective.needs.preferences:
+        raise UserError(
+            f"data.rejected_key={key!r} is for objective.name='preference', and {said} learns "
+            "nothing from worse answers: leave it out"
+        )
+    if objective.needs.preferences and experiment.train.time_power != 1:
+        raise UserError(
+            f"train.time_power={experiment.train.time_power} weighs what is a mean over times, "
+            f"which the loss of {said} is not: leave it at 1"
         )

@@ -155,8 +155,7 @@ class Model(pickling.Unpickled):
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
-        asked = options | ({"name": sampler} if sampler else {})
-        step = self.sampling(asked).sampler_step
+        step = self.sampling(options | ({"name": sampler} if sampler else {})).sampler_step
         if step.needs.hides:  # on a canvas of one of few lengths
             options = {"length": bucket(length + step.grow, self.length), **options}
         elif self.experiment.network.marked:
