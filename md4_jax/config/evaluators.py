@@ -113,8 +113,8 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
 
     An objective with `for_evaluation` is replaced by it: the bound of the same model with the least
     noise, also where the loss is none. Bounds by blocks have the size that was trained, and
-    `every_order` and `eso_orders` keep their options. A process for which BOUNDS has nothing is evaluated with the
-    training objective; UserError if that is no bound.
+    `every_order` and `eso_orders` keep their options. A process for which BOUNDS has nothing is
+    evaluated with the training objective; UserError if that is no bound.
     """
     is_bound = isinstance(process, objective.needs.processes) and objective.is_bound(process)
     if isinstance(objective, BlockDiffusion):
