@@ -33,8 +33,10 @@ def load(
 
     Raises UserError if there is no such model, or if it is damaged or of unknown architecture.
     """
-    from md4_jax.model.load import load as read  # imports JAX, which takes a second
+    from md4_jax.model.inputs import check_changes  # imports JAX, which takes a second
+    from md4_jax.model.load import load as read
 
+    check_changes(config or {})
     return read(source, config, trust=trust, adapters=adapters)
 
 

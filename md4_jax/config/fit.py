@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from md4_jax.config.schema import REGISTRIES
-from md4_jax.experiment import Experiment
+from md4_jax.experiment import Experiment, sample_block
 from md4_jax.networks.ordered import FITTING as ORDERED
 from md4_jax.processes.resizing import ResizesMasks
 from md4_jax.protocols import UserError
@@ -149,6 +149,16 @@ def _check_resizing(experiment: Experiment, part: Component) -> None:
             "network.time_conditioning=False, network.causal=False, network.tables=0 and "
             "network.gaps=False: padding behind a text is hidden, and how long the text will be, "
             "and with it the time, is not known"
+        )
+
+
+def check_whole(experiment: Experiment, said: str, leave: str) -> None:
+    """Raises UserError for a model trained in blocks, which sample.block=0 does not change."""
+    block = sample_block(experiment)
+    if block and not experiment.sample.block:
+        raise UserError(
+            f"{said} is for samples that are drawn as a whole, and this model was trained in "
+            f"blocks (objective.block={block}): leave {leave}"
         )
 
 

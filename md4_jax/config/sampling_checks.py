@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from md4_jax.config.fit import whole_blocks
+from md4_jax.config.fit import check_whole, whole_blocks
 from md4_jax.config.guide_checks import check_guide
 from md4_jax.evals.samples import prompts_of
 from md4_jax.experiment import Experiment, drawn_classes, sample_block, sample_length
@@ -95,8 +95,9 @@ def _check_reward(experiment: Experiment) -> None:
             f"sample.reward.name={name!r} compares with the answers of the data, which samples "
             "have not: it is for objective.name=policy"
         )
+    check_whole(experiment, f"sample.reward.name={name!r}", "sample.reward.name=none")
     refused = (
-        ("sample.block", sample_block(experiment), 0, "blocks are settled one after another"),
+        ("sample.block", options.block, 0, "blocks are settled one after another"),
         ("sample.stride", options.stride, 0, "windows are settled one after another"),
         ("network.gaps", experiment.network.gaps, False, "rewards are for texts of one length"),
         ("sample.stop", options.stop, "", "rewards are for texts of one length"),
@@ -199,7 +200,8 @@ def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
             f"sample.name={experiment.config['sample']['name']!r} reads a prompt first: leave "
             "sample.guidance=1.0"
         )
-    for key, value in (("block", sample_block(experiment)), ("stride", options.stride)):
+    check_whole(experiment, f"{said} towards a prompt", "sample.guidance=1.0")
+    for key, value in (("block", options.block), ("stride", options.stride)):
         if value:
             raise UserError(
                 f"{said} towards a prompt is for samples that are drawn as a whole: leave "

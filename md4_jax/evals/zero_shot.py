@@ -19,7 +19,7 @@ from md4_jax.evals.context import Context, check_sizes
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.protocols import Params, UserError
-from md4_jax.runtime.paths import replace
+from md4_jax.runtime.paths import place, replace
 
 FILE = "zero_shot.json"
 # Set -> (keys of the section `data`, split), with the documents and splits of MDLM's evaluation.
@@ -141,6 +141,11 @@ class ZeroShot:
 
         key: the evaluator in the config, for the error
         """
+        if self.path and place(self.path, f"{key}.path").is_file():
+            raise UserError(
+                f"{key}.path={self.path} is a file, and must be a folder with one folder for each "
+                f"of {key}.sets, such as {self.path}/{next(iter(self.chosen))}"
+            )
         found = {name: corpus_of(self._changes(name)) for name in self.chosen}
         for name, corpus in found.items():
             split = self._bound(name).split

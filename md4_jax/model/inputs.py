@@ -55,6 +55,18 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {**cleared, "classifier": "", "reward": dict(reward)}
 
 
+def check_changes(changes: Mapping[str, Any]) -> None:
+    """Raises UserError for keys given to `load` that `sample` alone heeds."""
+    prompts = [field.name for field in dataclasses.fields(PromptOptions) if field.name != "blank"]
+    for key in map(str, changes):
+        section = key.removeprefix("sample.").split(".")[0]
+        if key.startswith("sample.") and section in (*prompts, "reward", "classifier"):
+            raise UserError(
+                f"{key} is of single samples: give it to sample, as in "
+                f"model.sample({section}=...), and not to load"
+            )
+
+
 def opened(experiment: Experiment, programs: dict) -> Experiment:
     """Returns the experiment with the reward or classifier of its samples, which reads models."""
     if experiment.steering is None and experiment.guide is None:

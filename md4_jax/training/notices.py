@@ -1,6 +1,7 @@
 """Reasons to stop or to save that come from outside of a run: signals and the clock."""
 
 import math
+import os
 import signal
 import time
 from typing import NamedTuple
@@ -41,6 +42,10 @@ class Signals:
             self.release()
             signal.raise_signal(number)
         self.number = number
+        # The step may take long, and the first one is compiled. print could be interrupted itself.
+        name = signal.Signals(number).name
+        said = f"{name}: the run stops after this step and saves. Again: at once, without saving"
+        os.write(2, f"\n{said}\n".encode())
 
     def release(self) -> None:
         for number, handler in self._before.items():

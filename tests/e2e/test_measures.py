@@ -87,6 +87,9 @@ def test_zero_shot(run, refused, own, tiny, tmp_path):
     said = refused(*at, "--config.evals.zero_shot.split=test")
     assert f"zero_shot: ptb in {tmp_path}/ptb: the test split has 0 tokens" in said
     assert "choose another split by evals.zero_shot.split" in said
+    file = tmp_path / "ptb" / "ptb.valid.txt"
+    said = refused(*at, f"--config.evals.zero_shot.path={file}")
+    assert f"evals.zero_shot.path={file} is a file, and must be a folder" in said
     assert "sets has 'c4'" in refused(*at, "--config.evals.zero_shot.sets=c4")
     # A run that is to end with it says so before it trains.
     new = ("--config", tiny, "--workdir", tmp_path / "new", *given)

@@ -234,6 +234,24 @@ def test_padding_of_a_canvas_changes_nothing(model):
 
 
 @needs_jinja
+def test_an_answer_may_be_guided_by_its_prompt(model):
+    """Logits of weight w are w times those after the prompt, and 1 - w times those without it."""
+    ids, mask = model.domain.encode("abc"), model.domain.vocab_size
+    (found,) = answers.drawn(model, [ids], 4, GREEDY | {"guidance": 3.0})
+    z = np.concatenate([ids, np.full(4, mask)])
+    for place in range(len(ids), len(z)):
+        hidden = np.concatenate([np.full(len(ids), mask), z[len(ids) :]])
+        told, free = (model.logits(x)[place] for x in (z, hidden))
+        z[place] = (3.0 * told - 2.0 * free).argmax()
+    expected = z[len(ids) :].tolist()
+    ended = [n for n, token in enumerate(expected) if token in answers.ends(model)]
+    assert found.tolist() == expected[: min(ended, default=4)]
+    plain = answers.drawn(model, [ids], 4, GREEDY)[0].tolist()
+    assert plain != found.tolist()
+    assert model.chat("hi", 4, steps=2, guidance=2.0) is not None
+
+
+@needs_jinja
 @pytest.mark.parametrize("text, free", [("abc", 9), ("abcdefghij", 6)])
 @pytest.mark.cases(1)
 def test_the_last_block_is_drawn_whole(text, free, model, monkeypatch):

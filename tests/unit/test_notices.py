@@ -158,11 +158,13 @@ def test_processes_save_and_end_together(play, clock):
     assert answers[0][-1][1].stop == BUDGET and 150 <= answers[0][-1][0] <= 165
 
 
-def test_a_signal_is_recorded_and_the_next_one_is_not():
+def test_a_signal_is_recorded_and_the_next_one_is_not(capfd):
+    """The first is said at once: a step may take minutes, and a second signal loses it."""
     before = signal.getsignal(signal.SIGTERM)
     received = notices.Signals()
     signal.raise_signal(signal.SIGTERM)
     assert received.number == signal.SIGTERM
+    assert "SIGTERM: the run stops after this step and saves" in capfd.readouterr().err
     received.release()
     assert signal.getsignal(signal.SIGTERM) == before
 

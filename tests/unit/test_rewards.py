@@ -97,3 +97,10 @@ def test_wrong_rewards_are_refused_in_python(model, reward, said):
 def test_a_sample_that_is_watched_has_no_reward(model):
     with pytest.raises(UserError, match=r"is not for sample\.trace=True"):
         next(model.watch(steps=4, reward={"name": "pattern", "pattern": "a"}))
+
+
+@pytest.mark.parametrize("key", ["sample.prompt", "sample.template", "sample.reward.name"])
+def test_what_only_sample_heeds_is_refused_by_load(key):
+    """It would be left out of all samples without a word."""
+    with pytest.raises(UserError, match=rf"{key} is of single samples: give it to sample"):
+        md4_jax.load("anything", {key: "pattern"})
