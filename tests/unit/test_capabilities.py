@@ -108,7 +108,7 @@ def test_a_process_of_another_class_with_these_methods_will_do(name):
         return
     x = exact.sequences(3, 2)
     denoiser = exact.denoiser_of(exact.table_logits(3, 2), time=0.5)
-    arguments = exact.batch_of(x), (jnp.arange(9) + 0.5) / 9, exact.keys_for(0, 9)
+    arguments = exact.labelled(x), (jnp.arange(9) + 0.5) / 9, exact.keys_for(0, 9)
     found, expected = (
         jax.jit(lambda p=process: objective(denoiser, p, *arguments)[0])()
         for process in (foreign, Masking(3))

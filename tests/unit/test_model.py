@@ -280,7 +280,7 @@ def array_gone(folder):
     [
         (cut, "model.safetensors is cut short: it has .* bytes of"),
         (pickled, "pytorch_model.bin is a pickle, which runs code when it is read: convert it"),
-        (renamed, "is of no known architecture .*gpt_bigcode.*: known are mdlm, bd3lm, duo"),
+        (renamed, "is of no known architecture .*gpt_bigcode.*: known are mdlm, bd3lm, esolm, duo"),
         (other_tokenizer, "the tokenizer has 9 symbols, and the model in .* 11: give the one"),
         (other_size, "config.json says hidden_dim=64, and its arrays have 32"),
         (wrong_shape, r"attention/out/kernel, layer 1 has the shape \(16, 32\), and .* \(32, 32\)"),
