@@ -195,7 +195,7 @@ def _check_bound(experiment: Experiment, evaluation: str, evaluator: Any) -> Non
 def _check_stride(experiment: Experiment, evaluation: str, bound: LikelihoodBound) -> None:
     """Raises UserError if the stride of a bound does not fit the lengths of its evaluator."""
     key, length = _length(experiment, evaluation, bound)
-    with with_keys_of(evaluation, _objective_section(experiment, evaluation)):
+    with with_keys_of(evaluation, experiment.config["evals"]):
         bound.check_stride(length, f"evals.{evaluation}.", key)
 
 
@@ -204,12 +204,8 @@ def _check_length(experiment: Experiment, evaluation: str, evaluator: Any) -> No
     if not hasattr(evaluator.objective, "check_length") or not hasattr(evaluator, "length_of"):
         return
     key, length = _length(experiment, evaluation, evaluator)
-    with with_keys_of(evaluation, _objective_section(experiment, evaluation)):
+    with with_keys_of(evaluation, experiment.config["evals"]):
         evaluator.objective.check_length(length, key)
-
-
-def _objective_section(experiment: Experiment, evaluation: str = "") -> Mapping[str, Any]:
-    return experiment.config["evals"].get(evaluation, {}).get("objective", {})
 
 
 def _length(experiment: Experiment, evaluation: str, evaluator: Any) -> tuple[str, int]:
@@ -265,7 +261,7 @@ def _check_steps(experiment: Experiment, component: Component) -> None:
     """Raises UserError if an objective or the sampler has other steps than the process."""
     is_own, evaluation = component.key in ("objective", "sample"), component.key.split(".")[1:2]
     if hasattr(component.value, "check"):
-        with with_keys_of("".join(evaluation), _objective_section(experiment, *evaluation)):
+        with with_keys_of("".join(evaluation), experiment.config["evals"]):
             component.value.check(experiment.process)
     if is_own and hasattr(component.value, "check_length"):  # evaluators may have another length
         component.value.check_length(experiment.data.length)

@@ -62,7 +62,7 @@ def _evaluator(
         if asked["name"] == "auto":
             supplied["objective"] = tightest(path, objective, process, network)
         else:
-            with with_keys_of(name, asked):
+            with with_keys_of(name, {name: section}):
                 supplied["objective"] = named(f"{path}.objective", asked, objective)
     return _made(path, section, supplied)
 

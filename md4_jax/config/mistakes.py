@@ -60,12 +60,16 @@ def raise_all(texts: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def with_keys_of(evaluation: str, section: Mapping[str, Any]) -> Iterator[None]:
+def with_keys_of(evaluation: str, evals: Mapping[str, Any]) -> Iterator[None]:
     """Lets errors about the objective of an evaluator name the keys of evals.EVALUATION.objective.
+
+    evaluation  its name; '' for the objective of the training
+    evals       sections by name
 
     An objective calls its own keys objective.KEY. So they stay where they are of the training: if
     the section names no objective, and for keys of `TRAINED` that it does not give.
     """
+    section = evals.get(evaluation, {}).get("objective", {})
 
     def own(match: re.Match) -> str:
         of_training = match[1] in TRAINED and match[1] not in section
