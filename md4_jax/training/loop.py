@@ -272,8 +272,8 @@ def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainS
 
 def fresh_adapters(experiment: Experiment) -> Params:
     """Makes the initial values of the adapters alone, nested as in the network."""
-    network, key = experiment.network, jax.random.key(experiment.train.seed)
-    return _made(experiment, lambda: matching(network.init(key), network.adapters))
+    net, key = experiment.network, jax.random.key(experiment.train.seed)
+    return _made(experiment, lambda: stored(matching(net.init(key), net.adapters), "float32"))
 
 
 def fresh_trained(experiment: Experiment) -> TrainState:

@@ -72,14 +72,24 @@ def init_state(
     trainable: expression of `TrainOptions`; UserError if it does not divide the parameters.
     taught: whether the objective needs a teacher, which starts at the parameters too.
     """
-    whole = {"network": network.init(key), "process": process.init()}
+    whole = _single({"network": network.init(key), "process": process.init()})
     params, frozen = divided(whole, network, trainable)
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params)
     if network.companion is not None:
         ema["companion"] = network.companion.init()
     teacher = jax.tree.map(jnp.copy, params) if taught else ()
-    return TrainState(zero, params, ema, optimizer.init(params), zero, zero, frozen, teacher)
+    moments = _single(optimizer.init(params))
+    return TrainState(zero, params, ema, moments, zero, zero, frozen, teacher)
+
+
+def _single(arrays: Any) -> Any:
+    """Returns float64 arrays as float32: with JAX_ENABLE_X64 a checkpoint has the same types."""
+
+    def one(x: Array) -> Array:
+        return x.astype(jnp.float32) if x.dtype == jnp.float64 else x
+
+    return jax.tree.map(one, arrays)
 
 
 def make_train_step(

@@ -17,6 +17,7 @@ from md4_jax.objectives.draws import antithetic_times, draws, early_times, weigh
 from md4_jax.options import TrainOptions
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Denoiser, Network, UserError, batch_of
+from md4_jax.training import optim
 from md4_jax.training.microbatches import accumulate
 from md4_jax.training.optim import clipping
 from md4_jax.training.step import ema_update, init_state, make_train_step
@@ -278,6 +279,25 @@ def test_a_bounded_optimizer_makes_the_same_step(batch):
         for bounded in (False, True)
     ]
     assert_same(*(step(before, batch)[0] for step in steps))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_types_are_the_same_where_jax_has_64_bits(optimizer):
+    """Otherwise a checkpoint could be read only with the setting with which it was made."""
+    network = Transformer(4, size=8, depth=1, heads=2, hidden=8, initial="torch").build()
+    rule, _ = {"adamw": optim.AdamW, "muon": optim.Muon}[optimizer](warmup_steps=1).build(10)
+    options = dataclasses.replace(OPTIONS, batch_size=2)
+
+    def types(seed):
+        step = make_train_step(network, OBJECTIVES["md4"](), rule, options)
+        state = init_state(jax.random.key(seed), network, Masking(4), rule)
+        after, _ = jax.eval_shape(step, state, exact.batch_of(np.zeros((2, 8), np.int32)))
+        return [[x.dtype for x in jax.tree.leaves(s)] for s in (state, after)]
+
+    narrow = types(0)
+    with jax.enable_x64(True):
+        assert types(0) == narrow
+    assert narrow[0] == narrow[1]
 
 
 def test_a_resumed_step_is_the_same_step():
