@@ -67,6 +67,11 @@ class FrechetDistance:
         """Returns distance, precision and recall, and how near samples are to training images."""
         domain = experiment.domain
         rows, labels = spread(context.corpus(self.data), self.split, self.num)
+        if len(rows) < 2:
+            raise UserError(
+                f"evals.{context.name}: the {self.split} split has {len(rows)} image, and the "
+                "covariance of features needs 2: choose another split"
+            )
         asked = dataclasses.replace(experiment.sample, num=self.num, trace=False)
         length = rows.shape[1]
         blank = Prompt(np.zeros(length, np.int32), np.zeros(length, bool))

@@ -209,11 +209,12 @@ class Hybrid:
         c_t (1 - h_s / h_t) / V with h = t^(gamma/2) (1 - t)^(gamma/2 - 1).
         """
         half, passed = 0.5 * self.gamma, t - s
+        rest = jnp.maximum(1.0 - s, LEAST)  # fine grids round their first two times to 1
         log_ratio = half * jnp.log1p(-passed / t)
         log_ratio -= (1.0 - half) * jnp.log1p(passed / jnp.maximum(1.0 - t, LEAST))
         to_each = -self._spread(t) * jnp.expm1(log_ratio) / self.vocab_size
-        stays = (1.0 - t) / (1.0 - s) * (1.0 + self._spread(s))
-        moved = jnp.where(self.is_noise(z)[..., None], passed / (1.0 - s), to_each)
+        stays = (1.0 - t) / rest * (1.0 + self._spread(s))
+        moved = jnp.where(self.is_noise(z)[..., None], passed / rest, to_each)
         here = jnp.arange(self.vocab_size + 1) == z[..., None]
         # A clean symbol was itself before, also a prompt's symbol at t = 1.
         return jnp.log(jnp.where(here, jnp.maximum(stays + moved, LEAST), moved))

@@ -33,7 +33,8 @@ class StateDependent:
 
     def init(self) -> "StateDependent":
         """Returns the process with raw_power, every w = initial_power."""
-        raw = math.log(math.expm1(self.initial_power))
+        power = self.initial_power
+        raw = power + math.log(-math.expm1(-power))  # log(exp(power) - 1)
         return dataclasses.replace(self, raw_power=jnp.full((self.vocab_size,), raw, jnp.float32))
 
     @property

@@ -30,8 +30,8 @@ class Transform:
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
         if self.exclude:
             logits = logits.at[..., jnp.asarray(self.exclude)].set(-jnp.inf)
-        # Divided by 1e-6, any difference of two logits is larger than Gumbel noise.
-        logits = logits / jnp.maximum(self.temperature, 1e-6)
+        # Divided by 2^-90, any difference of two logits is larger than Gumbel noise, and finite.
+        logits = logits / jnp.maximum(self.temperature, 2.0**-90)
         if 0 < self.top_k < logits.shape[-1]:
             smallest = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
             logits = jnp.where(logits < smallest, -jnp.inf, logits)

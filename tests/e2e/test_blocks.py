@@ -162,7 +162,7 @@ MISTAKES = [
     (["objective.low=0.3"], ["low=0.3", "high=1.0", "take draws='times'"]),
     (["network.local_width=3"], ["network.local_width=0"]),
     (["network.causal=True"], ["network.causal=False"]),
-    (["process.name=state_dependent"], ["process.name='masking' or 'resizing', not 'state_dependent'"]),
+    (["process.name=state_dependent"], ["'masking' or 'resizing', not 'state_dependent'"]),
     (["sample.block=3"], ["sample.block=3 must divide sample.length=16"]),
     (["sample.block=8", "sample.memory=12"], ["sample.block=8 must divide sample.memory=12"]),
     (["sample.stride=4"], ["sample.stride=4", "sample.block=4", "sample.memory=16"]),

@@ -152,6 +152,16 @@ def test_without_uniform_noise_it_is_masking(x64):
     np.testing.assert_allclose(reverse, [0.0, 1.0, 0.0, 0.0], atol=1e-25)
 
 
+@pytest.mark.parametrize("uniform", [0.0, 0.1])
+@pytest.mark.parametrize("t", [0.5, 1.0])
+def test_a_step_of_no_length_changes_nothing(uniform, t):
+    """As on a grid of so many steps that its first two times are both rounded to 1."""
+    z, time = jnp.array([[0, 2, 3]]), jnp.full((1,), t)
+    logits = Hybrid(3, uniform).reverse_logits(jnp.zeros((1, 3, 3)), z, time, time)
+    found = jax.nn.softmax(logits, axis=-1)[0]
+    np.testing.assert_allclose(found, np.eye(4)[[0, 2, 3]], atol=1e-6)
+
+
 def test_next_to_no_uniform_noise_is_next_to_masking(x64):
     """The bound, whose formula is another one there, to 1e-4 of MD4's."""
     found = interpolating.integral(GIDD(), TABLE, Hybrid(3, 1e-7), X)

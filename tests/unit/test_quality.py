@@ -249,6 +249,10 @@ def test_a_run_compares_samples_with_the_split_and_keeps_its_features(monkeypatc
     plain = FrechetDistance(num=300, neighbours=0, nearest=0).run(experiment, {}, context)
     assert plain["random_feature_distance"] == found["random_feature_distance"]
     assert asked["context"] is None and not {"precision", "copies"} & plain.keys()
+    images.rows, asked["num"] = images.rows[:1], None
+    with pytest.raises(UserError, match="evals.q: the train split has 1 image, and .* needs 2"):
+        FrechetDistance(num=300).run(experiment, {}, context)
+    assert asked["num"] is None
 
 
 class Fake(NamedTuple):

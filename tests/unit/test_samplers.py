@@ -322,6 +322,9 @@ def test_temperature_zero_is_the_most_likely_symbol():
     tokens = draw_token(exact.keys_for(0, 64), Transform(temperature=0.0)(logits))
     np.testing.assert_array_equal(tokens, logits.argmax(axis=-1))
     assert tokens.dtype == jnp.int32
+    near = jnp.broadcast_to(jnp.array([10.0 - 1e-6, 10.0, -1e4]), (64, 9, 3))  # one float apart
+    tokens = draw_token(exact.keys_for(1, 64), Transform(temperature=0.0)(near))
+    np.testing.assert_array_equal(tokens, 1)
 
 
 def test_settings_are_traced_and_do_not_recompile():

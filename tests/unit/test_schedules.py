@@ -137,9 +137,11 @@ def test_m04_the_weight_is_alpha_times_the_slope_of_the_log_snr(x64):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: Polynomial(0.0), "power=0.0 must be at least 0.5"),
-        (lambda: Polynomial(0.49), "power=0.49 must be at least 0.5, or bounds miss a part"),
-        (lambda: Power(0.25), "exponent=0.25 must be at least 0.5, or bounds miss a part"),
+        (lambda: Polynomial(0.0), "power=0.0 must lie between 0.5 and 1000"),
+        (lambda: Polynomial(0.49), "power=0.49 must lie between 0.5 .*, or bounds miss a part"),
+        (lambda: Power(0.25), "exponent=0.25 must lie between 0.5 .*, or bounds miss a part"),
+        (lambda: Polynomial(1e6), "power=1000000.0 must lie between 0.5 and 1000, or bounds miss"),
+        (lambda: Power(1e4), "exponent=10000.0 must lie between 0.5 and 1000, or bounds miss"),
         (lambda: ShiftedCosine(-0.1), "shift must not be negative, not -0.1"),
         (lambda: Geometric(1.0, 0.5), "minimum=1.0 and maximum=0.5"),
         (lambda: Clipped(Linear(), 0.5), r"eps must lie in \[0, 0.5\), not 0.5"),
