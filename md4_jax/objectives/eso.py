@@ -92,8 +92,7 @@ class Eso:
         clean_Bx1, draws = self.alpha_0 * s[:, None], uniforms(order_keys, length)
         chosen = jnp.argmax(jnp.where(counts, uniforms(one_keys, length), -1.0), axis=1)
         certain = (jnp.arange(length) == chosen[:, None]) & diffused[:, None]
-        # A draw that makes it a mask, so that its place among the masks is like those of others.
-        draws = jnp.where(certain, clean_Bx1 + (1.0 - clean_Bx1) * draws, draws)
+        # Each mask is as likely the certain one, so that all orders are, wherever its draw puts it.
         first = (draws < clean_Bx1) & jnp.logical_not(certain)
         rank = ranks(
             draws, jnp.logical_not(counts), first,
