@@ -42,7 +42,7 @@ TRAINING_ONLY = ("concrete_score", "cross_entropy", "duo", "gidd")
 ELSEWHERE = {
     "md4_discrete", "along_order", "every_order", "sdtt", "dcd", "flexmdm", "edit_flow",
     "masked_edit_flow", "partition", "candi", "generalized_kl", "preference", "policy",
-    "classifier",
+    "classifier", "dreamon", "reparameterized",
 }  # fmt: skip
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
