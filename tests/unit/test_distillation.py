@@ -381,7 +381,7 @@ def test_rounds_end_where_one_step_is_left(objective, rounds):
     [
         (
             {"objective.name": "sdtt", "process.name": "uniform"},
-            "objective.name='sdtt' needs process.name='masking', not 'uniform'",
+            "objective.name='sdtt' needs process.name='masking' or 'resizing', not 'uniform'",
         ),
         (
             {"objective.name": "dcd"},
