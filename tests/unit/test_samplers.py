@@ -1,6 +1,5 @@
 """Grids, token transforms, the ancestral law by enumeration, and the loop for every sampler."""
 
-import dataclasses
 import functools
 
 import ends
@@ -181,12 +180,10 @@ def test_the_noise_of_the_order_fades_with_time():
 @pytest.mark.parametrize("make, of", ends.PAIRS.values(), ids=ends.PAIRS)
 def test_every_sampler_runs_with_64_bits(make, of, x64):
     """A whole run is traced: what the loops carry keeps its types, those of a chain."""
-    process, keys, step = exact.PROCESS_CASES[of](3).init(), exact.keys_for(0, 4), make()
-    if step.needs.ordered:  # its cache is that of a network: test_eso.py
-        step = dataclasses.replace(step, cached=False)
+    process, keys = exact.PROCESS_CASES[of](3).init(), exact.keys_for(0, 4)
     chain = jax.eval_shape(
         lambda keys, prompt: sample(
-            TABLE, process, step, grid=uniform(5), keys=keys, prompt=prompt
+            TABLE, process, make(), grid=uniform(5), keys=keys, prompt=prompt
         )[0],
         keys,
         no_prompt(4, 2),
