@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data, check_sizes, data_length
+from md4_jax.evals.context import Context, check_data, check_least, check_sizes, data_length
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.classifier import Classifier
 from md4_jax.objectives.draws import antithetic_times, draws
@@ -42,11 +42,7 @@ class Classification:
     def __post_init__(self):
         check_data(self)
         check_seed("seed", self.seed)
-        if self.draws < 1:
-            raise UserError(f"draws must be at least 1, not {self.draws}")
-        for name in ("every", "batch_size", "limit"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_least(self, draws=1, every=0, batch_size=0, limit=0)
 
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for a network that is no classifier, and for a wrong batch size."""

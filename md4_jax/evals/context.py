@@ -55,6 +55,14 @@ def check_data(evaluator: Any) -> None:
         raise UserError(f"split must be {', '.join(SPLITS[:-1])} or all, not {evaluator.split!r}")
 
 
+def check_least(evaluator: Any, **least: int) -> None:
+    """Raises UserError for an option that is below what its keyword says."""
+    for name, value in least.items():
+        if getattr(evaluator, name) < value:
+            limit = f"be at least {value}" if value else "not be negative"
+            raise UserError(f"{name} must {limit}, not {getattr(evaluator, name)}")
+
+
 def data_length(evaluator: Any, experiment: Experiment) -> tuple[str, int]:
     """Returns (key, tokens) of the sequences of an evaluator's data; '' for those of training."""
     if "length" not in evaluator.data:

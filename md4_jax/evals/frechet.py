@@ -9,7 +9,7 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.evals import report, sets
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, check_least
 from md4_jax.evals.features import RandomFeatures
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
@@ -47,9 +47,7 @@ class FrechetDistance:
 
     def __post_init__(self):
         check_data(self)
-        for name in ("every", "neighbours", "nearest"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_least(self, every=0, neighbours=0, nearest=0)
         if self.num < 2 or self.num <= self.neighbours:
             raise UserError(
                 f"num={self.num} must be at least 2 and more than neighbours={self.neighbours}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, check_least
 from md4_jax.evals.judged import cut, text_size
 from md4_jax.evals.judges import MARK, check_source, mauve, opened
 from md4_jax.evals.metrics import Likelihood
@@ -48,11 +48,7 @@ class GenerativePerplexity:
 
     def __post_init__(self):
         check_data(self)
-        for name in ("every", "num", "length"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
-        if self.batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, not {self.batch_size}")
+        check_least(self, every=0, num=0, length=0, batch_size=1)
         if self.end_of_text not in RULES:
             raise UserError(f"end_of_text must be first or all, not {self.end_of_text!r}")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, check_least
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
@@ -42,9 +42,7 @@ class KnownWords:
 
     def __post_init__(self):
         check_data(self)
-        for name in ("every", "num"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_least(self, every=0, num=0)
 
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for a model that is not of text."""

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data, data_length
+from md4_jax.evals.context import Context, check_data, check_least, data_length
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.draws import (
@@ -69,11 +69,7 @@ class LikelihoodBound:
     def __post_init__(self):
         check_data(self)
         check_seed("seed", self.seed)
-        if self.draws < 1:
-            raise UserError(f"draws must be at least 1, not {self.draws}")
-        for name in ("every", "batch_size", "stride", "limit"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_least(self, draws=1, every=0, batch_size=0, stride=0, limit=0)
 
     def check_stride(self, length: int, key: str = "", length_key: str = "data.length") -> None:
         """Raises UserError if the stride does not fit sequences of this length.

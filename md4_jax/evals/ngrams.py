@@ -8,10 +8,10 @@ import jax
 
 from md4_jax.data import ngrams
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data
+from md4_jax.evals.context import Context, check_data, check_least
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Params
 
 # The counts are kept in memory, so only this many tokens of a split are used.
 MOST_TOKENS = 20_000_000
@@ -37,10 +37,7 @@ class NGramModels:
 
     def __post_init__(self):
         check_data(self)
-        if self.order < 1:
-            raise UserError(f"order must be at least 1, not {self.order}")
-        if self.every < 0:
-            raise UserError(f"every must not be negative, not {self.every}")
+        check_least(self, order=1, every=0)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns bits per token of each order; prints them beside a bound on the same text."""

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
-from md4_jax.evals.context import Context
+from md4_jax.evals.context import Context, check_least
 from md4_jax.evals.likelihood import reported
 from md4_jax.experiment import (
     Experiment,
@@ -45,8 +45,7 @@ class DrawnSamples:
     needs_data: ClassVar[bool] = False
 
     def __post_init__(self):
-        if self.every < 0:
-            raise UserError(f"every must not be negative, not {self.every}")
+        check_least(self, every=0)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Writes and prints the samples; returns their cost, diversity and bound."""

@@ -14,8 +14,7 @@ from md4_jax.processes.capabilities import (
 )
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
-from md4_jax.samplers.chain import Chain, RevealsIndependently
-from md4_jax.samplers.classifier import GuidedMasks
+from md4_jax.samplers.chain import Chain, RevealsByOutputs, RevealsIndependently
 from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.observed import reveal_observed
 from md4_jax.samplers.reveal import draw_where
@@ -48,7 +47,7 @@ class Ancestral:
         if isinstance(process, ObservesMasks):
             return reveal_observed(self.transform, denoiser, process, chain, (s, t), keys)
         outputs = denoiser(chain.z, jnp.full(chain.z.shape[:1], t))
-        if isinstance(process, RevealsBySymbol | GuidedMasks):
+        if isinstance(process, RevealsBySymbol | RevealsByOutputs):
             return self._reveal_by_outputs(process, chain, outputs, s, t, keys)
         return self._reverse(process, chain, outputs, s, t, keys)
 
@@ -57,11 +56,11 @@ class Ancestral:
         return process.reveal_probability(s, t)
 
     def _reveal_by_outputs(
-        self, process: RevealsBySymbol | GuidedMasks, chain: Chain, outputs: Array, s, t, keys
+        self, process: RevealsBySymbol | RevealsByOutputs, chain: Chain, outputs: Array, s, t, keys
     ) -> Chain:
         reveal_keys, token_keys = split_keys(keys)
         logits = self.transform(outputs)
-        if isinstance(process, GuidedMasks):
+        if isinstance(process, RevealsByOutputs):
             revealed = process.revealed(logits, s, t)
         else:
             logits, revealed = reveal_by_symbol(logits, process.reveal_probabilities(s, t))

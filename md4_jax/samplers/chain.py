@@ -91,6 +91,14 @@ class RevealsInOrder(SamplerStep, Protocol):
 
 
 @runtime_checkable
+class RevealsByOutputs(Protocol):
+    """A process whose masks are revealed with a probability that depends on the outputs there."""
+
+    def revealed(self, outputs: Array, s: Array, t: Array) -> Array:
+        """Returns P(a mask at time t is revealed in the step to s), [B, L]."""
+
+
+@runtime_checkable
 class Finishes(SamplerStep, Protocol):
     """A step that removes the noise that is left at the end by itself."""
 
