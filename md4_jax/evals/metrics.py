@@ -119,7 +119,12 @@ def _stratified(rest: np.ndarray, strata: list[np.ndarray]) -> float:
     return around + sum(np.sum(part) ** 2 for part in np.split(fitted, ends))
 
 
+def perplexity(nats: np.ndarray) -> np.ndarray:
+    """Computes exp(nats) of nats per token or word, limited to finite values."""
+    return np.exp(np.minimum(nats, 700.0))
+
+
 def _perplexity(nats: float, error: float) -> tuple[float, float]:
-    """Returns exp(nats), limited to finite values, and its standard error."""
-    perplexity = math.exp(min(nats, 700.0))
-    return perplexity, perplexity * error
+    """Returns the perplexity and its standard error."""
+    found = float(perplexity(nats))
+    return found, found * error

@@ -13,7 +13,7 @@ from md4_jax.runtime.sharding import local_rows, to_global, to_host
 from md4_jax.samplers.batches import make_sampler
 from md4_jax.samplers.steering import Steering
 
-# Of the standard deviation of the rewards of a group, so that equal ones have the advantage 0.
+# Of the standard deviation of the rewards of a group, so that one of 0 divides nothing by 0.
 SMALLEST = 1e-4
 NOTHING = -1  # stands where a text has no token, because it has ended
 SAMPLES = 7  # tells the keys of samples from those of the noise, which `draws` makes
@@ -125,6 +125,8 @@ def advantages(rewards: np.ndarray, group: int, normalised: bool) -> np.ndarray:
     """
     groups = rewards.reshape(-1, group)
     found = groups - groups.mean(axis=1, keepdims=True)
+    # The mean of equal numbers may differ from them by rounding.
+    found[groups.min(axis=1) == groups.max(axis=1)] = 0.0
     if normalised:
         found = found / (groups.std(axis=1, keepdims=True) + SMALLEST)
     return found.reshape(-1).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from md4_jax.data.sequences import Windows
 from md4_jax.evals.likelihood import LikelihoodBound
-from md4_jax.evals.metrics import bits
+from md4_jax.evals.metrics import bits, perplexity
 from md4_jax.experiment import Experiment, drawn_classes
 from md4_jax.protocols import Batch, Params, UserError, batch_of
 from md4_jax.runtime.sharding import batch_shards, local_rows, to_global, to_host
@@ -64,7 +64,7 @@ class Scores(NamedTuple):
 
     @property
     def perplexity(self) -> np.ndarray:
-        return np.exp(self.nats_per_token)
+        return perplexity(self.nats_per_token)
 
 
 class Row(NamedTuple):

@@ -241,11 +241,11 @@ class Rates(Scheduled):
         law = self.marginal(s)
         total = _mixed(self._log_weight(outputs, z, self._floored(t)), law)
         tiny = jnp.finfo(total.dtype).tiny
-        reachable = jnp.any(law > 0, axis=1)[:, None]
+        # Staying is always possible, also for a prompt's symbol at alpha = 0.
+        here = jnp.arange(law.shape[-1]) == z[..., None]
+        reachable = jnp.any(law > 0, axis=1)[:, None] | here
         log_total = jnp.where(reachable, jnp.log(jnp.maximum(total, tiny)), -jnp.inf)
         step = _rows(self.transition(s, t).swapaxes(1, 2), z)
-        # Staying is always possible, also for a prompt's symbol at alpha = 0.
-        here = jnp.arange(step.shape[-1]) == z[..., None]
         return log_total + jnp.log(jnp.where(here, jnp.maximum(step, tiny), step))
 
     def clean_logits(self, outputs: Array, z: Array, t: Array) -> Array:

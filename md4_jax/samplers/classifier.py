@@ -26,6 +26,7 @@ from md4_jax.protocols import (
     Process,
 )
 from md4_jax.samplers.chain import RevealsInOrder, SamplerStep
+from md4_jax.samplers.guidance import rates_of
 from md4_jax.samplers.transforms import Transform
 
 # Sequences that the classifier reads at once, for method=exact.
@@ -197,7 +198,7 @@ class GuidedMasks:
         """Returns the rates R(z_n -> v) (p(y | z with v) / p(y | z))^gamma (arXiv:2406.01572)."""
         noise, rate = self.masks.schedule.one_minus_alpha(t), -self.masks.schedule.dalpha(t)
         rate = jnp.where(noise > 0, rate / jnp.where(noise > 0, noise, 1.0), 0.0)
-        rates = rate[:, None, None] * jnp.exp(outputs)
+        rates = rate[:, None, None] * rates_of(outputs)
         rates = jnp.where(self.masks.is_noise(z)[..., None], rates, 0.0)
         return jnp.pad(rates, ((0, 0), (0, 0), (0, 1)))
 
@@ -229,7 +230,7 @@ class GuidedNoise:
 
         def reverse_rates(outputs: Array, z: Array, t: Array) -> Array:
             rates = process.reverse_rates(outputs, z, t)
-            return rates * jnp.exp(gain(z, t, rates))
+            return rates_of(jnp.log(rates) + gain(z, t, rates))
 
         public = _copied(process)
         steps = dict(

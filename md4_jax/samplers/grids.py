@@ -16,9 +16,12 @@ def cosine(steps: int) -> np.ndarray:
     """t(i) = cos(pi/2 (1 - i/T)), float32 [T + 1]: the first steps reveal few tokens (MD4, sec. 5).
 
     On this grid the linear schedule has the alphas of the cosine schedule on the uniform grid.
+    From 6434 steps on some times near 1 would be equal in float32. These are moved apart.
     """
     t = np.sin(0.5 * np.pi * np.arange(steps + 1) / steps)
-    return t.astype(np.float32)
+    # 2^-24 is the distance of float32 numbers just below 1.
+    latest = 1.0 - np.arange(steps, -1, -1) * 2.0**-24
+    return np.minimum(t, latest).astype(np.float32)
 
 
 def log_linear(steps: int) -> np.ndarray:

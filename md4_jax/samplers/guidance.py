@@ -19,6 +19,9 @@ from md4_jax.protocols import (
     Prompt,
 )
 
+# Of the log of a rate: a position with it jumps for certain, and sums of such rates are finite.
+MOST = 60.0
+
 
 def guided(
     network: Network,
@@ -142,7 +145,17 @@ class GuidedProcess:
 
 
 def _rates(told: Array, free: Array, weight: float) -> Array:
-    return jnp.exp(combined(jnp.log(told), jnp.log(free), weight))
+    return rates_of(combined(jnp.log(told), jnp.log(free), weight))
+
+
+def rates_of(logs: Array) -> Array:
+    """Computes rates [..., V] from their logs, without overflow also of sums and products with t.
+
+    If a rate of a position is above e^MOST, all of that position are divided by one number: it
+    still jumps for certain in any step, to each symbol with the same share.
+    """
+    most = jnp.max(logs, axis=-1, keepdims=True)
+    return jnp.exp(logs - jnp.maximum(most - MOST, 0.0))
 
 
 RULES: dict[str, Callable[[Array, Array, float], Array]] = {

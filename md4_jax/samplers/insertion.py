@@ -15,6 +15,8 @@ from md4_jax.samplers.draw import draw_token, probability
 from md4_jax.samplers.transforms import Transform
 
 ORDERS = ("random", "confidence")
+# Of the log of an expected number of new tokens: more than any text has, and an int32.
+MOST = 20.0
 
 
 @pytree("transform")
@@ -50,7 +52,9 @@ class Insert:
         h, outputs = denoiser.gaps(chain.z, times)
         revealed = uniforms(of_reveal, chain.z.shape[1]) < process.unmask_probability(s, t)
         chain = self._revealed(denoiser, process, chain, h[:, :-1], revealed, of_token)
-        mean = jnp.exp(process.log_missing(outputs, times)) * process.insert_probability(s, t)
+        log_mean = process.log_missing(outputs, times)
+        log_mean += jnp.log(process.insert_probability(s, t))
+        mean = jnp.exp(jnp.minimum(log_mean, MOST))
         new = jax.vmap(jax.random.poisson)(of_gap, mean)
         return inserted(process, chain, jnp.where(allowed(process, chain), new, 0))
 
@@ -94,7 +98,9 @@ def inserted(process: InsertsMasks, chain: Chain, new: Array) -> Chain:
     length = chain.z.shape[1]
     place = jnp.arange(length)
     count = jnp.sum(chain.z != process.absent_id, axis=1, keepdims=True)
-    before = jnp.minimum(jnp.cumsum(new, axis=1), length - count)
+    # Floats: the sum of several large counts overflows int32. They are exact up to 2^24.
+    before = jnp.cumsum(new, axis=1, dtype=jnp.float32)
+    before = jnp.minimum(before, length - count).astype(count.dtype)
     # Where each old symbol comes to lie; what is absent goes beyond the end, and is dropped.
     target = jnp.where(place < count, place + before[:, :-1], length)
     row = jnp.arange(len(new))[:, None]

@@ -260,7 +260,18 @@ class Checkpoints:
         asked = {k: ocp.args.StandardRestore(items.leaves(v)) for k, v in templates.items()}
         asked = ocp.args.Composite(**asked, host=ocp.args.JsonRestore())
         found, wrong = items.attempt(lambda: self._manager.restore(step, args=asked))
-        return found, wrong or items.damage(found, templates)
+        if wrong := wrong or items.damage(found, templates):
+            wrong = self._other_type(step, templates) or wrong
+        return found, wrong
+
+    def _other_type(self, step: int, templates: Mapping[str, Any]) -> str:
+        """Names an array of a checkpoint that has another type than its template, '' if none."""
+        for item, template in templates.items():
+            where, asked = self.directory / str(step) / item, items.leaves(template)
+            said, unread = items.attempt(lambda w=where, a=asked: items.other_type(w, a))
+            if said and not unread:
+                return said
+        return ""
 
     def _move_aside_after(self, step: int, say) -> None:
         """Moves unreadable newer checkpoints aside, since their steps will be saved again."""

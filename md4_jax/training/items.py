@@ -76,6 +76,19 @@ def damage(found: Any, items: Iterable[str]) -> str:
     return ""
 
 
+def other_type(directory: Place, asked: Mapping[str, Any]) -> str:
+    """Names an array of an item that is stored in another type than the one asked for, or ''.
+
+    Orbax converts what it reads, so that its checksum is not the one with which it was saved.
+    """
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        kept = leaves(reader.metadata(directory).item_metadata.tree)
+    for name, x in asked.items():
+        if name in kept and kept[name].dtype != x.dtype:
+            return OTHER_TYPE.format(f"{directory.name} {name}", kept[name].dtype, x.dtype)
+    return ""
+
+
 def crc32(record: Any) -> int:
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
@@ -94,6 +107,10 @@ OTHER_VERSION = (
     "or train anew"
 )
 OTHER_SHAPE = "it has an array of shape {1} where this program's network has one of {0}. "
+OTHER_TYPE = (
+    "it holds {0} as {1} where this program's network has {2}. It may have been saved with "
+    "JAX_ENABLE_X64 set: it is not damaged, but only the version that trained it reads it"
+)
 # What orbax says of an item that lacks an array that is asked for.
 NAMES = "tree structures do not match"
 OTHER_NAMES = "it lacks an array that this program's network has. "

@@ -278,6 +278,21 @@ def test_arrays_of_another_network_are_told_from_damage(opened, change, expected
     assert "Truncating" not in said and "structures" not in said
 
 
+def test_arrays_of_another_type_are_told_from_damage(opened):
+    """As of a version whose parameters had 64 bits with JAX_ENABLE_X64."""
+    checkpoints = opened(keep=1)
+    with jax.enable_x64(True):
+        before = state(1)._replace(ema={"w": jnp.arange(3.0) / 3})
+        assert before.ema["w"].dtype == jnp.float64
+        checkpoints.save(1, before, {})
+        checkpoints.wait()
+    with pytest.raises(UserError) as caught:
+        checkpoints.restore_ema(jax.tree.map(shape, state(1).ema), step=1)
+    said = str(caught.value)
+    assert "holds ema w as float64 where this program's network has float32" in said
+    assert "checksum" not in said
+
+
 @pytest.mark.usefixtures("collected")
 def test_memory_is_given_back_after_each_save(opened, monkeypatch):
     given = []

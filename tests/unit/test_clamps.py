@@ -16,7 +16,9 @@ from md4_jax.processes.transition import Transition
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Prompt
 from md4_jax.samplers import SAMPLERS
+from md4_jax.samplers.classifier import GuidedMasks, GuidedNoise
 from md4_jax.samplers.grids import uniform
+from md4_jax.samplers.guidance import GuidedProcess, rates_of
 from md4_jax.samplers.jumps import TauLeaping
 from md4_jax.samplers.loop import sample
 from md4_jax.samplers.orders import AnyOrder
@@ -168,3 +170,32 @@ def test_given_tokens_are_seen_with_the_noise_of_the_time():
     own = np.mean(np.asarray(frames.z) == 0, axis=(1, 2))
     expected = np.array([1 / 3, 1 / 2, 2 / 3, 5 / 6, 1.0])
     assert (np.abs(own - expected) <= 4 * np.sqrt(expected * (1 - expected) / 4000)).all()
+
+
+def test_guided_rates_are_finite_and_keep_their_shares():
+    """e^106 and e^113 are no float32: a position jumps for certain, mostly to the larger one."""
+
+    class Told:
+        def reverse_rates(self, outputs, z, t):
+            return outputs
+
+    told = jnp.array([[[1e4, 1e4, 0.0], [3.0, 2.0, 0.0]]])
+    free = jnp.array([[[1e-3, 3e-4, 1.0], [1.0, 4.0, 0.0]]])
+    rates = GuidedProcess(Told(), 7.0).reverse_rates(jnp.stack([told, free]), None, None)
+    assert np.isfinite(rates).all() and np.isfinite(np.sum(rates)) and rates[0, 0, 0] > 1e20
+    np.testing.assert_allclose(rates[0, 0, 1] / rates[0, 0, 0], (10 / 3) ** 6, rtol=1e-4)
+    np.testing.assert_allclose(rates[0, 1], [3.0**7, 2.0**7 / 4.0**6, 0.0], rtol=1e-5)
+    assert (rates_of(jnp.full((2, 3), -jnp.inf)) == 0.0).all()
+
+
+def test_rates_that_follow_a_classifier_are_finite():
+    """A gain of 20 e-folds with strength 5 is no float32."""
+    gain = jnp.array([[[100.0, 101.0, -jnp.inf]]])
+    process = Uniform(V)
+    z, t, outputs = jnp.array([[2]]), jnp.full(1, 0.5), jnp.zeros((1, 1, V))
+    noise = GuidedNoise(process, lambda z, t, symbols: gain, 1.0)
+    found = np.asarray(noise.reverse_rates(outputs, z, t))[0, 0]
+    masks = GuidedMasks(Masking(V)).reverse_rates(gain, jnp.array([[V]]), t)[0, 0]
+    for rates in (found, np.asarray(masks)[:V]):
+        assert np.isfinite(rates).all() and rates[0] > 1e20 and rates[2] == 0.0
+        np.testing.assert_allclose(rates[1] / rates[0], np.e, rtol=1e-4)

@@ -7,6 +7,7 @@ import chex
 import exact
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tiny_networks import OF_TOKENS, SIZES_OF
 
@@ -24,6 +25,12 @@ FITTING = [
     for of, process in exact.PROCESS_CASES.items()
     if exact.fits(make(), process(V))
 ]
+# Processes in continuous time with a law of each step.
+STEPS_IN_TIME = [
+    name
+    for name, make in exact.PROCESS_CASES.items()
+    if hasattr(make(V), "reverse_logits") and make(V).timesteps is None
+]
 every_process = pytest.mark.parametrize("of", exact.PROCESS_CASES)
 
 
@@ -40,6 +47,17 @@ def test_a_process(of):
     check(prior, (B, L), jnp.int32)
     for values in process.learned().values():
         check(values, (V,), jnp.float32)
+
+
+@pytest.mark.parametrize("t", [0.5, 1.0])
+@pytest.mark.parametrize("of", STEPS_IN_TIME)
+def test_a_step_of_no_length_changes_no_symbol(of, t):
+    process = exact.PROCESS_CASES[of](V)
+    symbols = V + (getattr(process, "mask_id", None) is not None)
+    z, time = jnp.arange(symbols)[None], jnp.full(1, t)
+    logits = process.reverse_logits(jnp.zeros((1, symbols, V)), z, time, time)
+    found = jax.nn.softmax(logits, axis=-1)[0]
+    np.testing.assert_allclose(found, np.eye(symbols), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

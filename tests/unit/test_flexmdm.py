@@ -426,6 +426,29 @@ def test_the_divergence_keeps_its_digits():
     np.testing.assert_allclose(found[3], 3 * 1e-6 / 2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("log_missing", [22.0, 1000.0])
+def test_old_tokens_survive_in_order_whatever_the_network_expects(log_missing):
+    """With e^22 / 2 new tokens in each gap the sum of their numbers is no int32."""
+    process, z = Insertion(5), jnp.array([[0, 1, 2, 3, 6, 6, 6, 6]] * 16)
+
+    def gaps(z, t):
+        expected = jnp.full((len(z), z.shape[1] + 1), log_missing).at[:, :2].set(-jnp.inf)
+        return jnp.zeros((len(z), z.shape[1] + 1, 5)), expected
+
+    denoiser = Denoiser(None, lambda h: h, gaps=gaps)
+    after = Insert()(
+        denoiser, process, exact.chain_of(z), *map(jnp.float32, (0.5, 1.0)), exact.keys_for(0, 16)
+    )
+    np.testing.assert_array_equal(after.z, [[0, 1, 5, 5, 5, 5, 2, 3]] * 16)
+
+
+def test_large_numbers_of_new_masks_do_not_overflow():
+    z = jnp.array([[0, 1, 2, 6, 6, 6]])
+    new = jnp.array([[1, 0, 2**31 - 1, 2**31 - 1, 2**31 - 1, 0, 0]])
+    after = inserted(Insertion(5), exact.chain_of(z), new)
+    np.testing.assert_array_equal(after.z, [[5, 0, 1, 5, 5, 2]])
+
+
 def test_masks_are_inserted_where_there_is_room():
     """Symbols behind a gap move; what the length does not hold is left out from the end on."""
     process = Insertion(5)

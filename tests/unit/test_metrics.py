@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from md4_jax.evals.metrics import Likelihood, bits
+from md4_jax.evals.texts import Scores
 from md4_jax.options import LogOptions
 from md4_jax.protocols import UserError
 from md4_jax.training.trackers import Tracked, Trackers
@@ -119,7 +120,11 @@ def test_the_standard_error_of_unequal_lengths_is_the_spread_of_the_ratio():
 
 
 def test_a_hopeless_model_has_a_finite_perplexity():
-    assert math.isfinite(likelihood(([[1e6, 1e6]], 2, [1.0, 1.0]))["perplexity"])
+    found = likelihood(([[1e6, 1e6]], 2, [1.0, 1.0]))["perplexity"]
+    nats, tokens = np.array([1e6, 2.0]), np.array([2, 2])
+    scores = Scores(nats, nats, tokens, tokens, True, "md4")
+    with np.errstate(all="raise"):
+        assert math.isfinite(found) and scores.perplexity.tolist() == [found, math.e]
 
 
 def write(directory, resume_step, *rows):

@@ -135,6 +135,16 @@ def test_advantages_by_hand():
     assert (scaled[4:] == 0).all()
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_equal_rewards_have_no_advantage_at_all(normalised):
+    """Also where their mean is another number: that of six times 0.1 is 0.09999999999999999."""
+    for equal in (0.1, 0.7, 1 / 3, 1e9 / 7):
+        for group in (3, 6, 7):
+            rewards = np.array([equal] * group + [1.0, *[0.0] * (group - 1)])
+            found = advantages(rewards, group, normalised)
+            assert (found[:group] == 0.0).all() and (found[group:] != 0.0).all()
+
+
 def test_rewards_are_of_texts_up_to_their_end():
     tokens = np.array([[9, 1, 9, 2, 3], [0, 1, 2, 3, 4], [9, 9, 9, 1, 9]])
     counts = np.array([False, True, True, True, True])

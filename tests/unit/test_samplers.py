@@ -36,7 +36,7 @@ def run(make, process, grid, keys, denoiser=TABLE):
 
 
 @every_grid
-@pytest.mark.parametrize("steps", [1, 3, 1000])
+@pytest.mark.parametrize("steps", [1, 3, 1000, 6433, 6434, 10_000, 100_000])
 def test_a_grid_runs_from_exactly_zero_to_exactly_one(grid, steps):
     t = grid(steps)
     assert t.shape == (steps + 1,) and t.dtype == np.float32
@@ -52,6 +52,14 @@ def test_m13_the_cosine_grid_is_the_cosine_schedule():
     for grid, process in ((t, Masking(3)), (uniform(4), Masking(3, Cosine()))):
         reveal = process.reveal_probability(jnp.asarray(grid[:-1]), jnp.asarray(grid[1:]))
         np.testing.assert_allclose(reveal, expected, rtol=2e-6)
+
+
+def test_fine_cosine_grids_stay_near_the_cosine():
+    """Times below the first that float32 could not tell apart are not moved."""
+    for steps, far in ((1000, 1e-16), (6433, 1e-16), (10_000, 2.0**-23), (100_000, 1e-5)):
+        wanted = np.cos(0.5 * np.pi * (1.0 - np.arange(steps + 1) / steps)).astype(np.float32)
+        away = np.abs(cosine(steps).astype(np.float64) - wanted)
+        assert away.max() <= far and (away[: int(0.99 * steps)] <= 2.0**-24).all()
 
 
 def most_evaluations(step, steps: int) -> int:
