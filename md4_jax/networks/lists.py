@@ -62,7 +62,7 @@ class Lists(Rows):
             "symbols": jnp.full((2, rows, LISTED), size, dtype),
             "counts": jnp.zeros((2, rows, LISTED), jnp.uint8),
             "others": jnp.zeros((2, rows), jnp.uint8),
-            "shares": jnp.full(size, 1 / size),
+            "shares": jnp.full(size, 1 / size, jnp.float32),
             "sequences": jnp.zeros((), jnp.int32),
         }
 

@@ -346,3 +346,10 @@ def test_sets_of_words():
 def test_options_of_a_run_are_kept_by_the_network():
     network = dataclasses.replace(OPTIONS, tables_tokens=77).build()
     assert network.companion == Lists(LARGE, OPTIONS.tables, 77)
+
+
+def test_types_are_the_same_where_jax_has_64_bits():
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: x.dtype, jax.eval_shape(TABLES.init))
+    assert wide == jax.tree.map(lambda x: x.dtype, jax.eval_shape(TABLES.init))
+    assert wide["shares"] == jnp.float32
