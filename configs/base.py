@@ -33,6 +33,7 @@ def get_config() -> ConfigDict:
                 # transition(schedule, timesteps, kernel, beta_start, beta_end, parametrisation) |
                 # insertion(schedule, insertion) | deletion(schedule) | edits(schedule, masks), with
                 # network.gaps, and edits with network.edits too |
+                # resizing(schedule, expand, delete), for objective dreamon |
                 # gaussian_masking(schedule, confusion_start, confusion_end, parametrisation) |
                 # metric_path(power, table, scale, exponent, offset, parametrisation)
                 name="masking",
@@ -66,6 +67,9 @@ def get_config() -> ConfigDict:
                 # with edits: texts of their own lengths
                 # partition, with network.name="partition"
                 # candi(form), with process gaussian_masking
+                # eso(alpha_0, split), and its bound eso_orders(orders), with sample.name="eso" and
+                # network.time_conditioning=False
+                # dreamon(merge, merge_evenly, most_deleted, deletions), with process resizing
                 # classifier, of the label of a noisy sequence: no model of the data
                 name="md4",
             ),
@@ -212,7 +216,7 @@ def get_config() -> ConfigDict:
                     seed=0,
                     objective=dict(name="auto"),
                 ),
-                # N-gram models, to compare with the bound on the same text.
+                # N-gram models of at most 20,000,000 tokens, to compare with the bound.
                 ngrams=dict(
                     name="ngrams",
                     every=0,
@@ -241,7 +245,9 @@ def get_config() -> ConfigDict:
                 # confidence_threshold), with process uniform |
                 # metropolis(proposals, level) | left_to_right, for causal networks |
                 # insert(order), with process insertion | edit, with process deletion |
-                # masked_edit, with process edits
+                # masked_edit, with process edits |
+                # eso(alpha_0, cached), with objective eso | resize(grow, masks, per_step, score,
+                # noise, expansions, delete_rest), with process resizing
                 name="ancestral",
                 num=4,  # sequences to draw, of each template
                 steps=256,  # reverse steps

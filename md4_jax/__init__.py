@@ -22,8 +22,7 @@ def load(
     """Reads a trained model.
 
     source    a run directory, or RUN/checkpoints/STEP, a folder that `Model.save` wrote, a folder
-              with the safetensors of another project (MDLM, SEDD, RADD, BD3-LM, Duo, GIDD, SMDM,
-              LLaDA, Dream, DreamOn, Nemotron, DiffusionGemma, Qwen, Llama, MD4), or a name on the
+              with the safetensors of another project (docs/python.md has them), or a name on the
               Hugging Face hub, hf:USER/NAME or hf:USER/NAME@REVISION. Where a folder holds several
               models, one of its safetensors files, also hf:USER/NAME/FILE.safetensors
     config    changed keys of the config, as on the command line: {"mesh.fsdp": 4}

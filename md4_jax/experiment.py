@@ -31,6 +31,7 @@ class Experiment(NamedTuple):
     steering  `Steering` of samplers/steering.py; None without a reward
     rewarded  the same, for an objective that learns from the reward; samples are then not steered
     guide   `Guide` of samplers/classifier.py; None without a classifier of samples
+    prompted  samples are given prompts of token ids, which the config does not hold
     """
 
     config: dict[str, Any]
@@ -58,6 +59,7 @@ class Experiment(NamedTuple):
     steering: Any = None
     rewarded: Any = None
     guide: Any = None
+    prompted: bool = False
 
 
 def sample_length(experiment: Experiment) -> int:

@@ -47,10 +47,13 @@ def experiment(
     domain: Domain,
     devices: list | None = None,
     workdir: Place | None = None,
+    *,
+    prompted: bool = False,
 ) -> Experiment:
     """Builds and checks everything but the data, for these devices; None: all devices.
 
     workdir: directory of the run, which has its information profile (sample.grid=optimal)
+    prompted: whether samples are given prompts of token ids, which the config does not hold
     """
     made = _sections(config, domain, devices)
     made["sample"], made["guide"] = _guide(config, made["sample"], made["guide"])
@@ -89,6 +92,7 @@ def experiment(
         ends=ends,
         grid=grid,
         evals=evals,
+        prompted=prompted,
     )
     validate(experiment)
     return experiment

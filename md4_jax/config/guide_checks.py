@@ -1,9 +1,10 @@
 """Checks of classifiers, and of samples that one of them guides."""
 
+from md4_jax.config.fit import check_whole
 from md4_jax.evals import EVALUATORS
 from md4_jax.evals.classification import Classification
 from md4_jax.evals.ngrams import NGramModels
-from md4_jax.experiment import Experiment, clean_prompts, sample_block
+from md4_jax.experiment import Experiment, clean_prompts
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.protocols import UserError
 from md4_jax.samplers.ancestral import Ancestral
@@ -49,14 +50,18 @@ def check_guide(experiment: Experiment) -> None:
             f"{said} cannot guide sample.name={name!r}: take ancestral, tweedie, euler, "
             "tau_leaping or, with masks, first_hitting or any_order"
         )
-    shows_prompts = clean_prompts(sections["data"]) and not experiment.process.shows_clean
+    if clean_prompts(sections["data"]) and not experiment.process.shows_clean:
+        raise UserError(
+            f"{said} would see noise where this model was trained on clean prompts "
+            "(data.prompt_key or data.messages_key): leave sample.classifier empty"
+        )
+    check_whole(experiment, said, "sample.classifier empty")
     refused = (
         ("network.gaps", experiment.network.gaps, False, "a classifier reads texts of one length"),
-        ("sample.block", sample_block(experiment), 0, "a classifier reads whole texts"),
+        ("sample.block", options.block, 0, "a classifier reads whole texts"),
         ("sample.stride", options.stride, 0, "a classifier reads whole texts"),
         ("sample.guidance", options.guidance, 1.0, "samples are guided in one way at a time"),
         ("sample.reward.name", _reward(experiment), "none", "samples are guided in one way"),
-        ("data.prompt_key", shows_prompts, False, "it would see noise in place of clean prompts"),
     )
     for key, value, fits, why in refused:
         if value != fits:

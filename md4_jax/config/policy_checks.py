@@ -55,6 +55,11 @@ def check_policy(experiment: Experiment, kept: Mapping[str, Any] | None = None) 
             f"{said} draws texts of its own, in which no document of the data ends: set "
             "data.separate_documents=False"
         )
+    if experiment.sampler_step.needs.hides:
+        raise UserError(
+            f"{said} counts the tokens of texts of one length, and sample.name="
+            f"{experiment.config['sample']['name']!r} changes it: take process.name='masking'"
+        )
     if experiment.network.companion is not None:
         raise UserError(f"{said} is not for network.tables, which do not learn: set it to 0")
 

@@ -21,8 +21,9 @@ def check_sampling(experiment: Experiment) -> None:
     transform, plain = experiment.sampler_step.transform, Transform()
     for key, value in dataclasses.asdict(transform).items():
         if value != getattr(plain, key) and predicts_ratios(experiment.process):
+            asked = experiment.config["sample"].get(key, value)  # entries of the vocabulary as text
             raise UserError(
-                f"sample.{key}={value} needs a distribution over symbols, but with "
+                f"sample.{key}={asked} needs a distribution over symbols, but with "
                 "process.parametrisation='score' the network predicts ratios"
             )
     _check_label(experiment)
@@ -63,17 +64,16 @@ def _check_resizing(experiment: Experiment) -> None:
 
 def _check_growing(experiment: Experiment, kind: str) -> None:
     """Raises UserError for what cannot be done with texts that grow; kind: what they are of."""
-    options = experiment.sample
+    options, place = experiment.sample, "has a place in the text from the start on"
+    block = "sample.block" if options.block else "objective.block"
     for key, value, fits, why in (
-        ("block", sample_block(experiment), 0, "a block has a place in the text from the start on"),
-        ("stride", options.stride, 0, "a window has a place in the text from the start on"),
-        ("guidance", options.guidance, 1.0, "guided samples have texts of one length"),
-        ("judge", options.judge, "", "a judge reads texts of one length"),
+        (block, sample_block(experiment), 0, f"a block {place}"),
+        ("sample.stride", options.stride, 0, f"a window {place}"),
+        ("sample.guidance", options.guidance, 1.0, "guided samples have texts of one length"),
+        ("sample.judge", options.judge, "", "a judge reads texts of one length"),
     ):
         if value != fits:
-            raise UserError(
-                f"sample.{key}={value!r} is not for {kind}: {why}. Leave sample.{key}={fits!r}"
-            )
+            raise UserError(f"{key}={value!r} is not for {kind}: {why}. Leave {key}={fits!r}")
     masks = getattr(experiment.process, "masks", 0)
     own = ("data.length", experiment.data.length)
     for key, length in (own, ("sample.length", sample_length(experiment))):
@@ -183,7 +183,8 @@ def _check_guidance(experiment: Experiment) -> None:
 def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
     """Raises UserError if samples without a label cannot be steered towards a prompt."""
     options, given = experiment.sample, dataclasses.asdict(experiment.prompt)
-    if not any(value for key, value in given.items() if key != "blank"):
+    has_text = any(value for key, value in given.items() if key != "blank")
+    if not (has_text or experiment.prompted):
         raise UserError(
             f"{said} steers samples towards a class or a prompt: set sample.label to one of the "
             "classes of a network with network.classes, or sample.prompt, suffix or template, or "

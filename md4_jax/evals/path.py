@@ -182,6 +182,11 @@ class PathLikelihood:
                     f"{key}: sample.{option}={getattr(step.transform, option)} gives most texts "
                     "probability 0; leave it out"
                 )
+        if excluded := experiment.config["sample"].get("exclude", ""):
+            raise UserError(
+                f"{key}: sample.exclude={excluded!r} gives texts with these entries probability "
+                "0: leave it empty"
+            )
         if step.transform.temperature == 0:
             raise UserError(
                 f"{key}: at sample.temperature=0 all texts but one have probability 0: take a "

@@ -42,27 +42,20 @@ def drawn(
             f"{model.origin} draws texts that change their length, which is done by infill and "
             "sample: a chat, and tokens drawn after a prompt, have as many as are asked for"
         )
-    asked = {"prompt": _stand_in(model), **options, "num": 1, "length": 0}
-    canvas = _Canvas(model, model.sampling(asked))
+    asked = {**options, "num": 1, "length": 0}
+    canvas = _Canvas(model, model.sampling(asked, prompted=True))
     groups: dict[int, list[int]] = {}
     for index, ids in enumerate(prompts):
         groups.setdefault(canvas.length(len(ids) + size), []).append(index)
     stops, found = list(ends(model)), [np.zeros(0, np.int32)] * len(prompts)
     for length, group in sorted(groups.items()):
-        experiment = model.sampling({**asked, "length": length})
+        experiment = model.sampling({**asked, "length": length}, prompted=True)
         for index, row in zip(
             group, canvas.filled(experiment, [prompts[i] for i in group], size), strict=True
         ):
             ended = np.flatnonzero(np.isin(row, stops))
             found[index] = row[: ended[0]] if len(ended) else row
     return found
-
-
-def _stand_in(model: Any) -> str:
-    """Returns a text of one token. Checks of sample.guidance see it for prompts of token ids."""
-    encode, decode = model.domain.encode, model.domain.decode
-    texts = ((number, decode([number])) for number in range(model.domain.vocab_size))
-    return next((text for number, text in texts if text and list(encode(text)) == [number]), "")
 
 
 def answer(model: Any, messages: str | Messages, size: int, options: Mapping[str, Any]) -> str:

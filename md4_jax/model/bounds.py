@@ -3,7 +3,7 @@
 from typing import Any
 
 from md4_jax.config.evaluators import named, tightest
-from md4_jax.config.fit import Component, check_fit
+from md4_jax.config.fit import Component, check_fit, check_order
 from md4_jax.evals.likelihood import main_bound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import UserError
@@ -17,7 +17,9 @@ def chosen(experiment: Experiment, name: str) -> Any:
             return main.objective
         return tightest("score", experiment.objective, experiment.process, experiment.network)
     found = named("objective", {"name": name}, experiment.objective)
-    check_fit(experiment, Component("objective", name, found))
+    component = Component("objective", name, found)
+    check_fit(experiment, component)
+    check_order(experiment, component)
     if not found.is_bound(experiment.process):
         raise UserError(f"objective={name!r} is no bound of -log p for this model")
     return found

@@ -51,6 +51,11 @@ def objective_of(model: Model, name: str) -> Any:
         return model.bound(name)
     if model.experiment.network.causal:
         return Autoregressive()
+    if model.experiment.objective.needs.ordered:
+        raise UserError(
+            f"likelihood={CHAIN_RULE} shows whole texts to the network, which was trained on "
+            "tokens in an order: leave likelihood out, so that it is the bound of eso_orders"
+        )
     if block := _block_of(model):
         raise UserError(
             f"likelihood={CHAIN_RULE} masks all later tokens at once, and the network was trained "
@@ -68,8 +73,9 @@ def guidance_of(model: Model, value: Any) -> float:
         weight = float(value)
     except (TypeError, ValueError) as error:
         raise UserError(f"guidance={value!r} must be a number; 1 is none") from error
+    whole = not (_block_of(model) or model.experiment.objective.needs.ordered)
     masked = isinstance(model.experiment.process, RevealsMasks)
-    if weight != 1.0 and (not masked or _block_of(model)):
+    if weight != 1.0 and not (masked and whole):
         raise UserError(
             f"guidance={value} hides the context behind masks: it needs process.name='masking' "
             "and a network that sees whole texts; leave it at 1"

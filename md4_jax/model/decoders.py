@@ -33,7 +33,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.model import dreamon, rotary
-from md4_jax.model.peer import Peer, agree, from_the_left, in_blocks, needed, of_masks
+from md4_jax.model.peer import Peer, agree, check_built, from_the_left, in_blocks, needed, of_masks
 from md4_jax.networks import published, published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -217,11 +217,7 @@ def _feed_forward(told: Mapping[str, Any], tensors: Tensors, first: str) -> dict
 
 def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     """Raises UserError for a switch of the architecture that is not known here."""
-    for key, value in BUILT.items():
-        if told.get(key, value) not in (value, None):
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
+    check_built(told, tensors, BUILT)
     if told.get("dlm_paradigm", PARADIGMS[0]) not in PARADIGMS:
         raise UserError(
             f"{tensors.folder}: config.json says dlm_paradigm={told['dlm_paradigm']!r}; only "

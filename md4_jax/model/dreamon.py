@@ -21,7 +21,7 @@ def with_expansion(told: Mapping[str, Any], folder: Place) -> Mapping[str, Any]:
     kind = str(told.get("model_type", "")).lower()
     if kind != "dream" or told.get(KEY) is not None:
         return told
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+    if not bpe_files.is_in(folder):
         return told
     found = bpe_files.from_path(str(folder)).token_to_id(ENTRY)
     return told if found is None else {**told, KEY: found}

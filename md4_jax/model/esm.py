@@ -10,7 +10,7 @@ import numpy as np
 
 from md4_jax.config import files
 from md4_jax.data.proteins import ENTRIES, MASK, Proteins
-from md4_jax.model.peer import Peer, agree, needed
+from md4_jax.model.peer import Peer, agree, check_built, needed
 from md4_jax.networks.published_esm import (
     BIAS,
     FINAL,
@@ -54,7 +54,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "network": _network(told, tensors),
         "process": {"name": "masking", "schedule": {"name": "linear"}},
         "objective": {"name": "md4"},
-        "sample": {"name": "reparameterized", "grid": "uniform", "exclude": NEVER},
+        "sample": {"name": "reparameterized", "exclude": NEVER},
         "data": {"windows": "documents"},
     }
     length = min(LENGTH, told.get("max_position_embeddings", LENGTH + 4) - 4)
@@ -84,11 +84,7 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
             f"{told.get('position_embedding_type', 'absolute')!r}; only 'rotary', that of ESM-2, "
             "is known"
         )
-    for key, value in BUILT.items():
-        if told.get(key, value) != value:
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
+    check_built(told, tensors, BUILT)
     for name in (TABLE, BIAS, "lm_head.dense.weight"):
         if name not in tensors:
             raise UserError(

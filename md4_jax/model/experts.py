@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import UNKNOWN, Peer, agree, in_blocks, needed, of_masks
+from md4_jax.model.peer import UNKNOWN, Peer, agree, check_built, in_blocks, needed, of_masks
 from md4_jax.networks import published_experts
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -32,7 +32,7 @@ LLADA2 = {"norm_topk_prob": True, "score_function": "sigmoid"}
 
 def llada_moe(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
-    _check(told, tensors, BUILT | LLADA_MOE)
+    check_built(told, tensors, BUILT | LLADA_MOE)
     network = _network(told, tensors, "self_attn.q_proj", "self_attn.q_norm", "shared_expert")
     agree(told, tensors, expert_intermediate_size=network["expert_hidden"])
     return _peer(told, tensors, network, published_experts.from_lladamoe)
@@ -40,7 +40,7 @@ def llada_moe(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
 def llada2(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """The same; blocks are of 32 tokens, unless a model that was exported here says otherwise."""
-    _check(told, tensors, BUILT | LLADA2)
+    check_built(told, tensors, BUILT | LLADA2)
     bias = "model.layers.0.attention.dense.bias"
     if bias in tensors:
         raise UserError(f"{tensors.folder} has biases {bias!r}, which are not known")
@@ -123,15 +123,6 @@ def _table(tensors: Tensors) -> str:
     if not found:
         raise UserError(f"{tensors.folder} has no array {' or '.join(names)}")
     return found[0]
-
-
-def _check(told: Mapping[str, Any], tensors: Tensors, built: Mapping[str, Any]) -> None:
-    """Raises UserError for a switch of the architecture that is not known here."""
-    for key, value in built.items():
-        if told.get(key, value) not in (value, None):
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
 
 
 # Values of model_type, and what is left of the names of the classes.

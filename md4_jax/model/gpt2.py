@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import Peer, agree, from_the_left, in_blocks, needed, of_masks
+from md4_jax.model.peer import Peer, agree, check_built, from_the_left, in_blocks, needed, of_masks
 from md4_jax.networks.published_gpt2 import DIFFUSION, HEAD, from_gpt2, prefix_of, tables_of
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -96,11 +96,7 @@ def _network(told: Mapping[str, Any], tensors: Tensors, prefix: str) -> dict[str
 
 def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     """Raises UserError for a switch of the architecture that is not known here."""
-    for key, value in BUILT.items():
-        if told.get(key, value) != value:
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
+    check_built(told, tensors, BUILT)
     activation = told.get("activation_function", GELU[0])
     if activation not in GELU:
         raise UserError(

@@ -61,6 +61,11 @@ class Harness(LM):
         size = int(batch_size) if str(batch_size).isdecimal() else 16
         others = {key: value for key, value in others.items() if key not in NOT_OURS}
         self._greedy, self._most = greedy, int(others.pop("max_gen_toks", 64))
+        if greedy and self.model.experiment.objective.needs.ordered:
+            raise UserError(
+                "greedy choices are of a network that sees whole texts, and this one was trained "
+                "on tokens in an order: give greedy=False"
+            )
         self._guidance = continuations.guidance_of(self.model, others.get("guidance", 1.0))
         if "sampler" in others:
             others["name"] = others.pop("sampler")

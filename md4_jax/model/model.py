@@ -155,7 +155,8 @@ class Model(pickling.Unpickled):
         pieces = text.split(blank)
         given = sum(len(self.domain.encode(piece)) for piece in pieces if piece)
         length = given + len(pieces) - 1
-        step = self.sampling(options | ({"name": sampler} if sampler else {})).sampler_step
+        asked = options | ({"name": sampler} if sampler else {})
+        step = self.sampling(asked, prompted=True).sampler_step
         if step.needs.hides:  # on a canvas of one of few lengths
             options = {"length": bucket(length + step.grow, self.length), **options}
         elif self.experiment.network.marked:
@@ -231,10 +232,9 @@ class Model(pickling.Unpickled):
         """
         text = prompt if isinstance(prompt, str) else ""
         asked = {"prompt": text, **options} | ({"name": sampler} if sampler else {})
-        experiment = self.sampling(asked | {"num": 1, "trace": True})
-        given = prompt
-        if isinstance(prompt, str):
-            (given,) = prompts_of(experiment)
+        prompted = not isinstance(prompt, str)
+        experiment = self.sampling(asked | {"num": 1, "trace": True}, prompted=prompted)
+        given = prompt if prompted else prompts_of(experiment)[0]
         return watched(experiment, self.params, given, self.programs)
 
     def logits(
@@ -281,8 +281,8 @@ class Model(pickling.Unpickled):
         """Raises UserError if the model is not one of text, or `text` is something else."""
         inputs.check_text(self.domain, method, text)
 
-    def sampling(self, asked: Mapping[str, Any]) -> Experiment:
-        """Returns the experiment with other keys in the section `sample`."""
+    def sampling(self, asked: Mapping[str, Any], *, prompted: bool = False) -> Experiment:
+        """Returns the experiment with other keys in `sample`; prompted: prompts come as ids."""
         check_draws(self.experiment)
         config = copy.deepcopy(self.config)
         config["sample"] |= inputs.prompts_and_reward(asked)
@@ -291,7 +291,7 @@ class Model(pickling.Unpickled):
         schema.check_keys(config)
         # The same network object, so that compiled programs are found again.
         devices = list(self.experiment.mesh.devices.flat)
-        made = build.experiment(config, self.domain, devices, place(self.origin))
+        made = build.experiment(config, self.domain, devices, place(self.origin), prompted=prompted)
         own = {"network": self.experiment.network, "mesh": self.experiment.mesh}
         return inputs.opened(made._replace(**own), self.programs)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import Peer, agree, needed, of_masks
+from md4_jax.model.peer import Peer, agree, check_built, needed, of_masks
 from md4_jax.networks.published_modernbert import BIAS, HEAD, TABLE, from_modernbert
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -25,11 +25,7 @@ LENGTH = 1024
 
 def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
     """Reads config.json and the shapes of the arrays; UserError for what is not known here."""
-    for key, value in BUILT.items():
-        if told.get(key, value) != value:
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
+    check_built(told, tensors, BUILT)
     for name in (TABLE, BIAS, "head.dense.weight"):
         if name not in tensors:
             raise UserError(

@@ -134,6 +134,18 @@ def lacks(tensors: Tensors, key: str) -> UserError:
     )
 
 
+def check_built(told: Mapping[str, Any], tensors: Tensors, built: Mapping[str, Any]) -> None:
+    """Raises UserError if config.json switches on what a network here does not have.
+
+    built: keys and the only values that they may have, if they are there
+    """
+    for key, value in built.items():
+        if told.get(key, value) not in (value, None):
+            raise UserError(
+                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
+            )
+
+
 def agree(told: Mapping[str, Any], tensors: Tensors, **found: int) -> None:
     """Raises UserError if config.json says another size than the arrays have."""
     for key, size in found.items():

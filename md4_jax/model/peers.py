@@ -9,7 +9,7 @@ from typing import Any
 from md4_jax.config import files
 from md4_jax.data import bpe_files
 from md4_jax.model import decoders, dits, esm, experts, gemma, gpt2, modernbert, smdm
-from md4_jax.model.peer import UNKNOWN, Peer, agree, needed
+from md4_jax.model.peer import UNKNOWN, Peer, agree, check_built, needed
 from md4_jax.networks import NETWORKS, published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
 from md4_jax.protocols import UserError
@@ -100,11 +100,7 @@ def _llada(told: Mapping[str, Any], tensors: Tensors) -> Peer:
         "scale_logits": False, "include_bias": False, "include_qkv_bias": False,
         "clip_qkv": None,
     }  # fmt: skip
-    for key, value in built.items():
-        if told.get(key, value) not in (value, None):
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
+    check_built(told, tensors, built)
     trunk = "model.transformer."
     rows, size = tensors.shape(f"{trunk}wte.weight")
     network = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from md4_jax.config import files
-from md4_jax.model.peer import Peer, agree, from_the_left
+from md4_jax.model.peer import Peer, agree, check_built, from_the_left
 from md4_jax.networks.published_smdm import FUSED, HEAD, TABLE, TRUNK, from_smdm
 from md4_jax.protocols import UserError
 from md4_jax.runtime.tensors import Tensors
@@ -35,11 +35,7 @@ def peer(told: Mapping[str, Any], tensors: Tensors) -> Peer:
 
     A model with one vector more than outputs is one of masks: the last is that of the mask.
     """
-    for key, value in BUILT.items():
-        if told.get(key, value) != value:
-            raise UserError(
-                f"{tensors.folder}: config.json says {key}={told[key]!r}; only {value!r} is known"
-            )
+    check_built(told, tensors, BUILT)
     network, (symbols, _) = _network(told, tensors), tensors.shape(HEAD)
     sections = {
         "network": network,

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.experiment import Experiment, has_rows, sample_length, sample_window
@@ -84,19 +82,10 @@ def sample_prompts(experiment: Experiment, rows: int) -> list[Prompt]:
     return found
 
 
-def _whole(numbers: Any) -> Any:
-    """Returns numbers, or their shape, as whole ones."""
-    if isinstance(numbers, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(numbers.shape, jnp.int32, sharding=numbers.sharding)
-    return numbers.astype(jnp.int32)
-
-
 def completed(objective: Objective, batch: Batch, rewards: Any) -> Batch:
     """Returns the batch with what else the objective learns from; rewards [B] are any numbers."""
     if objective.needs.preferences:
         batch = batch._replace(rejected=batch.tokens)
-    if objective.needs.classifies:
-        batch = batch._replace(context={**batch.context, "label": _whole(rewards)})
     if objective.needs.rewards:
         batch = batch._replace(reward=rewards, advantage=rewards)
     return batch

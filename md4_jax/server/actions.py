@@ -33,13 +33,25 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def _offered(model: Any) -> list[str]:
+    """Returns the samplers that fit; UserError for a model with which the page can do nothing."""
+    if model.experiment.network.classifies:
+        raise UserError(f"{model.origin} is a classifier, which draws no samples")
+    if model.experiment.sampler_step.needs.hides:
+        raise UserError(
+            f"{model.origin} draws texts that change their length, for which the page has no "
+            "place: use Model.infill or Model.watch"
+        )
+    return model.samplers()
+
+
 class Playground:
     """A model and what the page may ask of it."""
 
     def __init__(self, model: Any, name: str):
         self._model, self._name, self._domain = model, name, model.domain
         self._pictures = has_pictures(model.domain)
-        self._samplers = model.samplers()
+        self._samplers = _offered(model)
         own = model.experiment.process.timesteps  # a process in discrete time has no other steps
         self._steps, self._grids = (STEPS, GRIDS) if own is None else ((own,), ("uniform",))
         self._block = getattr(model.experiment.objective, "block", 0)

@@ -607,3 +607,7 @@ def test_random_tokens_have_no_entries_to_exclude():
     assert built.sampler_step.transform == Transform()
     named_ones = build.experiment(config, TextDomain(Proteins(), 1022))
     assert named_ones.sampler_step.transform.exclude == (0, 1, 2, 24)
+    config["evals"] = {"path": {"name": "path"}}
+    config["sample"] = {"name": "any_order", "exclude": "X"}
+    with pytest.raises(UserError, match="evals.path: sample.exclude='X' gives texts with these"):
+        build.experiment(config, TextDomain(Proteins(), 1022))

@@ -14,7 +14,7 @@ from md4_jax.data import chat
 from md4_jax.data.chat import Chat
 from md4_jax.evals import samples
 from md4_jax.model import answers, importing
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Prompt, UserError
 from md4_jax.runtime.paths import Place
 
 needs_jinja = pytest.mark.skipif(
@@ -249,6 +249,8 @@ def test_an_answer_may_be_guided_by_its_prompt(model):
     plain = answers.drawn(model, [ids], 4, GREEDY)[0].tolist()
     assert plain != found.tolist()
     assert model.chat("hi", 4, steps=2, guidance=2.0) is not None
+    assert model.infill("a_c", steps=2, guidance=2.0).tokens.shape == (1, 3)
+    next(model.watch(Prompt(np.array([0, 1, 0]), np.array([1, 1, 0]) > 0), guidance=2.0, length=3))
 
 
 @needs_jinja

@@ -19,6 +19,7 @@ import md4_jax
 from configs import networks
 from md4_jax.config import build, schema
 from md4_jax.evals.path import Path
+from md4_jax.model import continuations
 from md4_jax.networks import published
 from md4_jax.networks.transformer import Transformer
 from md4_jax.objectives.eso import Eso, EsoOrders
@@ -257,6 +258,15 @@ def test_a_published_folder_is_read_and_written(tmp_path):
     assert model.experiment.sampler_step == eso.Eso(0.25)
     with pytest.raises(UserError, match="reads tokens in an order of their own, and a whole text"):
         model.logits([0] * 16)
+    with pytest.raises(UserError, match="objective.name='any_order' shows the network whole texts"):
+        model.score("ab", objective="any_order")
+    with pytest.raises(UserError, match="trained on tokens in an order: leave likelihood out"):
+        continuations.objective_of(model, "chain_rule")
+    with pytest.raises(UserError, match="guidance=2 hides the context behind masks"):
+        continuations.guidance_of(model, 2)
+    other = md4_jax.load(peer_folder(tmp_path, "mdlm"))
+    with pytest.raises(UserError, match="shows the network tokens in an order"):
+        other.score("ab", objective="eso_orders")
     saved = model.save(tmp_path / "saved")
     (saved / "layout.json").unlink()
     changed = md4_jax.load(saved, {"objective.alpha_0": 0.5})

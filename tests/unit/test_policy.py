@@ -327,6 +327,17 @@ def test_other_objectives_learn_from_the_data_as_they_are(made):
         ({"objective__draws": "0"}, "objective.draws must be at least 1, not 0"),
         ({"network__tables": "2000"}, "is not for network.tables, which do not learn"),
         (
+            {
+                "process__name": "resizing",
+                "process__expand": "1",
+                "process__delete": "2",
+                "sample__name": "resize",
+                "sample__stop": "",
+                "network__time_conditioning": "False",
+            },
+            "counts the tokens of texts of one length, and sample.name='resize' changes it",
+        ),
+        (
             {"objective__name": "any_order"},
             "sample.reward.name='answer' compares with the answers of the data",
         ),

@@ -308,6 +308,10 @@ def test_chats_are_refused(model):
 
     with pytest.raises(UserError, match="which is done by infill"):
         answers.drawn(model, [np.array([1])], 2, {})
+    from md4_jax.server.actions import Playground
+
+    with pytest.raises(UserError, match="for which the page has no place"):
+        Playground(model, "texts")
 
 
 @pytest.mark.parametrize(
