@@ -1,7 +1,6 @@
 """Every process with every schedule, and the steps at both ends of time."""
 
 import dataclasses
-from functools import partial
 
 import exact
 import pytest
@@ -16,9 +15,9 @@ ALL = {name: make() for name, make in SCHEDULES.items()} | {
     "polynomial, steep": Polynomial(20.0),
     "geometric, long": Geometric(1e-3, 200.0),
 }
-# Every sampler beside the name of a process that it goes with; a cache of eso is a network's.
+# Every sampler beside the name of a process that it goes with.
 PAIRS = {
-    f"{name}; {of}": (make if not make().needs.ordered else partial(make, cached=False), of)
+    f"{name}; {of}": (make, of)
     for of, process in exact.PROCESS_CASES.items()
     for name, make in SAMPLERS.items()
     if exact.fits(make(), process(3))

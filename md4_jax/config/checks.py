@@ -73,10 +73,14 @@ def _check_documents(experiment: Experiment) -> None:
             "data.separate_documents=True needs a tokenizer with an end-of-text token; "
             f"{experiment.config['tokenizer']['name']!r} has none"
         )
-    grows, resizes = experiment.network.gaps, experiment.objective.needs.hides
-    if experiment.data.separate_documents and (grows or resizes):
-        name = experiment.config["objective"]["name"]
-        said = "network.gaps=True" if grows else f"objective.name={name!r}"
+    names = {key: experiment.config[key]["name"] for key in ("objective", "network")}
+    alone = {
+        "network.gaps=True": experiment.network.gaps,
+        f"objective.name={names['objective']!r}": experiment.objective.needs.hides,
+        f"network.name={names['network']!r}": experiment.network.marked,
+    }
+    said = next((key for key, is_so in alone.items() if is_so), "")
+    if experiment.data.separate_documents and said:
         raise UserError(
             f"data.separate_documents=True packs documents, and with {said} each is a "
             "text of its own: set data.windows='documents' and data.separate_documents=False"

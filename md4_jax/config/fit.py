@@ -186,7 +186,7 @@ def check_process(process: Any, name: str, part: Component) -> None:
     """Raises UserError if an objective or the sampler does not fit the process of that name."""
     needs, said = part.value.needs, f"{part.key}.name={part.name!r}"
     if not isinstance(process, needs.processes):
-        fits = " or ".join(map(repr, _satisfying(needs.processes)))
+        fits = " or ".join(map(repr, _satisfying(part)))
         raise UserError(f"{said} needs process.name={fits}, not {name!r}")
     allowed = needs.parametrisations
     # Some processes have no parametrisation.
@@ -196,7 +196,17 @@ def check_process(process: Any, name: str, part: Component) -> None:
         raise UserError(f"{said} needs process.parametrisation={fits}, not {own!r}: {needs.why}")
 
 
-def _satisfying(protocols: tuple[type, ...]) -> list[str]:
-    """Returns the names of registered processes that satisfy one of these protocols."""
+def _satisfying(part: Component) -> list[str]:
+    """Returns the names of registered processes that an objective or a sampler can take.
+
+    What resizes texts of masks is sampled by its own sampler alone.
+    """
+    needs = part.value.needs
+    samples = part.key == "sample" and not needs.hides
     made = {name: make(vocab_size=2) for name, make in REGISTRIES["process"].items()}
-    return [name for name, process in made.items() if isinstance(process, protocols)]
+    return [
+        name
+        for name, process in made.items()
+        if isinstance(process, needs.processes)
+        if not (samples and isinstance(process, ResizesMasks))
+    ]

@@ -13,6 +13,7 @@ from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.objectives.head import at_positions
 from md4_jax.objectives.token_nats import token_nats
+from md4_jax.processes.order import numbered
 from md4_jax.protocols import Array, Batch, Denoiser, Network, Params, UserError
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealsByLogits
@@ -102,7 +103,7 @@ class Path:
         """Follows a schedule that is drawn without the network."""
         grid, length = np.asarray(self.grid, np.float32), chain.z.shape[1]
         schedule = reveal.schedule_of(self.step, process, chain, grid, keys)
-        rounds = _numbered(jnp.where(batch.loss_mask, schedule.round, NEVER))
+        rounds = numbered(jnp.where(batch.loss_mask, schedule.round, NEVER))
         most = reveal.capacity_of(self.step, process, grid, length)
         if schedule.rank is not None:
             denoiser = reading(denoiser, schedule.rank)
@@ -130,15 +131,6 @@ class Path:
         rows = (batch.tokens,)
         found = at_positions(denoiser, h_BxLxD, here, reduce=nats, rows=rows, capacities=capacities)
         return jnp.sum(found, axis=1)
-
-
-def _numbered(rounds: Array) -> Array:
-    """Numbers the rounds of each sequence from 0 on, without gaps: int32 [B, L]."""
-    order = jnp.argsort(rounds, axis=1, stable=True)
-    ascending = jnp.take_along_axis(rounds, order, axis=1)
-    first = jnp.pad(ascending[:, 1:] != ascending[:, :-1], ((0, 0), (1, 0)))
-    number = jnp.cumsum(first, axis=1, dtype=jnp.int32)
-    return jnp.take_along_axis(number, jnp.argsort(order, axis=1), axis=1)
 
 
 @dataclasses.dataclass(frozen=True)

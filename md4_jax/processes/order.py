@@ -29,3 +29,12 @@ def ranks(draws: Array, given: Array, first: Array, *, alpha_0: float, sorted_re
     value = jnp.where(given, of_given - 2.0, jnp.where(first, draws, rest))
     order = jnp.argsort(value, axis=1, stable=True)
     return jnp.argsort(order, axis=1).astype(jnp.int32)
+
+
+def numbered(rounds: Array) -> Array:
+    """Numbers the rounds of each sequence from 0 on, without gaps: int32 [B, L]."""
+    order = jnp.argsort(rounds, axis=1, stable=True)
+    ascending = jnp.take_along_axis(rounds, order, axis=1)
+    first = jnp.pad(ascending[:, 1:] != ascending[:, :-1], ((0, 0), (1, 0)))
+    number = jnp.cumsum(first, axis=1, dtype=jnp.int32)
+    return jnp.take_along_axis(number, jnp.argsort(order, axis=1), axis=1)

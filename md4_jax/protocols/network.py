@@ -114,6 +114,7 @@ class Ordered(NamedTuple):
     predictions  (x, t, rank, round [B, L]) -> h [B, L, D]: each position as a mask, that sees the
                  tokens of x of earlier rounds, and the masks of its own round before it
     empty_cache  (rows, length) -> a key-value cache of texts of that length
+                 (this and `append`: None without a cache)
     append       (z [B, P], t, place [B, P], rank [B, P], keep [B, P], cache) -> (h [B, P, D],
                  cache): symbols at these places see what the cache holds, themselves and those of
                  z before them. The cache then also holds those to keep
@@ -121,8 +122,8 @@ class Ordered(NamedTuple):
 
     features: Callable[[Array, Array, Array, Array | None], Array]
     predictions: Callable[[Array, Array, Array, Array], Array]
-    empty_cache: Callable[[int, int], Any]
-    append: Callable[..., tuple[Array, Any]]
+    empty_cache: Callable[[int, int], Any] | None
+    append: Callable[..., tuple[Array, Any]] | None
 
     def told(self, signal: Callable[[Array], Array]) -> "Ordered":
         """Returns the same functions, in which the network gets signal(t) in place of t."""

@@ -18,6 +18,7 @@ from md4_jax.samplers.guidance import with_clean_prompt
 from md4_jax.samplers.loop import Course, Frames, continued, put_prompt, start
 from md4_jax.samplers.paths import Parts
 from md4_jax.samplers.stops import Stop
+from md4_jax.samplers.transforms import Transform
 
 # In a path of noise without a mask, the symbol of blocks that are not begun.
 UNSEEN = -1
@@ -156,7 +157,7 @@ class Blocks:
         cache = self._before(denoiser.blocks, text.z, text.b, text.cache)
         chain = start(process, step, self.part(prompt, text), keys)
         if self.next_token:
-            chain = _with_next(denoiser, process, chain, cache)
+            chain = _with_next(denoiser, process, step.transform, chain, cache)
         return text._replace(cache=cache), chain
 
     def within(self, denoiser: Denoiser, process: Any, text: Text, prompt: Prompt) -> Denoiser:
@@ -247,11 +248,13 @@ def _unless_given(
     return jax.lax.cond(jnp.all(chain.prompt_mask), keep, draw, chain)
 
 
-def _with_next(denoiser: Denoiser, process: Any, chain: Chain, cache: Any) -> Chain:
+def _with_next(
+    denoiser: Denoiser, process: Any, transform: Transform, chain: Chain, cache: Any
+) -> Chain:
     """Puts the likeliest token into the first position of a block, if that is a mask."""
     h, follows = denoiser.blocks.following(cache)
     logits = denoiser.unembed(h)
-    token = jnp.argmax(logits, axis=-1).astype(chain.z.dtype)
+    token = jnp.argmax(transform(logits), axis=-1).astype(chain.z.dtype)
     put = follows & process.is_noise(chain.z[:, 0])
     sure = jnp.where(put, probability(logits, token), chain.confidence[:, 0])
     return chain._replace(

@@ -10,7 +10,7 @@ import numpy as np
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import uniforms
-from md4_jax.processes.order import check_clean_share, ranks
+from md4_jax.processes.order import check_clean_share, numbered, ranks
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
@@ -75,11 +75,11 @@ class Eso:
             draws, jnp.logical_not(masks), first,
             alpha_0=self.alpha_0, sorted_rest=jnp.ones((len(draws), 1), bool),
         )  # fmt: skip
-        found = _rounds(draws, rank, levels, alpha_0=self.alpha_0)
         reached = masks & (end | (draws < self.alpha_0 * levels[-1]))
-        return RevealSchedule(
-            jnp.where(reached, _dense(found, reached), NEVER), jnp.zeros_like(draws), rank
-        )
+        found = _rounds(draws, rank, levels, alpha_0=self.alpha_0)
+        found = numbered(jnp.where(reached, found, NEVER))
+        rounds = jnp.where(reached, found, NEVER)
+        return RevealSchedule(rounds, jnp.zeros_like(draws), rank)
 
     def diffused_share(self, process: RevealsMasks, s: Array, t: Array) -> Array:
         """P(a mask of diffusion's is revealed in the step to s), of all masks at t."""
@@ -103,15 +103,6 @@ def _rounds(draws: Array, rank: Array, levels: Array, *, alpha_0: float) -> Arra
     count = len(levels) - 1
     step = jnp.searchsorted(alpha_0 * levels[1:-1], draws, side="right").astype(jnp.int32)
     return jnp.where(draws < alpha_0, step, count + rank)
-
-
-def _dense(found: Array, reached: Array) -> Array:
-    """Numbers the rounds of each sequence that reveal something 0, 1, ...: int32 [B, L]."""
-    order = jnp.argsort(jnp.where(reached, found, NEVER), axis=1, stable=True)
-    ascending = jnp.take_along_axis(found, order, axis=1)
-    new = jnp.pad(ascending[:, 1:] != ascending[:, :-1], ((0, 0), (1, 0)))
-    number = jnp.cumsum(new, axis=1, dtype=jnp.int32)
-    return jnp.take_along_axis(number, jnp.argsort(order, axis=1), axis=1)
 
 
 class Reading(NamedTuple):

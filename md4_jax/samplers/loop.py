@@ -185,7 +185,7 @@ def _by_schedule(
     count, length = len(grid) - 1, chain.z.shape[1]
     schedule = reveal.schedule_of(step, process, chain, grid, fold_keys(keys, count))
     own = fold_keys(keys, count + 2)
-    if isinstance(step, Eso) and step.cached:
+    if isinstance(step, Eso) and step.cached and denoiser.ordered.append is not None:
         after = run_cached(denoiser, step, process, chain, schedule, keys=own, grid=grid)
     else:
         most = reveal.capacity_of(step, process, grid, length)

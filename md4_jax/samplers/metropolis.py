@@ -50,7 +50,7 @@ class Metropolis:
             plain = getattr(Transform(), key)
             if value != plain:
                 raise UserError(
-                    f"sample.{key} must be {plain} with sample.name='metropolis', which draws no "
+                    f"sample.{key} must be {plain!r} with sample.name='metropolis', which draws no "
                     f"token from a distribution, not {value}"
                 )
 
