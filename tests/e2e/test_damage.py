@@ -354,6 +354,7 @@ def test_steps_that_are_skipped_are_counted(poisoned, run, tiny, tmp_path, rows,
     assert all(np.isfinite(value).all() for value in final.values())
 
 
+@pytest.mark.campaign
 def test_too_many_in_a_row_stop_the_run(poisoned, run, tiny, tmp_path, arrays, rows, monkeypatch):
     poisoned(first=17, count=1000)
     workdir = tmp_path / "run"

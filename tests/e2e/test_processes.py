@@ -125,6 +125,7 @@ def test_samples_and_the_whole_split(name, runs):
     assert found["nats_per_token_se"] == pytest.approx(expected["nats_per_token_se"], rel=1e-3)
 
 
+@pytest.mark.campaign
 def test_the_bench_times_one_batch_together(together, tiny, tmp_path):
     """Each process makes its rows of it, and all call a program equally often."""
     words = ("--mode", "bench", "--config", tiny, "--workdir", tmp_path / "run")
@@ -155,6 +156,7 @@ def test_steered_samples(runs, together):
     assert found[0] == found[1] and len(rewards) == 5 and max(rewards) > 0
 
 
+@pytest.mark.campaign
 def test_a_policy_learns_from_a_judge(together, tiny, tmp_path, rows):
     """The judge computes on the devices of both processes, each of which draws half the texts."""
     judge = peer_folder(tmp_path, "gpt2")

@@ -139,7 +139,7 @@ def test_the_package_is_a_program(start):
     assert err.startswith("error: there is no --config and no run in --workdir /nowhere")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_network_that_reads_parameters_otherwise_does_not_begin_with_them(
     trained, run, tiny, refused, tmp_path
 ):

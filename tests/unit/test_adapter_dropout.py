@@ -100,7 +100,7 @@ def test_without_effect_of_the_adapters_nothing_changes():
 
 
 @pytest.mark.parametrize("scan", [True, False])
-@pytest.mark.cases(1)
+@pytest.mark.campaign
 def test_the_positions_that_are_asked_for_change_no_draw(scan):
     network, _, params = built(scan_blocks=scan)
     index = jnp.asarray([[5, 0], [2, 3], [1, 1]])
@@ -112,6 +112,7 @@ def test_the_positions_that_are_asked_for_change_no_draw(scan):
     assert np.abs(alone(KEYS[:1])[0] - all_of_them[1]).max() > 0.1
 
 
+@pytest.mark.campaign
 def test_block_diffusion_drops_too():
     network, plain, params = built(time_conditioning=False)
     times, clean = jnp.zeros((3, 3)), jnp.zeros_like(Z)

@@ -98,6 +98,7 @@ def test_no_false_alarm(name):
     assert found.results[0].enumerated is not own
 
 
+@pytest.mark.campaign
 def test_a_training_loss_that_says_so_passes():
     short = Masking(3, Clipped(Linear(), 0.2))
     found = audit(MD4(), short, problems=((3, 2),), steps=5)

@@ -25,6 +25,7 @@ def models(tmp_path_factory):
     return {name: md4_jax.load(peer_folder(directory, name)) for name in NAMES}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
     model, told = models[name], answers(name)
@@ -37,7 +38,7 @@ def test_the_logits_of_blocks_are_those_of_their_own_code(name, models):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_bound_is_made_of_their_logits(name, models):
     """A block with k masks weighs 4 / k."""
     model, told = models[name], answers(name)
@@ -65,7 +66,7 @@ def test_the_bound_is_made_of_their_logits(name, models):
         ("dynamic", dict(steps=4, rule="threshold", limit=0.12)),
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_tokens_that_sdar_s_sampler_draws(way, options, models):
     """Six tokens are given, of which two are in a block that goes on; 14 are drawn."""
     told = answers("sdar")
@@ -98,7 +99,7 @@ def test_a_llama_of_stable_diffcoder_s_class_is_block_diffusion(diffcoder, tmp_p
 
 
 @pytest.mark.parametrize("number", range(4))
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_tokens_that_stable_diffcoder_s_sampler_draws(number, diffcoder):
     """After prompts that end with a block or within one, with and without a threshold."""
     told = answers("stable_diffcoder")["samples"][number]
@@ -121,7 +122,7 @@ def test_the_tokens_that_fast_dllm_v2_draws_one_by_one(models):
 
 
 @pytest.mark.parametrize("number", range(6))
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 def test_the_tokens_that_fast_dllm_v2_s_sampler_draws(number, models):
     """In parts of a block, the surest first, after a first token that costs no evaluation."""
     told = answers("fast_dllm_v2_samples")[number]
@@ -209,7 +210,7 @@ def test_a_text_has_whole_blocks(tmp_path):
         ("llama", True, "a2d-llama", "block_size"),
     ],
 )
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_a_causal_model_leaves_as_block_diffusion(name, shifted, kind, key, tmp_path):
     changes = ADAPTED | {"network.shifted": shifted, "objective.block": 8}
     model = md4_jax.load(peer_folder(tmp_path, name), config=changes)
@@ -251,6 +252,7 @@ def test_a_stable_diffcoder_of_other_blocks_leaves_as_one(tmp_path):
     assert md4_jax.load(folder).config["objective"] == {"name": "block", "block": 8}
 
 
+@pytest.mark.campaign
 def test_an_entry_that_was_chosen_for_the_mask_stays_it(tmp_path):
     changes = ADAPTED | {"tokenizer.mask": 122}
     model = md4_jax.load(peer_folder(tmp_path, "qwen2"), config=changes)

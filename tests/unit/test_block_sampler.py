@@ -145,6 +145,7 @@ def exact_entropy(tokens: np.ndarray) -> float:
     return float(-np.sum(share * np.log(share)))
 
 
+@pytest.mark.campaign
 def test_the_trace_of_blocks_that_begin_after_prompts():
     """Prompts of 0, 2 and 4 tokens stay in all frames, and the last ones are the samples."""
     given = np.arange(12) < np.array([[0], [2], [4]])

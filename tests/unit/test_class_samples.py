@@ -144,6 +144,7 @@ def test_a_class_is_drawn_by_the_number_of_the_sample_and_the_seed():
     assert (context_of(SampleOptions(label=2), 6, 3)["label"] == 2).all()
 
 
+@pytest.mark.campaign
 def test_a_network_that_knows_no_text_without_a_class_draws_one():
     """Each sample is that of its class; scores need one."""
     model = of_text({"label_dropout": 0.0})

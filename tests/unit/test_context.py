@@ -21,12 +21,21 @@ WORK = {"odd length": 0.25, "blocks": 0.2, "blocks, layers one by one": 0.2, "ca
 ROUNDED = {"bfloat16 products": 0.05}
 
 
+def cases(*names):
+    """Cases as parameters of a test."""
+    marks = {True: pytest.mark.campaign, False: pytest.mark.slow}
+    return [pytest.param(name, marks=marks[name in contexts.IN_CAMPAIGNS]) for name in names]
+
+
 @pytest.fixture(scope="module")
-def found():
+def found(request):
+    """What the cases of this run of the tests have."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = {item.callspec.params["case"] for item in here if "found" in item.fixturenames}
     flag = "--xla_force_host_platform_device_count=8"
     paths = os.pathsep.join([str(HERE), os.getcwd()])
     done = subprocess.run(
-        [sys.executable, HERE / "contexts.py"],
+        [sys.executable, HERE / "contexts.py", *names],
         env=os.environ | {"XLA_FLAGS": flag, "PYTHONPATH": paths},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -34,14 +43,12 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*contexts.CASES, *contexts.KERNEL, *contexts.SAMPLES])
+@pytest.mark.parametrize("case", cases(*contexts.CASES, *contexts.KERNEL, *contexts.SAMPLES))
 def test_outputs_and_gradients_are_those_of_one_device(case, found):
     assert found[case]["difference"] < ROUNDED.get(case, 1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", contexts.CASES)
+@pytest.mark.parametrize("case", cases(*contexts.CASES))
 def test_each_of_eight_devices_has_an_eighth_of_the_work(case, found):
     assert found[case]["work"] < WORK.get(case, 0.145)
 

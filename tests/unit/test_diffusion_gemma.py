@@ -142,6 +142,7 @@ class Recording(CrossEntropy):
         return super().loss_at(denoiser, process, batch, z, t, weight)
 
 
+@pytest.mark.campaign
 def test_a_prediction_is_read_with_the_probability_that_is_asked_for(denoiser):
     text, noisy = theirs("text", "noisy")
     batch, t = batch_of(text), jnp.full((2, 4), 0.5)
@@ -307,6 +308,7 @@ def test_a_text_begins_anywhere_and_blocks_where_the_prompt_ends(model):
 LEARNT = {"objective.self_conditioning": 0.5, "objective.left_to_right": 1.0}
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("more", [{}, pytest.param(LEARNT, marks=pytest.mark.campaign)])
 def test_a_run_goes_on_with_it(more, folder, tmp_path):
     """Its adapters alone are trained."""

@@ -98,6 +98,7 @@ def test_a_layer_is_the_weighted_sum_of_the_experts_that_are_chosen(options):
     np.testing.assert_allclose(found, by_hand(options, params, x.astype(np.float64)), atol=2e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [PLAIN, GROUPED], ids=["softmax", "groups"])
 def test_gradients_are_those_of_a_sum_over_all_experts(options):
     """In which experts that are not chosen have the weight 0."""

@@ -52,7 +52,7 @@ APART = (*CAUSAL, *IN_PART, *IN_ORDER, "smdm", "smdm_ar")  # the last two: test_
 
 
 @pytest.mark.parametrize("name", [name for name in TOLD if name not in APART])
-@pytest.mark.cases(6)
+@pytest.mark.cases(4)
 def test_what_is_exported_is_what_was_read(name, tmp_path):
     """Bit for bit, but for what no parameter stands for, which is 0."""
     source = peer_folder(tmp_path, name)
@@ -148,6 +148,7 @@ def test_a_network_that_config_does_not_tell_is_refused(name, key, value, read, 
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name, changes",
     [
@@ -334,6 +335,7 @@ def without_layout(model, tmp_path):
     return md4_jax.load(saved)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(
     "name",
     [

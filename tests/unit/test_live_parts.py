@@ -39,6 +39,7 @@ def same_path(model, prompt: str = "", **options) -> list:
     return seen
 
 
+@pytest.mark.campaign
 def test_blocks_and_steps_beyond_the_grid(masked):
     """One token a step, and 2 steps in the grid: the 6 others of a block of 8 are shown too."""
     seen = same_path(masked, "to be, or no", length=16, sampler="confidence", per_step=1, steps=2)
@@ -53,7 +54,7 @@ SHIFTED = dict(network=ABOUT | dict(shifted=True), block=8, name="masking")
 
 
 @pytest.mark.slow
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "make, options",
     [

@@ -113,6 +113,7 @@ def test_microbatches_count_the_whole_batch():
         np.testing.assert_allclose(whole[name], parts[name], rtol=1e-6)
 
 
+@pytest.mark.campaign
 def test_frozen_routers_are_counted_too():
     """Of adapters, beside which all of them are frozen."""
     options = dataclasses.replace(SMALL, lora_rank=2)
@@ -137,6 +138,7 @@ class OfTokens:
         return jnp.sum(jnp.sin(denoiser.features(batch.tokens, u)), axis=(1, 2)), {}
 
 
+@pytest.mark.campaign
 def test_the_balance_is_as_strong_where_few_tokens_count():
     """What it adds to the gradient of a router is the same if 1 of 6 tokens counts."""
     options = TrainOptions(batch_size=len(TOKENS))

@@ -127,6 +127,7 @@ def test_what_does_not_count_is_neither_noised_nor_counted(objective, make_proce
     assert (nats[~MASK.any(axis=1)] == 0).all()
 
 
+@pytest.mark.cases(16)
 @every_pair
 def test_an_empty_batch_has_no_gradient_and_a_partial_one_a_finite_one(objective, make_process):
     """In the network's outputs and in what the process learns."""
@@ -143,6 +144,7 @@ def test_an_empty_batch_has_no_gradient_and_a_partial_one_a_finite_one(objective
         assert (np.abs(found[0]) > 1e-4) == mask.any()
 
 
+@pytest.mark.cases(16)
 @every_pair
 def test_where_all_counts_the_mask_changes_nothing(objective, make_process):
     """To the bit: rows that count in full beside rows that do not, and beside others alike."""

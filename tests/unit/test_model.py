@@ -108,6 +108,7 @@ def test_udlm(timed, tmp_path):
     assert model.sample(num=1, steps=2).tokens.shape == (1, 16)
 
 
+@pytest.mark.campaign
 def test_blocks_of_uniform_noise_end_with_a_token_that_stops_them(tmp_path):
     """Not with the block that has it, nor with one of the prompt; and they have a bound."""
     folder = peer_folder(tmp_path, "udlm", time_conditioning=True)

@@ -87,6 +87,7 @@ def told(labels) -> Denoiser:
     return denoiser._replace(rebind=lambda count: told(jnp.repeat(labels, count)))
 
 
+@pytest.mark.cases(16)
 @every_pair
 def test_what_is_bound_to_a_row_stays_with_it(objective, make_process):
     """The loss of a row does not depend on other rows, however often each of them is noised."""

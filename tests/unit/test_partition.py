@@ -91,7 +91,7 @@ def test_documents_of_a_packed_text_stay_apart(name):
 
 @pytest.mark.parametrize("most", [0, 8, 9, 30, 64])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 def test_the_quick_path_says_the_same(most, packed):
     """With the visible tokens moved to the front, in all sizes: none, one, just above one, all."""
     rng = np.random.default_rng(most)

@@ -63,6 +63,7 @@ def test_a_text_begins_anywhere(name):
     assert np.abs(found[1] - expected[1]).max() > 1e-3  # this text begins at once
 
 
+@pytest.mark.campaign
 def test_a_document_begins_with_an_unscaled_query():
     """In a text that holds several, it has the features that it has alone."""
     packed, alone = bound(SEGMENTS, **SCALED), bound(**SCALED)

@@ -102,6 +102,7 @@ def bound(outputs, process, block: int) -> np.ndarray:
     return (values * exact.noise_law(process, X, t)).sum(axis=2) @ weight + ends
 
 
+@pytest.mark.cases(3)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("parametrisation", ["joint", "mixture"])
 @pytest.mark.parametrize("block", [1, 2, 4])
@@ -111,6 +112,7 @@ def test_the_right_denoiser_has_the_nats_of_the_data_for_every_block(block, para
     np.testing.assert_allclose(found, -np.log(LAW.ravel()), rtol=1e-8)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "process", [Uniform(V, Cosine()), Uniform(V, Geometric(0.01, 3.0), "mixture")]
@@ -212,6 +214,7 @@ def test_blocks_have_noise_of_their_own():
     assert len(same) > 2000 and abs(same.mean() - 0.25) < 5 * np.sqrt(0.1875 / len(same))
 
 
+@pytest.mark.campaign
 def test_early_times_are_early_in_every_block():
     """t = v^5, v the times without: their fifth roots are spread over the blocks."""
     x, u = exact.batch_of(np.zeros((50, 12))), (np.arange(50) + 0.5) / 50
@@ -350,7 +353,7 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 def test_the_law_of_samples(name):
     """Three steps in each of two blocks: chi-squared, n = 20,000, p > 1e-4."""
     prompt, is_clean = PROMPTS[name]
@@ -392,6 +395,7 @@ def test_a_text_ends_with_its_block_and_the_symbol_that_ends_it_is_behind_it():
     np.testing.assert_array_equal(last[~ended], z[~ended])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stop", [Stop(), Stop((0, 1))])
 def test_the_trace_shows_noise_in_one_block_after_another(stop):
     """Blocks that are not begun are unseen, but for the prompt, also if they are never drawn."""
