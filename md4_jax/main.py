@@ -57,9 +57,10 @@ def _sweep(flags: argparse.Namespace, said: dict[str, str], folder: Place) -> in
 
     A run that fails is named, and the next begins. The same command goes on where it was stopped.
     """
-    calls, facts = {}, {}
-    for name, varied in sweep.combinations(flags.vary).items():  # all are checked before any runs
-        config = schema.load_config(flags.config, said | varied, folder / name)
+    runs, calls, facts = sweep.combinations(flags.vary), {}, {}
+    configs = sweep.configs(runs, flags.config, said, folder)
+    for name, varied in runs.items():  # all are checked before any runs
+        config = configs[name]
         starting.check_run(name, config, folder / name)
         again = command.again(flags, folder / name, said | varied, mode="train")
         call = modes.Call(

@@ -3,7 +3,6 @@
 import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax
 from md4_jax.config import audits, beginnings, build, foreign, inputs, judging, runs
 from md4_jax.config import load as config
 from md4_jax.config.command import OF_A_RUN
-from md4_jax.config.evaluators import readers, unknown_evaluator, with_kinds
+from md4_jax.config.evaluators import readers, sizes_of_all, unknown_evaluator, with_kinds
 from md4_jax.config.schema import options_from
 from md4_jax.config.starting import checked, experiment_of
 from md4_jax.data.domains import keep_domain, stored_domain
@@ -24,7 +23,7 @@ from md4_jax.options import DataOptions
 from md4_jax.perf import aot as plans
 from md4_jax.perf import chips
 from md4_jax.perf.bench import bench, table
-from md4_jax.protocols import UserError
+from md4_jax.protocols import Params, UserError
 from md4_jax.runtime import devices, errors
 from md4_jax.runtime.commit import commit
 from md4_jax.runtime.compiling import keep_programs
@@ -63,8 +62,7 @@ class Call(NamedTuple):
 def train_mode(call: Call) -> int:
     """Trains (or resumes), evaluates and draws the loss curve; returns the exit code."""
     workdir = call.workdir
-    free = back.FREE if call.back else ()
-    experiment, corpus, kept = checked(call.config, workdir, free)
+    experiment, corpus, kept = checked(call.config, workdir, call.back)
     suite = _suite(experiment, call, corpus)
     with inputs.as_before(kept, workdir):
         sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
@@ -79,11 +77,7 @@ def train_mode(call: Call) -> int:
             name = signal.Signals(signalled).name
             _say(f"{name}: step {step} is saved in {workdir}. To resume:\n  {call.command}")
             return 128 + signalled
-        keep = partial(report.keep, workdir, retries=experiment.checkpoint.retries)
-        step, results = _evaluated(experiment, suite, suite.final(), workdir, keep)
-        best = runs.best_line(experiment, workdir)
-        if jax.process_index() == 0:
-            _say(report.summary(experiment, workdir, step, results) + best)
+        _evaluated_at_end(experiment, suite, workdir)
     return 0
 
 
@@ -105,7 +99,7 @@ def eval_mode(call: Call) -> int:
             raise unknown_evaluator(name, list(experiment.evals))
     if not names:
         raise UserError(f"no evaluator is final: give --evals, of {', '.join(experiment.evals)}")
-    suite.sizes(names)
+    sizes_of_all(suite, names)
     rows: list[dict[str, Any]] = []
 
     def keep(row: dict[str, Any]) -> None:
@@ -113,7 +107,7 @@ def eval_mode(call: Call) -> int:
         report.keep_also(call.workdir, row, call.command, _say)
 
     try:
-        _evaluated(experiment, suite, names, call.workdir, keep)
+        _evaluated(experiment, suite, names, runs.averaged(experiment, call.workdir), keep)
     finally:
         for line in report.lines(rows, is_named=len(set(names)) > 1):
             _say(line)
@@ -154,8 +148,12 @@ def bench_mode(call: Call) -> int:
     """Prints a table of times, then the same as a line of JSON; writes no file."""
     asked = call.config
     domain = inputs.random_tokens(asked, "bench")
-    made = (build.experiment(asked, domain), None) if domain else experiment_of(asked, call.run)
-    result = bench(*made)
+    if domain:
+        experiment, corpus = build.experiment(asked, domain), None
+    else:
+        experiment, corpus = experiment_of(asked, call.run)
+        experiment = judging.with_guide(experiment, call.others)
+    result = bench(experiment, corpus)
     _say(f"{call.command}\n{table(result)}")
     _say(report.as_json({"commit": commit(), **result}))
     return 0
@@ -250,7 +248,7 @@ def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> 
 def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
     """Returns the sizes of the splits that evaluators read, by the names to print."""
     names = [name for name, e in experiment.evals.items() if e.every or e.final]
-    return _labelled(experiment.evals, suite.sizes(names))
+    return _labelled(experiment.evals, sizes_of_all(suite, names))
 
 
 def _labelled(evals: Mapping[str, Any], sizes: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
@@ -260,25 +258,38 @@ def _labelled(evals: Mapping[str, Any], sizes: Mapping[tuple[str, str], Any]) ->
     }
 
 
+def _evaluated_at_end(experiment: Experiment, suite: Suite, workdir: Place) -> None:
+    """Runs the final evaluators of a training, and prints a summary also if one of them fails."""
+    results: dict[str, dict[str, Any]] = {}
+
+    def keep(row: dict[str, Any]) -> None:
+        report.keep(workdir, row, experiment.checkpoint.retries)
+        results[row["eval"]] = row
+
+    step, params = runs.averaged(experiment, workdir)
+    try:
+        _evaluated(experiment, suite, suite.final(), (step, params), keep)
+    finally:
+        best = runs.best_line(experiment, workdir)
+        if jax.process_index() == 0:
+            _say(report.summary(experiment, workdir, step, results) + best)
+
+
 def _evaluated(
     experiment: Experiment,
     suite: Suite,
     names: tuple[str, ...] | list[str],
-    workdir: Place,
+    averaged: tuple[int, Params],
     keep: Callable[[dict[str, Any]], None],
-) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Evaluates the checkpoint that eval.checkpoint names and prints the results.
+) -> None:
+    """Evaluates the parameters of a step and prints the results.
 
-    Returns (step, {name: result}). keep gets each result before the next evaluator runs, with the
-    name as `eval` and the step.
+    keep gets each result before the next evaluator runs, with the name as `eval` and the step.
     """
-    step, params = runs.averaged(experiment, workdir)
-    _say(f"\nevaluating step {step}: {', '.join(names)} ...")
+    step, params = averaged
+    _say(f"\nevaluating step {step}: {', '.join(suite.in_order(names))} ...")
     told = eval_report.learned(params["process"], experiment.domain)
     if told:
         _say(told)
-    results = {}
     for name, result in suite.run(names, params, step, _say):
-        results[name] = result
         keep({"eval": name, "step": step, **result})
-    return step, results

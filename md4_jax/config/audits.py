@@ -12,7 +12,8 @@ from md4_jax.auditor.options import AuditOptions
 from md4_jax.auditor.report import numbers, text
 from md4_jax.config.evaluators import evaluators
 from md4_jax.config.fit import Component, check_process, objective_name
-from md4_jax.config.schema import build_section, options_from
+from md4_jax.config.schema import build_section, class_of, options_from
+from md4_jax.processes.resizing import Resizing
 from md4_jax.protocols import UserError
 
 SYMBOLS = 3
@@ -23,7 +24,7 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
     UserError for an objective that does not fit the process.
     """
-    process = build_section("process", config["process"], vocab_size=SYMBOLS)
+    process = build_section("process", _of_few(config["process"]), vocab_size=SYMBOLS)
     objective = build_section("objective", config["objective"])
     network = SimpleNamespace(causal=config["network"].get("causal", False))
     found = {"objective": objective}
@@ -37,6 +38,16 @@ def objectives(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         if why := why_not(one, process):
             raise UserError(f"{key}.name={part.name!r} cannot be audited: {why}")
     return found, process
+
+
+def _of_few(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the section `process` for few symbols.
+
+    Which symbols change the length of a text changes no bound, and their numbers are those of a
+    large vocabulary: here they are the default, the last two.
+    """
+    resizes = issubclass(class_of("process", section["name"]), Resizing)
+    return {k: v for k, v in section.items() if not (resizes and k in ("expand", "delete"))}
 
 
 def _told(say: Callable[[str], None], key: str, line: str) -> None:

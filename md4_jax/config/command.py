@@ -97,6 +97,9 @@ def _check_mode(flags: argparse.Namespace, assignments: Mapping[str, str]) -> No
         raise UserError(f"--back must be a step or best, not {flags.back!r}")
     if bool(flags.vary) != (flags.mode == "sweep"):
         raise UserError("--mode sweep and --vary SECTION.KEY=VALUE,VALUE,... need each other")
+    for key in (axis.partition("=")[0] for axis in flags.vary):
+        if key in assignments:
+            raise UserError(f"{key} is given by --vary and --config.{key}: leave one of them out")
     if flags.mode == "sweep" and not (flags.config and flags.workdir):
         raise UserError("--mode sweep needs --config FILE, and --workdir DIR for its runs")
 

@@ -7,7 +7,9 @@ from typing import Any
 from md4_jax.config.load import unknown
 from md4_jax.config.mistakes import all_of, with_keys_of
 from md4_jax.config.schema import arguments_of, build_section
+from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import EVALUATORS
+from md4_jax.evals.suite import Suite
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.block import BlockDiffusion
 from md4_jax.objectives.eso import Eso, EsoOrders
@@ -80,6 +82,12 @@ def readers(config: Mapping[str, Any]) -> dict[str, Any]:
         if evaluator.needs_data or evaluator.every or evaluator.final:
             found[name] = evaluator
     return found
+
+
+def sizes_of_all(suite: Suite, names: Iterable[str]) -> dict[tuple[str, str], SplitSize]:
+    """Returns what `suite.sizes` does; one UserError for all evaluators whose data are missing."""
+    each = all_of(*(partial(suite.sizes, [name]) for name in names))
+    return {split: size for sizes in each for split, size in sizes.items()}
 
 
 def _made(path: str, section: Mapping[str, Any], supplied: Mapping[str, Any]) -> Any:

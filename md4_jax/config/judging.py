@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
 from md4_jax.config.runs import averaged, check_checkpoint, other_run
+from md4_jax.evals import guides
 from md4_jax.evals.likelihood import reported
 from md4_jax.evals.suite import Judge
 from md4_jax.experiment import Experiment, drawn_classes
@@ -90,6 +91,11 @@ class Others:
             return found
         kept = config.stored(checkpoint_of(place(asked, key))[0])
         return kept is None or says_causal(key, asked, kept["network"])
+
+
+def with_guide(experiment: Experiment, foreign: Foreign | None) -> Experiment:
+    """Returns the experiment with the classifier of its samples read, if they have one."""
+    return guides.opened(experiment, Others(experiment, foreign), {})
 
 
 def says_causal(key: str, asked: str, section: Mapping[str, Any]) -> bool:

@@ -113,6 +113,22 @@ def decide_back(experiment: Experiment, workdir: Place, asked: str) -> None:
         back.begin(workdir, asked, *found, experiment.config, each)
 
 
+def check_steps(experiment: Experiment, workdir: Place, asked: str = "") -> None:
+    """Raises UserError if a run has already made more steps than train.num_steps.
+
+    asked: checkpoint that --back names, which the run returns to first
+    """
+    steps = read(experiment, workdir, Checkpoints.steps) or []
+    returns = asked and not back.is_done(workdir, asked, experiment.config["optim"])
+    made = _asked_step(experiment, workdir, steps, asked) if returns else max(steps, default=0)
+    if made and made > experiment.train.num_steps:
+        raise UserError(
+            f"train.num_steps={experiment.train.num_steps} is less than the {made} steps that "
+            f"{workdir} has made: give train.num_steps={made} or more. To undo steps add --back "
+            f"STEP, with one of {steps}; --mode eval and sample with eval.checkpoint=STEP read one"
+        )
+
+
 def best(experiment: Experiment, workdir: Place, steps: list[int]) -> Best | None:
     """Returns the best of the checkpoints of these steps; None without checkpoint.best or any.
 

@@ -10,7 +10,7 @@ from md4_jax.data.mixtures import Corpus, corpus_of
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import UserError
 from md4_jax.runtime.paths import Place, check_name
-from md4_jax.training import trackers
+from md4_jax.training import back, trackers
 
 
 def experiment_of(asked: Mapping[str, Any], workdir: Place | None) -> tuple[Experiment, Corpus]:
@@ -21,18 +21,20 @@ def experiment_of(asked: Mapping[str, Any], workdir: Place | None) -> tuple[Expe
 
 
 def checked(
-    asked: Mapping[str, Any], workdir: Place, free: tuple[str, ...] = ()
+    asked: Mapping[str, Any], workdir: Place, returns: str = ""
 ) -> tuple[Experiment, Corpus, dict[str, Any] | None]:
     """Returns (experiment, corpus, config that the run began with or None).
 
-    free: keys that may differ from those of the run. UserError for what cannot be trained in
-    workdir; no text is tokenised.
+    returns: checkpoint that --back names, '' for none; the keys of back.FREE may then differ from
+    those of the run. UserError for what cannot be trained in workdir; no text is tokenised.
     """
     check_name(workdir)
     kept = config.stored(workdir, may_be_empty=True)
     if kept is not None:
-        config.check_same(kept, asked, workdir, free)
+        config.check_same(kept, asked, workdir, back.FREE if returns else ())
     experiment, corpus = experiment_of(asked, workdir)
+    if kept is not None:
+        runs.check_steps(experiment, workdir, returns)
     check_training(experiment, kept)
     trackers.check_installed(experiment.log.trackers)
     if kept is not None and config.moved(kept, asked):

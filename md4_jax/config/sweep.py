@@ -1,24 +1,31 @@
 """Runs of a sweep: every combination of the values that some keys shall take."""
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
+from md4_jax.config import schema
 from md4_jax.protocols import UserError
+from md4_jax.runtime.paths import Place
 from md4_jax.runtime.streams import print_user_error
 
 FORM = "--vary SECTION.KEY=VALUE,VALUE,..."
+CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
     """Returns {name of a run: {key: value}}, a run for each combination of values.
 
-    asked  'section.key=value,value,...' for each key that varies; the last one varies fastest
+    asked  'section.key=value,value,...' for each key that varies; the last one varies fastest. A
+           comma within brackets is part of a value, as in 'sample.grid=[1,0.5,0],[1,0]'
 
-    The name is 'key=value' of each, by the last word of the key. UserError for another form, a key
-    or value that comes twice, or runs that would have the same name.
+    The name is 'key=value' of each, by the last word of the key, or by as many words as tell it
+    from the others. UserError for another form, a key or value that comes twice, or runs that would
+    have the same name.
     """
     axes = [_axis(words) for words in asked]
     keys = [key for key, _ in axes]
@@ -28,10 +35,33 @@ def combinations(asked: Sequence[str]) -> dict[str, dict[str, str]]:
         dict(zip(keys, values, strict=True))
         for values in itertools.product(*(values for _, values in axes))
     ]
-    named = {",".join(_short(key, run[key]) for key in run): run for run in runs}
+    ends = {key: _end(key, keys) for key in keys}
+    named = {",".join(f"{ends[key]}={_plain(run[key])}" for key in run): run for run in runs}
     if len(named) < len(runs):
         raise UserError(f"--vary {' '.join(asked)}: two runs would have the same name")
     return named
+
+
+def configs(
+    runs: Mapping[str, Mapping[str, str]], path: str, said: Mapping[str, str], folder: Place
+) -> dict[str, dict[str, Any]]:
+    """Returns the config of each run of `combinations`, in a directory of its name in `folder`.
+
+    path  of the config file, and said: keys of all runs
+
+    UserError if two runs have the same config, as those of the values 0 and 00 have.
+    """
+    found = {
+        name: schema.load_config(path, {**said, **varied}, folder / name)
+        for name, varied in runs.items()
+    }
+    for (one, config), (other, same) in itertools.combinations(found.items(), 2):
+        if config == same:
+            raise UserError(
+                f"--vary asks for {one} and {other}, which are the same run: their values are "
+                "equal. Leave one of them out"
+            )
+    return found
 
 
 def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, aloud: bool) -> int:
@@ -62,8 +92,9 @@ def in_turn(runs: Mapping[str, Callable[[], int]], table: Callable[[], str], *, 
 
 
 def _axis(words: str) -> tuple[str, list[str]]:
+    """Returns (key, its values)."""
     key, _, text = words.partition("=")
-    values = text.split(",")
+    values = _values(words, text)
     if "." not in key or not all(values):
         raise UserError(f"--vary {words}: it must be {FORM}, as in optim.learning_rate=1e-3,3e-4")
     if len(set(values)) < len(values):
@@ -71,6 +102,30 @@ def _axis(words: str) -> tuple[str, list[str]]:
     return key, values
 
 
-def _short(key: str, value: str) -> str:
-    """Returns 'key=value' that can be part of the name of a folder."""
-    return f"{key.rpartition('.')[2]}={value.replace('/', '_')}"
+def _values(words: str, text: str) -> list[str]:
+    """Splits a text at its commas, but not within brackets; UserError for a lone bracket."""
+    values, awaited = [""], []
+    for sign in text:
+        if sign == "," and not awaited:
+            values.append("")
+            continue
+        values[-1] += sign
+        if sign in CLOSING:
+            awaited.append(CLOSING[sign])
+        elif sign in CLOSING.values() and (not awaited or awaited.pop() != sign):
+            raise UserError(f"--vary {words}: {sign!r} closes no bracket")
+    if awaited:
+        raise UserError(f"--vary {words}: a bracket is not closed by {awaited[-1]!r}")
+    return values
+
+
+def _end(key: str, keys: Sequence[str]) -> str:
+    """Returns the last words of a key, as few as no other key ends with."""
+    words, others = key.split("."), [f".{other}" for other in keys if other != key]
+    ends = (".".join(words[first:]) for first in reversed(range(len(words))))
+    return next((end for end in ends if not any(o.endswith(f".{end}") for o in others)), key)
+
+
+def _plain(value: str) -> str:
+    """Returns a value as part of the name of a folder: 1_0.5_0 of [1, 0.5, 0]."""
+    return re.sub(r"[/*?\\]|, *", "_", re.sub(r"[\[\](){}]", "", value))

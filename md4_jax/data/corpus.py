@@ -74,6 +74,11 @@ class Corpus:
             )
         return tuple(found)
 
+    @property
+    def counts_padding(self) -> bool:
+        """Returns whether sequences are filled up with ends of text, which count as tokens."""
+        return (self._are_own or self._are_documents) and self.options.padding == "end_of_text"
+
     def stream(self, split: str) -> np.ndarray | TokenShards:
         """Returns the tokens of a split, one sequence after another, memory-mapped if it can be."""
         if self._has_rows:

@@ -56,6 +56,11 @@ class MixedCorpus(Corpus):
         corpora = self._corpora.items()
         return tuple(f"data.parts.{name}: {said}" for name, c in corpora for said in c.warnings)
 
+    @property
+    def counts_padding(self) -> bool:
+        """Returns whether the sequences of a part are filled up with tokens that count."""
+        return any(corpus.counts_padding for corpus in self._corpora.values())
+
     def stream(self, split: str) -> "Joined":
         """Returns the tokens of a split, one part after another."""
         return Joined([corpus.stream(split) for corpus in self._corpora.values()])

@@ -106,11 +106,18 @@ class LikelihoodBound:
         return 1 if self.is_exact(network) else self.draws
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
-        """Returns the bound in all units, each with its standard error, and prints it."""
-        batches = context.corpus(self.data).eval_batches(
+        """Returns the bound in all units, each with its standard error, and prints it.
+
+        Ends of text that fill up a sequence are tokens. So the bound is that of the texts together
+        with their lengths, which bytes and words measure, and tokens are also those of the padding.
+        """
+        corpus = context.corpus(self.data)
+        batches = corpus.eval_batches(
             self.split, stride=self.stride, **rows_of(experiment, self.sequences(experiment))
         )
         result = self.of_batches(experiment, params, batches, context.programs)
+        if corpus.counts_padding:
+            result["padding"] = "end_of_text"
         context.say(f"{report.label(context.name, self.split)}: {report.line(result)}")
         return {"split": self.split, **result}
 

@@ -52,21 +52,23 @@ class NGramModels:
         symbols = experiment.domain.vocab_size
         found = ngrams.ladder(train[:MOST_TOKENS], read, symbols, self.order)
         bound = self._bound(experiment, context)
-        whole = self._text(len(tokens), len(tokens)) if len(tokens) > MOST_TOKENS else ""
-        context.say(report.ladder(found, bound, self._text(len(read), len(tokens)), whole))
+        unit, size = experiment.domain.unit, len(tokens)
+        whole = self._text(size, size, unit) if size > MOST_TOKENS else ""
+        part = self._text(len(read), size, unit)
+        context.say(report.ladder(found, bound, part, whole, unit=unit))
         if len(train) > MOST_TOKENS:
             context.say(
-                f"the n-gram models count the first {MOST_TOKENS:,} of {len(train):,} tokens of "
+                f"the n-gram models count the first {MOST_TOKENS:,} of {len(train):,} {unit}s of "
                 "the training split"
             )
         return {"split": self.split, **{key(n): level for n, level in enumerate(found, start=1)}}
 
-    def _text(self, read: int, size: int) -> str:
-        """Names the first tokens of a text of `size`: 'the test split, all 55,770 tokens'."""
+    def _text(self, read: int, size: int, unit: str) -> str:
+        """Names the first symbols of a split of `size`: 'the test split, all 55,770 tokens'."""
         split = "all splits" if self.split == "all" else f"the {self.split} split"
         own = " of its own data" if self.data else ""
         part = f"all {size:,}" if read == size else f"the first {read:,} of {size:,}"
-        return f"{split}{own}, {part} tokens"
+        return f"{split}{own}, {part} {unit}s"
 
     def _bound(self, experiment: Experiment, context: Context) -> Mapping[str, Any] | None:
         """Returns the result of an earlier likelihood on all of the same split, or None."""

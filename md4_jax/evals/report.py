@@ -29,7 +29,8 @@ def line(result: dict[str, Any]) -> str:
         words.append(f"word perplexity {said('word_perplexity', '.5g')}")
     draws = "1 draw" if result["draws"] == 1 else f"{result['draws']} draws"
     counts = f"{result['sequences']} sequences" + ("" if result["exact"] else f", {draws} each")
-    return f"{', '.join(words)} ({counts})"
+    padded = "; padding counts among the tokens, not among bytes and words" * ("padding" in result)
+    return f"{', '.join(words)} ({counts}){padded}"
 
 
 def classes(result: Mapping[str, Any]) -> str:
@@ -85,12 +86,18 @@ def _symbol(domain: Any, symbol: int) -> str:
 
 
 def ladder(
-    levels: list[float], result: Mapping[str, Any] | None, text: str = "", whole: str = ""
+    levels: list[float],
+    result: Mapping[str, Any] | None,
+    text: str = "",
+    whole: str = "",
+    *,
+    unit: str = "token",
 ) -> str:
     """Formats a table of n-gram models and, if its result is given, the model; best last.
 
-    text   what they were evaluated on, which is said unless the result is on the same text
+    text   what they were evaluated on, which is said unless the result is on the same data
     whole  what the result is on, if it is more
+    unit   what a symbol is, the domain's `unit`
     """
     rows = [(level, f"{order}-gram model") for order, level in enumerate(levels, start=1)]
     if result is not None:
@@ -98,5 +105,6 @@ def ladder(
         on = f", on {whole}" if whole else ""
         rows.append((result["bits_per_token"], f"this model ({kind}{on})"))
     body = "\n".join(f"  {level:7.4f}  {name}" for level, name in sorted(rows, reverse=True))
-    where = "on the same text" if result is not None and not whole else f"of {text}"
-    return f"bits per token {where}:\n{body}"
+    same = "text" if unit in ("token", "character") else "data"
+    where = f"on the same {same}" if result is not None and not whole else f"of {text}"
+    return f"bits per {unit} {where}:\n{body}"

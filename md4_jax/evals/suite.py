@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
+
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import guides
@@ -86,12 +88,23 @@ class Suite:
             found |= sizes_of(name, evaluator, self._corpus)
         return found
 
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Returns names of evaluators in the order in which they run."""
+        return [name for name in self._experiment.evals if name in set(names)]
+
     def run(
         self, names: Iterable[str], params: Params, step: int, say: Callable[[str], None]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Runs evaluators and yields (name, result) of each; say prints text."""
+        """Runs evaluators and yields (name, result) of each; say prints text.
+
+        If one fails, the others still run. Then the error is raised; of several, one that has all.
+        Of several processes one alone may fail, while the others wait for it in a program: there
+        an error ends all at once.
+        """
         earlier: dict[str, dict[str, Any]] = {}
-        for name in [name for name in self._experiment.evals if name in set(names)]:
+        failed: dict[str, Exception] = {}
+        order = self.in_order(names)
+        for number, name in enumerate(order, 1):
             context = Context(
                 name=name,
                 step=step,
@@ -103,5 +116,34 @@ class Suite:
                 earlier=earlier,
                 say=say,
             )
-            earlier[name] = self._experiment.evals[name].run(self._experiment, params, context)
+            try:
+                earlier[name] = self._experiment.evals[name].run(self._experiment, params, context)
+            except Exception as error:
+                if jax.process_count() > 1 or len(order) == 1:
+                    raise
+                failed[name] = error
+                if number < len(order):
+                    say(f"failed, and {order[number]} is next: {_told(name, error)}")
+                continue
             yield name, earlier[name]
+        if failed:
+            raise _joined(failed)
+
+
+def _joined(failed: Mapping[str, Exception]) -> Exception:
+    """Returns one UserError that names each evaluator and says why it failed.
+
+    A fault of the program, which is no UserError, is returned as it is, with that in a note.
+    """
+    told = [_told(*item) for item in failed.items()]
+    text = told[0] if len(told) == 1 else f"{len(told)} evaluators failed:\n" + "\n".join(told)
+    for error in failed.values():
+        if not isinstance(error, UserError):
+            error.add_note(text)
+            return error
+    return UserError(text)
+
+
+def _told(name: str, error: Exception) -> str:
+    said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return said if said.startswith(f"evals.{name}") else f"evals.{name}: {said}"

@@ -55,6 +55,19 @@ def prompts_and_reward(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {**cleared, "classifier": "", "reward": dict(reward)}
 
 
+def of_one(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of `sample` with which one is watched; UserError if several are asked for.
+
+    options: keys of `sample` that the user gives
+    """
+    if options.get("num", 1) != 1:
+        raise UserError(
+            f"watch draws one sample, not num={options['num']}: leave num out, and call watch "
+            "again with another seed. sample(num, trace=True) draws several at once"
+        )
+    return {"num": 1, "trace": True}
+
+
 def check_changes(changes: Mapping[str, Any]) -> None:
     """Raises UserError for keys given to `load` that `sample` alone heeds."""
     prompts = [field.name for field in dataclasses.fields(PromptOptions) if field.name != "blank"]

@@ -226,14 +226,14 @@ class Model(pickling.Unpickled):
     def watch(
         self, prompt: str | Prompt = "", *, sampler: str = "", **options: Any
     ) -> Iterator[Watched]:
-        """Draws the first sample of `sample` and yields its state after each step.
+        """Draws the first sample of `sample`, that alone, and yields its state after each step.
 
         prompt  text with which the sample begins, or a `Prompt` of tokens at any positions
         """
-        text = prompt if isinstance(prompt, str) else ""
-        asked = {"prompt": text, **options} | ({"name": sampler} if sampler else {})
         prompted = not isinstance(prompt, str)
-        experiment = self.sampling(asked | {"num": 1, "trace": True}, prompted=prompted)
+        asked = {"prompt": "" if prompted else prompt, **options}
+        asked |= {"name": sampler} if sampler else {}
+        experiment = self.sampling(asked | inputs.of_one(options), prompted=prompted)
         given = prompt if prompted else prompts_of(experiment)[0]
         return watched(experiment, self.params, given, self.programs)
 

@@ -66,6 +66,8 @@ def sizes(experiment: Experiment) -> dict[str, int]:
 def plan(experiment: Experiment) -> dict[str, Plan]:
     """Compiles the chosen of training step, evaluation step and sampler."""
     programs = {"train": _train, "eval": _eval, "sample": _sample}
+    if "sample" in experiment.plan.chosen:
+        sample_rows(experiment)  # what cannot be planned is told before anything is compiled
     return {name: programs[name](experiment) for name in experiment.plan.chosen}
 
 

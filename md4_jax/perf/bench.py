@@ -67,9 +67,11 @@ class Part(NamedTuple):
 def bench(experiment: Experiment, corpus: Corpus | None) -> dict[str, Any]:
     """Times the chosen parts; returns {part: numbers} for a JSON line and for `table`.
 
-    UserError for bench.names on a GPU that would hide the names.
+    UserError for bench.names on a GPU that would hide the names, and for samples of `sample_rows`.
     """
     options = experiment.bench
+    if "sample" in options.chosen:
+        sample_rows(experiment)
     if options.names:
         names.check_shown(jax.default_backend(), os.environ.get("XLA_FLAGS", ""))
     out: dict[str, Any] = {"device": jax.devices()[0].device_kind, "devices": experiment.mesh.size}
@@ -228,19 +230,20 @@ def _eval(experiment: Experiment, corpus: Corpus | None) -> Part:
 
 def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
-    params, rows = fresh_state(experiment).averaged, sample_rows(experiment)
+    rows, guide, own = sample_rows(experiment), experiment.guide, fresh_state(experiment).averaged
+    params = guide.beside(own) if guide else own
     sampler = make_sampler(
         experiment.network,
         experiment.loop,
         experiment.grid,
         experiment.mesh,
-        guidance=experiment.sample.guidance,
+        guidance=guide or experiment.sample.guidance,
         clean_prompts=clean_prompts(experiment.config["data"]),
     )
     keys = jax.random.split(jax.random.key(0), rows)
-    own = len(local_rows(experiment.mesh, rows))
-    prompts = to_global(sample_prompts(experiment, own), experiment.mesh)
-    told = context_of(experiment.sample, own, drawn_classes(experiment))
+    mine = len(local_rows(experiment.mesh, rows))
+    prompts = to_global(sample_prompts(experiment, mine), experiment.mesh)
+    told = context_of(experiment.sample, mine, drawn_classes(experiment))
     told = to_global(told, experiment.mesh)
     arguments = [(params, experiment.sampler_step, keys, prompt, told) for prompt in prompts]
     with jax.set_mesh(experiment.mesh):
@@ -254,9 +257,9 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     # With blocks an evaluation is of one block. Appending to the cache is not counted.
     window = prompts[0].tokens.shape[1]
     size = sample_block(experiment) or window
-    model = used * rows * size * forward_flops(experiment, params["network"], length=window)
-    tokens = rows * sample_length(experiment)
-    return Part(call, tokens, model=model, evaluations=used, **facts)
+    of_one = math.nan if guide else forward_flops(experiment, own["network"], length=window)
+    model = used * rows * size * of_one
+    return Part(call, rows * sample_length(experiment), model=model, evaluations=used, **facts)
 
 
 def _data(experiment: Experiment, corpus: Corpus | None) -> Part:

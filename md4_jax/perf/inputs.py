@@ -59,10 +59,18 @@ def sample_rows(experiment: Experiment) -> int:
         raise UserError(
             "a classifier draws no samples: leave `sample` out of bench.parts and plan.parts"
         )
-    if experiment.guide is not None:
+    if experiment.steering is not None:
+        name = experiment.config["sample"]["reward"]["name"]
         raise UserError(
-            f"sample.classifier={experiment.guide.options.classifier} is no part of what is timed "
-            "or planned: leave it empty"
+            f"sample.reward.name={name!r} calls a function on the host between steps, which is no "
+            "part of what is timed or planned: set sample.reward.name=none here"
+        )
+    guide = experiment.guide
+    if guide is not None and guide.network is None:
+        raise UserError(
+            f"sample.classifier={guide.options.classifier} is a second network, which --mode plan "
+            "does not know, nor --mode bench with bench.random_tokens: leave it empty here. --mode "
+            "bench on the data of the run times samples with it"
         )
     shards = batch_shards(experiment.mesh)
     return -(-experiment.sample.batch_size // shards) * shards

@@ -137,6 +137,9 @@ class Playground:
         fields.check_keys(asked, [*own, *SETTINGS])
         settings = self._settings(asked)
         prompt, shown = self._prompt(asked, settings["length"])
+        if self._model.experiment.network.marked and shown < settings["length"]:
+            # What comes after the text would move the end that the network sees.
+            prompt, settings["length"] = Prompt(*(each[:shown] for each in prompt)), shown
         return self._messages(self._model.watch(prompt, **settings), prompt, shown, began)
 
     def _messages(

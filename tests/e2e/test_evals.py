@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import runs
 
+from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.ngrams import NGramModels
 from md4_jax.protocols import UserError
 
@@ -60,6 +61,38 @@ def test_what_is_measured_before_an_evaluator_fails_stays(
     if mode == "eval":
         printed = json.loads(ended.out.splitlines()[-1])
         assert printed["eval"] == "test" and printed == {key: kept[key] for key in printed}
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_an_evaluator_that_fails_does_not_stop_those_after_it(
+    mode, run, tiny, trained, tmp_path, monkeypatch
+):
+    def fails(*arguments):
+        raise UserError("no bound today")
+
+    monkeypatch.setattr(LikelihoodBound, "run", fails)
+    own = shutil.copytree(trained, tmp_path / "run")
+    (own / "evaluations.jsonl").unlink()
+    words = ("--workdir", own, "--mode", mode)
+    words += ("--evals=ngrams,test",) if mode == "eval" else ("--config", tiny)
+    ended = run(*words, "--config.evals.ngrams.final=True")
+    assert ended.code == 2 and "error: evals.test: no bound today" in ended.err, ended
+    assert "evaluating step 30: test, ngrams" in ended.out  # the order in which they run
+    assert "failed, and ngrams is next: evals.test: no bound today" in ended.out
+    assert runs.evaluated(own, "ngrams")["step"] == 30
+    if mode == "train":
+        assert runs.evaluated(own, "samples")["step"] == 30
+        assert "trained to step 30\n  loss curve " in ended.out
+
+
+def test_all_missing_data_are_named_before_anything_runs(refused, trained, monkeypatch):
+    monkeypatch.setattr(NGramModels, "run", lambda *_: pytest.fail("an evaluator ran"))
+    kind = dict(name="likelihood", data__name="text")
+    words = assigned("a", **kind, data__path="NO/a.txt")
+    words += assigned("b", **kind, data__path="NO/b.txt")
+    message = refused("--workdir", trained, "--mode=eval", "--evals=ngrams,a,b", *words)
+    assert "evals.a: " in message and "NO/a.txt" in message
+    assert "evals.b: " in message and "NO/b.txt" in message
 
 
 def test_an_unknown_evaluator(refused, trained):

@@ -107,6 +107,26 @@ def test_more_steps_are_refused_where_the_learning_rate_ends(trained, refused):
     assert "is made for" not in message
 
 
+def test_fewer_steps_than_a_run_has_made_are_refused(trained, run, refused, tmp_path):
+    """At a constant learning rate, where the number of steps may change."""
+    own = shutil.copytree(trained, tmp_path / "run")
+    content = json.loads((own / "config.json").read_text())
+    content["config"]["optim"]["decay"] = "constant"
+    (own / "config.json").write_text(json.dumps(content))
+    before = (own / "config.json").read_bytes()
+    steps = [int(path.name) for path in (own / "checkpoints").iterdir() if path.name.isdecimal()]
+    few = ("--workdir", own, "--config.train.num_steps=29")
+    message = refused(*few)
+    assert f"train.num_steps=29 is less than the 30 steps that {own} has made" in message
+    assert f"add --back STEP, with one of {sorted(steps)}" in message
+    assert (own / "config.json").read_bytes() == before
+    assert "30 steps" in refused(*few, "--back=30")
+    assert run(*few, "--mode=eval", "--evals=ngrams").code == 0
+    ended = run(*few, f"--back={min(steps)}")
+    assert ended.code == 0 and "trained to step 29" in ended.out, ended
+    assert run(*few, f"--back={min(steps)}").code == 0  # which only goes on
+
+
 @pytest.mark.campaign
 def test_more_steps_at_a_constant_rate_are_those_of_a_longer_run(run, tiny, tmp_path, same_run):
     words = ("optim.decay=constant", "network.depth=1", "evals.test.limit=64", "sample.num=1")

@@ -294,6 +294,17 @@ def test_the_problems_are_named_before_they_are_solved():
     ]
 
 
+def test_symbols_of_a_large_vocabulary_do_not_hinder():
+    """Those that change the length of a text, of an imported DreamOn; at one length it is masks."""
+    config = schema.load_config(str(PACKAGE_ROOT / "configs" / "dreamon_shakespeare.py"), {})
+    config["process"] |= {"expand": 151_666, "delete": 151_643}
+    config["objective"] = {"name": "md4"}
+    found, process = audits.objectives(config)
+    assert found["objective"] == MD4() and (process.expand_id, process.delete_id) == (1, 2)
+    told = [audit(MD4(), p, problems=((2, 1),), steps=1) for p in (process, Masking(3))]
+    assert told[0].passed and told[0].results[0].largest.value == told[1].results[0].largest.value
+
+
 def test_an_objective_that_does_not_fit_the_process_is_refused():
     """Also one of an evaluator, before anything is audited."""
     config = families.get_config("udlm").to_dict()

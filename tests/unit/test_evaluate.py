@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from playgrounds import of_text
 
+from md4_jax.config import schema
+from md4_jax.config.starting import experiment_of
 from md4_jax.data.domains import TextDomain
 from md4_jax.data.tokenizers import Characters
 from md4_jax.evals import likelihood
@@ -29,6 +31,7 @@ from md4_jax.samplers.ancestral import Ancestral
 from md4_jax.samplers.batches import Samples, context_of, draw_samples, make_sampler
 from md4_jax.samplers.grids import cosine
 from md4_jax.samplers.loop import no_prompt, sample
+from md4_jax.training.loop import fresh_state
 
 MESH = make_mesh(MeshOptions(data=1))
 FLOAT32 = Network(init=None, bind=None, time_free=False)  # its operands choose compiler options
@@ -283,3 +286,29 @@ def test_the_compiled_sampler_is_made_once_for_all_settings():
             step = Ancestral(Transform(temperature, 0.5))
             sampler.program(PARAMS, step, keys, no_prompt(4, 2), {})
     assert len(traced) == 1
+
+
+def test_padding_that_counts_is_no_byte_and_no_word(tmp_path):
+    """Of uniform predictions: V symbols are equally likely at each of the L positions of a row."""
+    (tmp_path / "texts.jsonl").write_text('{"text": "to be"}\n{"text": "or"}\n' * 3)
+    words = {
+        "data.name": "text", "data.path": str(tmp_path / "texts.jsonl"), "data.length": "8",
+        "data.windows": "documents", "data.padding": "end_of_text", "tokenizer.name": "bytes",
+        "data.validation": "0", "data.test": "2", "network.tables": "0", "network.size": "16",
+        "network.depth": "1", "network.heads": "2", "network.hidden": "32", "mesh.data": "1",
+        "train.batch_size": "2",
+    }  # fmt: skip
+    config, told = schema.load_config("quickstart", words), []
+    experiment, corpus = experiment_of(config, None)
+    params, bound = fresh_state(experiment).averaged, experiment.evals["test"]
+    context = types.SimpleNamespace(
+        corpus=lambda changes: corpus, programs={}, name="test", say=told.append
+    )
+    found = bound.run(experiment, params, context)
+    nats = 2 * 8 * np.log(257)  # of two rows, whatever they hold
+    assert (found["tokens"], found["bytes"], found["words"]) == (16, 7, 3)
+    assert found["bits_per_byte"] == pytest.approx(nats / np.log(2) / 7, rel=1e-5)
+    assert found["word_perplexity"] == pytest.approx(np.exp(nats / 3), rel=1e-4)
+    assert found["bits_per_token"] == pytest.approx(np.log2(257), rel=1e-5)
+    assert found["padding"] == "end_of_text"
+    assert told[0].endswith("; padding counts among the tokens, not among bytes and words")

@@ -197,3 +197,12 @@ def test_a_single_estimate_has_no_known_error(text):
     found = text.token_costs("to be", estimates=1)
     assert np.isnan(found.total_se) and np.isnan(found.bits_se).all()
     assert np.isfinite(found.bits).all() and not found.exact
+
+
+def test_one_sample_is_watched(text):
+    for num in (0, 2):
+        with pytest.raises(
+            UserError, match=f"watch draws one sample, not num={num}: leave num out"
+        ):
+            text.watch("to be", num=num)
+    text.watch("to be", num=1)

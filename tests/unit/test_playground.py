@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from peer_folders import peer_folder
 from playgrounds import app, of_blocks, of_edits, of_growing_text, of_images, of_text, served
 from starlette.testclient import TestClient
 
+import md4_jax
 from md4_jax import main
 from md4_jax.protocols import UserError
 from md4_jax.samplers.live_parts import LiveBlocks
@@ -52,6 +54,22 @@ def sampled(client, **asked) -> list[dict]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/x-ndjson"
     return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_a_network_that_marks_the_ends_sees_them_where_the_text_ends(tmp_path):
+    """The residues are those of `infill`, which draws on texts of that length."""
+    model = md4_jax.load(peer_folder(tmp_path, "esm"))
+    settings = {"sampler": "confidence", "steps": 4, "seed": 3, "grid": "cosine"}
+    with TestClient(app(model), LOCAL) as client:
+        messages = sampled(client, text="MK_A_IV", **settings)
+        longer = sampled(client, text="MK_A_IV", continues=1, length=16, **settings)
+    assert messages[0]["length"] == 7 and longer[0]["length"] == 16
+    filled = model.infill("MK_A_IV", top_k=0, **settings)
+    assert messages[-1]["text"] == filled.texts[0]
+    # At any other length of the text the network answers otherwise.
+    z = np.array([model.domain.encode("MK"), [model.domain.vocab_size] * 2]).ravel()
+    ends = [model.logits(np.pad(z, (0, n), constant_values=5))[:4] for n in (0, 3)]
+    assert np.abs(ends[0] - ends[1]).max() > 0.1
 
 
 def final(messages: list[dict]) -> dict[int, int]:

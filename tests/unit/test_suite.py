@@ -4,6 +4,7 @@ import dataclasses
 import types
 from typing import ClassVar
 
+import jax
 import pytest
 
 from md4_jax.evals import ngrams
@@ -51,6 +52,9 @@ class Text:
             raise UserError("single examples have no stride")
 
 
+TOKENS = types.SimpleNamespace(vocab_size=2, unit="token")
+
+
 def suite_of(evals, corpus=None):
     return Suite(types.SimpleNamespace(evals=evals, rewarded=None), "WORKDIR", corpus)
 
@@ -75,6 +79,58 @@ def test_evaluators_see_what_ran_before_and_what_the_run_has_compiled():
     assert dict(suite.run(["b"], 1.5, 8, said.append))["b"] == {
         "params": 1.5, "earlier": 0, "built": 3
     }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Fails(Counts):
+    """An evaluator that cannot run."""
+
+    error: Exception = None
+
+    def run(self, experiment, params, context):
+        raise self.error
+
+
+def test_what_fails_leaves_the_others_their_results():
+    one, other = UserError("no judge"), UserError("evals.d: no text")
+    evals = {"a": Fails(error=one), "b": Counts(), "d": Fails(error=other), "c": Counts()}
+    suite, said, found = suite_of(evals), [], []
+    assert suite.in_order(["c", "a", "b"]) == ["a", "b", "c"]
+    with pytest.raises(UserError) as raised:
+        found.extend(suite.run(evals, 1.5, 7, said.append))
+    assert [name for name, _ in found] == ["b", "c"]
+    assert found[1][1]["earlier"] == 1
+    assert str(raised.value) == "2 evaluators failed:\nevals.a: no judge\nevals.d: no text"
+    assert said == [
+        "failed, and b is next: evals.a: no judge", "b at 7",
+        "failed, and c is next: evals.d: no text", "c at 7",
+    ]  # fmt: skip
+    # One that was asked for alone: its own error.
+    with pytest.raises(UserError, match="^no judge$"):
+        list(suite.run(["a"], 1.5, 7, said.append))
+
+
+def test_a_fault_of_the_program_stays_one():
+    evals = {
+        "a": Fails(error=UserError("no judge")),
+        "b": Fails(error=ValueError("x")),
+        "c": Counts(),
+    }
+    found = []
+    with pytest.raises(ValueError, match="^x\n2 evaluators failed") as raised:
+        found.extend(suite_of(evals).run(evals, 1.5, 7, lambda text: None))
+    assert [name for name, _ in found] == ["c"]
+    assert raised.value.__notes__ == [
+        "2 evaluators failed:\nevals.a: no judge\nevals.b: ValueError: x"
+    ]
+
+
+def test_of_several_processes_a_failure_ends_all(monkeypatch):
+    """One alone may fail, while the others wait for it in a program of that evaluator."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    evals = {"a": Fails(error=UserError("no judge")), "b": Counts()}
+    with pytest.raises(UserError, match="^no judge$"):
+        list(suite_of(evals).run(evals, 1.5, 7, lambda text: pytest.fail(text)))
 
 
 def test_the_sizes_are_of_what_the_evaluators_read():
@@ -105,9 +161,7 @@ def test_n_gram_models_stand_beside_a_bound_of_the_same_text_alone():
         (LikelihoodBound(None, data={"path": "FILE"}), False),
     ):
         said = []
-        experiment = types.SimpleNamespace(
-            evals={"test": bound}, domain=types.SimpleNamespace(vocab_size=2)
-        )
+        experiment = types.SimpleNamespace(evals={"test": bound}, domain=TOKENS)
         context = types.SimpleNamespace(
             corpus=lambda changes: corpus, earlier={"test": result}, say=said.append
         )
@@ -126,9 +180,7 @@ def test_n_gram_models_of_a_part_of_a_text_say_so(monkeypatch):
     monkeypatch.setattr(ngrams, "MOST_TOKENS", 8)
     result = {"bits_per_token": 1.25, "bits_per_token_se": 0.01, "exact": False}
     corpus, said = Text(train=[0, 1] * 4 + [1] * 90, test=[0, 1] * 9), []
-    experiment = types.SimpleNamespace(
-        evals={"test": LikelihoodBound(None)}, domain=types.SimpleNamespace(vocab_size=2)
-    )
+    experiment = types.SimpleNamespace(evals={"test": LikelihoodBound(None)}, domain=TOKENS)
     context = types.SimpleNamespace(
         corpus=lambda changes: corpus, earlier={"test": result}, say=said.append
     )
@@ -143,10 +195,30 @@ def test_n_gram_models_of_a_part_of_a_text_say_so(monkeypatch):
     assert said[1] == "the n-gram models count the first 8 of 98 tokens of the training split"
 
 
+def test_n_gram_models_of_images_count_values_of_pixels(monkeypatch):
+    """The unit is the domain's, as in the line of the bound."""
+    monkeypatch.setattr(ngrams, "MOST_TOKENS", 8)
+    corpus, said = Text(train=[0, 1] * 5, test=[0, 1] * 4), []
+    domain = types.SimpleNamespace(vocab_size=2, unit="dimension")
+    experiment = types.SimpleNamespace(evals={"test": LikelihoodBound(None)}, domain=domain)
+    result = {"bits_per_token": 1.25, "bits_per_token_se": 0.01, "exact": False}
+    for earlier, heading in (
+        ({}, "bits per dimension of the test split, all 8 dimensions:"),
+        ({"test": result}, "bits per dimension on the same data:"),
+    ):
+        said.clear()
+        context = types.SimpleNamespace(
+            corpus=lambda changes: corpus, earlier=earlier, say=said.append
+        )
+        NGramModels(order=1).run(experiment, None, context)
+        assert said[0].splitlines()[0] == heading
+        assert said[1].startswith("the n-gram models count the first 8 of 10 dimensions of")
+
+
 def test_n_gram_models_are_fitted_to_the_training_split():
     """Both symbols are equally frequent there: one bit each, whatever the test split has."""
     corpus = Text(train=[0, 1] * 500, test=[1, 1, 1, 0] * 9)
-    experiment = types.SimpleNamespace(evals={}, domain=types.SimpleNamespace(vocab_size=2))
+    experiment = types.SimpleNamespace(evals={}, domain=TOKENS)
     context = types.SimpleNamespace(
         corpus=lambda changes: corpus, earlier={}, say=lambda text: None
     )

@@ -22,9 +22,34 @@ def test_every_combination_the_last_key_fastest():
     assert list(found.items()) == list(wanted.items())
 
 
+def test_a_comma_within_brackets_is_part_of_a_value():
+    asked = ["sample.grid=cosine,[1, 0.5,0],(1,(0.2)),{}", "log.profile=(1,2),(3,4)"]
+    found = sweep.combinations(asked)
+    lists = ["cosine", "[1, 0.5,0]", "(1,(0.2))", "{}"]
+    both = [
+        {"sample.grid": grid, "log.profile": steps}
+        for grid in lists
+        for steps in ("(1,2)", "(3,4)")
+    ]
+    assert list(found.values()) == both
+    assert list(found)[:4] == [
+        "grid=cosine,profile=1_2", "grid=cosine,profile=3_4",
+        "grid=1_0.5_0,profile=1_2", "grid=1_0.5_0,profile=3_4",
+    ]  # fmt: skip
+
+
+def test_keys_with_the_same_last_word_are_told_apart():
+    keys = ["optim.name", "sample.name", "train.seed", "evals.a.data.path", "data.path"]
+    (name,) = sweep.combinations([f"{key}=x" for key in keys])
+    assert name == "optim.name=x,sample.name=x,seed=x,a.data.path=x,data.path=x"
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
+        (["sample.grid=[1,0],[1,0.5"], r"grid=\[1,0\],\[1,0.5: a bracket is not closed by '\]'"),
+        (["sample.grid=[1,0),1"], r"'\)' closes no bracket"),
+        (["sample.grid=1]"], r"'\]' closes no bracket"),
         (["seed=1,2"], "seed=1,2: it must be --vary SECTION.KEY=VALUE,VALUE"),
         (["train.seed"], "it must be --vary SECTION.KEY"),
         (["train.seed=1,,2"], "it must be --vary SECTION.KEY"),
@@ -46,6 +71,15 @@ def test_what_is_no_sweep(asked, why):
         (["sweep", "--config", "quickstart", "--vary", "train.seed=1"], "needs --config FILE, and"),
         (["sweep", "FOLDER", "--vary", "train.seed=1"], "needs --config FILE, and"),
         ([*LINE, "--vary", "optim.learning_rates=1"], "learning_rates"),
+        ([*LINE, "--vary", "sample.seed=0,1,00"], "seed=0 and seed=00, which are the same run"),
+        (
+            [*LINE, "--vary", "optim.learning_rate=1e-3,0.001"],
+            "learning_rate=1e-3 and learning_rate=0.001, which are the same run",
+        ),
+        (
+            [*LINE, "--vary", "train.seed=0,1"],
+            "train.seed is given by --vary and --config.train.seed",
+        ),
         ([*LINE, "--vary", "train.batch_size=8,eight"], "eight"),
         (
             [*LINE, "--vary", "network.heads=2,3"],
