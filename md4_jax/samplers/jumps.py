@@ -12,7 +12,7 @@ from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated, reveal_masks
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.draw import draw_token
-from md4_jax.samplers.transforms import Transform
+from md4_jax.samplers.transforms import Transform, check_exclude
 
 PROCESSES = (RevealsMasks, HasRates)
 
@@ -65,6 +65,10 @@ class Euler:
 
     transform: Transform = Transform()
 
+    def check(self, process: Any) -> None:
+        """Raises UserError for excluded symbols that may stay."""
+        check_exclude(self.transform, process, "euler")
+
     def __call__(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array
     ) -> Chain:
@@ -107,7 +111,8 @@ class TauLeaping:
             raise UserError(f"sample.several must be one of {known}, not {self.several!r}")
 
     def check(self, process: Any) -> None:
-        """Raises UserError for several='sum' with symbols that are not ordered."""
+        """Raises UserError for several='sum' without an order, and for excluded symbols."""
+        check_exclude(self.transform, process, "tau_leaping")
         if self.several == "sum" and not getattr(process, "is_ordered", False):
             raise UserError(
                 "sample.several='sum' adds distances between symbols, so that it needs "

@@ -13,7 +13,7 @@ from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral, evaluated
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.jumps import Euler, TauLeaping, moves
-from md4_jax.samplers.transforms import Transform
+from md4_jax.samplers.transforms import Transform, check_exclude
 
 PREDICTORS = {"ancestral": Ancestral, "euler": Euler, "tau_leaping": TauLeaping}
 
@@ -49,6 +49,11 @@ class PredictorCorrector:
             raise UserError(f"sample.corrections must be at least 1, not {self.corrections}")
         if isinstance(self.size, float | int) and not self.size > 0:
             raise UserError(f"sample.size must be positive, not {self.size}")
+
+    def check(self, process: Any) -> None:
+        """Raises UserError for excluded symbols that a predictor of jumps may leave."""
+        if self.predictor != "ancestral":
+            check_exclude(self.transform, process, "predictor_corrector")
 
     def __call__(
         self, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Array, keys: Array

@@ -67,6 +67,19 @@ def predicts_ratios(process: Any) -> bool:
     return getattr(process, "parametrisation", "") == "score"
 
 
+def check_exclude(transform: Transform, process: Any, sampler: str) -> None:
+    """Raises UserError for excluded symbols with a sampler of jumps, on noise that is no mask.
+
+    Every other sampler draws each token of the last step from what the network predicts.
+    """
+    if transform.exclude and not process.shows_clean:
+        raise UserError(
+            f"sample.exclude cannot be kept by sample.name={sampler!r} on noise that is no mask: a "
+            "token that makes no jump stays as the noise drew it, which may be an excluded symbol. "
+            "Take sample.name=ancestral, or leave sample.exclude empty"
+        )
+
+
 def check_transform(temperature: float, top_k: int, top_p: float) -> None:
     """Raises UserError for settings that give no distribution."""
     if temperature < 0:

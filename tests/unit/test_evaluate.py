@@ -294,7 +294,7 @@ def test_padding_that_counts_is_no_byte_and_no_word(tmp_path):
     words = {
         "data.name": "text", "data.path": str(tmp_path / "texts.jsonl"), "data.length": "8",
         "data.windows": "documents", "data.padding": "end_of_text", "tokenizer.name": "bytes",
-        "data.validation": "0", "data.test": "2", "network.tables": "0", "network.size": "16",
+        "data.validation": "0", "data.test": "7", "network.tables": "0", "network.size": "16",
         "network.depth": "1", "network.heads": "2", "network.hidden": "32", "mesh.data": "1",
         "train.batch_size": "2",
     }  # fmt: skip
