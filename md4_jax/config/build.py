@@ -57,6 +57,8 @@ def experiment(
     """
     made = _sections(config, domain, devices)
     made["sample"], made["guide"] = _guide(config, made["sample"], made["guide"])
+    if isinstance(domain, RandomTokens):  # whose symbols have no text, that of a prompt neither
+        prompted, made["prompt"] = prompted or made["prompt"].is_given, PromptOptions()
     process, objective, sample, data = (
         made[name] for name in ("process", "objective", "sample", "data")
     )
@@ -220,6 +222,8 @@ def _ends(stop: str, domain: Domain) -> tuple[int, ...]:
     """Returns the symbols that sample.stop means; UserError if the vocabulary has none."""
     if not stop:
         return ()
+    if isinstance(domain, RandomTokens):
+        return (domain.eot_id,)
     if stop == "end_of_text":
         if getattr(domain, "eot_id", None) is None:
             raise UserError("sample.stop='end_of_text' needs a tokenizer with an end-of-text token")

@@ -182,9 +182,8 @@ def _check_guidance(experiment: Experiment) -> None:
 
 def _check_guiding_prompt(experiment: Experiment, said: str) -> None:
     """Raises UserError if samples without a label cannot be steered towards a prompt."""
-    options, given = experiment.sample, dataclasses.asdict(experiment.prompt)
-    has_text = any(value for key, value in given.items() if key != "blank")
-    if not (has_text or experiment.prompted):
+    options = experiment.sample
+    if not (experiment.prompt.is_given or experiment.prompted):
         raise UserError(
             f"{said} steers samples towards a class or a prompt: set sample.label to one of the "
             "classes of a network with network.classes, or sample.prompt, suffix or template, or "

@@ -44,10 +44,14 @@ def classes(result: Mapping[str, Any]) -> str:
 
 
 def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns numbers as JSON can have them: None for those that are not finite."""
-    return {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()
-    }
+    """Returns numbers as JSON can have them: None for those that are not finite, at any depth."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return finite(value)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {key: of(value) for key, value in numbers.items()}
 
 
 def label(name: str, split: str) -> str:

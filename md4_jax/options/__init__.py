@@ -216,6 +216,12 @@ class PromptOptions:
     mask: str = ""
     box: str = ""
 
+    @property
+    def is_given(self) -> bool:
+        """Returns whether any token is fixed."""
+        given = dataclasses.asdict(self).items()
+        return any(value for key, value in given if key != "blank")
+
     def __post_init__(self):
         if len(self.blank) != 1:
             raise UserError(f"sample.blank must be one character, not {self.blank!r}")

@@ -93,3 +93,12 @@ def test_it_guides_the_samples_of_a_model_without_classes(both, run, refused):
         assert error in refused(*sample, *flags(*words))
     wrong = [*sample[:-1], f"--config.sample.classifier={model}", *flags("sample.label=1")]
     assert "which predicts tokens" in refused(*wrong)
+    # Samples with both networks are timed; the formula of FLOPs is of one.
+    times = flags("bench.parts=sample", "bench.windows=1", "bench.seconds=0.01")
+    ended = run(*sample[:2], "--mode", "bench", sample[-1], *times, *flags("sample.label=3"))
+    assert ended.code == 0, ended
+    told = json.loads(ended.out.strip().splitlines()[-1])["sample"]
+    assert told["network_evaluations"] == 3 and told["model_gflop"] is None
+    plan = ("--mode", "plan", "--topology=cpu:1", "--config.plan.parts=train,sample")
+    error = refused(*sample[:2], *plan, sample[-1], *flags("sample.label=3"))
+    assert f"sample.classifier={classifier} is a second network" in error

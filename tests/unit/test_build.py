@@ -601,6 +601,17 @@ def test_only_the_likelihood_itself_is_called_exact(name, options, timed, exact,
     assert reported(built).of_batches(built, {}, [batch], {})["exact"] is exact
 
 
+def test_random_tokens_have_no_text_of_prompts_and_ends():
+    """Samples are timed and planned without prompts, which hide nothing but with guidance."""
+    words = {"sample.guidance": "2.0", "mesh.data": "1", "sample.stop": "<|eot_id|>"}
+    config = schema.load_config("quickstart", words | {"sample.prompt": "to be"})
+    built = build.experiment(config, RandomTokens(32, 256))
+    assert built.prompted and not built.prompt.is_given and built.ends == (0,)
+    config["sample"]["prompt"] = ""
+    with pytest.raises(UserError, match="sample.guidance=2.0 steers samples towards a class or a"):
+        build.experiment(config, RandomTokens(32, 256))
+
+
 def test_random_tokens_have_no_entries_to_exclude():
     config = schema.load_config("configs/dplm_uniref50.py", {"mesh.data": "1"})
     built = build.experiment(config, RandomTokens(32, 1022))

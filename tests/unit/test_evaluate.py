@@ -1,6 +1,7 @@
 """The evaluator over batches, and samples in batches of one shape and as files."""
 
 import json
+import math
 import types
 
 import exact
@@ -312,3 +313,8 @@ def test_padding_that_counts_is_no_byte_and_no_word(tmp_path):
     assert found["bits_per_token"] == pytest.approx(np.log2(257), rel=1e-5)
     assert found["padding"] == "end_of_text"
     assert told[0].endswith("; padding counts among the tokens, not among bytes and words")
+
+
+def test_numbers_that_json_lacks_are_null_at_any_depth():
+    found = eval_report.finite({"a": math.nan, "b": {"c": math.inf, "d": {"e": -math.inf, "f": 1}}})
+    assert found == {"a": None, "b": {"c": None, "d": {"e": None, "f": 1}}}
