@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +64,10 @@ def train_mode(call: Call) -> int:
     workdir = call.workdir
     experiment, corpus, kept = checked(call.config, workdir, call.back)
     suite = _suite(experiment, call, corpus)
+    old, new = inputs.evaluators_by_age(kept, call.config)
     with inputs.as_before(kept, workdir):
-        sizes = {"train": corpus.sizes(["train"])["train"], **_sizes(experiment, suite)}
+        sizes = dict(corpus.sizes(["train"])) | _sizes(experiment, suite, old)
+    sizes |= _sizes(experiment, suite, new)
     begin = beginnings.beginning(experiment, workdir, _say)
     with _open_workdir(experiment, call, workdir):
         for warning in inputs.warnings(corpus):
@@ -245,9 +247,9 @@ def _suite(experiment: Experiment, call: Call, corpus: Corpus | None = None) -> 
     return Suite(experiment, call.workdir, corpora, judge, run_of)
 
 
-def _sizes(experiment: Experiment, suite: Suite) -> dict[str, Any]:
-    """Returns the sizes of the splits that evaluators read, by the names to print."""
-    names = [name for name, e in experiment.evals.items() if e.every or e.final]
+def _sizes(experiment: Experiment, suite: Suite, among: Iterable[str]) -> dict[str, Any]:
+    """Returns the sizes of the splits that some evaluators read, by the names to print."""
+    names = [name for name in among if (e := experiment.evals[name]).every or e.final]
     return _labelled(experiment.evals, sizes_of_all(suite, names))
 
 

@@ -151,6 +151,21 @@ def as_before(kept: Mapping[str, Any] | None, workdir: Place) -> Iterator[None]:
         ) from error
 
 
+def evaluators_by_age(
+    kept: Mapping[str, Any] | None, asked: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Returns the evaluators that read data as they did when a run began, and the others, by name.
+
+    kept: the config of that run; None for a new one. Those of the run's own data are never new.
+    """
+    before, new = (kept or {}).get("evals", {}), []
+    for name, section in asked["evals"].items():
+        own = section.get("data", {})
+        if own and kept is not None and own != before.get(name, {}).get("data"):
+            new.append(name)
+    return [name for name in asked["evals"] if name not in new], new
+
+
 def warnings(corpus: Corpus) -> tuple[str, ...]:
     """Returns what a user should know about the data: sentences of the source and of its size."""
     found = corpus.warnings

@@ -95,6 +95,13 @@ def test_all_missing_data_are_named_before_anything_runs(refused, trained, monke
     assert "evals.b: " in message and "NO/b.txt" in message
 
 
+def test_missing_data_of_a_new_evaluator_are_none_of_the_run(refused, trained, tiny):
+    words = assigned("new", name="likelihood", data__name="text", data__path="NO/a.txt")
+    message = refused("--workdir", trained, "--config", tiny, *words)
+    assert "evals.new: data.path: no file matches 'NO/a.txt'" in message
+    assert "could read its data when it began" not in message
+
+
 def test_an_unknown_evaluator(refused, trained):
     at = ("--workdir", trained, "--mode", "eval")
     message = refused(*at, "--evals=tset")
