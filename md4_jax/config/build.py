@@ -240,8 +240,8 @@ def _entries(key: str, text: str, domain: Domain, what: str, others: str = "") -
         return ()
     if not hasattr(domain, "tokenizer"):
         raise UserError(f"sample.{key}={text!r} {what}, and the data of this run are no text")
-    id_of = getattr(domain.tokenizer, "id_of", lambda entry: None)
-    entries = [text] if id_of(text) is not None else text.split()
+    id_of = getattr(domain.tokenizer, "id_of", partial(_alone, domain.tokenizer))
+    entries = [text] if id_of(text) is not None else text.split() or [text]
     found = [id_of(entry) for entry in entries]
     for entry, symbol in zip(entries, found, strict=True):
         if symbol is None or symbol >= domain.vocab_size:
@@ -251,3 +251,12 @@ def _entries(key: str, text: str, domain: Domain, what: str, others: str = "") -
                 "with spaces between them"
             )
     return tuple(found)
+
+
+def _alone(tokenizer: Any, entry: str) -> int | None:
+    """Returns the id of a text that is one token, such as a character; None for any other."""
+    try:
+        ids = tokenizer.encode(entry)
+    except UserError:
+        return None
+    return int(ids[0]) if len(ids) == 1 and tokenizer.join(ids) == entry else None

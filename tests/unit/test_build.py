@@ -23,6 +23,7 @@ from md4_jax.data.domains import TextDomain
 from md4_jax.data.images import ImageSource
 from md4_jax.data.proteins import Proteins
 from md4_jax.data.random_tokens import RandomTokens
+from md4_jax.data.tokenizers import Bytes, Characters
 from md4_jax.evals import EVALUATORS, likelihood
 from md4_jax.evals.likelihood import LikelihoodBound, reported
 from md4_jax.experiment import sample_block
@@ -610,6 +611,28 @@ def test_random_tokens_have_no_text_of_prompts_and_ends():
     config["sample"]["prompt"] = ""
     with pytest.raises(UserError, match="sample.guidance=2.0 steers samples towards a class or a"):
         build.experiment(config, RandomTokens(32, 256))
+
+
+@pytest.mark.parametrize(
+    "tokenizer, text, ids",
+    [
+        (Characters(" abé"), "a é", (1, 3)),
+        (Characters(" abé"), " ", (0,)),
+        (Bytes(), "a \n", (97,)),
+        (Bytes(), "\n", (10,)),
+        (Characters("ab"), " ", "' ' is no entry of the vocabulary"),
+        (Characters("ab"), "a ab", "'ab' is no entry of the vocabulary"),
+        (Bytes(), "é", "'é' is no entry of the vocabulary"),
+    ],
+)
+def test_characters_are_entries_of_a_vocabulary(tokenizer, text, ids):
+    config = schema.load_config("quickstart", {"sample.exclude": text, "mesh.data": "1"})
+    if isinstance(ids, tuple):
+        built = build.experiment(config, TextDomain(tokenizer, 256))
+        assert built.sampler_step.transform.exclude == ids
+        return
+    with pytest.raises(UserError, match=f"sample.exclude={ids}"):
+        build.experiment(config, TextDomain(tokenizer, 256))
 
 
 def test_random_tokens_have_no_entries_to_exclude():
