@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import md4_jax
-from md4_jax.config.mistakes import all_of
+from md4_jax.config.mistakes import ELSEWHERE, all_of
 from md4_jax.config.older import added, with_current_names
 from md4_jax.config.values import parse
 from md4_jax.options import DataOptions
@@ -277,6 +277,7 @@ def check_same(
         f"{workdir} was made by another config:\n" + "\n".join(lines) + "\n"
         "choose another --workdir, or use the old values to continue that run"
         + (steps if "train.num_steps" in differing else "")
+        + (f"\n{ELSEWHERE}" if any(key.startswith("data.") for key in differing) else "")
     )
 
 

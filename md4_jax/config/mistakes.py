@@ -11,6 +11,12 @@ from md4_jax.protocols import UserError
 T = TypeVar("T")
 # Keys of an objective that an evaluator's has from training, unless its section gives them.
 TRAINED = ("block", "alpha_0")
+# What to do about data that are not those of a run.
+ELSEWHERE = (
+    "To evaluate this run on another text name it as an evaluator's data: --mode eval --evals "
+    "other --config.evals.other.name=likelihood --config.evals.other.split=all "
+    "--config.evals.other.data.name=text --config.evals.other.data.path=FILE"
+)
 OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
 

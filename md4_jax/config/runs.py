@@ -6,6 +6,7 @@ from typing import Any
 from md4_jax.config import build, foreign
 from md4_jax.config import load as config
 from md4_jax.config.inputs import checkpoint_of
+from md4_jax.config.mistakes import ELSEWHERE
 from md4_jax.config.schema import class_of
 from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.data.domains import same_symbols, stored_domain
@@ -163,11 +164,7 @@ def check_text(experiment: Experiment, corpus: Corpus, workdir: Place) -> None:
     try:
         check_same_text(host["text"], corpus.fingerprint(), workdir)
     except UserError as error:
-        raise UserError(
-            f"{error}. To evaluate this run on another text name it as an evaluator's data: "
-            "--evals other --config.evals.other.name=likelihood --config.evals.other.split=all "
-            "--config.evals.other.data.path=FILE"
-        ) from error
+        raise UserError(f"{error}. {ELSEWHERE}") from error
 
 
 def read(experiment: Experiment, workdir: Place, ask: Callable[[Checkpoints], Any]) -> Any:

@@ -102,6 +102,14 @@ def test_missing_data_of_a_new_evaluator_are_none_of_the_run(refused, trained, t
     assert "could read its data when it began" not in message
 
 
+def test_other_data_of_a_run_are_those_of_an_evaluator(refused, trained):
+    at = ("--workdir", trained, "--mode", "eval")
+    message = refused(*at, "--config.data.name=text", "--config.data.path=other.txt")
+    assert "data.name: 'shakespeare' in the workdir, 'text' asked for" in message
+    assert "--config.evals.other.data.path=FILE" in message
+    assert "evals.other" not in refused(*at, "--config.train.batch_size=16")
+
+
 def test_an_unknown_evaluator(refused, trained):
     at = ("--workdir", trained, "--mode", "eval")
     message = refused(*at, "--evals=tset")
