@@ -54,6 +54,43 @@ class TrainIterator:
         self._batches.close()
 
 
+class Repeated:
+    """Iterator that gives each batch of another one several times in a row.
+
+    Its position is that of the batches before the one that it is giving, so that a run that goes on
+    from there sees this batch again.
+    """
+
+    def __init__(self, batches: TrainIterator, times: int, given: int):
+        """given: how many times the first batch was given before."""
+        self._batches, self._times = batches, times
+        self._batch: Batch | None = None
+        self._position, self._left, self._given = batches.get_state(), 0, given
+
+    def __iter__(self) -> "Repeated":
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._left:
+            self._position = self._batches.get_state()
+            self._batch = next(self._batches)
+            self._left, self._given = self._times - self._given, 0
+        self._left -= 1
+        return self._batch
+
+    def get_state(self) -> dict[str, int]:
+        """Returns the position before the batch that is to be given again, else after it."""
+        return self._position if self._left else self._batches.get_state()
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continues at a position of the batches, before the first one is given."""
+        self._batches.set_state(state)
+
+    def close(self) -> None:
+        """Ends the reading threads."""
+        self._batches.close()
+
+
 def train_iterator(
     sequences: Windows | Rows,
     *,

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.experiment import Experiment, clean_prompts
-from md4_jax.protocols import Array, Batch, Params, Prompt
+from md4_jax.data.corpus import Corpus
+from md4_jax.data.loader import Repeated, TrainIterator
+from md4_jax.experiment import Experiment, clean_prompts, rows_of
+from md4_jax.protocols import Array, Batch, Params, Prompt, updates_of
 from md4_jax.runtime.sharding import local_rows, to_global, to_host
 from md4_jax.samplers.batches import make_sampler
 from md4_jax.samplers.steering import Steering
@@ -20,10 +22,14 @@ SAMPLES = 7  # tells the keys of samples from those of the noise, which `draws` 
 
 
 class Rollouts:
-    """Draws the texts of each training step, as the `sample` section says, and rewards them."""
+    """Draws the texts of training steps, as the `sample` section says, and rewards them.
+
+    The texts of a step are used again in the next ones, `updates_of` the objective in all.
+    """
 
     def __init__(self, experiment: Experiment, rewarded: Steering):
         self._experiment, self._rewarded = experiment, rewarded
+        self._first, self._batch = -1, None
         self._sampler = make_sampler(
             experiment.network,
             experiment.loop,
@@ -33,11 +39,23 @@ class Rollouts:
             clean_prompts=clean_prompts(experiment.config["data"]),
         )
 
-    def __call__(self, params: Params, step: int, prompts: Batch) -> Batch:
+    def __call__(self, state: Any, step: int, prompts: Batch) -> Batch:
         """Returns this process's rows of the batch of a step, `group` for each of its prompts.
 
-        prompts  sequences of the data; what does not count is the prompt
+        state    `TrainState` at which the step begins
+        prompts  sequences of the data; what does not count is the prompt. Those of the first step
+                 with a batch are those of the others too
+
+        A run that goes on between two steps with a batch draws it again, with the same model.
         """
+        first = step - step % updates_of(self._experiment.objective)
+        if step == first or first != self._first:
+            params = state.whole if first == step else state.behaving
+            self._first, self._batch = first, self._made(params, first, prompts)
+        return self._batch
+
+    def _made(self, params: Params, step: int, prompts: Batch) -> Batch:
+        """Draws and rewards the batch of a step and of those that use it again."""
         experiment, group = self._experiment, self._experiment.objective.group
         context = {name: np.repeat(x, group, axis=0) for name, x in prompts.context.items()}
         data, counts = (np.repeat(np.asarray(x), group, axis=0) for x in prompts[:2])
@@ -132,13 +150,19 @@ def advantages(rewards: np.ndarray, group: int, normalised: bool) -> np.ndarray:
     return found.reshape(-1).astype(np.float32)
 
 
-def maker(
-    experiment: Experiment, rewarded: Steering | None
-) -> Callable[[Params, int, Batch], Batch]:
-    """Returns (parameters, step, batch of the data) -> batch of the step, mostly the same."""
+def maker(experiment: Experiment, rewarded: Steering | None) -> Callable[[Any, int, Batch], Batch]:
+    """Returns (`TrainState`, step, batch of the data) -> batch of the step, mostly the same."""
     if experiment.objective.needs.rewards:
         return Rollouts(experiment, rewarded)
-    return lambda params, step, batch: batch
+    return lambda state, step, batch: batch
+
+
+def data_of(experiment: Experiment, corpus: Corpus, step: int) -> TrainIterator | Repeated:
+    """Returns the batches of the data from a step on, each as often as the objective uses it."""
+    rows = rows_of(experiment, prompts_of(experiment))
+    batches = corpus.train_batches(seed=experiment.train.seed, **rows)
+    times = updates_of(experiment.objective)
+    return Repeated(batches, times, step % times) if times > 1 else batches
 
 
 def prompts_of(experiment: Experiment) -> int:

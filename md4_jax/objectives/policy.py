@@ -1,6 +1,7 @@
 """Policy gradient of a reward, learned by a diffusion model: docs/families/policy.md."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +12,22 @@ from md4_jax.objectives.in_blocks import check_block, check_blocks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 
 
+class Behaviour(NamedTuple):
+    """Model that drew the texts of a batch, and the number of the update with them, from 0 on.
+
+    denoiser  bound to the context and the dropout of the batch
+    update    int32 []; at 0 it is the same model as the one that learns
+    """
+
+    denoiser: Denoiser
+    update: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """Loss whose gradient raises the reward of samples, with a bound for the likelihood.
 
-    With L the bound on a text that the model has just drawn (`answers.bound_of`: `any_order`,
+    With L the bound on a text that the model has drawn (`answers.bound_of`: `any_order`,
     `block` or `uniform_elbo`), L' that of the model at which training began, and A its advantage,
     the reward compared with those of the `group` texts that were drawn after the same prompt (GRPO,
     arXiv:2402.03300),
@@ -26,11 +38,21 @@ class Policy:
     divergence KL(p, p'). L and L' are means over `draws` draws of noise, the same for both
     models. This is not a bound and is for training only.
 
+    With several `updates` for each set of drawn texts, A L is replaced by the clipped surrogate of
+    PPO (arXiv:1707.06347) with one ratio for a text of n counted tokens (GSPO, arXiv:2507.18071;
+    with bounds ESPO, arXiv:2512.03759). L'' is the bound of the model that drew the text, at the
+    same noise, so that the ratio is 1 at the first update:
+
+        -n min(A r, A clip(r, 1 - clip_below, 1 + clip_above)),  r = exp((L'' - L) / n).
+
     group       texts that are drawn after a prompt; a step has train.batch_size / group prompts
     kl          weight of the divergence from the start; 0: the start is not kept
     draws       draws of noise for each text; each model makes so many forward passes for it
     normalised  whether A is divided by the standard deviation of the group's rewards
     block       tokens of a block, for block diffusion; 0: the whole text
+    updates     training steps for which a set of drawn texts is used
+    clip_below  how far below 1 the ratio of a worse text may fall before it is left alone
+    clip_above  how far above 1 the ratio of a better text may rise
     """
 
     group: int = 8
@@ -38,6 +60,9 @@ class Policy:
     draws: int = 4
     normalised: bool = True
     block: int = 0
+    updates: int = 1
+    clip_below: float = 0.2
+    clip_above: float = 0.2
 
     def __post_init__(self):
         check_block(self.block)
@@ -47,6 +72,15 @@ class Policy:
             raise UserError(f"objective.kl must not be negative, not {self.kl}")
         if self.draws < 1:
             raise UserError(f"objective.draws must be at least 1, not {self.draws}")
+        if self.updates < 1:
+            raise UserError(f"objective.updates must be at least 1, not {self.updates}")
+        if not 0 <= self.clip_below <= 1:
+            raise UserError(
+                f"objective.clip_below must be between 0 and 1, not {self.clip_below}: a ratio of "
+                "probabilities is above 0"
+            )
+        if not self.clip_above >= 0:
+            raise UserError(f"objective.clip_above must not be negative, not {self.clip_above}")
 
     @property
     def needs(self) -> Needs:
@@ -59,8 +93,8 @@ class Policy:
 
     @property
     def teacher_calls(self) -> int:
-        """Forward passes of the model at which training began, in a training step."""
-        return self.draws if self.kl else 0
+        """Forward passes of other models in a training step: of the start, and that which drew."""
+        return self.draws * ((self.kl > 0) + (self.updates > 1))
 
     def is_bound(self, process: Process) -> bool:
         return False
@@ -84,12 +118,36 @@ class Policy:
             "reward": batch.reward,
             "tied": (batch.advantage == 0).astype(jnp.float32),
         }  # fmt: skip
+        if self.updates > 1:
+            its = bound.loss_at(student.behaviour.denoiser, process, several, *drawn)
+            loss, more = self._clipped(batch, nats, self._mean(its), student.behaviour.update)
+            extra |= more
         if self.kl:
             its = bound.loss_at(teacher_of(student).denoiser, process, several, *drawn)
             moved = self._mean(jax.lax.stop_gradient(its)) - nats
             loss += 0.5 * self.kl * moved**2
             extra["moved"] = moved
         return loss, extra
+
+    def _clipped(
+        self, batch: Batch, nats: Array, its: Array, update: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Returns the surrogate [B] and what is printed of its ratios.
+
+        its  bounds [B] of the model that drew the texts, before the first update
+        """
+        # Two programs of one computation may round differently, which is no reason to clip.
+        old = jax.lax.stop_gradient(jnp.where(update == 0, nats, its))
+        length = jnp.maximum(1, jnp.sum(batch.loss_mask, axis=1))
+        ratio = jnp.exp((old - nats) / length)
+        nearest = jnp.clip(ratio, 1 - self.clip_below, 1 + self.clip_above)
+        clipped = batch.advantage * (ratio - nearest) > 0
+        used = jnp.where(clipped, jax.lax.stop_gradient(nearest), ratio)
+        return -length * batch.advantage * used, {
+            "ratio": ratio,
+            "ratio_spread": jnp.abs(ratio - 1),
+            "clipped": clipped.astype(jnp.float32),
+        }
 
     def _mean(self, each: Array) -> Array:
         """Returns the mean over the draws of each text [B]."""

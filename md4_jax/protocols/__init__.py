@@ -15,12 +15,12 @@ from md4_jax.protocols.network import (
     Network,
     Ordered,
 )
-from md4_jax.protocols.objective import FIXED, PARTS, Needs, Objective
+from md4_jax.protocols.objective import FIXED, PARTS, Needs, Objective, updates_of
 from md4_jax.protocols.process import Process, Schedule
 from md4_jax.protocols.trees import pytree
 
 __all__ = [
     "FIXED", "PARTS", "Accelerator", "Array", "Batch", "Blockwise", "Conditioned", "Denoiser",
     "Mixture", "Needs", "Network", "Objective", "Ordered", "Params", "Process", "Prompt",
-    "Schedule", "UserError", "batch_of", "pytree",
+    "Schedule", "UserError", "batch_of", "pytree", "updates_of",
 ]  # fmt: skip

@@ -138,6 +138,7 @@ class Denoiser(NamedTuple):
     unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
+    behaviour `Behaviour` of objectives/policy.py, the model that drew the batch, or None
     gaps      (z, t) -> (h [B, L + 1, D], also of the end of the text, outputs on what is missing
               [B, L + 1]: `Grows`), or None
     edits     the same as gaps, with h of what replaces each mask between them, and the logit of
@@ -164,6 +165,7 @@ class Denoiser(NamedTuple):
     classify: Callable[[Array, Array], Array] | None = None
     ordered: Ordered | None = None
     within: Callable[[Array], "Denoiser"] | None = None
+    behaviour: Any = None
 
     def __call__(self, z: Array, t: Array) -> Array:  # logits [B, L, V]
         return self.unembed(self.features(z, t))

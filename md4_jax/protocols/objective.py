@@ -64,10 +64,12 @@ class Objective(Protocol):
     draws u = v^p (`objectives/draws.py`). If `block_times` is True, each block has a time of its
     own, and a last argument `power`=p of the call draws these early and weighs each block, with u
     left as v. `until` above 0: from that step on training uses `afterwards`, with the same
-    diagnostics. `for_evaluation()` returns the bound of the same model with the least variance,
-    also of a training-only loss; auto uses it. `is_loose` True: the right denoiser's bound is above
-    the entropy. The diagnostics include the bound's terms that are named in PARTS;
-    they and those named in FIXED are not weighed with early times.
+    diagnostics. `updates` above 1: each batch is used for so many steps, and the denoiser comes
+    with the `behaviour`, the model before the first of them. `for_evaluation()` returns the bound
+    of the same model with the least variance, also of a training-only loss; auto uses it.
+    `is_loose` True: the right denoiser's bound is above the entropy. The diagnostics include the
+    bound's terms that are named in PARTS; they and those named in FIXED are not weighed with early
+    times.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
     times, steps or numbers of masks. keys [B] holds one random key for each sequence.
     """
@@ -81,3 +83,8 @@ class Objective(Protocol):
         self, denoiser: Denoiser, process: Any, batch: Batch, u: Array, keys: Array
     ) -> tuple[Array, dict[str, Array]]:
         """Returns (nats [B], {name: diagnostic [B]})."""
+
+
+def updates_of(objective: Objective) -> int:
+    """Returns the number of training steps for which an objective uses each batch."""
+    return getattr(objective, "updates", 1)

@@ -119,6 +119,7 @@ class TrainLog:
         kind = "bound" if self._settings.is_bound else "training loss"
         unit = self._settings.unit
         rewarded = f"reward {means['reward']:.3f}, " if "reward" in means else ""
+        rewarded += f"{means['clipped']:.0%} clipped, " if "clipped" in means else ""
         said = f"{kind} {loss:.3f}{_plus_minus(error)} bits/{unit}{self._held_out_text}"
         text = (
             f"{rewarded}{_of_classes(means) or said}, "

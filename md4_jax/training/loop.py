@@ -11,9 +11,9 @@ from md4_jax.data.corpus import Corpus, check_same_text
 from md4_jax.evals import rollouts
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.evals.suite import Suite
-from md4_jax.experiment import Experiment, rows_of
+from md4_jax.experiment import Experiment
 from md4_jax.options.parts import words
-from md4_jax.protocols import Params, UserError
+from md4_jax.protocols import Params, UserError, updates_of
 from md4_jax.runtime.compiling import compile_ahead, draws_as_kernels, jit
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import max_over_processes, shardings_of, to_global
@@ -25,7 +25,7 @@ from md4_jax.training.microbatches import resolved
 from md4_jax.training.notices import BUDGET, Notices, Signals
 from md4_jax.training.profile import Profile
 from md4_jax.training.saver import Saver
-from md4_jax.training.step import TrainState, init_state, make_train_step
+from md4_jax.training.step import BESIDE, TrainState, init_state, make_train_step
 from md4_jax.training.trackers import Tracked, Trackers
 from md4_jax.training.trainable import divided, matching, stored
 from md4_jax.training.writers import NullWriter, Progress, Writer
@@ -93,8 +93,7 @@ def _opened(
     step = int(state.step)
     text = corpus.fingerprint()
     check_same_text((host or {}).get("text"), text, workdir)
-    rows = rows_of(experiment, rollouts.prompts_of(experiment))
-    data = corpus.train_batches(seed=experiment.train.seed, **rows)
+    data = rollouts.data_of(experiment, corpus, step)
     if primary:
         print(report.start(experiment, state, workdir, step), flush=True)
     spent = 0.0
@@ -133,7 +132,7 @@ def _steps(
         _evaluate_if_due(suite, log, state, step)
         while not last:
             with run.profile.step(step + 1):
-                batch = to_global(drawn(state.whole, step, next(run.data)), experiment.mesh)
+                batch = to_global(drawn(state, step, next(run.data)), experiment.mesh)
                 spent = (notices.elapsed / budget,) if follows else ()
                 with jax.set_mesh(experiment.mesh):
                     if metrics is None:
@@ -266,8 +265,8 @@ def started(experiment: Experiment, begin: Callable[[Params], Params]) -> TrainS
     # Separate buffers, since the training step donates and overwrites both.
     ema = state.ema | jax.tree.map(jnp.copy, params)
     params.pop("companion", None)  # which the average alone has
-    teacher = state.teacher and jax.tree.map(jnp.copy, params)
-    return state._replace(params=params, ema=ema, frozen=frozen, teacher=teacher)
+    others = {k: getattr(state, k) and jax.tree.map(jnp.copy, params) for k in BESIDE}
+    return state._replace(params=params, ema=ema, frozen=frozen, **others)
 
 
 def fresh_adapters(experiment: Experiment) -> Params:
@@ -297,4 +296,5 @@ def _init(experiment: Experiment) -> TrainState:
     return init_state(
         key, experiment.network, experiment.process, experiment.optimizer,
         experiment.train.trainable, taught=experiment.objective.needs.teacher,
+        behaving=updates_of(experiment.objective) > 1,
     )  # fmt: skip

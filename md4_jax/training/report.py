@@ -45,7 +45,8 @@ def start(experiment: Any, state: Any, workdir: Place, step: int) -> str:
         f"batch       {train.batch_size} x {experiment.data.length} tokens, "
         f"{train.microbatches} microbatches, {train.num_steps} steps",
         f"memory      {held:,.1f} MiB on a device: parameters, optimizer"
-        f"{', teacher' if state.teacher else ''} and moving average, "
+        f"{', teacher' if state.teacher else ''}"
+        f"{', the model that drew' if state.behaviour else ''} and moving average, "
         "without the activations and temporaries of a step (--mode plan counts them)",
         f"workdir     {workdir}",
     ]

@@ -25,6 +25,8 @@ from md4_jax.training.trainable import divided, joined
 # Scope of a conditional whose costliest branch is the one that is nearly always taken.
 LIKELY = "likely"
 SKIPPED = ("skipped", "skipped_in_a_row")
+# Fields of a state that hold another model, which begins at the same parameters.
+BESIDE = ("teacher", "behaviour")
 
 
 class TrainState(NamedTuple):
@@ -36,6 +38,8 @@ class TrainState(NamedTuple):
     no gradient, no part in the optimizer, and the one copy alone.
     teacher is the same as params of a model that this one learns from, or (): the objective needs
     none. It has the frozen parameters in common with this one.
+    behaviour is the same of the model that drew the texts of this step, or () where that is this
+    one at every step (`updates_of`).
     """
 
     step: Array
@@ -46,11 +50,17 @@ class TrainState(NamedTuple):
     skipped_in_a_row: Array
     frozen: Params = ()
     teacher: Params = ()
+    behaviour: Params = ()
 
     @property
     def whole(self) -> Params:
         """All parameters, trained or not."""
         return joined(self.params, self.frozen)
+
+    @property
+    def behaving(self) -> Params:
+        """All parameters of the model that drew the texts of this step."""
+        return joined(self.behaviour, self.frozen)
 
     @property
     def averaged(self) -> Params:
@@ -66,11 +76,13 @@ def init_state(
     trainable: str = "",
     *,
     taught: bool = False,
+    behaving: bool = False,
 ) -> TrainState:
     """Makes the state before the first step; the moving average starts at the parameters.
 
     trainable: expression of `TrainOptions`; UserError if it does not divide the parameters.
-    taught: whether the objective needs a teacher, which starts at the parameters too.
+    taught: whether the objective needs a teacher, which starts at the parameters too. behaving:
+    whether the model that draws is kept, which also starts there.
     """
     whole = _single({"network": network.init(key), "process": process.init()})
     params, frozen = divided(whole, network, trainable)
@@ -78,9 +90,9 @@ def init_state(
     ema = jax.tree.map(jnp.copy, params)
     if network.companion is not None:
         ema["companion"] = network.companion.init()
-    teacher = jax.tree.map(jnp.copy, params) if taught else ()
+    others = (jax.tree.map(jnp.copy, params) if kept else () for kept in (taught, behaving))
     moments = _single(optimizer.init(params))
-    return TrainState(zero, params, ema, moments, zero, zero, frozen, teacher)
+    return TrainState(zero, params, ema, moments, zero, zero, frozen, *others)
 
 
 def _single(arrays: Any) -> Any:
@@ -125,13 +137,17 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
         teacher, round = teaching.of_step(objective, state)
-        fixed, kept = dict(state.frozen), {"frozen": state.frozen, "teacher": teacher}
+        behaviour, update_number = teaching.of_update(objective, state)
+        kept = {"frozen": state.frozen, "teacher": teacher, "behaviour": behaviour}
+        fixed = dict(state.frozen)
         # Apart from here on, so that no branch below copies them.
-        state = state._replace(frozen=(), teacher=())
+        state = state._replace(frozen=(), teacher=(), behaviour=())
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
         net = teaching.with_teacher(network, teacher and joined(teacher, fixed), round)
+        then = behaviour and joined(behaviour, fixed)
+        net = teaching.with_behaviour(net, then, update_number)
         # Not of the gradient, which also has the terms of experts.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         given = state.params, loads.meters(joined(state.params, fixed))

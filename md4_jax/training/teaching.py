@@ -1,4 +1,4 @@
-"""Teacher of a distillation in the training step: docs/families/distillation.md."""
+"""Other models in the training step: a teacher, and the one that drew the texts of a policy."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.distillation import Teacher
-from md4_jax.protocols import Array, Denoiser, Network, Objective, Params
+from md4_jax.objectives.policy import Behaviour
+from md4_jax.protocols import Array, Denoiser, Network, Objective, Params, updates_of
 
 
 def of_step(objective: Objective, state: Any) -> tuple[Params, Array]:
@@ -32,16 +33,45 @@ def with_teacher(network: Network, teacher: Params, round: Array) -> Network:
 
     def bind(params: Params, context: dict, keys: Array | None, *known) -> Denoiser:
         student = network.bind(params, context, keys, *known)
-        return _taught(student, Teacher(network.denoiser(teacher, context), round))
+        return _beside(student, "teacher", Teacher(network.denoiser(teacher, context), round))
 
     return network._replace(bind=bind)
 
 
-def _taught(student: Denoiser, teacher: Teacher) -> Denoiser:
-    """Returns the student with its teacher, also where rows are repeated."""
+def of_update(objective: Objective, state: Any) -> tuple[Params, Array]:
+    """Returns (behaviour, number of the update from 0 on) of the step that begins at a state.
+
+    In the first of the updates with a batch the model becomes the behaviour; () remains ().
+    """
+    if not state.behaviour:
+        return (), jnp.zeros((), jnp.int32)
+    update = state.step % updates_of(objective)
+    first = update == 0
+    now, then = state.params, state.behaviour
+    return jax.tree.map(lambda new, old: jnp.where(first, new, old), now, then), update
+
+
+def with_behaviour(network: Network, behaviour: Params, update: Array) -> Network:
+    """Returns the network whose denoisers come with the model that drew the batch; () adds none.
+
+    Both have the same dropout, so that nothing but the parameters tells them apart.
+    """
+    if not behaviour:
+        return network
+
+    def bind(params: Params, context: dict, keys: Array | None, *known) -> Denoiser:
+        now = network.bind(params, context, keys, *known)
+        then = Behaviour(network.denoiser(behaviour, context, keys), update)
+        return _beside(now, "behaviour", then)
+
+    return network._replace(bind=bind)
+
+
+def _beside(denoiser: Denoiser, name: str, other: Teacher | Behaviour) -> Denoiser:
+    """Returns the denoiser with another model beside it, also where rows are repeated."""
 
     def rebind(count: int) -> Denoiser:
-        several = teacher._replace(denoiser=teacher.denoiser.repeated(count))
-        return _taught(student.repeated(count), several)
+        several = other._replace(denoiser=other.denoiser.repeated(count))
+        return _beside(denoiser.repeated(count), name, several)
 
-    return student._replace(teacher=teacher, rebind=student.rebind and rebind)
+    return denoiser._replace(**{name: other}, rebind=denoiser.rebind and rebind)

@@ -66,15 +66,40 @@ def test_a_run_learns_what_is_rewarded(run, tiny, tuned):
     assert share(tuned / "rewarded", "yy") > 0.95
 
 
-def test_a_resumed_run_ends_bit_for_bit_the_same(run, tiny, tuned):
-    """It draws the same texts."""
-    whole, again = tuned / "whole", tuned / "again"
-    asked = words(tuned, train__num_steps=6, checkpoint__every=3, log__every=3)
+@pytest.mark.parametrize("updates, every", [(1, 3), (3, 4)])
+def test_a_resumed_run_ends_bit_for_bit_the_same(updates, every, run, tiny, tuned):
+    """It draws the same texts, also when it stopped after one of three updates with them."""
+    whole, again = tuned / f"whole{updates}", tuned / f"again{updates}"
+    asked = words(
+        tuned, train__num_steps=2 * every, checkpoint__every=every, log__every=every,
+        objective__updates=updates,
+    )  # fmt: skip
     ended = run("--config", tiny, "--workdir", whole, *asked)
     assert ended.code == 0, ended
     shutil.copytree(whole, again)
-    shutil.rmtree(again / "checkpoints" / "6")
+    shutil.rmtree(again / "checkpoints" / str(2 * every))
     ended = run("--workdir", again)
     assert ended.code == 0, ended
     assert runs.different_arrays(again, whole) == []
-    assert runs.rows(again)[-1]["reward"] == runs.rows(whole)[-1]["reward"]
+    last, same = runs.rows(whole)[-1], runs.rows(again)[-1]
+    for name in ("reward", "ratio", "ratio_spread", "clipped") if updates > 1 else ("reward",):
+        assert same[name] == last[name]
+
+
+def test_several_updates_with_each_set_need_fewer_texts(run, tiny, tuned):
+    """Five sets of 16 texts: of five updates, and of twenty."""
+    rewards = {}
+    for updates in (1, 4):
+        workdir, steps = tuned / f"five{updates}", 5 * updates
+        asked = words(
+            tuned, train__num_steps=steps, log__every=updates, objective__updates=updates,
+            optim__learning_rate=0.001,
+        )  # fmt: skip
+        ended = run("--config", tiny, "--workdir", workdir, *asked)
+        assert ended.code == 0, ended
+        rewards[updates] = [row["reward"] for row in runs.rows(workdir) if "reward" in row]
+    print(rewards)
+    assert rewards[4][0] == rewards[1][0] and rewards[4][-1] > rewards[1][-1] + 0.2
+    row = runs.rows(tuned / "five4")[1]
+    assert row["ratio_spread"] > 0 and 0 <= row["clipped"] < 1
+    assert "% clipped, training loss" in ended.err and "the model that drew" in ended.out

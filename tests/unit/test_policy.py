@@ -214,7 +214,7 @@ def test_a_step_draws_several_answers_to_each_prompt(made, monkeypatch):
 
     monkeypatch.setattr(Answer, "compared", kept)
     drawn = maker(experiment, experiment.rewarded)
-    batch = drawn(state.whole, 3, asked)
+    batch = drawn(state, 3, asked)
     every, counts = np.repeat(asked.tokens, 4, axis=0), np.repeat(asked.loss_mask, 4, axis=0)
     assert (batch.tokens[~counts] == every[~counts]).all() and (batch.loss_mask == counts).all()
     assert batch.tokens.min() + 1 > 0 and batch.tokens.max() < experiment.process.vocab_size
@@ -224,7 +224,7 @@ def test_a_step_draws_several_answers_to_each_prompt(made, monkeypatch):
     # What the data answer, without what ends it.
     numbers = [bytes(row[row < 256].tolist()).decode().partition("=")[2] for row in every]
     assert [expected for _, expected in compared] == numbers
-    again, other = drawn(state.whole, 3, asked), drawn(state.whole, 4, asked)
+    again, other = drawn(state, 3, asked), drawn(state, 4, asked)
     assert (again.tokens == batch.tokens).all() and (other.tokens != batch.tokens).any()
 
 
@@ -239,9 +239,9 @@ def test_a_process_rewards_the_whole_batch_and_keeps_its_rows(made, monkeypatch)
 
     monkeypatch.setattr(Pattern, "__call__", reward)
     drawn = maker(experiment, experiment.rewarded)
-    whole = drawn(fresh_state(experiment).whole, 0, asked)
+    whole = drawn(fresh_state(experiment), 0, asked)
     monkeypatch.setattr(rollouts, "local_rows", lambda mesh, size: np.arange(size // 2, size))
-    second = drawn(fresh_state(experiment).whole, 0, asked)
+    second = drawn(fresh_state(experiment), 0, asked)
     assert len(seen[1]) == 8 and (seen[1] == seen[0]).all()
     for name in ("tokens", "reward", "advantage"):
         assert (getattr(second, name) == getattr(whole, name)[4:]).all()
@@ -251,10 +251,10 @@ def test_a_process_rewards_the_whole_batch_and_keeps_its_rows(made, monkeypatch)
 def test_blocks_after_the_end_of_an_answer_are_filled_with_it(made):
     """With such blocks an answer of a likely end is hardly ever drawn whole."""
     experiment, corpus = made(sample__block="2", sample__steps="2")
-    params, asked = fresh_state(experiment).whole, prompts(experiment, corpus)
-    head = params["network"]["head"]
+    state, asked = fresh_state(experiment), prompts(experiment, corpus)
+    head = state.params["network"]["head"]
     head["bias"] = head["bias"].at[experiment.domain.eot_id].set(8.0)
-    batch = maker(experiment, experiment.rewarded)(params, 0, asked)
+    batch = maker(experiment, experiment.rewarded)(state, 0, asked)
     stop = experiment.domain.eot_id
     assert batch.tokens.max() == stop < experiment.process.vocab_size
     assert (batch.tokens[:, -2:] == stop).all()
@@ -264,14 +264,53 @@ def test_a_reward_sees_no_more_of_a_text_than_its_end(made):
     """A text that ends at once has nothing else to count, however long its row is."""
     asked = {"sample__reward__name": "pattern", "sample__reward__pattern": "end|."}
     experiment, corpus = made(**asked)
-    params, batch = fresh_state(experiment).whole, prompts(experiment, corpus)
-    head = params["network"]["head"]
+    state, batch = fresh_state(experiment), prompts(experiment, corpus)
+    head = state.params["network"]["head"]
     head["bias"] = head["bias"].at[experiment.domain.eot_id].set(100.0)
-    drawn = Rollouts(experiment, experiment.rewarded)(params, 0, batch)
+    drawn = Rollouts(experiment, experiment.rewarded)(state, 0, batch)
     assert (drawn.tokens[drawn.loss_mask] == experiment.domain.eot_id).all()
     texts = [experiment.domain.decode(row[~own]) for row, own in zip(*drawn[:2], strict=True)]
     shown = len(re.findall("end|.", "<|endoftext|>"))
     assert drawn.reward.tolist() == [len(text) + shown for text in texts]
+
+
+def test_texts_are_used_again_and_drawn_again_by_the_model_that_drew_them(made):
+    """Three updates with each set: that of steps 3 to 5, from its second step on after a break."""
+    experiment, corpus = made(objective__updates="3")
+    asked, state = prompts(experiment, corpus), fresh_state(experiment)
+    drawn = maker(experiment, experiment.rewarded)
+    batch, other = drawn(state, 3, asked), jax.tree.map(lambda x: x + 1, state.params)
+    after = state._replace(params=other, behaviour=state.params)
+    assert drawn(after, 4, asked) is batch and drawn(after, 5, asked) is batch
+    assert (drawn(after, 6, asked).tokens != batch.tokens).any()
+    again = maker(experiment, experiment.rewarded)(after, 4, asked)
+    for name in ("tokens", "reward", "advantage"):
+        assert (getattr(again, name) == getattr(batch, name)).all()
+    # A set that begins is drawn by the model as it is now.
+    anew = maker(experiment, experiment.rewarded)
+    assert (anew(after, 3, asked).tokens != batch.tokens).any()
+
+
+def test_prompts_of_a_set_come_again_after_a_break_within_it(made):
+    experiment, corpus = made(objective__updates="3")
+
+    def sums(data, count):
+        return [int(next(data).tokens.sum()) for _ in range(count)]
+
+    whole = rollouts.data_of(experiment, corpus, 0)
+    every, places = [], []
+    for _ in range(9):
+        places.append(whole.get_state())
+        every += sums(whole, 1)
+    assert every[0] == every[1] == every[2] != every[3] == every[5] != every[6] == every[8]
+    assert [place["sequences"] for place in places] == [0, 0, 0, 2, 2, 2, 4, 4, 4]
+    for step in range(9):
+        later = rollouts.data_of(experiment, corpus, step)
+        later.set_state(places[step])
+        assert later.get_state() == places[step]
+        assert sums(later, 9 - step) == every[step:]
+        later.close()
+    whole.close()
 
 
 def test_other_objectives_learn_from_the_data_as_they_are(made):
@@ -406,7 +445,7 @@ def test_rewards_must_be_finite_numbers_one_for_each(made, monkeypatch):
     monkeypatch.setattr(Answer, "compared", lambda self, answers, expected: [1.0])
     drawn = Rollouts(experiment, experiment.rewarded)
     with pytest.raises(UserError, match=r"shape \(1,\) for 8 sequences; it must return one"):
-        drawn(fresh_state(experiment).whole, 0, prompts(experiment, corpus))
+        drawn(fresh_state(experiment), 0, prompts(experiment, corpus))
 
 
 def test_a_batch_without_rewards_is_no_batch_for_it():
