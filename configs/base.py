@@ -62,7 +62,8 @@ def get_config() -> ConfigDict:
                 # preference(beta, draws, supervised), with data.rejected_key: the better of two
                 # answers, from the model that train.initial names
                 # reparameterized(timesteps, weights), with which DPLM is trained
-                # policy(group, kl, draws, normalised), with sample.reward: answers that it draws
+                # policy(group, kl, draws, normalised, updates, clip_below, clip_above), with
+                # sample.reward: answers that it draws
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
                 # with edits: texts of their own lengths
                 # partition, with network.name="partition"
