@@ -146,13 +146,14 @@ def test_both_models_see_the_same_noise():
 
 def trained(rate, steps, objective, **train):
     """States before each of the steps of one network with dropout, and the metrics after them."""
-    network, _ = built(vocab_size=3, dropout=0.3)
-    optimizer = optax.sgd(rate)
+    network, params = built(vocab_size=3, dropout=0.3)
+    optimizer, kept = optax.sgd(rate), objective.kl > 0
     state = init_state(
-        jax.random.key(1), network, Masking(3), optimizer, taught=objective.kl > 0, behaving=True
+        jax.random.key(0), network, Masking(3), optimizer, taught=kept, behaving=True
     )
-    head = state.params["network"]["head"]
-    head["kernel"] = 0.3 * jax.random.normal(jax.random.key(2), head["kernel"].shape)
+    # A fresh head is zero, and its model does not depend on the noise.
+    whole = state.params | {"network": params}
+    state = state._replace(params=whole, ema=whole, teacher=whole if kept else ())
     step = jax.jit(make_train_step(network, objective, optimizer, TrainOptions(9, 8, **train)))
     batch = batch_of(np.arange(48).reshape(8, 6) % 3, [1.0, -1.0] * 4)
     states, found = [state], []
@@ -171,13 +172,11 @@ def test_the_model_before_the_first_update_stays_beside_the_others():
         jax.tree.map(np.testing.assert_array_equal, states[before].teacher, states[0].params)
     spreads = [metrics["ratio_spread"] for metrics in found]
     assert spreads[0] == spreads[3] == 0.0 and min(spreads[1], spreads[2], spreads[4]) > 1e-4
-    assert found[0]["moved"] == 0.0 and found[2]["moved"] != 0.0
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_dropout_is_the_same_for_both(microbatches):
+def test_dropout_is_the_same_for_both():
     """A model that does not learn has ratios of 1 at every update."""
-    _, found = trained(0.0, 3, Policy(updates=3), microbatches=microbatches)
+    _, found = trained(0.0, 3, Policy(updates=3), microbatches=2)
     assert all(metrics["ratio_spread"] < 1e-6 for metrics in found)
 
 
