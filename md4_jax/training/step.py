@@ -136,18 +136,14 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch, spent: Array | float = 0.0):
         u, keys = draws(options.seed, state.step, options.batch_size)
-        teacher, round = teaching.of_step(objective, state)
-        behaviour, update_number = teaching.of_update(objective, state)
-        kept = {"frozen": state.frozen, "teacher": teacher, "behaviour": behaviour}
-        fixed = dict(state.frozen)
+        others, fixed = teaching.of_step(objective, state), dict(state.frozen)
+        kept = {"frozen": state.frozen} | {name: own for name, (own, _) in others.items()}
         # Apart from here on, so that no branch below copies them.
         state = state._replace(frozen=(), teacher=(), behaviour=())
         if network.companion is not None:
             fixed["companion"] = state.ema["companion"]
             batch = network.companion.announced(fixed["companion"], batch)
-        net = teaching.with_teacher(network, teacher and joined(teacher, fixed), round)
-        then = behaviour and joined(behaviour, fixed)
-        net = teaching.with_behaviour(net, then, update_number)
+        net = teaching.with_others(network, others, fixed)
         # Not of the gradient, which also has the terms of experts.
         scale = batch.loss_mask.size / jnp.maximum(1, jnp.sum(batch.loss_mask))
         given = state.params, loads.meters(joined(state.params, fixed))
