@@ -29,7 +29,7 @@ class Rollouts:
 
     def __init__(self, experiment: Experiment, rewarded: Steering):
         self._experiment, self._rewarded = experiment, rewarded
-        self._first, self._batch = -1, None
+        self._batch: Batch | None = None
         self._sampler = make_sampler(
             experiment.network,
             experiment.loop,
@@ -49,9 +49,9 @@ class Rollouts:
         A run that goes on between two steps with a batch draws it again, with the same model.
         """
         first = step - step % updates_of(self._experiment.objective)
-        if step == first or first != self._first:
+        if step == first or self._batch is None:
             params = state.whole if first == step else state.behaving
-            self._first, self._batch = first, self._made(params, first, prompts)
+            self._batch = self._made(params, first, prompts)
         return self._batch
 
     def _made(self, params: Params, step: int, prompts: Batch) -> Batch:
