@@ -1,6 +1,6 @@
 """Discrete diffusion models of text and images in JAX.
 
-`load` returns a trained model. Its methods sample, infill, score, save and push: docs/python.md.
+`load` returns a trained model, which can sample, infill, score, save and push: docs/python.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,12 +23,12 @@ def load(
 
     source    a run directory, or RUN/checkpoints/STEP, a folder that `Model.save` wrote, a folder
               with the safetensors of another project (docs/python.md has them), or a name on the
-              Hugging Face hub, hf:USER/NAME or hf:USER/NAME@REVISION. Where a folder holds several
-              models, one of its safetensors files, also hf:USER/NAME/FILE.safetensors
-    config    changed keys of the config, as on the command line: {"mesh.fsdp": 4}
+              Hugging Face hub, hf:USER/NAME or hf:USER/NAME@REVISION. If a folder holds several
+              models: one of its safetensors files, or hf:USER/NAME/FILE.safetensors
+    config    keys of the config to override, as on the command line: {"mesh.fsdp": 4}
     trust     names of the packages whose code the stored config may import
     adapters  folder, or name on the hub, of a LoRA in PEFT's layout for another project's model.
-              It is added into the matrices, or kept apart from them with network.lora_rank
+              It is merged into the weight matrices or, with network.lora_rank, kept separate
 
     Raises UserError if there is no such model, or if it is damaged or of unknown architecture.
     """

@@ -1,4 +1,4 @@
-"""A trained model with its domain: samples, likelihoods, logits, and a folder to give away."""
+"""A trained model with its domain: sampling, likelihoods, logits, saving and exporting."""
 
 import contextlib
 import copy
@@ -35,9 +35,9 @@ class Generated(NamedTuple):
     tokens       int32 [N, L]
     lengths      int64 [N], number of tokens of each text
     evaluations  int64 [N], number of network evaluations of each sample
-    trace        states of the first sample after each step, if they were asked for; functions of
+    trace        states of the first sample after each step, with trace=True; functions of
                  generate/traces.py show them
-    steered      how a reward steered them, if one was asked for
+    steered      rewards and weights, if samples were steered by a reward
     """
 
     texts: list
@@ -126,7 +126,7 @@ class Model(pickling.Unpickled):
                  `reward` is a dict of the keys of the section `sample.reward`, with its name;
                  `classifier` is a run that guides the samples to the class `label`
 
-        Raises UserError for an unknown key and for options that do not fit the model.
+        Raises UserError for an unknown key and for options that the model does not support.
         """
         asked = {"num": num, "prompt": prompt, **options}
         experiment = self.sampling(asked | ({"name": sampler} if sampler else {}))
@@ -143,11 +143,11 @@ class Model(pickling.Unpickled):
     ) -> Generated:
         """Fills each `blank` of a text with one token; other arguments are those of `sample`.
 
-        The samples end where the text ends. What the model draws after it is left out. A network
-        that marks the ends of a text, as that of proteins, sees the end there.
+        The samples end where the text ends; tokens that the model draws after it are dropped. A
+        network with end tokens, such as that of proteins, has its end token there.
 
-        A model such as DreamOn, whose sampler is `resize`, fills each run of blanks with more or
-        fewer tokens; `grow` is how many the whole text may have more than blanks.
+        A model such as DreamOn, whose sampler is `resize`, may fill each run of blanks with more
+        or fewer tokens; `grow` is the largest number of tokens that the whole text may gain.
         """
         self.check_text("infill", text)
         if not blank or blank not in text:
@@ -171,7 +171,7 @@ class Model(pickling.Unpickled):
     def chat(
         self, messages: str | Messages, new_tokens: int = 128, *, sampler: str = "", **options: Any
     ) -> str:
-        """Draws the answer to a conversation and returns its text, up to the end of the turn.
+        """Generates the answer to a conversation; returns its text up to the end of the turn.
 
         messages    [{"role": "user", "content": TEXT}, ...], or the text of one message. If the
                     last message is the assistant's, the model continues it
@@ -213,9 +213,9 @@ class Model(pickling.Unpickled):
     def token_costs(
         self, text: str, *, estimates: int = 4, objective: str = "", label: int = -1
     ) -> TokenCosts:
-        """Estimates what each token of a text adds to its bound, in bits.
+        """Estimates the contribution of each token of a text to its bound, in bits.
 
-        estimates  number of independent estimates, each from 16 draws; with 1 no error is known
+        estimates  number of independent estimates, each from 16 draws; 1 gives no standard error
         objective  name of the bound, as in `score`; it must be a sum over tokens
         """
         self.check_text("token_costs", text)
@@ -242,12 +242,12 @@ class Model(pickling.Unpickled):
     ) -> np.ndarray:
         """Returns the network's logits, float32 [B, L, V], or [L, V] for a single sequence.
 
-        Those of a classifier are of the C classes, [B, C] or [C].
+        A classifier returns the logits of its C classes, [B, C] or [C].
 
-        tokens   int [B, L] or [L]; the number vocab_size is the mask, if the process has one
+        tokens   int [B, L] or [L]; the id vocab_size is the mask, if the process has one
         t        time in [0, 1], one number or [B]
         context  other inputs of the network, {name: [B, ...]}
-        at       int [B] or one number: a position of each sequence, of which alone logits are
+        at       int [B] or one number: the only position of each sequence for which logits are
                  computed, [B, V] or [V]
         """
         return outputs.logits(self, tokens, t, context or {}, at)
@@ -255,17 +255,17 @@ class Model(pickling.Unpickled):
     def save(self, path: Any, *, merged: bool = False) -> Place:
         """Writes a folder with parameters, config, tokenizer and a model card; `load` reads it.
 
-        merged: whether adapters are added into the matrices, and not written separately.
+        merged: whether adapters are merged into the matrices instead of written separately.
         """
         where = place(path, "the folder")
         folder.write(without_adapters(self) if merged else self, where)
         return where
 
     def export(self, path: Any, *, adapters: bool = False, base: str = "") -> Place:
-        """Writes a folder in the layout of the checkpoint the model was made from, or that it fits.
+        """Writes a folder in the layout of the original checkpoint, or of one with this network.
 
-        Adapters are added into the matrices. With adapters=True, only the adapters are written,
-        in PEFT's layout. base: folder or USER/NAME of their base; "": the published checkpoint.
+        Adapters are merged into the weight matrices. With adapters=True, only the adapters are
+        written, in PEFT's layout. base: folder or USER/NAME of their base; "": the published one.
         """
         where = place(path, "the folder")
         if adapters:
@@ -278,18 +278,18 @@ class Model(pickling.Unpickled):
             return hub.push(self.save(temporary, merged=merged), name, private=private)
 
     def check_text(self, method: str, text: Any = "") -> None:
-        """Raises UserError if the model is not one of text, or `text` is something else."""
+        """Raises UserError if the model is not a text model, or `text` is not a string."""
         inputs.check_text(self.domain, method, text)
 
     def sampling(self, asked: Mapping[str, Any], *, prompted: bool = False) -> Experiment:
-        """Returns the experiment with other keys in `sample`; prompted: prompts come as ids."""
+        """Returns the experiment with other keys in `sample`; prompted: prompts are ids."""
         check_draws(self.experiment)
         config = copy.deepcopy(self.config)
         config["sample"] |= inputs.prompts_and_reward(asked)
         changes = {f"sample.{k}": str(value) for k, value in asked.items() if k != "reward"}
         config_lib.override(config, changes, schema.type_of)
         schema.check_keys(config)
-        # The same network object, so that compiled programs are found again.
+        # The same network object, so that compiled programs are reused.
         devices = list(self.experiment.mesh.devices.flat)
         made = build.experiment(config, self.domain, devices, place(self.origin), prompted=prompted)
         own = {"network": self.experiment.network, "mesh": self.experiment.mesh}

@@ -23,9 +23,9 @@ class AnyOrder:
     value is MD4's integral again, and the complete bound if the schedule stops before 0 or 1.
 
     weight_power 1 is the bound. Below 1 the weight is (L/k)^weight_power, scaled so that the loss
-    stays the same if all tokens cost the same; 0 is a masked language model. max_masked below 1
-    draws k up to this fraction of the tokens, since sequences with few clean tokens teach least.
-    With either option the loss is for training only. Nats per sequence.
+    of a constant cross-entropy is unchanged; 0 is a masked language model. max_masked below 1
+    draws k up to this fraction of the tokens, which avoids sequences with few clean tokens.
+    With either option it is a training-only loss. Nats per sequence.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks,))

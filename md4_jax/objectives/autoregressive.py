@@ -60,7 +60,7 @@ class Autoregressive:
 
 @dataclasses.dataclass(frozen=True)
 class AlongOrder:
-    """Likelihood of the masked model that reveals one token at a time in an order, in nats [B].
+    """Likelihood of the masked model that unmasks one token at a time in an order, in nats [B].
 
         sum_l -log mu_{pi(l)}(z with x at pi(0), ..., pi(l - 1) and m elsewhere)[x_{pi(l)}]
 

@@ -23,16 +23,16 @@ class CANDI:
     L(x) = int_0^1 E_q[ sum_{z_n = m} -w_t log mu_n[x_n] + g_t / 2 |onehot(x_n) - mu_n|^2 ] dt
            + L |onehot(x) - 1/V|^2 / (2 sigma_1^2),
 
-    where w = -alpha' / (1 - alpha) is the rate of revealing, g = -d(1 / sigma^2) / dt that at which
-    the Gaussian noise of a mask tells x, and mu_n(z_t, y_t, t) the network's distribution. It is
-    the divergence of the paths of (z, y) given x from those of the model, whose y_1 is Gaussian
-    around 1/V. With the right network its mean is the entropy of the data, and the divergence of
-    q(y_1) from that Gaussian.
+    where w = -alpha' / (1 - alpha) is the rate of unmasking, g = -d(1 / sigma^2) / dt the rate at
+    which the precision of the Gaussian part changes, and mu_n(z_t, y_t, t) the network's
+    distribution. It is the divergence of the paths of (z, y) given x from those of the model, whose
+    y_1 is Gaussian around 1/V. With the optimal network its mean is the entropy of the data plus
+    the divergence of q(y_1) from that Gaussian.
 
     form  bound          L
-          cross_entropy  the first term alone, the paper's loss. It leaves out what the Gaussian
-                         part tells, is below the entropy with the right network, and for training
-                         only
+          cross_entropy  the first term alone, the paper's loss. It leaves out the information in
+                         the Gaussian part, is below the entropy for the optimal network, and is
+                         a training-only loss
     """
 
     needs: ClassVar[Needs] = Needs(

@@ -16,8 +16,8 @@ class Classifier:
     """Loss -log p(y | z_t, t) of the label y of x, with z_t ~ q(. | x) and t ~ U(0, 1).
 
     Its minimum is the posterior of y given the noisy sequence, which steers a model of x without
-    labels (arXiv:2412.10193, arXiv:2406.01572). It is in nats per sequence and says nothing of
-    -log p(x): this is not a bound and is for training only. Tokens that do not count stay clean.
+    labels (arXiv:2412.10193, arXiv:2406.01572). It is in nats per sequence, and not a bound on
+    -log p(x): a training-only loss. Tokens that do not count stay clean.
     """
 
     needs: ClassVar[Needs] = Needs((RevealsMasks, HasReverse, HasRates), classifies=True)

@@ -31,12 +31,12 @@ class CrossEntropy:
 
     It is D3PM's auxiliary term (arXiv:2107.03006, eq. 5) alone. Its optimum is the posterior of x_n
     given all of z_t, z_n included. Only the mixture form turns that into the right score and step.
-    It also counts tokens that noise left unchanged, so it is no bound.
+    It also counts tokens that noise left unchanged, so it is not a bound.
 
     block  tokens of a block; 0: the whole text. Blocks have times of their own, and each sees the
            clean blocks before it, as in `uniform_elbo`
-    self_conditioning  probability with which a sequence is predicted twice, the second time with
-           the first prediction beside it, which alone is learned from (arXiv:2208.04202)
+    self_conditioning  probability with which a sequence is predicted twice: the second pass reads
+           the prediction of the first, and only the second is trained (arXiv:2208.04202)
     """
 
     block: int = 0

@@ -16,7 +16,7 @@ Divergence = Callable[[Array, Array], Array]
 
 
 class Teacher(NamedTuple):
-    """Network whose outputs another one learns.
+    """Network whose outputs are the targets of another one.
 
     denoiser  bound to the context of the batch, without dropout and without a gradient
     round     int32 [], the round of the distillation, from 0 on
@@ -62,8 +62,9 @@ DIVERGENCES: dict[str, Divergence] = {
 class Distillation:
     """Keys and rounds that the losses of distillation share.
 
-    The teacher's step in time is 1 / steps in the first round, and gets `growth` times as long in
-    each round. The teacher of a round is the student of the round before. These are no bounds.
+    The teacher's time step is 1 / steps in the first round, and `growth` times as long in each
+    following round. The teacher of a round is the student of the previous round. These losses are
+    not bounds.
 
     steps        number of steps of the teacher's sampler in the first round
     round_steps  training steps of a round; 0: one round, whose teacher never changes

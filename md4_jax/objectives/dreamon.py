@@ -1,4 +1,4 @@
-"""Training loss of gaps that get longer and shorter: docs/families/resizing.md."""
+"""Training loss for infilling of variable length: docs/families/resizing.md."""
 
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
@@ -14,10 +14,10 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
 class Lesson(NamedTuple):
-    """Noisy text of which masks are predicted, and what they are.
+    """Noisy text and the targets of its masks.
 
     z        int32 [B, L], the text with its masks, then `absent_id`
-    targets  int32 [B, L], the symbol of each mask; without meaning elsewhere
+    targets  int32 [B, L], the target of each mask; undefined elsewhere
     """
 
     z: Array
@@ -25,11 +25,11 @@ class Lesson(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Part of each text that is to be filled, with masks behind it that are too many.
+    """Part of each text that is to be filled, followed by surplus masks.
 
     inside   bool [B, L], the tokens of the gap
-    end      int32 [B], the position behind its last token
-    deleted  int32 [B], number of further masks
+    end      int32 [B], the position after its last token
+    deleted  int32 [B], number of surplus masks
     """
 
     inside: Array
@@ -41,21 +41,21 @@ class Gap(NamedTuple):
 class DreamOn:
     """Cross-entropy of the masks of one gap of each text, in nats (DreamOn, arXiv:2602.01326).
 
-    A gap is a random part of the text, of whose ends at least one token stays on either side. Its
-    tokens are masked with probability r ~ U(0, 1), and masks that are too many stand behind them.
-    Then each pair of neighbouring masks becomes one with probability p. The loss is
+    A gap is a random part of the text, with at least one token on either side of it. Its tokens
+    are masked with probability r ~ U(0, 1), and surplus masks are added after them. Then each pair
+    of neighbouring masks is merged into one with probability p. The loss is
 
         (1 - r) (sum of -log mu_n[expand or the token] + deletions * mean of -log mu_n[delete])
 
-    over the masks that are seen: `expand` is the target of a mask into which the next one went, and
-    `delete` that of one that is too many. It trains only, and is no likelihood.
+    over the remaining masks: `expand` is the target of a merged mask, and `delete` that of a
+    surplus mask. It is a training-only loss, not a likelihood.
 
-    merge         largest p; it is merge (1 - the share of masks in the gap) or, ...
+    merge         largest p. p is merge (1 - the fraction of masks in the gap) or, ...
     merge_evenly  ... with this probability, merge
-    most_deleted  largest number of masks that are too many; it is uniform from 0 on. What then has
-                  no room at the end of a text is left out
-    deletions     weight of all of them together. In DreamOn's code they have that of one token in
-                  the eight texts of a device
+    most_deleted  largest number of surplus masks; the number is uniform from 0 on. Tokens for which
+                  there is no room at the end of a text are dropped
+    deletions     total weight of the surplus masks of a text. In DreamOn's code those of the eight
+                  texts of a device together have the weight of one token
     """
 
     needs: ClassVar[Needs] = Needs((ResizesMasks,), hides=True)

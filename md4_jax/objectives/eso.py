@@ -27,15 +27,15 @@ class Eso:
     random order, of which each also sees the masks before it, those of the second from left to
     right, of which each sees the tokens before it. Nats per sequence [B].
 
-    alpha_0  share of tokens that diffusion reveals. 0: the autoregressive likelihood; 1: the bound
-             of masked diffusion, with attention in a random order
-    split    share of the sequences on which the first term is computed, with a weight of 1 / split.
-             The others have the second one. u decides, so that shares of a batch are exact. No
-             sequence has the other term with alpha_0 = 0 or 1
+    alpha_0  fraction of tokens that diffusion generates. 0: the autoregressive likelihood; 1: the
+             bound of masked diffusion, with attention in a random order
+    split    fraction of the sequences that are used for the first term, with a weight of 1 / split;
+             the others are used for the second. u decides, so that fractions are exact in each
+             batch. With alpha_0 = 0 or 1 there is only one term
 
-    One draw of the first term masks one token for certain, and each other one with probability
-    1 - alpha_0 s. It is alpha_0 L times the mean over the masks, of the same mean as the integrand
-    and without its variance from the number of masks. The schedule changes nothing.
+    One draw of the first term always masks one token, and each other one with probability
+    1 - alpha_0 s. The estimate is alpha_0 L times the mean over the masks. It is unbiased, without
+    variance from the number of masks. The schedule has no effect.
     Tokens that do not count come first in the order. `for_evaluation` is the bound of samples with
     a cache, which keep one order (`EsoOrders`).
     """

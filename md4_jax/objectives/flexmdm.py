@@ -23,8 +23,8 @@ class FlexMDM:
 
     where c_g tokens are missing in gap g, y_g is the network's expected number, u = -b' / (1 - b)
     and v = -a' / (1 - a). K(x) is the mean of the sum of log c_g when the tokens of a text are
-    inserted in random order. The paper's loss is L + K, in which no network can lower K. With K
-    subtracted, the right network reaches -log p(x) on average.
+    inserted in random order. The paper's loss is L + K, where K does not depend on the network.
+    With K subtracted, the optimal network reaches -log p(x) on average.
     """
 
     needs: ClassVar[Needs] = Needs(

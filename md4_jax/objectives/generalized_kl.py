@@ -33,8 +33,8 @@ class GeneralizedKL:
     for each token.
 
     With the prior's KL and a network-free decoder of x from z_0 it is a bound of the chain's
-    -log p(x), for every schedule. It is above the entropy of the data even for the right network,
-    which cannot see how a token came to z: its numbers do not compare with `uniform_elbo`.
+    -log p(x), for every schedule. It is above the entropy of the data even for the optimal network,
+    which does not see whether a token has jumped: do not compare its values with `uniform_elbo`.
 
     In the form `mixture` mu is the softmax of the outputs, and on uniform noise 1 - mu_z has the
     weight 1 / t near t = 0. In `joint` the outputs are multiplied by q(z | x): there is no pole.

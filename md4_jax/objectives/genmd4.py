@@ -1,4 +1,4 @@
-"""Bound of GenMD4 and its gradient in the schedule: docs/families/genmd4.md."""
+"""Bound of GenMD4 and its gradient with respect to the schedule: docs/families/genmd4.md."""
 
 import dataclasses
 from typing import ClassVar

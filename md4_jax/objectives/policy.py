@@ -27,10 +27,10 @@ class Behaviour(NamedTuple):
 class Policy:
     """Loss whose gradient raises the reward of samples, with a bound for the likelihood.
 
-    With L the bound on a text that the model has drawn (`answers.bound_of`: `any_order`,
-    `block` or `uniform_elbo`), L' that of the model at which training began, and A its advantage,
-    the reward compared with those of the `group` texts that were drawn after the same prompt (GRPO,
-    arXiv:2402.03300),
+    Let L be the bound for a text that the model has drawn (`answers.bound_of`: `any_order`, `block`
+    or `uniform_elbo`), L' that of the reference model, with which training began, and A the
+    advantage: the reward compared with those of the `group` texts for the same prompt (GRPO,
+    arXiv:2402.03300). Then
 
         loss = A L + kl (L - L')^2 / 2.
 
@@ -46,7 +46,7 @@ class Policy:
         -n min(A r, A clip(r, 1 - clip_below, 1 + clip_above)),  r = exp((L'' - L) / n).
 
     group       texts that are drawn after a prompt; a step has train.batch_size / group prompts
-    kl          weight of the divergence from the start; 0: the start is not kept
+    kl          weight of the divergence from the reference model; 0: there is none
     draws       draws of noise for each text; each model makes so many forward passes for it
     normalised  whether A is divided by the standard deviation of the group's rewards
     block       tokens of a block, for block diffusion; 0: the whole text

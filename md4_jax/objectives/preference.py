@@ -15,18 +15,18 @@ from md4_jax.protocols import Array, Batch, Denoiser, Needs, Process, UserError
 class Preference:
     """Loss of direct preference optimisation, with bounds for likelihoods (VRPO, arXiv:2505.19223).
 
-    With L the bound on an answer (`answers.bound_of`: `any_order`, `block` or `uniform_elbo`), and
-    L' that of the model at which training began,
+    Let L be the bound for an answer (`answers.bound_of`: `any_order`, `block` or `uniform_elbo`),
+    and L' that of the reference model, with which training began. Then
 
         loss = -log sigmoid(margin),
         margin = beta ((L'(chosen) - L(chosen)) - (L'(rejected) - L(rejected))),
 
     which is DPO (arXiv:2305.18290) with -L in place of log p. L and L' of an answer are means over
-    `draws` draws of noise, the same for both models, so that what the noise adds to both cancels.
-    The mean of the loss is above the loss of the mean margin, by less the more draws. This is not a
-    bound and is for training only.
+    `draws` draws of noise, the same for both models, so that much of the variance cancels. The mean
+    of the loss is above the loss of the mean margin; the difference falls with the number of draws.
+    This is a training-only loss, not a bound.
 
-    beta        weight of the change from the start: a smaller one lets the model move further
+    beta        smaller values let the model move further from the reference model
     draws       draws of noise for each answer; each model makes 2 draws forward passes for a pair
     supervised  weight of L(chosen), which is added to the loss
     block       tokens of a block, for block diffusion; 0: the whole text

@@ -80,8 +80,8 @@ class TrainOptions:
     trainable  regular expression: parameters of the network whose path contains a match are
              trained, the others are frozen; "": the adapters if there are any
              (network.lora_rank), otherwise all
-    time_power  p above 1 draws early times more often, u = v^p with v uniform, and weighs each loss
-             by p v^(p-1). The mean is the same. Its variance is smaller if the loss is
+    time_power  p above 1 draws early times more often, u = v^p with v uniform, and multiplies each
+             loss by p v^(p-1). The mean is the same. Its variance is smaller if the loss is
              largest at early times
     """
 
@@ -133,8 +133,8 @@ class SampleOptions:
     cached      whether their keys and values are cached, or computed again for each block
     dual_cache  whether a block also sees the later tokens, through keys and values that are
                 computed once for each block (Fast-dLLM)
-    next_token  whether the first token of a block is the likeliest one after the block before, for
-                shifted networks (Fast-dLLM v2) and those with a causal context (Nemotron)
+    next_token  whether the first token of a block is the most likely one after the previous block,
+                for shifted networks (Fast-dLLM v2) and those with a causal context (Nemotron)
     stop        with blocks, the token that ends a text early: 'end_of_text', or an entry of the
                 vocabulary such as '<|eot_id|>'; '' for none
     min_entropy with blocks, a text also ends when the symbols of its last `memory` tokens have an
@@ -142,12 +142,12 @@ class SampleOptions:
     stride      number of new tokens in each window, for text longer than in training; 0: one
                 window, the network sees the whole text at once
     label       class of the samples, for a network with classes; -1: no class or, for a network
-                that knows no text without one, a class drawn for each sample
+                that was trained with label_dropout=0, a random class for each sample
     guidance    weight w of classifier-free guidance: each step follows p(x | label)^w p(x)^(1 - w).
                 Without a label it is the weight of the prompt
     batch_size  number of sequences that are sampled at once
     seed        random seed; sample i depends only on the seed and i
-    trace       whether to write pictures of how the first sample evolves
+    trace       whether to write an animation of how the first sample is generated
     judge       model whose bound on -log p of the samples is reported: '' none, 'self', or the
                 directory of another run with the same tokenizer
     """
@@ -236,11 +236,11 @@ class CheckpointOptions:
     """The `checkpoint` section: when checkpoints are saved, and which are kept.
 
     every       steps between saves; 0: only at the end, or as the other keys say
-    seconds     longest time between saves, whatever `every` is; 0: no limit
+    seconds     longest time between saves, in addition to `every`; 0: no limit
     keep        how many of the newest checkpoints are kept
-    keep_every  steps between checkpoints that are saved and kept for ever; 0: none
+    keep_every  steps between checkpoints that are saved and never deleted; 0: none
     best        name of an evaluator: the checkpoint with its lowest result is kept too; "": none
-    retries     how often a failed save or log line is tried again, after 1, 2, 4, ... seconds
+    retries     how often a failed save or log write is retried, after 1, 2, 4, ... seconds
     """
 
     every: int = 1000

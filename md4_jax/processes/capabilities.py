@@ -1,7 +1,7 @@
-"""Abilities of forward processes beyond noising, as structural protocols.
+"""Capabilities of forward processes beyond noising, as structural protocols.
 
-An objective or a sampler names the abilities that it needs (`Needs.processes`); any process with
-these methods will do, whatever its class.
+An objective or a sampler names the capabilities that it needs (`Needs.processes`); any process
+with these methods works, whatever its class.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from md4_jax.protocols import Array, Mixture, Process, Schedule
 
 @runtime_checkable
 class RevealsMasks(Process, Protocol):
-    """Masking with one schedule: masks of all symbols are revealed with equal probability."""
+    """Masking with one schedule: all masks are unmasked with the same probability."""
 
     schedule: Schedule
 
@@ -34,7 +34,7 @@ class RevealsMasks(Process, Protocol):
 
 @runtime_checkable
 class Grows(Process, Protocol):
-    """Texts of their own lengths, whose missing tokens are inserted in sampling."""
+    """Texts of variable length, whose missing tokens are inserted in sampling."""
 
     schedule: Schedule
 
@@ -55,7 +55,7 @@ class Grows(Process, Protocol):
 
 @runtime_checkable
 class InsertsMasks(Grows, Protocol):
-    """A token is inserted as a mask, and later revealed (`Insertion`)."""
+    """A token is inserted as a mask, and later unmasked (`Insertion`)."""
 
     insertion: Schedule
 
@@ -71,7 +71,7 @@ class InsertsMasks(Grows, Protocol):
 
 @runtime_checkable
 class InsertsTokens(Grows, Protocol):
-    """A token that was deleted is inserted as what it is (`Deletion`)."""
+    """A deleted token is inserted directly, not as a mask (`Deletion`)."""
 
     def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
         """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
@@ -90,9 +90,9 @@ class EditsMasks(Grows, Protocol):
 
 @runtime_checkable
 class ObservesMasks(Process, Protocol):
-    """Masks with a continuous state y beside z, the hidden tokens in Gaussian noise.
+    """Masks with a continuous state y in addition to z: the hidden tokens with Gaussian noise.
 
-    y is float [B, L, V] and means nothing where z is clean.
+    y is float [B, L, V]; its values are ignored where z is clean.
     """
 
     schedule: Schedule

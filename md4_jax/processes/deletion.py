@@ -1,4 +1,4 @@
-"""Process that deletes tokens, so that texts grow by insertions as they are sampled: Edit Flows.
+"""Process that deletes tokens, so that texts grow by insertions in sampling: Edit Flows.
 
 docs/families/edit_flows.md
 """

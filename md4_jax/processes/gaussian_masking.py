@@ -1,4 +1,4 @@
-"""Masks through which the hidden token is still seen, in Gaussian noise: docs/families/candi.md."""
+"""Masking with Gaussian observations of the hidden tokens: docs/families/candi.md."""
 
 import dataclasses
 import math

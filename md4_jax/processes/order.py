@@ -1,4 +1,4 @@
-"""Orders in which tokens are revealed: some in a random order, the rest from left to right."""
+"""Orders in which tokens are unmasked: some in a random order, the rest from left to right."""
 
 import jax.numpy as jnp
 

@@ -13,7 +13,7 @@ from md4_jax.protocols import Array, UserError, pytree
 
 @runtime_checkable
 class ResizesMasks(RevealsMasks, Protocol):
-    """Ability of masks to become two, or none, by two symbols of the vocabulary."""
+    """Masks that become two masks, or none, by two symbols of the vocabulary."""
 
     @property
     def expand_id(self) -> int:
@@ -33,13 +33,12 @@ class ResizesMasks(RevealsMasks, Protocol):
 class Resizing(Masking):
     """Masking with two symbols that change the length of a text (DreamOn, arXiv:2602.01326).
 
-    Where `expand` is drawn in place of a mask, two masks come; where `delete` is drawn, nothing
-    does. Both are symbols of the vocabulary, which are not among the tokens of a gap. A text lies
-    on its first positions, and the symbol V + 1 is behind it. At a fixed length the process is
+    A mask for which `expand` is drawn becomes two masks; a mask for which `delete` is drawn is
+    removed. Both are symbols of the vocabulary, which are not among the tokens of a gap. A text
+    occupies the first positions, followed by the symbol V + 1. At a fixed length the process is
     `Masking`.
 
-    expand  its number, and delete that of the other symbol. A negative number counts from the end
-            of the vocabulary
+    expand, delete  ids of the two symbols. A negative id counts from the end of the vocabulary
     """
 
     expand: int = -2

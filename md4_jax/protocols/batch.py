@@ -24,9 +24,9 @@ class Batch(NamedTuple):
     context    other inputs of the network by name, each [B, ...]: `segments` of documents, `label`
     text       int32 [B, 2] or None, numbers of bytes and words of the counted tokens' text
     rejected   int32 [B, L] or None, the same sequences with worse answers in place of what counts
-    number     int32 [B] or None, which sequence of the training data each one is
-    reward     float32 [B] or None, of sequences that the model has drawn
-    advantage  float32 [B] or None, how much better these are than others after the same prompt
+    number     int32 [B] or None, the index of each sequence in the training data
+    reward     float32 [B] or None, rewards of sequences that the model has drawn
+    advantage  float32 [B] or None, their rewards compared with others for the same prompt
     """
 
     tokens: Array

@@ -11,7 +11,7 @@ from md4_jax.protocols.batch import Array, Params
 
 
 class Mixture(NamedTuple):
-    """Weighted sum of K symbols' vectors at each position, which some networks read in place of z.
+    """Weighted sum of K symbols' embeddings at each position, an alternative input to z.
 
     symbols  int32 [B, L, K], or [K] if they are the same at all positions. The mask V may be one
     weights  float [B, L, K]. They need not sum to 1, nor be positive
@@ -22,9 +22,9 @@ class Mixture(NamedTuple):
 
 
 class Conditioned(NamedTuple):
-    """Tokens with a signal of what was predicted in their places before (self-conditioning).
+    """Tokens with a signal of the network's previous prediction (self-conditioning).
 
-    Some networks read it in place of z.
+    Some networks read it instead of z.
 
     tokens  int32 [B, L]
     signal  [B, L, D], from `Denoiser.recall`
@@ -35,11 +35,11 @@ class Conditioned(NamedTuple):
 
 
 class Accelerator(NamedTuple):
-    """Optional shortcuts of a network, which save time and change no result.
+    """Optional faster versions of a network's functions, with the same results.
 
     groups       numbers of parts into which devices split a batch and its sequences; gathers stay
                  within a part
-    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of some positions alone, or None
+    features_at  (z, t, index [B, P]) -> h [B, P, D]: features of only some positions, or None
     padded       h [..., D] -> logits [..., V'], which are -inf beyond the V symbols, or None
     platform     cpu, gpu or tpu
     """
@@ -107,7 +107,7 @@ class Ordered(NamedTuple):
     """Functions of a denoiser that reads each sequence in an order of its own (Eso-LM).
 
     rank int32 [B, L] is the place of each position in the order; a position keeps its place in the
-    text. The network is told no time.
+    text. The network is time-free.
 
     features     (z, t, rank, index [B, P] or None) -> h [B, P, D]: a position sees itself and those
                  before it
@@ -135,21 +135,21 @@ class Denoiser(NamedTuple):
     """Network with parameters, context and dropout key bound: a function of (z, t) alone.
 
     features  (z [B, L], t [B]) -> h [B, L, D]
-    unembed   h [..., D] -> float32 logits [..., V], of which losses and samplers need but some
+    unembed   h [..., D] -> float32 logits [..., V]; losses and samplers need them at few positions
     rebind    n -> the denoiser with each row of context and keys repeated n times, or None
     teacher   `Teacher` of objectives/distillation.py, for an objective that needs one, or None
     behaviour `Behaviour` of objectives/policy.py, the model that drew the batch, or None
-    gaps      (z, t) -> (h [B, L + 1, D], also of the end of the text, outputs on what is missing
-              [B, L + 1]: `Grows`), or None
-    edits     the same as gaps, with h of what replaces each mask between them, and the logit of
-              its deletion beside each output: (h, h, [B, L + 1, 2]), or None
+    gaps      (z, t) -> (h [B, L + 1, D], including the end of the text, outputs for the number of
+              missing tokens [B, L + 1]: `Grows`), or None
+    edits     like gaps, with the features for the token that replaces each mask, and the logit of
+              its deletion: (h, h for replacements, [B, L + 1, 2]), or None
     swapped   (x, group: bool [B, L]) -> h [B, L, D], each token from the other group, or None
     recall    logits [B, L, V] of an earlier call -> signal of a `Conditioned`, or None
     classify  (z, t) -> logits of the class of each sequence [B, C], or None. A network that
-              `classifies` has nothing else: it predicts no token
+              `classifies` predicts no tokens
     ordered   `Ordered`, its functions of tokens in an order of their own, or None
-    within    segments int32 [B, L] -> the denoiser in which a token sees those of its own segment
-              alone, or None
+    within    segments int32 [B, L] -> the denoiser in which a token attends only to tokens of its
+              own segment, or None
     """
 
     features: Callable[[Array, Array], Array]
@@ -201,7 +201,7 @@ class Network(NamedTuple):
 
     init       key -> parameters
     bind       (parameters, context, keys) -> Denoiser. context is that of a batch; keys [B] are for
-               dropout, None outside of training. With a companion, what it has `bound` is last
+               dropout, None outside of training. With a companion, `bound` of it is a last argument
     time_free  its features do not depend on t
     causal     the features of a position depend on nothing to its right
     blockwise  its denoisers have `blocks`
@@ -218,7 +218,7 @@ class Network(NamedTuple):
     recalls    its denoisers have `recall`, and read a `Conditioned` too
     reads      the blocks of its denoisers have `reading`
     ordered    its denoisers have `ordered`
-    marked     it marks both ends of a text itself: a sequence is a text, whose length is known
+    marked     it adds end tokens to each text: a sequence is one text of known length
     splits     devices can share a sequence, each with a part of its positions
     classifies its denoisers have `classify`, and predict no tokens
     hides      its denoisers have `within`

@@ -25,9 +25,9 @@ class Needs(NamedTuple):
     recalls           its denoiser must have `recall`, and read a `Conditioned`
     reads             its blocks must have `reading`
     classifies        its denoiser must have `classify`; False: it must predict tokens
-    ordered           its denoiser must have `ordered`, and be told no time
-    hides             its denoiser must have `within`, and not know the time: its texts get longer
-                      and shorter, and padding behind them is hidden
+    ordered           its denoiser must have `ordered`, and be time-free
+    hides             its denoiser must have `within`, and be time-free: its texts change their
+                      length, and the padding after them is masked out
     teacher           its denoiser comes with the `teacher` of the training state
     preferences       its batches have `rejected`
     rewards           its batches are drawn by the model, with `reward` and `advantage`
@@ -59,19 +59,24 @@ class Objective(Protocol):
     """Loss of each sequence: a bound on -log p, or a training-only loss.
 
     `is_bound(process)` is False for a training-only loss, which is never reported as a likelihood.
-    The following attributes are optional. If `is_exact(network)` is True, the bound is the negative
-    log-likelihood itself. `time_power` p > 1: the weight at small u is about 1 / u, and evaluation
-    draws u = v^p (`objectives/draws.py`). If `block_times` is True, each block has a time of its
-    own, and a last argument `power`=p of the call draws these early and weighs each block, with u
-    left as v. `until` above 0: from that step on training uses `afterwards`, with the same
-    diagnostics. `updates` above 1: each batch is used for so many steps, and the denoiser comes
-    with the `behaviour`, the model before the first of them. `for_evaluation()` returns the bound
-    of the same model with the least variance, also of a training-only loss; auto uses it.
-    `is_loose` True: the right denoiser's bound is above the entropy. The diagnostics include the
-    bound's terms that are named in PARTS; they and those named in FIXED are not weighed with early
-    times.
     u [B] are antithetic uniforms in [0, 1) over the global batch; the objective turns them into
-    times, steps or numbers of masks. keys [B] holds one random key for each sequence.
+    times, steps or numbers of masks. keys [B] holds one random key for each sequence. The
+    diagnostics include the terms of the bound that are named in PARTS.
+
+    Optional attributes:
+
+    is_exact(network)  True if the bound is the negative log-likelihood itself
+    time_power         p > 1: the weight at small u is about 1 / u, and evaluation draws u = v^p
+                       (`objectives/draws.py`). PARTS and FIXED are not reweighted
+    block_times        True if each block has its own time. A last argument `power`=p of the call
+                       then draws these times early and weights each block, and u is v
+    until              above 0: from that step on training uses `afterwards`, with the same
+                       diagnostics
+    updates            above 1: each batch is used for so many steps, and the denoiser comes with
+                       `behaviour`, the model before the first of them
+    for_evaluation()   returns the bound of the same model with the least variance, also for a
+                       training-only loss; `auto` uses it
+    is_loose           True if the optimal denoiser's bound is above the entropy
     """
 
     @property

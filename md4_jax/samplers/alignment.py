@@ -12,9 +12,9 @@ def after_prompts(
 ) -> tuple[Denoiser, Prompt, Array | None]:
     """Returns (denoiser, prompt, shift [B]) of texts [B, N] whose blocks begin after the prompts.
 
-    Texts are moved to the right by `shift`, so that the tokens which begin a text end with a block.
-    Nothing sees the places before a text. Where blocks cannot begin anywhere, all stays as it is,
-    and the shift is None.
+    Texts are moved to the right by `shift`, so that each prompt ends where a block ends. Positions
+    before a text are masked out. If blocks cannot begin anywhere, nothing is moved and the shift is
+    None.
     """
     blocks, length = denoiser.blocks, prompt.tokens.shape[1]
     if blocks.beginning is None:
@@ -37,9 +37,9 @@ def after_prompts(
 def moved_back(
     chain: Chain, parts: Parts | None, shift: Array | None, prompt: Prompt
 ) -> tuple[Chain, Parts | None]:
-    """Returns what was drawn in the place of the texts.
+    """Returns the drawn texts at their original positions.
 
-    What is drawn beyond N, to fill the last block, is left out.
+    Tokens beyond N, which fill the last block, are dropped.
     """
     if shift is None:
         return chain, parts

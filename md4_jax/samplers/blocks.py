@@ -60,15 +60,14 @@ class Blocks:
                 given ones. Before each block the keys and values of all other tokens are computed,
                 and kept while the block is drawn (the dual cache of Fast-dLLM, arXiv:2505.22618).
                 `window` and `cached` then have no effect
-    next_token  for a network that is shifted or has a causal context: the first token of each block
-                but that of the text is the likeliest one after the block before, whatever the
-                temperature, and the block's steps begin with it (Fast-dLLM v2, arXiv:2509.26328;
-                Nemotron-Labs-Diffusion, arXiv:2607.05722). The cache has its features, so that it
-                costs no network evaluation
-    clean_prompts  the network was trained on clean prompts: noise of other kinds than masks leaves
-                those within a block as they are
+    next_token  for a network that is shifted or has a causal context: the first token of each
+                block, except the first block, is the most likely token after the previous block,
+                at any temperature (Fast-dLLM v2, arXiv:2509.26328; Nemotron-Labs-Diffusion,
+                arXiv:2607.05722). The cache has its features, so it costs no network evaluation
+    clean_prompts  the network was trained on clean prompts: prompts within a block are not noised,
+                also with noise other than masks
 
-    Where the network lets blocks begin anywhere, the first one begins where the prompt ends.
+    If the network lets blocks begin anywhere, the first one begins where the prompt ends.
     """
 
     block: int

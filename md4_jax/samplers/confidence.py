@@ -1,4 +1,4 @@
-"""Confidence-based order of reveals, as in MaskGIT and LLaDA."""
+"""Confidence-based unmasking order, as in MaskGIT and LLaDA."""
 
 import dataclasses
 from typing import ClassVar
@@ -31,26 +31,26 @@ class Confidence:
               probability  log mu of the token (MaskGIT, 2202.04200)
               margin       the largest mu minus the second largest (2502.06768)
               entropy      sum mu log mu, the negative entropy
-    rule      how many masks a step reveals, the highest scores first:
-              count        per_step, in as many steps as the text then needs, whatever the grid.
-                           If that is 0, as many as the grid says: after a step to s,
+    rule      how many masks a step unmasks, the highest scores first:
+              count        per_step, in as many steps as the text needs; the grid has no effect.
+                           If per_step is 0, as many as the grid says: after a step to s,
                            floor((1 - alpha_s) n) of the n positions outside the prompt are masks
               threshold    all whose probability or margin is at least `limit` (Fast-dLLM,
                            2505.22618)
               factor       the first k, while (k + 1) (1 - c_k) <= limit for the k-th highest
                            probability or margin c_k (Fast-dLLM)
-              entropy      the most of which the entropies, in nats, add up to at most `limit`
-                           without the largest (EB-Sampler, 2505.24857)
-              The last three reveal at least one mask, and at least as many as the grid says, so
-              they take at most `steps` steps. With them, and with per_step, the network reads the
-              time at which the expected share of masks is that of the sequence
+              entropy      as many as possible while the sum of their entropies, without the
+                           largest, is at most `limit` nats (EB-Sampler, 2505.24857)
+              The last three unmask at least one mask, and at least as many as the grid says, so
+              they take at most `steps` steps. With them, and with per_step, the time input of the
+              network is that at which the expected fraction of masks is that of the sequence
     semi_autoregressive
               positions of a block. Blocks are filled from left to right, counted from the end of
               the prompt, and all of them are visible as masks (LLaDA). 0: one block
     noise     noise * t * (a Gumbel draw) is added to the score (MaskGIT); for rule='count'
-    edit      in each step tokens are also drawn in the places of those that earlier steps drew, and
-              replace them if they are other tokens of at least this probability (LLaDA2.1's
-              editing threshold; inclusionAI, ZHZisZZ/dllm). 0: tokens stay
+    edit      each step also draws tokens at the positions of earlier ones, which replace them if
+              they are different and have at least this probability (LLaDA2.1's editing threshold;
+              inclusionAI, ZHZisZZ/dllm). 0: tokens do not change
     edit_passes
               after the last mask is revealed tokens are replaced further, until a network
               evaluation replaces none, with at most this number of evaluations

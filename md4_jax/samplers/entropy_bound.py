@@ -1,4 +1,4 @@
-"""Sampling of uniform noise in which sure tokens are accepted, and the others drawn anew."""
+"""Sampling of uniform noise that accepts confident tokens and replaces the others by noise."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -17,8 +17,8 @@ from md4_jax.samplers.transforms import Transform, predicts_ratios
 class Memory(NamedTuple):
     """State that one step leaves for the next, with the sequences of a batch first.
 
-    likeliest  int32 [B, N, L], the likeliest tokens of the last N steps, -1 before the first
-    sure       float32 [B, L], probabilities of the last of them
+    likeliest  int32 [B, N, L], the most likely tokens of the last N steps, -1 before the first
+    sure       float32 [B, L], probabilities of those of the last step
     settled    bool [B], whether a sequence takes no more steps
     signal     [B, L, D], of `Conditioned`; None for a network that reads none
     """
@@ -32,17 +32,17 @@ class Memory(NamedTuple):
 @pytree("transform", "entropy_bound", "confidence_threshold", "cooling")
 @dataclasses.dataclass(frozen=True)
 class EntropyBound:
-    """Accepts the drawn tokens of least entropy and draws all others from uniform noise again.
+    """Accepts the drawn tokens of least entropy and replaces all others by new uniform noise.
 
     A step draws a token everywhere and accepts as many as the EB-Sampler does (arXiv:2505.24857):
-    the most of which the entropies, in nats, add up to at most `entropy_bound` without the largest.
-    The text is that of the likeliest tokens of the last step. This is how DiffusionGemma samples
-    (google-deepmind/gemma, transformers 5.24). A network that can reads in each step what it
-    predicted in the one before (self-conditioning, arXiv:2208.04202).
+    as many as possible while the sum of their entropies, without the largest, is at most
+    `entropy_bound` nats. The result is the most likely tokens of the last step. This is the sampler
+    of DiffusionGemma (google-deepmind/gemma, transformers 5.24). A network with self-conditioning
+    also reads the prediction of the previous step (arXiv:2208.04202).
 
-    cooling  the temperature falls from sample.temperature at t = 1 to this part of it at t = 0
-    stability_threshold, confidence_threshold  a sequence is done when the likeliest tokens are
-             those of so many steps before, and the mean entropy is below so many nats; 0: never
+    cooling  the temperature falls from sample.temperature at t = 1 to this fraction of it at t = 0
+    stability_threshold, confidence_threshold  a sequence stops when its most likely tokens have not
+             changed for so many steps, and its mean entropy is below so many nats; 0: never
 
     The samples do not have the distribution of the model.
     """

@@ -1,4 +1,4 @@
-"""Sampling of texts that begin empty: masks are inserted, then revealed: docs/samplers.md."""
+"""Sampling of variable length that inserts masks and unmasks them: docs/samplers.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,15 +22,15 @@ MOST = 20.0
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Insert:
-    """Reveals masks and inserts new ones, by tau-leaping (FlexMDM, arXiv:2509.01025).
+    """Unmasks masks and inserts new ones, by tau-leaping (FlexMDM, arXiv:2509.01025).
 
     In a step from t to s each mask is revealed with probability (b_s - b_t) / (1 - b_t), and each
     gap gets Poisson(y_g (a_s - a_t) / (1 - a_t)) masks, with y_g the network's expected number of
     missing tokens. A sample that gets too long is cut at its end. A prompt is the beginning of the
     text, and nothing is inserted before its end.
 
-    order  random, or confidence: the same number of masks is revealed, but those of whose
-           likeliest token the network is most sure
+    order  random, or confidence: the same number of masks is unmasked, those with the largest
+           maximum probability first
     """
 
     needs: ClassVar[Needs] = Needs((InsertsMasks,), gaps=True)

@@ -12,10 +12,10 @@ from md4_jax.protocols import UserError
 class SteeringOptions:
     """Keys of the section `sample.reward` for every reward.
 
-    strength   lambda in p(x) exp(lambda r(x)), the law that samples tend to
+    strength   lambda in p(x) exp(lambda r(x)), the target distribution
     particles  chains of each sample, of which one is returned
-    every      steps between two looks at the reward
-    threshold  particles are resampled where their effective number is below this part of
+    every      steps between two evaluations of the reward
+    threshold  particles are resampled if the effective sample size is below this fraction of
                `particles`. 0: never; 1: whenever their weights differ
     """
 
@@ -40,7 +40,7 @@ class Steered(NamedTuple):
     rewards      float64 [N], r of each sample
     log_means    float64 [N], log of an estimate of E_p[exp(lambda r)] by the particles of each
                  sample. The estimate itself, not its log, has the right mean
-    effective    float64 [N], effective number of particles at the end
+    effective    float64 [N], effective sample size at the end
     resamplings  int64 [N], how often the particles of a sample were resampled
     """
 

@@ -1,4 +1,4 @@
-"""Path planning (P2), in which doubtful tokens become masks again: docs/samplers.md."""
+"""Path planning (P2), which masks the least confident tokens again: docs/samplers.md."""
 
 import dataclasses
 import math
@@ -18,15 +18,15 @@ from md4_jax.samplers.transforms import Transform
 @pytree("transform", "eta")
 @dataclasses.dataclass(frozen=True)
 class PathPlanning:
-    """Draws a token for every mask, then hides the tokens of which the network is least sure.
+    """Draws a token for every mask, then masks the least confident tokens again.
 
     P2 with the network as its own planner (arXiv:2502.03540). After a step to s there are
     floor((1 - alpha_s) n) masks among the n positions outside the prompt: those with the lowest
     scores. The score is log mu(token) for a token that was just drawn, and eta log mu(token) for
-    an earlier one. So a token that later ones contradict is drawn again.
+    an earlier one. So a token that is inconsistent with later ones is resampled.
 
     eta    0: a token stays once it is drawn, as with `confidence`; 1: earlier and new tokens are
-           treated alike; above 1: earlier tokens are doubted more
+           treated alike; above 1: earlier tokens are remasked more readily
 
     This uses the network's outputs at visible tokens, which losses on masks do not train. The
     samples do not have the distribution of the model.

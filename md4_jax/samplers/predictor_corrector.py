@@ -24,7 +24,7 @@ class PredictorCorrector:
     """Takes a reverse step to s, then `corrections` steps of a chain that leaves p_s unchanged.
 
     tauLDR (arXiv:2205.14987, section 4.4): the chain with rates R_s + Rhat_s, forward and reverse,
-    has the stationary distribution p_s (identity T03), so it repairs errors of earlier steps. Each
+    has the stationary distribution p_s (identity T03), so it corrects errors of earlier steps. Each
     correction runs it for the time h = size (t - s), with one network evaluation. There are none
     at s = 0.
 

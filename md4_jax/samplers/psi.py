@@ -1,4 +1,4 @@
-"""Psi-samplers, in which a guess of the clean tokens is noised again: docs/samplers.md."""
+"""Psi-samplers, in which predicted clean tokens are noised again: docs/samplers.md."""
 
 import dataclasses
 from typing import ClassVar
@@ -22,7 +22,7 @@ class Psi:
         z_s ~ kappa p(z_s | z_t) + (1 - kappa) sum_x q(z_s | x) p(x | z_t)
 
     independently at each position, from one network evaluation. Both parts lead to the distribution
-    of the process at s. The second may change any token again, so mistakes can be repaired. kappa 1
+    of the process at s. The second may change any token again, so errors can be corrected. kappa 1
     is `ancestral`. For masks `remask` does the same, with sigma = (1 - kappa) (1 - alpha_s).
 
     since, until  kappa counts in steps from t in (until, since]; in the others it is 1

@@ -22,21 +22,20 @@ NUCLEUS = 0.95
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
 class Reparameterized:
-    """Draws a token at every position, then hides those with the lowest scores.
+    """Draws a token at every position, then masks those with the lowest scores.
 
     RDM (arXiv:2302.05737) as DPLM (arXiv:2402.18567) decodes. Each step draws a token at every
     position outside the prompt, from the network's outputs there. After a step to s the
     floor((1 - alpha_s) n) of the n positions with the lowest scores are masks. A mask that is not
-    among them gets its token. An earlier token that is not among them stays as it is, whatever was
-    drawn in its place.
+    among them gets the drawn token. An earlier token that is not among them does not change.
 
     score     of a position, by what was drawn there:
               noised       log softmax(logits + G)[token], with Gumbel noise G whose largest sum
                            with the logits also chooses the token (DPLM's gumbel_argmax)
               probability  log of the probability with which the token was drawn (its vanilla)
               logit        the network's logit of the token (its argmax, with temperature 0)
-    resample  a symbol with more than this share of a text's tokens is masked and drawn once more,
-              given the other tokens, from the likeliest symbols with 0.95 of the probability.
+    resample  a symbol with more than this fraction of a text's tokens is masked and drawn again,
+              given the other tokens, with top-p 0.95.
               This costs a network evaluation. 0: never
 
     This uses the network's outputs at visible tokens, which losses on masks do not train. The

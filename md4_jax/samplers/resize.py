@@ -1,4 +1,4 @@
-"""Infilling of gaps that get longer and shorter, as DreamOn does: docs/samplers.md."""
+"""Infilling of variable length, as in DreamOn: docs/samplers.md."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
@@ -35,24 +35,24 @@ class Memory(NamedTuple):
 @pytree("transform", "grow", "masks", "per_step", "noise", "expansions")
 @dataclasses.dataclass(frozen=True)
 class Resize:
-    """Reveals the masks that the network is surest of, and makes two of a mask, or none.
+    """Unmasks the most confident masks, each of which becomes a token, two masks, or nothing.
 
-    If the symbol `expand` is drawn in place of a mask, two masks come there; if it is `delete`, the
-    mask is taken out (DreamOn, arXiv:2602.01326). What is behind moves. This goes on until no mask
-    is left, whatever the grid. The network sees nothing of the positions behind the text.
+    A mask for which the symbol `expand` is drawn becomes two masks; one for which `delete` is drawn
+    is removed (DreamOn, arXiv:2602.01326). The tokens after it move. Steps are repeated until no
+    mask is left; the grid has no effect. The network does not attend to positions after the text.
 
-    grow        largest number of tokens that a text may have more than its template
+    grow        largest number of tokens by which a text may exceed its template
     masks       number of masks between sample.prompt and sample.suffix
-    per_step    masks that a step reveals, deletes or expands
+    per_step    number of masks that a step unmasks, deletes or expands
     score       entropy, margin or probability, as with `confidence`, but of the distribution that
-                the token is drawn from: temperature, top-k, top-p and the end of the room count.
+                the token is drawn from: after temperature, top-k, top-p and the limits of room.
                 With temperature 0 it is that of temperature 1
     noise       noise * (a Gumbel draw) is added to the score: masks are then drawn without
                 replacement, with odds exp(score / noise)
-    expansions  most expansions of a text, also of masks that are deleted later; 0: twice the tokens
-                that it may have from its first mask on
+    expansions  largest number of expansions of a text, including masks that are deleted later; 0:
+                twice the number of tokens that it may have from its first mask on
     delete_rest
-                a deletion takes out the masks to its right in the same gap, too
+                a deletion also removes the masks to its right in the same gap
     """
 
     needs: ClassVar[Needs] = Needs((ResizesMasks,), hides=True)
