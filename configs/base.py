@@ -17,11 +17,11 @@ def get_config() -> ConfigDict:
                 length=256,  # tokens per sequence
                 separate_documents=False,  # attention stays within a packed document
                 windows="grid",  # sequences: grid, adjacent | every, at every offset | documents
-                padding="hidden",  # behind a document that is a sequence: hidden | end_of_text
+                padding="hidden",  # after a document that is a sequence: hidden | end_of_text
                 turns="all",  # answers of a conversation that count: all | last | each
                 chat_template="",  # folder or file of its template; '': the tokenizer's
-                store="",  # directory of the tokens of large texts, gs:// too; '': the cache
-                detokenise="",  # rules for text split into tokens: wikitext | ptb | lm1b | ...
+                store="",  # directory for the tokens of large texts, also gs://; '': the cache
+                detokenise="",  # rules that undo word tokenisation: wikitext | ptb | lm1b | ...
             ),
             tokenizer=dict(
                 name="text8",  # text8 | characters | bytes | bpe | proteins
@@ -63,19 +63,19 @@ def get_config() -> ConfigDict:
                 # answers, from the model that train.initial names
                 # reparameterized(timesteps, weights), with which DPLM is trained
                 # policy(group, kl, draws, normalised, updates, clip_below, clip_above), with
-                # sample.reward: answers that it draws
+                # sample.reward: reinforcement learning
                 # flexmdm, with process insertion, edit_flow, with deletion, and masked_edit_flow,
-                # with edits: texts of their own lengths
+                # with edits: texts of variable length
                 # partition, with network.name="partition"
                 # candi(form), with process gaussian_masking
                 # eso(alpha_0, split), and its bound eso_orders(orders), with sample.name="eso" and
                 # network.time_conditioning=False
                 # dreamon(merge, merge_evenly, most_deleted, deletions), with process resizing
-                # classifier, of the label of a noisy sequence: no model of the data
+                # classifier: predicts the label of a noisy sequence, not a model of the data
                 name="md4",
             ),
             network=dict(
-                # transformer | partition | modernbert | esm | diffusion_gemma | classifier; of
+                # transformer | partition | modernbert | esm | diffusion_gemma | classifier; for
                 # images: unet | uvit | dit | dit_classifier (docs/networks.md)
                 name="transformer",
                 size=768,  # width of the residual stream
@@ -89,79 +89,79 @@ def get_config() -> ConfigDict:
                 qkv_bias=False,  # biases of queries, keys and values
                 out_bias=False,  # bias of the output of attention
                 shifted=False,  # logits of a position from the features of the one before it
-                embedding=0,  # width of the token vectors, before a linear layer; 0: size
-                time_conditioning=True,  # feed t by adaLN-zero; False: time-free
-                condition=0,  # width of the condition made of time and class; 0: size
-                condition_activation="sum",  # sum | each: of the vectors of time and class
+                embedding=0,  # width of the token embeddings, before a linear layer; 0: size
+                time_conditioning=True,  # condition on t by adaLN-zero; False: time-free
+                condition=0,  # width of the vector of time and class; 0: size
+                condition_activation="sum",  # sum | each: of the embeddings of time and class
                 time_embedding="plain",  # plain | md4 | dit
                 norm="rms",  # rms | layer
                 norm_parameters="auto",  # auto | scale | affine
                 norm_eps=1e-6,
-                positions=0,  # positions with learned vectors, as GPT-2's; 0: rotary ones
+                positions=0,  # learned position embeddings, as in GPT-2; 0: rotary positions
                 rotary_base=10_000.0,
                 rotary_scaling=(),  # (factor, low, high, length), as in Llama 3.1; (): none
-                rotary_part=1.0,  # share of a head's features that positions turn
-                rotary_ramp="turns",  # pairs slowed down in part: turns | pairs, as in YaRN
-                rotary_gain=1.0,  # factor of turned features, as in YaRN
+                rotary_part=1.0,  # fraction of a head's features that are rotated
+                rotary_ramp="turns",  # ramp of rotary_scaling: turns | pairs, as in YaRN
+                rotary_gain=1.0,  # factor of rotated features, as in YaRN
                 rotary_type="float32",  # of cosines and sines: float32 | bfloat16, as SMDM's
                 query_scaling=(),  # (beta, length), as in Llama 4; (): none
                 head_bias=True,
                 tied=False,  # the head uses the embedding's matrix
-                initial="lecun",  # initial values: lecun | depth_scaled | torch
-                dropout=0.0,  # share of the entries of both branches that training drops
+                initial="lecun",  # initialisation: lecun | depth_scaled | torch
+                dropout=0.0,  # dropout rate on the outputs of attention and feed-forward layers
                 dropout_shared=False,  # drop the same features at all positions
                 attention_dropout=0.0,
                 embedding_dropout=0.0,
                 qk_norm=False,  # normalise queries and keys
-                local_width=0,  # neighbours of a depthwise convolution before attention; 0: none
-                scan_blocks=True,  # compile one block for all depths; False is faster on CPU
-                attention="auto",  # kernel: plain | splash (TPU) | cudnn (GPU) | auto, the best
+                local_width=0,  # width of a depthwise convolution before attention; 0: none
+                scan_blocks=True,  # scan over blocks; False compiles each, which is faster on CPU
+                attention="auto",  # kernel: plain | splash (TPU) | cudnn (GPU) | auto, the fastest
                 remat="none",  # what the backward pass recomputes: none | dots | full
                 # operands of linear layers: float32 | bfloat16, with sums in float32 | auto,
                 # bfloat16 on CPUs with instructions for it
                 products="auto",
                 dtype="float32",  # of the computation: float32 | bfloat16
-                causal=False,  # a position sees nothing to its right
-                causal_context=False,  # the same for clean tokens in block diffusion
+                causal=False,  # causal attention
+                causal_context=False,  # causal attention of clean tokens in block diffusion
                 # categorical | truncated_logistic, for ordered symbols: a location and a scale
                 output="categorical",
                 classes=0,  # number of classes of labelled data; 0: no labels
-                tables=0,  # most counts of each table of neighbours; 0: none (docs/networks.md)
-                tables_tokens=2**25,  # most tokens of the training text that they count
-                tables_hidden=0,  # units of the network that corrects their sum; 0: none
-                experts=0,  # gated layers in place of each feed-forward layer; 0: a plain layer
-                experts_per_token=2,  # of which a token takes so many
+                tables=0,  # largest number of counts of a table of neighbours; 0: none
+                tables_tokens=2**25,  # largest number of training tokens that are counted
+                tables_hidden=0,  # hidden units of the MLP that corrects their estimate; 0: none
+                experts=0,  # experts in place of each feed-forward layer; 0: a plain layer
+                experts_per_token=2,  # experts that each token uses
                 expert_hidden=0,  # width of an expert; 0: hidden
-                shared_hidden=0,  # width of a layer that all tokens take besides; 0: none
-                dense_layers=0,  # first blocks, with a plain feed-forward layer
+                shared_hidden=0,  # width of an additional layer for all tokens; 0: none
+                dense_layers=0,  # blocks at the start with a plain feed-forward layer
                 router="softmax",  # scores of experts: softmax | sigmoid
                 router_normalised=False,  # weights of a token's experts sum to 1
-                router_scale=1.0,  # times this
-                router_bias=False,  # a bias of each expert, for the choice alone
+                router_scale=1.0,  # factor of these weights
+                router_bias=False,  # a bias of each expert, only for the choice of experts
                 router_groups=1,  # groups of experts
-                router_groups_taken=1,  # in so many of which a token's experts lie
-                balance=0.0,  # weight of the balance of experts in the gradient, such as 0.01
-                router_z=0.0,  # the same of squared sums of their scores, such as 0.001
-                lora_rank=0,  # of an adapter beside each linear layer of a block; 0: none
-                lora_alpha=16.0,  # what they add is multiplied by lora_alpha / lora_rank
-                lora_dropout=0.0,  # share of the entries of their inputs that training drops
-                gaps=False,  # predict how many tokens are missing, for texts that grow
+                router_groups_taken=1,  # groups from which a token's experts are chosen
+                balance=0.0,  # weight of the load-balancing loss, such as 0.01; 0: none
+                router_z=0.0,  # weight of the router z-loss, such as 0.001; 0: none
+                lora_rank=0,  # rank of the adapter of each linear layer of a block; 0: none
+                lora_alpha=16.0,  # an adapter's output is multiplied by lora_alpha / lora_rank
+                lora_dropout=0.0,  # dropout rate on the inputs of adapters
+                gaps=False,  # predict how many tokens are missing, for variable length
                 edits=False,  # predict which masks are deleted: process.name="edits"
-                parameters="float32",  # in which what is not trained is stored: float32 | bfloat16
-                label_dropout=0.0,  # fraction of training sequences whose label is hidden
+                parameters="float32",  # dtype of frozen parameters: float32 | bfloat16
+                label_dropout=0.0,  # fraction of training sequences whose label is dropped
             ),
             optim=dict(
                 name="adamw",  # adamw | muon(learning_rate, adam_learning_rate, momentum, ...)
                 learning_rate=3e-4,  # peak
                 decay="cosine",  # cosine | linear | constant | rsqrt
-                clock="steps",  # what moves the decay: steps | seconds, of train.seconds
+                clock="steps",  # progress of the decay: steps | seconds, of train.seconds
                 warmup_steps=2000,
                 final_fraction=0.0,  # of the peak, at the last step
                 b1=0.9,
                 b2=0.999,
                 eps=1e-8,  # added to the root of the second moment
                 weight_decay=0.0,
-                decayed="matrices",  # what it decays: matrices, of linear layers only | all
+                decayed="matrices",  # what is decayed: matrices, of linear layers only | all
                 process_learning_rate=1e-2,  # for parameters of the forward process (GenMD4's w)
                 process_weight_decay=0.0,
                 clip=1.0,  # global norm of the gradient of nats per token; 0: none
@@ -171,15 +171,15 @@ def get_config() -> ConfigDict:
                 batch_size=512,  # sequences, over all devices
                 microbatches=0,  # parts of the batch, one after another, to save memory; 0: auto
                 seed=0,  # of parameters, data order and noise
-                initial="",  # directory of a run, whose averaged parameters this one starts from
-                trainable="",  # expression of the paths that are trained; '': adapters, or all
-                seconds=0.0,  # wall-clock budget of training; 0: none
+                initial="",  # run directory: start from the moving average of its parameters
+                trainable="",  # regex of the paths that are trained; '': adapters, or all
+                seconds=0.0,  # wall-clock limit of training; 0: none
                 time_power=1.0,  # above 1: early times more often, with less weight; the same mean
                 ema=0.9999,  # decay of the moving average of the parameters, which is evaluated
                 max_skipped_in_a_row=20,  # non-finite steps in a row after which the run stops
             ),
             mesh=dict(
-                data=0,  # devices along each axis; 0: all that the others leave
+                data=0,  # devices along each axis; 0: all remaining devices
                 fsdp=1,
                 context=1,
                 tensor=1,
@@ -254,21 +254,21 @@ def get_config() -> ConfigDict:
                 steps=256,  # reverse steps
                 grid="cosine",  # cosine | uniform | log_linear | optimal | times from 1.0 to 0.0
                 length=0,  # tokens; 0: as in training
-                block=0,  # tokens sampled together; 0: objective.block if there is one, else all
+                block=0,  # tokens of a block; 0: objective.block if there is one, else all
                 memory=0,  # tokens of earlier blocks that a block sees; 0: as in training
-                cached=True,  # keep their keys and values; False: recompute them
+                cached=True,  # cache their keys and values; False: recompute them
                 dual_cache=False,  # blocks also see later tokens, as they were before the block
-                next_token=False,  # a block begins with the likeliest token after the one before
-                stop="",  # end_of_text: a text ends with it, or with the block that has it
-                min_entropy=0.0,  # nats; less in its last `memory` tokens ends a text; 0: never
+                next_token=False,  # the first token of a block is predicted from the previous block
+                stop="",  # end_of_text: a text ends with it, or after the block that contains it
+                min_entropy=0.0,  # nats; a text with less in its last `memory` tokens ends; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none, or any
-                guidance=1.0,  # weight of the label: 0 ignores it, 1 obeys it, more exaggerates it
+                guidance=1.0,  # weight of the label or prompt: 0 ignores it, 1: no guidance
                 # Run with objective.name=classifier, to whose class `label` samples of a model
                 # without classes are guided: docs/samplers.md#classifiers.
                 classifier="",
                 classifier_strength=1.0,  # 0: not at all; 1: p(x | label)
                 classifier_method="exact",  # exact | taylor, which is quick and approximate
-                stride=0,  # new tokens of each window, for longer text; 0: one window
+                stride=0,  # new tokens of each window, for long texts; 0: one window
                 temperature=1.0,  # 0: the most likely token
                 top_p=1.0,
                 top_k=0,  # 0: all
@@ -280,10 +280,10 @@ def get_config() -> ConfigDict:
                 template="",  # text in which each `blank` is a token to be filled
                 templates="",  # a file with a template in each line
                 blank="_",
-                inpaint="",  # picture of which a part is filled; images only, as the next three
+                inpaint="",  # image of which a part is filled in; images only, like the next three
                 image_from="",  # or examples of the data: test:3, test:0,3,7
-                mask="",  # picture whose white is filled
-                box="",  # or the rectangle that is: top,left,height,width
+                mask="",  # image whose white pixels are filled in
+                box="",  # or a rectangle to fill in: top,left,height,width
                 trace=False,  # animate the first sample, and write a page that shows the first 8
                 judge="",  # model whose bound of the samples is reported: self | directory of a run
                 # Reward r towards which samples are drawn, as from p(x) exp(strength r(x)):
@@ -294,28 +294,28 @@ def get_config() -> ConfigDict:
                     name="none",
                     strength=1.0,  # below 0: away from the reward
                     particles=4,  # chains of each sample, of which one is returned
-                    every=8,  # steps between two looks at the reward
-                    threshold=0.5,  # part of effective particles below which they are resampled
+                    every=8,  # steps between two evaluations of the reward
+                    threshold=0.5,  # resample if the effective sample size is below this fraction
                 ),
             ),
             checkpoint=dict(
                 every=5000,  # steps between saves
                 seconds=0.0,  # longest time between saves; 0: no limit
                 keep=3,  # newest checkpoints kept
-                keep_every=0,  # steps between checkpoints that are kept for ever; 0: none
+                keep_every=0,  # steps between checkpoints that are never deleted; 0: none
                 best="",  # evaluator whose best checkpoint is kept too; '': none
-                retries=5,  # how often a save or a line of the log that fails is tried again
+                retries=5,  # how often a failed save or log write is retried
             ),
             eval=dict(
-                checkpoint="newest",  # what is evaluated and sampled: newest | best | a step
+                checkpoint="newest",  # for evaluation and sampling: newest | best | a step
             ),
             log=dict(
                 every=100,  # steps between lines of metrics
-                trackers="tensorboard",  # what shows them besides metrics.jsonl: tensorboard,wandb
+                trackers="tensorboard",  # also log metrics to: tensorboard,wandb
                 profile=(),  # first and last step of a trace by JAX's profiler: 10,12; (): none
             ),
             audit=dict(
-                steps=80,  # of gradient ascent, with which --mode audit looks for a counterexample
+                steps=80,  # steps of gradient ascent of --mode audit
                 seed=0,
             ),
             plan=dict(
@@ -328,7 +328,7 @@ def get_config() -> ConfigDict:
                 windows=5,  # repetitions, of which the median is reported
                 seconds=2.0,  # shortest time of a repetition
                 random_tokens=0,  # number of symbols of random tokens; 0: use the data
-                names=0,  # rows of a table of what takes longest, by its name in the source
+                names=0,  # number of slowest operations to list, by name in the source; 0: none
             ),
         )
     )
