@@ -260,7 +260,7 @@ def get_config() -> ConfigDict:
                 dual_cache=False,  # blocks also see later tokens, as they were before the block
                 next_token=False,  # the first token of a block is predicted from the previous block
                 stop="",  # end_of_text: a text ends with it, or after the block that contains it
-                min_entropy=0.0,  # nats; a text with less in its last `memory` tokens ends; 0: never
+                min_entropy=0.0,  # nats; less in the last `memory` tokens ends a text; 0: never
                 label=-1,  # class of the samples, for network.classes > 0; -1: none, or any
                 guidance=1.0,  # weight of the label or prompt: 0 ignores it, 1: no guidance
                 # Run with objective.name=classifier, to whose class `label` samples of a model

@@ -239,14 +239,14 @@ def _entries(key: str, text: str, domain: Domain, what: str, others: str = "") -
     if not text:
         return ()
     if not hasattr(domain, "tokenizer"):
-        raise UserError(f"sample.{key}={text!r} {what}, and the data of this run are no text")
+        raise UserError(f"sample.{key}={text!r} {what}, and the data of this run are not text")
     id_of = getattr(domain.tokenizer, "id_of", partial(_alone, domain.tokenizer))
     entries = [text] if id_of(text) is not None else text.split() or [text]
     found = [id_of(entry) for entry in entries]
     for entry, symbol in zip(entries, found, strict=True):
         if symbol is None or symbol >= domain.vocab_size:
             raise UserError(
-                f"sample.{key}={entry!r} is no entry of the vocabulary: it must be '', "
+                f"sample.{key}={entry!r} is not an entry of the vocabulary: it must be '', "
                 f"{others}an entry that may be drawn, such as '<|eot_id|>', or several "
                 "with spaces between them"
             )

@@ -222,7 +222,7 @@ def missing(workdir: paths.Place | None) -> UserError:
             )
     return UserError(
         f"there is no --config and {where}: give --config FILE, one of configs/, to start a "
-        "run, or the --workdir of a run, whose own config is taken then"
+        "run, or the --workdir of a run, whose config is then used"
     )
 
 
@@ -230,9 +230,9 @@ def _of_empty(file: paths.Place, may_be_empty: bool) -> None:
     if not may_be_empty:
         raise UserError(
             f"{file} is empty, as a machine that loses power can leave a file. Start the command "
-            "that trained the run again, with its --config: it is written anew, and the run goes on"
+            "that trained the run again, with its --config: it writes the file again"
         )
-    print(f"warning: {file} was empty; it is written anew from --config", flush=True)
+    print(f"warning: {file} was empty; it is written again from --config", flush=True)
 
 
 def check_same(

@@ -122,7 +122,7 @@ def _without_older_tables(config: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"network.tables={network['tables']}: the tables of this run are of an earlier kind, "
             "with which this version cannot go on. Use the version that trained it (`commit` in "
-            "its config.json), or train anew"
+            "its config.json), or train again"
         )
     return {**config, "network": {k: v for k, v in network.items() if k not in gone}}
 

@@ -175,7 +175,7 @@ def _check_guidance(experiment: Experiment) -> None:
         return
     if not experiment.process.shows_clean and (transform.top_k, transform.top_p) != (0, 1.0):
         raise UserError(
-            f"{said} on noise that is no mask combines whole distributions: leave sample.top_k=0 "
+            f"{said} on noise other than masks combines whole distributions: leave sample.top_k=0 "
             f"and sample.top_p=1.0, not {transform.top_k} and {transform.top_p}"
         )
 

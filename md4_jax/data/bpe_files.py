@@ -110,7 +110,8 @@ def limited(encode: Encode, tokenizer, size: int) -> Encode:
         largest = max((int(ids.max()) for ids in found if ids.size), default=0)
         if largest >= size:
             raise UserError(
-                f"the text has {tokenizer.id_to_token(largest)!r}, which is no symbol of the model"
+                f"the text has {tokenizer.id_to_token(largest)!r}, "
+                "which is not a symbol of the model"
             )
         return found
 
@@ -251,7 +252,7 @@ def _from_pair(vocabulary: Place, merges: Place, told: Mapping[str, Any]):
     try:
         model = library.models.BPE.from_file(str(vocabulary), str(merges))
     except Exception as error:
-        raise UserError(f"{vocabulary} and {merges} are no BPE vocabulary: {error}") from error
+        raise UserError(f"{vocabulary} and {merges} are not a BPE vocabulary: {error}") from error
     tokenizer, split = library.Tokenizer(model), library.pre_tokenizers
     tokenizer.pre_tokenizer = split.ByteLevel(add_prefix_space=False)
     pattern = SPLITS[(told.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")]

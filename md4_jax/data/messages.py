@@ -77,8 +77,8 @@ def check_answers(
     for key, told in (better, worse):
         if len(told) < 2 or told[-1]["role"] != "assistant":
             raise UserError(
-                f"{where}: the last message of {key!r} is to be compared, and is no answer of the "
-                "assistant to a message before it"
+                f"{where}: the last message of {key!r} is to be compared, and is not an answer of "
+                "the assistant to a message before it"
             )
     names = f"{better[0]!r} and {worse[0]!r}"
     if len(better[1]) != len(worse[1]):

@@ -76,7 +76,7 @@ class Pool:
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(
                 f"a process that tokenised has ended (exit code {process.wait()}), perhaps for "
-                "lack of memory. Start the same command again: it goes on from the last shard"
+                "lack of memory. Start the same command again: it continues from the last shard"
             ) from error
         finally:
             self._free.put(process)

@@ -36,8 +36,8 @@ def loaded(name: str) -> dict[str, np.ndarray]:
         parts = name.split("/", 2)
         if len(parts) < 3:
             raise UserError(
-                f"features.weights={name}: there is no such file, and it is no OWNER/NAME/FILE of "
-                "the hub"
+                f"features.weights={name}: there is no such file, and it is not an "
+                "OWNER/NAME/FILE of the hub"
             )
         path = hub.model_file(f"{parts[0]}/{parts[1]}", parts[2])
     found = read_safetensors(path)
@@ -63,7 +63,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
             if name != "__metadata__"
         }
     except (ValueError, KeyError, IndexError) as error:
-        raise UserError(f"{path} is no whole safetensors file: {error}") from error
+        raise UserError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 @jax.jit

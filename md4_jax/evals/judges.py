@@ -42,7 +42,7 @@ def check_source(key: str, name: str, is_causal: Callable[[str, str], bool]) -> 
             return
     folder = place(name, key)
     if not folder.is_dir():
-        raise UserError(f"{key}={name} is no directory of a run or of a model")
+        raise UserError(f"{key}={name} is not the directory of a run or of a model")
     of_run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     if not is_folder(folder) and not any((of_run / "checkpoints").glob("[0-9]*")):
         raise UserError(

@@ -191,13 +191,14 @@ class PathLikelihood:
             )
         if experiment.guide is not None:
             raise UserError(
-                f"{key}: sample.classifier={experiment.guide.options.classifier} changes the law "
-                "of the samples, and a path knows nothing of it: leave it empty"
+                f"{key}: sample.classifier={experiment.guide.options.classifier} changes the "
+                "distribution of the samples, which this evaluator does not support: leave it empty"
             )
         if experiment.steering is not None:
             raise UserError(
                 f"{key}: sample.reward.name={experiment.config['sample']['reward']['name']!r} "
-                "changes the law of the samples, and a path knows nothing of it: set it to none"
+                "changes the distribution of the samples, which this evaluator does not support: "
+                "set it to none"
             )
         if sample_block(experiment):
             raise UserError(

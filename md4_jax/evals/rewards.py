@@ -168,7 +168,7 @@ def _compiled(key: str, pattern: str) -> re.Pattern:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UserError(f"{key}={pattern!r} is no regular expression: {error}") from error
+        raise UserError(f"{key}={pattern!r} is not a regular expression: {error}") from error
 
 
 def _check_text(name: str, domain: Any) -> None:

@@ -227,7 +227,7 @@ def _check(told: Mapping[str, Any], tensors: Tensors) -> None:
     if kinds or (told.get("sliding_window") and told.get("use_sliding_window") is not False):
         raise UserError(
             f"{tensors.folder}: config.json says sliding_window={told.get('sliding_window')} and "
-            f"layer_types={told.get('layer_types')}: layers that see only near tokens are not known"
+            f"layer_types={told.get('layer_types')}: layers with a sliding window are not supported"
         )
     first = published.llama_names(tensors)[0] + "layers.0."
     for name in ("self_attn.o_proj.bias", "mlp.gate_proj.bias"):

@@ -270,7 +270,7 @@ def _fill(
             out[name][...] = np.asarray(layout.others[name]).astype(out[name].dtype)
         else:
             raise UserError(
-                f"the array {name!r} of {folder} is no part of the network, and is not kept: the "
+                f"the array {name!r} of {folder} is not part of the network, and is not kept: the "
                 "model cannot go back to the layout that it came from"
             )
 

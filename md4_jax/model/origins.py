@@ -51,7 +51,7 @@ def origins(peer: Peer, shapes: Shapes, options: Any, folder: str) -> dict[str, 
     """
     if not any(name.endswith(WEIGHT) for name in shapes):
         raise UserError(
-            f"{folder} is no checkpoint of PyTorch ({peer.kind}): adapters in PEFT's layout are "
+            f"{folder} is not a checkpoint of PyTorch ({peer.kind}): adapters in PEFT's layout are "
             "for modules of PyTorch"
         )
     check_modules(peer, folder)

@@ -69,7 +69,7 @@ def converted(
     def put(path: str, layers: Sequence[Read]) -> Array:
         where = f"{folder}: {path}"
         if path not in shapes:
-            raise UserError(f"{where} is no parameter of the network of this config")
+            raise UserError(f"{where} is not a parameter of the network of this config")
         return placed(shapes[path], layers, where, stacked=path.startswith("blocks/"))
 
     network = convert(arrays, options, put)

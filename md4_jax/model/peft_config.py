@@ -96,7 +96,7 @@ def read(folder: Place) -> Lora:
     """Reads adapter_config.json; UserError if it is no LoRA, or has what is not known here."""
     file = folder / FILE
     if not file.exists():
-        raise UserError(f"{folder} holds no {FILE}, so that it is no adapter in PEFT's layout")
+        raise UserError(f"{folder} holds no {FILE}, so it is not an adapter in PEFT's layout")
     try:
         told = json.loads(file.read_text())
         if not isinstance(told, dict):
@@ -196,4 +196,4 @@ def _check_numbers(file: Place, told: Mapping[str, Any]) -> None:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise UserError(f"{file}: {pattern!r} is no regular expression: {error}") from error
+            raise UserError(f"{file}: {pattern!r} is not a regular expression: {error}") from error

@@ -178,8 +178,8 @@ def _check_whole(tensors: Tensors, base: Tensors, name: str) -> None:
     array = match.group(1) + WEIGHT if match else ""
     if array not in base:
         raise UserError(
-            f"{file} holds {name!r}, which is no matrix of a LoRA of linear layers: it cannot be "
-            "read"
+            f"{file} holds {name!r}, which is not a matrix of a LoRA of linear layers: it "
+            "cannot be read"
         )
     shape, wanted = tensors.shape(name), base.shape(array)
     if shape != wanted or not np.array_equal(
@@ -202,7 +202,7 @@ def _check_module(lora: Lora, tensors: Tensors, base: Tensors, module: str) -> N
         )
     if not lora.adapts(module):
         raise UserError(
-            f"{file} adapts {module}, which is none of the target_modules of {lora.file.name}: "
+            f"{file} adapts {module}, which is not among the target_modules of {lora.file.name}: "
             f"{lora.told['target_modules']!r}"
         )
     (out, into), rank = base.shape(array), lora.rank(module)

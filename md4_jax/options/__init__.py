@@ -114,7 +114,7 @@ class TrainOptions:
             re.compile(self.trainable)
         except re.error as error:
             raise UserError(
-                f"train.trainable={self.trainable!r} is no regular expression: {error}"
+                f"train.trainable={self.trainable!r} is not a regular expression: {error}"
             ) from error
 
 

@@ -51,7 +51,7 @@ def check_name(directory: Place) -> None:
     if found:
         raise UserError(
             f"--workdir {directory}: checkpoints in a path with {' '.join(found)} could not be "
-            "read again. Choose another --workdir; a run that lies there goes on once its "
+            "read again. Choose another --workdir; a run in it continues once its "
             "directory has another name"
         )
 

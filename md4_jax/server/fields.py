@@ -30,7 +30,8 @@ def text(asked: Asked, key: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UserError(f"{key} holds half of a surrogate pair, which is no character") from error
+        said = f"{key} holds half of a surrogate pair, which is not a character"
+        raise UserError(said) from error
     return value
 
 

@@ -50,7 +50,7 @@ def keep(workdir: Place, frozen: Params, again: int = 0) -> None:
     wrong = _difference(folder, arrays, record)
     if wrong:
         raise UserError(
-            f"{folder} was written, but cannot be read back: {wrong}. Mend the directory or its "
+            f"{folder} was written, but cannot be read back: {wrong}. Repair the directory or its "
             "disk and start the same command again, or choose another --workdir"
         )
 

@@ -123,8 +123,8 @@ class Checkpoints:
             others = f"No other was deleted; those before it are of step {before}"
             raise UserError(
                 f"checkpoint {step} in {self.directory} was written, but cannot be read back: "
-                f"{wrong}. {others if before else 'There is no other'}. Mend the directory or its "
-                "disk and start the same command again, or choose another --workdir"
+                f"{wrong}. {others if before else 'There is no other'}. Repair the directory or "
+                "its disk and start the same command again, or choose another --workdir"
             )
         self._is_proven = True
 
@@ -240,7 +240,7 @@ class Checkpoints:
                     return None
                 raise UserError(
                     f"none of the checkpoints {self.steps()} in {self.directory} can be read; "
-                    "nothing was changed. To start anew choose another --workdir"
+                    "nothing was changed. To start again, choose another --workdir"
                 )
             say("falling back to the checkpoint before it")
         return None

@@ -104,7 +104,7 @@ def graft(template: Any, leaves: dict[str, Any]) -> Any:
 SHAPES = re.compile(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))")
 OTHER_VERSION = (
     "Another version of the program may have trained it: use that one (`commit` in config.json), "
-    "or train anew"
+    "or train again"
 )
 OTHER_SHAPE = "it has an array of shape {1} where this program's network has one of {0}. "
 OTHER_TYPE = (

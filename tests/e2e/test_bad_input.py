@@ -74,7 +74,7 @@ CONFIG = [
     (["network.lora_rank=4"], ["network.lora_rank adapts a model that is trained already"]),
     (["network.parameters=bfloat16"], ["network.parameters='bfloat16'", "network.lora_rank"]),
     (["train.trainable=lora"], ["train.trainable='lora' matches none of the network's"]),
-    (["train.trainable=("], ["train.trainable='(' is no regular expression"]),
+    (["train.trainable=("], ["train.trainable='(' is not a regular expression"]),
     # Sections that do not go together, with both numbers.
     (["network.size=30", "network.heads=4"], ["network.size=30", "network.heads=4"]),
     (["train.microbatches=3"], ["train.batch_size=8", "train.microbatches=3", "which is 3"]),
@@ -115,7 +115,7 @@ def test_a_wrong_config(assignments, said, tiny, tmp_path, refused):
         (["--config", "md4_jax/protocols/batch.py"], "get_config"),
         (["--config", "configs/base.py", "--config.train.seed"], "needs a value"),
         ([], "there is no --config and no --workdir of a run: give --config FILE"),
-        (["--mode", "eval"], "or the --workdir of a run, whose own config is taken"),
+        (["--mode", "eval"], "or the --workdir of a run, whose config is then used"),
         (
             ["--workdir", "/nowhere/run"],
             "there is no --config and no run in --workdir /nowhere/run",

@@ -78,7 +78,10 @@ VALUES = [
     ),
     (["reward.name=patern"], ["unknown sample.reward.name 'patern'", "mean 'pattern'?"]),
     (["reward.name=pattern"], ["sample.reward.name='pattern' needs sample.reward.pattern"]),
-    (["reward.name=pattern", "reward.pattern=th("], ["sample.reward.pattern='th('", "no regular"]),
+    (
+        ["reward.name=pattern", "reward.pattern=th("],
+        ["sample.reward.pattern='th('", "not a regular"],
+    ),
     (["reward.particles=0"], ["sample.reward.particles must be at least 1, not 0"]),
     (["reward.every=0"], ["sample.reward.every must be at least 1, not 0"]),
     (["reward.threshold=2"], ["sample.reward.threshold must lie in [0, 1], not 2"]),

@@ -166,7 +166,7 @@ MISTAKES = [
     (["sample.block=3"], ["sample.block=3 must divide sample.length=16"]),
     (["sample.block=8", "sample.memory=12"], ["sample.block=8 must divide sample.memory=12"]),
     (["sample.stride=4"], ["sample.stride=4", "sample.block=4", "sample.memory=16"]),
-    (["sample.stop=period"], ["sample.stop='period' is no entry of the vocabulary"]),
+    (["sample.stop=period"], ["sample.stop='period' is not an entry of the vocabulary"]),
     (["sample.stop=end_of_text"], ["needs a tokenizer with an end-of-text token"]),
     (["sample.min_entropy=-1"], ["sample.min_entropy must not be negative, not -1"]),
     (["sample.min_entropy=2", "sample.judge=self"], ["sample.judge='self'", "min_entropy=2"]),

@@ -88,7 +88,10 @@ def test_a_judge_that_is_not_there_is_missed_before_training(refused, tiny, tmp_
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     for judge, said in (
         (tmp_path / "empty", "empty holds neither a run with a checkpoint nor a model in *.safe"),
-        (tmp_path / "none", f"judge={tmp_path / 'none'} is no directory of a run or of a model"),
+        (
+            tmp_path / "none",
+            f"judge={tmp_path / 'none'} is not the directory of a run or of a model",
+        ),
         ("transformers:gpt2", "needs no_such_package: pip install -e '.[judge]'"),
     ):
         assert said in refused(*words, *kind, *keys(f"evals.judged.judge={judge}"))
@@ -100,7 +103,7 @@ def test_impossible_judges(refused, trained):
     kind = keys("evals.judged.name=generative_perplexity")
     assert "evals.judged.judge must be the directory of a causal run" in refused(*name, *kind)
     with_judge = lambda what: refused(*name, *kind, *keys(f"evals.judged.judge={what}"))  # noqa: E731
-    assert "evals.judged.judge=/nowhere is no directory of a run" in with_judge("/nowhere")
+    assert "evals.judged.judge=/nowhere is not the directory of a run" in with_judge("/nowhere")
     assert f"evals.judged.judge={trained} is not causal" in with_judge(trained)
     for options, words in (
         (dict(end_of_text="last"), "end_of_text must be first or all, not 'last'"),

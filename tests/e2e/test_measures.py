@@ -32,7 +32,10 @@ def test_the_path_of_a_sampler(run, refused, own):
     assert "sample.top_k=3 gives most texts" in refused(*at, *some, "--config.sample.top_k=3")
     reward = ("--config.sample.reward.name=pattern", "--config.sample.reward.pattern=a")
     message = refused(*at, *some, *reward)
-    assert "evals.path: sample.reward.name='pattern' changes the law of the samples" in message
+    assert (
+        "evals.path: sample.reward.name='pattern' changes the distribution of the samples"
+        in message
+    )
 
 
 @pytest.mark.campaign

@@ -295,7 +295,9 @@ def test_options_that_are_wrong(changes, said):
 
 
 def test_an_expression_that_is_none():
-    with pytest.raises(UserError, match=r"train.trainable='\(' is no regular expression: missing"):
+    with pytest.raises(
+        UserError, match=r"train.trainable='\(' is not a regular expression: missing"
+    ):
         TrainOptions(trainable="(")
 
 

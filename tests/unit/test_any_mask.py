@@ -204,7 +204,9 @@ def test_ids_that_the_model_has_no_row_for_are_refused():
     made = tokenizer(20, 4).to_str()
     short = BytePairs(definition=made, mask=MASK, size=21, eot=None)
     assert short.encode("b<|special_1|>").tolist() == [1, 20]
-    with pytest.raises(UserError, match=r"has '<\|special_2\|>', which is no symbol of the model"):
+    with pytest.raises(
+        UserError, match=r"has '<\|special_2\|>', which is not a symbol of the model"
+    ):
         short.encode("b<|special_2|>")
     with pytest.raises(UserError, match=r"has 'h', which is the mask of the model"):
         short.encode("ghi")

@@ -155,9 +155,9 @@ def test_blocks_after_the_end_of_a_turn_are_not_drawn(tmp_path):
         first = int(np.argmax(whole == turn))
         assert length == 4 * (1 + first // 4) and np.array_equal(whole[:length], cut[:length])
     assert ended.evaluations.sum() < free.evaluations.sum() / 2
-    with pytest.raises(UserError, match="sample.stop='nothing' is no entry of the vocabulary"):
+    with pytest.raises(UserError, match="sample.stop='nothing' is not an entry of the vocabulary"):
         model.sample(**options, stop="nothing")
-    with pytest.raises(UserError, match=r"sample.stop='<\|mask\|>' is no entry"):
+    with pytest.raises(UserError, match=r"sample.stop='<\|mask\|>' is not an entry"):
         model.sample(**options, stop="<|mask|>")
 
 

@@ -140,8 +140,8 @@ def test_proteins_are_drawn_filled_and_scored(model):
 @pytest.mark.parametrize(
     "never, said",
     [
-        ("J", "sample.exclude='J' is no entry of the vocabulary"),
-        ("<mask>", "sample.exclude='<mask>' is no entry"),
+        ("J", "sample.exclude='J' is not an entry of the vocabulary"),
+        ("<mask>", "sample.exclude='<mask>' is not an entry"),
         (" ".join(PROTEINS[:-1]), "leaves no symbol that may be drawn"),
     ],
 )

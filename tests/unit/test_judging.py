@@ -41,7 +41,7 @@ def check(folder, is_causal=lambda key, asked: True):
 
 def test_a_folder_without_a_model_is_no_judge(tmp_path):
     said = "evals.a.judge=.*run holds neither a run with a checkpoint nor a model"
-    with pytest.raises(UserError, match="evals.a.judge=.*run is no directory of a run"):
+    with pytest.raises(UserError, match="evals.a.judge=.*run is not the directory of a run"):
         check(tmp_path / "run")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text("{}")

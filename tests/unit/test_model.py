@@ -172,7 +172,7 @@ def test_llada(folders):
     model, told = md4_jax.load(folders["llada"]), answers("llada")
     expected = np.asarray(told["outputs"])[..., :125]
     np.testing.assert_allclose(model.logits(told["z"]), expected, atol=1e-5)
-    with pytest.raises(UserError, match="no symbol of the model"):
+    with pytest.raises(UserError, match="not a symbol of the model"):
         model.score("ab<|special_0|>")
 
 
@@ -332,7 +332,7 @@ def test_a_text_ends_with_a_token_that_stops_it(mdlm):
         assert text == re.match("a[^ab]*[ab]?", whole)[0]
     assert ended.lengths.tolist() == [len(text) for text in ended.texts]
     assert len(set(ended.lengths)) > 2 and "b" in {text[-1] for text in ended.texts}
-    with pytest.raises(UserError, match="sample.stop='zz' is no entry of the vocabulary"):
+    with pytest.raises(UserError, match="sample.stop='zz' is not an entry of the vocabulary"):
         mdlm.sample(1, stop="zz")
     with pytest.raises(UserError, match="sample.judge='self' needs texts of one length"):
         mdlm.sample(1, stop="a", judge="self")

@@ -158,9 +158,12 @@ def test_a_base_in_half_precision_is_rounded_once(folders, tmp_path):
         ({"r": 3}, r"lora_A.weight has the shape \(4, 32\), and \(3, 32\) is needed for the rank"),
         ({"r": 0}, "a rank must be a whole number above 0, not 0"),
         ({"lora_alpha": None}, "lora_alpha must be a number, not None"),
-        ({"rank_pattern": {"(": 3}}, r"'\(' is no regular expression"),
+        ({"rank_pattern": {"(": 3}}, r"'\(' is not a regular expression"),
         ({"target_modules": None}, "names no target_modules"),
-        ({"target_modules": ["q_proj"]}, "adapts model.layers.0.self_attn.v_proj, which is none"),
+        (
+            {"target_modules": ["q_proj"]},
+            "adapts model.layers.0.self_attn.v_proj, which is not among",
+        ),
         (
             {"target_modules": ["q_proj", "v_proj", "o_proj"]},
             r"lacks 'base_model.model.model.layers.0.self_attn.o_proj.lora_A.weight': target_mod",
@@ -189,7 +192,7 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     "change, said",
     [
         (lambda x: x.pop(f"{FIRST}B.weight"), r"lacks '.*q_proj.lora_B.weight', the other matrix"),
-        (lambda x: x.update(extra=x[f"{FIRST}A.weight"]), "holds 'extra', which is no matrix"),
+        (lambda x: x.update(extra=x[f"{FIRST}A.weight"]), "holds 'extra', which is not a matrix"),
         (
             lambda x: x.update({f"{FIRST}B.weight": x[f"{FIRST}B.weight"][:31]}),
             r"safetensors: .*lora_B.weight has the shape \(31, 4\), and \(32, 4\) is needed for "

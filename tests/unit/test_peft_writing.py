@@ -198,7 +198,7 @@ def test_what_an_adapter_cannot_hold_is_refused(tmp_path):
     with pytest.raises(UserError, match="was not made of a published checkpoint, on which"):
         dataclasses.replace(model, layout=None).export(tmp_path / "a", adapters=True)
     flax = md4_jax.load(peer_folder(tmp_path, "md4_text"), config=LORA)
-    with pytest.raises(UserError, match=r"md4_text is no checkpoint of PyTorch \(md4\)"):
+    with pytest.raises(UserError, match=r"md4_text is not a checkpoint of PyTorch \(md4\)"):
         flax.export(tmp_path / "a", adapters=True)
     assert not (tmp_path / "a").exists()
 

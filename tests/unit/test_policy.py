@@ -159,7 +159,7 @@ def test_answers_are_compared_by_what_a_pattern_finds():
     assert Answer(r"#### (\d+)").compared(answers, expected).tolist() == [1, 0, 0]
     assert Answer(r"\d").compared(["a1b", "", "8"], ["2 1", "x", "8"]).tolist() == [1, 0, 1]
     assert Answer().compared([" yes\n", "no"], ["yes", "yes"]).tolist() == [1, 0]
-    with pytest.raises(UserError, match=r"sample.reward.pattern='\(' is no regular expression"):
+    with pytest.raises(UserError, match=r"sample.reward.pattern='\(' is not a regular expression"):
         Answer("(")
 
 

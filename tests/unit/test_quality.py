@@ -203,10 +203,10 @@ def test_weights_are_read_and_wrong_files_are_named(tmp_path):
         np.testing.assert_array_equal(found[name], value)
     with pytest.raises(UserError, match=r"has no Mixed_7c.branch_pool.conv.weight"):
         inception.loaded(str(path))
-    with pytest.raises(UserError, match="there is no such file, and it is no OWNER/NAME/FILE"):
+    with pytest.raises(UserError, match="there is no such file, and it is not an OWNER/NAME/FILE"):
         inception.loaded("nowhere.safetensors")
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(UserError, match="is no whole safetensors file"):
+    with pytest.raises(UserError, match="is not a complete safetensors file"):
         inception.read_safetensors(path)
 
 

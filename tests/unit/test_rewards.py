@@ -24,7 +24,9 @@ def test_a_pattern_counts_matches_that_do_not_overlap():
 
 
 def test_patterns_are_of_texts():
-    with pytest.raises(UserError, match=r"sample\.reward\.pattern='\(' is no regular expression"):
+    with pytest.raises(
+        UserError, match=r"sample\.reward\.pattern='\(' is not a regular expression"
+    ):
         Pattern("(")
     with pytest.raises(UserError, match="'pattern' is for text, and the data of this run are none"):
         Pattern("a").check(types.SimpleNamespace(unit="value"))
@@ -84,7 +86,10 @@ def test_a_judge_gives_the_log_probability_of_the_text(model, tmp_path):
         ({"name": "none", "particles": 0}, r"sample\.reward\.particles must be at least 1, not 0"),
         ({"name": "pattern", "pattern": 7}, r"sample\.reward\.pattern must be text, not 7"),
         ({"name": "judge"}, r"sample\.reward\.name='judge' needs sample\.reward\.judge: the"),
-        ({"name": "judge", "judge": "/none"}, r"sample\.reward\.judge=/none is no directory of a"),
+        (
+            {"name": "judge", "judge": "/none"},
+            r"sample\.reward\.judge=/none is not the directory of a",
+        ),
         ({"name": "judge", "judge": "a", "batch_size": 0}, r"batch_size must be at least 1, not 0"),
         ({"name": "rewards_of:Nobody"}, r"sample\.reward\.name: rewards_of:Nobody: there is no"),
     ],

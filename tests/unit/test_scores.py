@@ -188,7 +188,7 @@ def test_a_longer_text_may_be_conditioned_on_what_is_before(loaded):
 def test_texts_that_have_no_likelihood(loaded):
     with pytest.raises(UserError, match="text 1 is empty"):
         loaded("mdlm").score(["a", ""])
-    with pytest.raises(UserError, match="objective='score_entropy' is no bound"):
+    with pytest.raises(UserError, match="objective='score_entropy' is not a bound"):
         loaded("mdlm").score("a", objective="score_entropy")
     assert len(loaded("mdlm").score([]).nats) == 0
 

@@ -116,4 +116,4 @@ def test_an_empty_config(workdir, capsys):
     with pytest.raises(UserError, match="is empty, as a machine that loses power .* --config"):
         config.stored(workdir)
     assert config.stored(workdir, may_be_empty=True) is None
-    assert "is written anew from --config" in capsys.readouterr().out
+    assert "is written again from --config" in capsys.readouterr().out

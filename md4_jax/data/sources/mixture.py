@@ -36,7 +36,7 @@ class Mixture:
             if weight <= 0:
                 raise UserError(f"{key}.weight={weight} must be above 0: leave the part out")
             if isinstance(source, Mixture) or not hasattr(source, "documents"):
-                raise UserError(f"{key} is no source of text: a mixture is of text alone")
+                raise UserError(f"{key} is not a source of text: a mixture holds only text")
             if getattr(source, "label_key", ""):
                 raise UserError(
                     f"{key}.label_key={source.label_key!r}: texts with a class cannot be part of a "

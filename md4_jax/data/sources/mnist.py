@@ -150,7 +150,8 @@ def read_idx(path: Place, kind: int) -> np.ndarray:
     begin = int.from_bytes(raw[:4], "big")
     if begin != kind:
         raise UserError(
-            f"{path} is no idx file of {WORDS[kind]}: it begins with {begin:08x}, not {kind:08x}"
+            f"{path} is not an idx file of {WORDS[kind]}: it begins with "
+            f"{begin:08x}, not {kind:08x}"
         )
     if len(raw) < head:
         raise UserError(f"{path} is cut short: it ends within its first {head} bytes")

@@ -204,5 +204,5 @@ def _label(where: str, record: dict[str, Any], key: str) -> str | int:
     label = record[key]
     if not isinstance(label, str | int) or isinstance(label, bool):
         kind = spelled(label)
-        raise UserError(f"{where}: {key!r} is no class, a name or a whole number, but {kind}")
+        raise UserError(f"{where}: {key!r} is not a class (a name or a whole number), but {kind}")
     return label

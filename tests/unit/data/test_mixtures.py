@@ -280,8 +280,11 @@ def test_sections_that_are_refused(changes, said, tmp_path):
 @pytest.mark.parametrize(
     "part, said",
     [
-        ({"name": "digits"}, "data.parts.x is no source of text"),
-        ({"name": "mixture", "parts": {"y": {"name": "shakespeare"}}}, "data.parts.x is no source"),
+        ({"name": "digits"}, "data.parts.x is not a source of text"),
+        (
+            {"name": "mixture", "parts": {"y": {"name": "shakespeare"}}},
+            "data.parts.x is not a source",
+        ),
         ({"name": "text", "path": "x", "label_key": "l"}, "data.parts.x.label_key='l': texts with"),
         ({"name": "text"}, "data.parts.x: data.path is needed by data.name='text'"),
     ],

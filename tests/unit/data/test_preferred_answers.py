@@ -120,7 +120,7 @@ def test_other_worse_answers_are_other_data(corpus):
 @pytest.mark.parametrize(
     "worse, said",
     [
-        (talk("q"), "the last message of 'rejected' is to be compared, and is no answer"),
+        (talk("q"), "the last message of 'rejected' is to be compared, and is not an answer"),
         (talk("q", "no", "why"), "the last message of 'rejected' is to be compared"),
         (talk("q", "yes", "why", "no"), "have 2 and 4 messages"),
         (talk("p", "no"), "'chosen' and 'rejected' must be the same .* differ in message 1"),

@@ -189,7 +189,7 @@ def test_bpe_says_what_it_needs(tiny_bpe, tmp_path):
     with pytest.raises(UserError, match=r"bad\.json is not a tokenizer\.json"):
         BytePairs(path=str(tiny_bpe / "bad.json"))
     (tiny_bpe / "vocab.json").write_text("[")
-    with pytest.raises(UserError, match=r"vocab\.json and .*merges\.txt are no BPE vocabulary"):
+    with pytest.raises(UserError, match=r"vocab\.json and .*merges\.txt are not a BPE vocabulary"):
         BytePairs(path=str(tiny_bpe))
 
 
