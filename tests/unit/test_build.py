@@ -620,9 +620,9 @@ def test_random_tokens_have_no_text_of_prompts_and_ends():
         (Characters(" abé"), " ", (0,)),
         (Bytes(), "a \n", (97,)),
         (Bytes(), "\n", (10,)),
-        (Characters("ab"), " ", "' ' is no entry of the vocabulary"),
-        (Characters("ab"), "a ab", "'ab' is no entry of the vocabulary"),
-        (Bytes(), "é", "'é' is no entry of the vocabulary"),
+        (Characters("ab"), " ", "' ' is not an entry of the vocabulary"),
+        (Characters("ab"), "a ab", "'ab' is not an entry of the vocabulary"),
+        (Bytes(), "é", "'é' is not an entry of the vocabulary"),
     ],
 )
 def test_characters_are_entries_of_a_vocabulary(tokenizer, text, ids):
