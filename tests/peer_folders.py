@@ -53,6 +53,8 @@ TOLD = {
     "llada2": {},
     "qwen3moe": {},
     "sdarmoe": {},
+    "e2d2": {},
+    "e2d2_shared": {},
     "stable_diffcoder": dict(architectures=["StableDiffcoderForCausalLM"]),
     "rnd1": {},
     "nemotron": {},
@@ -75,13 +77,13 @@ GPTS = ("gpt2", "diffugpt")
 # Instances with the arrays of another one.
 ARRAYS = {"esolm": "mdlm", "rnd1": "qwen3moe", "stable_diffcoder": "llama"}
 # Letters and special entries of the vocabulary.
-OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma", "esm")
+OTHERS = ("lladamoe", "llada2", "modernbert", "diffusiongemma", "esm", "e2d2")
 PROTEINS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]
 PROTEINS += ["<null_1>", "<mask>"]
 ENTRIES = {
     "llada": (125, 3),
     **dict.fromkeys(("udlm", "udlm_labels", "smdm", "smdm_ar"), (12, 0)),
-    **dict.fromkeys((*DECODERS, *GPTS, *OTHERS), (120, 4)),
+    **dict.fromkeys((*DECODERS, *GPTS, *OTHERS, "e2d2_shared"), (120, 4)),
 }
 # Printable characters that stand for themselves in a byte-level vocabulary.
 LETTERS = "abcdefghijklmnopqrstuvwxyz" + "".join(map(chr, [*range(0x21, 0x61), *range(0xA1, 0xAD)]))

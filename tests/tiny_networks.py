@@ -10,6 +10,7 @@ from md4_jax.networks import NETWORKS
 from md4_jax.networks.classifier import Classifier, PatchClassifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
@@ -36,6 +37,7 @@ SIZES_OF = {
         experts=4,
         expert_hidden=8,
     ),
+    EncoderDecoder: SIZES | dict(decoder_depth=1),
     Classifier: SIZES | dict(classes=3),
     PatchClassifier: SIZES | dict(shape=(2, 3, 1), patch=1, embedding=8, classes=3),
     UNet: CONVOLVED | dict(channels=64),

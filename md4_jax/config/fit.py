@@ -50,8 +50,7 @@ def check_fit(experiment: Experiment, part: Component) -> None:
                 else "it predicts each token from those on both sides"
             )
         )
-    if needs.blockwise and not network.blockwise:
-        raise UserError(f"{said} needs {whole_blocks(experiment.config['network'])}")
+    _check_blocks(experiment, part)
     if needs.mixtures and not network.mixtures:
         raise UserError(
             f"{said} needs network.name='transformer' and network.tables=0: it shows the network "
@@ -93,6 +92,22 @@ def check_fit(experiment: Experiment, part: Component) -> None:
                 if needs.gaps
                 else ": its texts do not grow, and nothing is missing"
             )
+        )
+
+
+def _check_blocks(experiment: Experiment, part: Component) -> None:
+    """Raises UserError if only one of network and objective works block by block, where both must.
+
+    Without blocks the encoder of a network is not used.
+    """
+    network, section = experiment.network, experiment.config["network"]
+    needed, said = part.value.needs.blockwise, f"{part.key}.name={part.name!r}"
+    if needed and not network.blockwise:
+        raise UserError(f"{said} needs {whole_blocks(section)}")
+    if network.encodes and not needed and part.key != "sample":
+        raise UserError(
+            f"{said} shows the network whole texts, and the encoder of network.name="
+            f"{section['name']!r} reads the blocks before a noisy one: take {part.key}.name='block'"
         )
 
 

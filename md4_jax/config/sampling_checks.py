@@ -224,6 +224,8 @@ def _check_dual_cache(experiment: Experiment) -> None:
             "sample.dual_cache=True needs network.causal_context=False: tokens outside of a block "
             "would see those after them"
         )
+    if experiment.network.encodes:
+        raise UserError("sample.dual_cache=True: an encoder never reads what is after a block")
     if not experiment.network.time_free:
         raise UserError(
             "sample.dual_cache=True needs network.time_conditioning=False: a block that is drawn "

@@ -20,6 +20,7 @@ from md4_jax.config.schema import build_section
 from md4_jax.model import peers
 from md4_jax.model.agreement import Difference, Meaning, differences, with_changes
 from md4_jax.model.peer import Peer
+from md4_jax.networks.depth import STACKED
 from md4_jax.networks.published import Arrays, MaskLast, Read, View
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place, replace
@@ -37,7 +38,7 @@ UNTOLD = (
     "rotary_part", "rotary_ramp", "rotary_gain", "rotary_type", "query_scaling", "window",
     "global_every", "local_base", "cap", "experts_per_token", "router", "router_normalised",
     "router_scale", "router_groups", "router_groups_taken", "condition_activation",
-    "token_dropout", "rotary_half",
+    "token_dropout", "rotary_half", "decoder_depth", "decoder_reads", "shared_blocks",
 )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def exported(
     def put(path: str, layers: Sequence[Read]) -> None:
         value = np.asarray(to_host(values.pop(path)))
         for part, read in zip(
-            value if path.startswith("blocks/") else value[None], layers, strict=True
+            value if path.startswith(STACKED) else value[None], layers, strict=True
         ):
             _place(np.asarray(read()).ravel(), part.ravel(), numbers, out)
 

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from md4_jax.config.schema import build_section
 from md4_jax.experiment import Experiment
+from md4_jax.networks.depth import STACKED
 from md4_jax.networks.linear import ADAPTERS
 from md4_jax.networks.published import Arrays, Put, Read
 from md4_jax.protocols import Array, Params, UserError
@@ -70,7 +71,7 @@ def converted(
         where = f"{folder}: {path}"
         if path not in shapes:
             raise UserError(f"{where} is not a parameter of the network of this config")
-        return placed(shapes[path], layers, where, stacked=path.startswith("blocks/"))
+        return placed(shapes[path], layers, where, stacked=path.startswith(STACKED))
 
     network = convert(arrays, options, put)
     if experiment.network.adapters:

@@ -8,7 +8,7 @@ from typing import Any
 
 from md4_jax.config import files
 from md4_jax.data import bpe_files
-from md4_jax.model import decoders, dits, esm, experts, gemma, gpt2, modernbert, smdm
+from md4_jax.model import decoders, dits, e2d2, esm, experts, gemma, gpt2, modernbert, smdm
 from md4_jax.model.peer import UNKNOWN, Peer, agree, check_built, needed
 from md4_jax.networks import NETWORKS, published
 from md4_jax.networks.published_gpt2 import DIFFUSION, prefix_of
@@ -17,8 +17,8 @@ from md4_jax.runtime.paths import Place
 from md4_jax.runtime.tensors import Tensors
 
 NAMED = (
-    "bd3lm", "mdlm", "esolm", "duo", "udlm", "llada", "gpt2", "modernbert", esm.KIND, gemma.KIND,
-    *experts.KINDS, *decoders.KINDS,
+    "bd3lm", "mdlm", "esolm", "e2d2", "duo", "udlm", "llada", "gpt2", "modernbert", esm.KIND,
+    gemma.KIND, *experts.KINDS, *decoders.KINDS,
 )  # fmt: skip
 
 
@@ -162,6 +162,7 @@ KINDS = {
     "gpt2": gpt2.peer,
     "diffugpt": gpt2.peer,
     "modernbert": modernbert.peer,
+    "e2d2": e2d2.peer,
     esm.KIND: esm.peer,
     gemma.KIND: gemma.peer,
     "smdm": smdm.peer,

@@ -11,6 +11,7 @@ import numpy as np
 from md4_jax.model import peft_config
 from md4_jax.model.origins import WEIGHT, Origin
 from md4_jax.model.peft_config import Lora
+from md4_jax.networks.depth import STACKED
 from md4_jax.networks.published import Arrays, Put, View
 from md4_jax.protocols import Array, Params, UserError
 from md4_jax.runtime.paths import Place
@@ -90,7 +91,7 @@ class Adapters(NamedTuple):
             if not any(place.module in self.modules for place in origins[layer]):
                 return x
             own = np.asarray(to_host(x))
-            layers = own if name.startswith("blocks/") else own[None]
+            layers = own if name.startswith(STACKED) else own[None]
             reads = [
                 functools.partial(self._part, which == "lora_b", place, scale, values)
                 for place, values in zip(origins[layer], layers, strict=True)

@@ -14,6 +14,7 @@ from md4_jax.model.folder import check_empty
 from md4_jax.model.layout import Layout, Numbered
 from md4_jax.model.origins import WEIGHT, Origin, origins
 from md4_jax.model.peer import Peer
+from md4_jax.networks.depth import STACKED
 from md4_jax.protocols import UserError
 from md4_jax.runtime import tensors
 from md4_jax.runtime.distributed import is_first
@@ -124,7 +125,7 @@ def _modules(model: Any, peer: Peer, layout: Layout, options: Any) -> dict[str, 
     for layer in layers:
         names = [f"{layer}/lora_{which}/kernel" for which in "ab"]
         a, b = (np.asarray(to_host(values[name]), np.float32) for name in names)
-        pairs[layer] = (a, b) if layer.startswith("blocks/") else (a[None], b[None])
+        pairs[layer] = (a, b) if layer.startswith(STACKED) else (a[None], b[None])
         if re.search(trainable, names[0]) or np.any(b):
             used.add(_kind(layer))
     found: dict[str, list[Part]] = {}

@@ -3,6 +3,7 @@
 from md4_jax.networks.classifier import Classifier, PatchClassifier
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
 from md4_jax.networks.dit import DiT
+from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
 from md4_jax.networks.modernbert import ModernBert
 from md4_jax.networks.partition import Partition
@@ -19,6 +20,7 @@ NETWORKS = {
     "modernbert": ModernBert,
     "esm": Esm,
     "diffusion_gemma": DiffusionGemma,
+    "encoder_decoder": EncoderDecoder,
     "classifier": Classifier,
     "dit_classifier": PatchClassifier,
 }

@@ -17,6 +17,8 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+# What the paths of the parameters of blocks begin with that have an axis of depths.
+STACKED = ("blocks/", "decoder_blocks/")
 
 
 def first_blocks(o: Any, block_size: int = 0) -> list[nn.Module]:

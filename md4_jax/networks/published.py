@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from md4_jax.networks.depth import STACKED
 from md4_jax.networks.linear import rounded
 from md4_jax.protocols import Array, Params
 
@@ -21,10 +22,9 @@ Read = Callable[[], np.ndarray]
 Put = Callable[[str, Sequence[Read]], Array]
 DIT_TABLE = "vocab_embed.embedding"
 DIT_LABELS = "cond_map.embedding_table.weight"
-# What the names of arrays begin with in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891).
-DIFFUSION = "denoise_model."
-# The same in Nemotron-Labs-Diffusion (arXiv:2607.05722).
-ENCODER = "encoder."
+# What the names of arrays begin with in the class of DiffuGPT and DiffuLLaMA (arXiv:2410.17891),
+# and in Nemotron-Labs-Diffusion (arXiv:2607.05722).
+DIFFUSION, ENCODER = "denoise_model.", "encoder."
 
 
 class View(Mapping):
@@ -73,7 +73,7 @@ class MaskLast(View):
 def in_memory(path: str, layers: Sequence[Read]) -> np.ndarray:
     """Returns the parameter as a float32 array."""
     arrays = [np.asarray(read(), np.float32) for read in layers]
-    return np.stack(arrays) if path.startswith("blocks/") else arrays[0]
+    return np.stack(arrays) if path.startswith(STACKED) else arrays[0]
 
 
 def from_md4(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
@@ -224,6 +224,17 @@ def llama_names(arrays: Mapping[str, Any]) -> LlamaNames:
 
 def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     """Converts models in the layout of transformers' Llama and Qwen, with the mask last."""
+    symbols, (trunk, table, head) = options.vocab_size, llama_names(arrays)
+    found = blocks(arrays, trunk + "layers.{}.{}", llama_layers(options), options)
+    found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
+    found["final_norm/scale"] = lambda: arrays[f"{trunk}norm.weight"]
+    if not options.tied:
+        found["head/kernel"] = lambda: of_symbols(arrays[head].T, symbols)
+    return nested(found, put)
+
+
+def llama_layers(options: Any) -> dict[str, Any]:
+    """Returns path in a block -> what makes the parameter of the arrays of a Llama's layer."""
     norms = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"} if options.qk_norm else {}
     biased = ("query", "key", "value") if options.qkv_bias else ()
     layers = {
@@ -239,14 +250,7 @@ def from_llama(arrays: Arrays, options: Any, put: Put = in_memory) -> Params:
     vectors |= {f"attention/{x}_norm/scale": f"{theirs}.weight" for x, theirs in norms.items()}
     vectors["attention_norm/scale"] = "input_layernorm.weight"
     vectors["feed_forward_norm/scale"] = "post_attention_layernorm.weight"
-    gives |= {ours: lambda a, x=theirs: a(x) for ours, theirs in vectors.items()}
-    symbols, (trunk, table, head) = options.vocab_size, llama_names(arrays)
-    found = blocks(arrays, trunk + "layers.{}.{}", gives, options)
-    found["embedding"] = lambda: padded_rows(arrays[table][: symbols + 1], rounded(symbols + 1))
-    found["final_norm/scale"] = lambda: arrays[f"{trunk}norm.weight"]
-    if not options.tied:
-        found["head/kernel"] = lambda: of_symbols(arrays[head].T, symbols)
-    return nested(found, put)
+    return gives | {ours: lambda a, x=theirs: a(x) for ours, theirs in vectors.items()}
 
 
 def blocks(

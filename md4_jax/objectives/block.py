@@ -33,6 +33,8 @@ class BlockDiffusion:
                and each mask independently
     low, high  clipped schedules: with draws='times', a token is masked with probability
                p ~ U[low, high] and its block weighs 1 / p. A training-only loss unless 0 and 1
+    weights    'bound', or 'equal': with draws='exact' each block weighs 1, whatever its number of
+               masks, as in E2D2's training (arXiv:2510.22852). A training-only loss
     left_to_right  weight of the cross-entropy of each token given those before it, which is added
                in training for a network that reads clean tokens from left to right, as in
                Nemotron-Labs-Diffusion (arXiv:2607.05722). A training-only loss above 0
@@ -46,6 +48,7 @@ class BlockDiffusion:
     low: float = 0.0
     high: float = 1.0
     left_to_right: float = 0.0
+    weights: str = "bound"
 
     def __post_init__(self):
         check_left_to_right(self.left_to_right)
@@ -53,6 +56,13 @@ class BlockDiffusion:
             raise UserError(f"objective.block must be at least 1, not {self.block}")
         if self.draws not in ("exact", "times"):
             raise UserError(f"objective.draws must be 'exact' or 'times', not {self.draws!r}")
+        if self.weights not in ("bound", "equal"):
+            raise UserError(f"objective.weights must be 'bound' or 'equal', not {self.weights!r}")
+        if self.weights == "equal" and self.draws != "exact":
+            raise UserError(
+                "objective.weights='equal' is for objective.draws='exact', with which each number "
+                f"of masks is equally likely, not {self.draws!r}"
+            )
         if not 0.0 <= self.low < self.high <= 1.0:
             raise UserError(
                 "objective.low and objective.high must satisfy 0 <= low < high <= 1, not "
@@ -74,14 +84,14 @@ class BlockDiffusion:
         return (self.low, self.high) != (0.0, 1.0)
 
     def is_bound(self, process: RevealsMasks) -> bool:
-        return not self.is_clipped and not self.left_to_right
+        return not (self.is_clipped or self.left_to_right or self.weights == "equal")
 
     def for_evaluation(self) -> "BlockDiffusion":
         """Returns the same bound with the least variance."""
         return BlockDiffusion(self.block)
 
     def is_exact(self, network: Network) -> bool:
-        exact = self.block == 1 and self.draws == "exact" and not self.left_to_right
+        exact = self.block == 1 and self.draws == "exact" and self.is_bound(None)
         return exact and network.time_free
 
     def check_length(self, length: int, key: str = "data.length") -> None:
@@ -118,6 +128,8 @@ class BlockDiffusion:
             denoiser, h, noise, reduce=token_nats, padded=True, rows=(batch.tokens,)
         )
         per_block = jnp.sum(in_blocks(nats_BxL, self.block), axis=2)
+        if self.weights == "equal":
+            return jnp.sum(per_block, axis=1)
         # A block without masks costs 0, whatever its weight.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)

@@ -222,6 +222,7 @@ class Network(NamedTuple):
     splits     devices can share a sequence, each with a part of its positions
     classifies its denoisers have `classify`, and predict no tokens
     hides      its denoisers have `within`
+    encodes    an encoder of its own reads clean blocks: without blocks a part of it is not used
     """
 
     init: Callable[[Array], Params]
@@ -246,6 +247,7 @@ class Network(NamedTuple):
     classifies: bool = False
     ordered: bool = False
     hides: bool = False
+    encodes: bool = False
 
     def size(self, params: Params) -> int:
         """Returns the number of parameters (arrays or their shapes), without padding."""

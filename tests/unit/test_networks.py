@@ -12,6 +12,7 @@ from configs import owt, owt_medium, text8
 from md4_jax.networks.attention import attend
 from md4_jax.networks.condition import TIME_EMBEDDINGS, TimeEmbedding
 from md4_jax.networks.diffusion_gemma import DiffusionGemma
+from md4_jax.networks.encoder_decoder import EncoderDecoder
 from md4_jax.networks.esm import Esm
 from md4_jax.networks.layers import LocalMixing
 from md4_jax.networks.modernbert import ModernBert
@@ -90,7 +91,7 @@ def test_every_position_sees_every_other(make):
 @every_network
 @pytest.mark.cases(3)
 def test_time_is_used_if_and_only_if_the_network_says_so(make):
-    if make in (Partition, ModernBert, Esm, DiffusionGemma):
+    if make in (Partition, ModernBert, Esm, DiffusionGemma, EncoderDecoder):
         pytest.skip("these networks are never told the time, which their own tests check")
     conditioned, params = built(make)
     assert not conditioned.time_free
@@ -422,6 +423,8 @@ def test_impossible_sizes_are_refused(options, words):
 @pytest.mark.cases(1)
 def test_every_parameter_learns_from_the_true_initialisation(make, time_conditioning):
     """Zeros that multiply zeros would never move: after four plain steps every array has."""
+    if make is EncoderDecoder:
+        pytest.skip("its encoder learns in blocks, which test_encoder_decoder.py checks")
     options = dict(time_conditioning=time_conditioning and make not in (Partition, ModernBert, Esm))
     if make is DiffusionGemma:
         options = {}
@@ -578,7 +581,16 @@ def test_split_parameters_of_blocks_are_gathered_in_a_loop(axis, loops):
 
 
 @pytest.mark.parametrize(
-    "make, block", [(Transformer, 0), (Transformer, 2), (ModernBert, 0), (Esm, 0), (Partition, 0)]
+    "make, block",
+    [
+        (Transformer, 0),
+        (Transformer, 2),
+        (ModernBert, 0),
+        (Esm, 0),
+        (Partition, 0),
+        (EncoderDecoder, 0),
+        (EncoderDecoder, 2),
+    ],
 )
 def test_operations_of_a_tied_head_are_those_of_a_head_of_its_own(make, block):
     """Of 128 symbols, whose head has no other columns."""
