@@ -19,8 +19,7 @@ LLADA = dict(
     norm_eps=1e-5, norm_parameters="scale", head_bias=False, rotary_base=500_000.0,
     time_conditioning=False, initial="torch",
 )  # fmt: skip
-# Qwen3 (arXiv:2505.09388), and E2D2 (arXiv:2510.22852) with network.name="encoder_decoder".
-QWEN3 = dict(LLADA, norm_eps=1e-6, rotary_base=1e6, qk_norm=True)
+QWEN3 = dict(LLADA, norm_eps=1e-6, rotary_base=1e6, qk_norm=True)  # E2D2's layers too
 # GPT-2, and DiffuGPT (arXiv:2410.17891), a GPT-2 that is not causal: with network.positions.
 GPT2 = dict(
     feed_forward="gelu", qkv_bias=True, out_bias=True, norm="layer", norm_eps=1e-5,
