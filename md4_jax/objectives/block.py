@@ -127,9 +127,9 @@ class BlockDiffusion:
         nats_BxL = at_noise(
             denoiser, h, noise, reduce=token_nats, padded=True, rows=(batch.tokens,)
         )
-        per_block = jnp.sum(in_blocks(nats_BxL, self.block), axis=2)
         if self.weights == "equal":
-            return jnp.sum(per_block, axis=1)
+            return jnp.sum(nats_BxL, axis=1)
+        per_block = jnp.sum(in_blocks(nats_BxL, self.block), axis=2)
         # A block without masks costs 0, whatever its weight.
         weight = 1.0 / jnp.where(chance_BxG > 0.0, chance_BxG, 1.0)
         return jnp.sum(weight * per_block, axis=1)

@@ -179,6 +179,16 @@ def test_with_all_blocks_shared_it_is_the_network_of_block_diffusion():
     assert flops[0] - flops[1] == 2 * spared + attended
 
 
+def test_operations_are_counted_by_hand():
+    """A layer has 4 x 16 x 16 + 3 x 16 x 24 weights, the head 16 x 128."""
+    network, params = built(EncoderDecoder, depth=3, decoder_depth=2)
+    layer, head, of_features = 2176, 2048, 2 * 2 * 16 * 16
+    attended = 2 * (LENGTH + BLOCK) * 16 * 5
+    found = network.flops(params, LENGTH, BLOCK)
+    assert found == 2 * (5 * layer + head + of_features) + attended
+    assert network.flops(params, LENGTH) == 2 * (2 * layer + head) + 4 * LENGTH * 16 * 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.cases(2)
 def test_documents_do_not_see_one_another(way):

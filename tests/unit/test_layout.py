@@ -44,7 +44,8 @@ def left_out(name: str, array: np.ndarray, model) -> np.ndarray:
 
 
 HEADS = ("output_layer.linear", "lm_head", "diffusion_head", "transformer.ff_out", "decoder.")
-BEFORE_HEAD = ("lm_head.dense", "lm_head.layer_norm")  # of ESM, with features of its own
+# Of ESM, with features of its own, and of E2D2, whose second part is a decoder.
+BEFORE_HEAD = ("lm_head.dense", "lm_head.layer_norm", "backbone.decoder.model.")
 IN_PART = ("diffusiongemma",)  # without the part that reads images: test_diffusion_gemma.py
 IN_ORDER = ("esolm",)  # which says nothing of a whole text: test_eso.py
 CAUSAL = ("qwen2", "qwen3", "qwen3moe", "llama")
