@@ -46,8 +46,8 @@ def get_config() -> ConfigDict:
             objective=dict(
                 # md4 | md4_discrete(timesteps, ...) | any_order(weight_power, max_masked) |
                 # t_dce(drawn_constant) | lambda_dce | along_order(order) |
-                # block(block, draws, low, high, weights) | every_order(block, orders), of block
-                # diffusion |
+                # block(block, draws, low, high, weights) | every_order(block, orders), for
+                # block diffusion |
                 # autoregressive, with network.causal=True and sample.name="left_to_right" |
                 # score_entropy(scaled) | genmd4(first_time), with process state_dependent |
                 # uniform_elbo(block) | cross_entropy(block) | duo(until, ...), with uniform |
