@@ -1,6 +1,7 @@
 """Config files: Python files with a function get_config, those of the package by their names."""
 
 import contextlib
+import difflib
 import importlib.util
 import inspect
 import re
@@ -33,9 +34,11 @@ def load(path: str) -> dict[str, Any]:
     file = _found(name)
     if not file.is_file():
         known = sorted(f.stem for f in CONFIGS.glob("*.py") if "get_config(" in f.read_text())
+        near = difflib.get_close_matches(file.stem, known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UserError(
-            f"--config {path}: there is no such file, and no config of the package has this name: "
-            f"{', '.join(known)}"
+            f"--config {path}: there is no such file, and no config of the package has this name."
+            f"{hint} Known: {', '.join(known)}"
         )
     no_config = UserError(f"--config {path}: a config is a Python file with a get_config()")
     if file.suffix != ".py":

@@ -59,13 +59,16 @@ class Pool:
             return
         waiting: collections.deque[tuple[Any, Future]] = collections.deque()
         with ThreadPoolExecutor(count) as threads:
-            for batch in batches:
-                waiting.append((batch, threads.submit(self._ask, texts(batch))))
-                if len(waiting) > WAITING * count:
-                    batch, future = waiting.popleft()
+            try:
+                for batch in batches:
+                    waiting.append((batch, threads.submit(self._ask, texts(batch))))
+                    if len(waiting) > WAITING * count:
+                        batch, future = waiting.popleft()
+                        yield batch, future.result()
+                for batch, future in waiting:
                     yield batch, future.result()
-            for batch, future in waiting:
-                yield batch, future.result()
+            finally:  # after Ctrl-C or an error nobody waits for batches that have not begun
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, texts: list[str]) -> Encoded | UserError:
         process = self._free.get()

@@ -346,6 +346,8 @@ def test_a_config_file_of_the_user(tmp_path):
     assert type(loaded) is dict and loaded["train"]["batch_size"] == 3
     with pytest.raises(UserError, match="there is no such file"):
         files.load(str(tmp_path / "none.py"))
+    with pytest.raises(UserError, match=r"Did you mean 'quickstart'\? Known: ar_text8_fast, "):
+        files.load("configs/quikstart.py")
 
 
 def test_a_config_file_of_the_user_imports_another_beside_it(tmp_path):
