@@ -30,13 +30,15 @@ from md4_jax.runtime.sharding import token_groups
 class Binding(NamedTuple):
     """Binds parameters, context and dropout keys to the functions of the module.
 
-    cached: its denoisers have `blocks`.
+    cached  its denoisers have `blocks`
+    hides   they have `within`
     """
 
     options: Any
     module: TransformerModule
     cached: bool
     platform: str
+    hides: bool = False
 
     def __call__(
         self,
@@ -73,7 +75,7 @@ class Binding(NamedTuple):
         def rebind(count: int) -> Denoiser:
             return self._bound(params, repeated(told, count), counts)
 
-        def within(segments: Array) -> Denoiser:
+        def hiding(segments: Array) -> Denoiser:
             return self._bound(params, {**told, "segments": segments}, counts)
 
         def padded(h: Array) -> Array:
@@ -83,6 +85,7 @@ class Binding(NamedTuple):
         shortcuts = Accelerator(
             token_groups(), features, padded if self.options.pads_logits else None, self.platform
         )
+        within = hiding if self.hides else None
         found = Denoiser(features, unembed, shortcuts, blocks, rebind, within=within)
         if not (self.cached and reads_in_order(self.options)):
             return found

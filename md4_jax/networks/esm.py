@@ -6,16 +6,13 @@ Array names end in their shapes: B, L, M = L + 2, D.
 import dataclasses
 from typing import ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
+from md4_jax.networks.bert import BertModule
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.flops import formula
-from md4_jax.networks.layers import norm
-from md4_jax.networks.linear import Linear
 from md4_jax.networks.rotary import Turns
 from md4_jax.networks.transformer import Transformer
-from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, Params, UserError
 
 # Keys of the transformer that this network does not have, and what they are then.
@@ -94,16 +91,8 @@ class Esm(Transformer):
         )  # fmt: skip
 
 
-class EsmModule(TransformerModule):
+class EsmModule(BertModule):
     """Transformer with marks around each text and one more layer before the head."""
-
-    def setup(self):
-        super().setup()
-        o = self.options
-        self.head_in = Linear(
-            o.size, self.compute_dtype, bias=True, initial=o.initial, products=o.products
-        )
-        self.head_norm = norm(o, conditioned=False)
 
     def features(
         self,
@@ -122,11 +111,6 @@ class EsmModule(TransformerModule):
         if index is not None:
             return self._trunk(x_BxMxD, None, segments, keys, index + 1)
         return self._trunk(x_BxMxD, None, segments, keys, None)[:, 1:-1]
-
-    def logits(self, h: Array, *, padded: bool = False) -> Array:
-        """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
-        h = self.head_norm(nn.gelu(self.head_in(h), approximate=False))
-        return super().logits(h, padded=padded)
 
 
 def marked(o: Esm, z_BxL: Array, segments: Array | None) -> tuple[Array, Array | None]:

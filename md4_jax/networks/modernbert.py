@@ -7,17 +7,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
+from md4_jax.networks.bert import BertModule
 from md4_jax.networks.binding import Binding
 from md4_jax.networks.context import check_least
 from md4_jax.networks.dropout import EMBEDDING, folded, kept, scaled
 from md4_jax.networks.flops import formula
 from md4_jax.networks.layers import norm
-from md4_jax.networks.linear import Linear
 from md4_jax.networks.transformer import Transformer
-from md4_jax.networks.trunk import TransformerModule
 from md4_jax.protocols import Array, Network, Params, UserError
 
 # Keys of the transformer that this network does not have, and what they are then.
@@ -90,7 +88,7 @@ class ModernBert(Transformer):
             return module.init(key, jnp.zeros((1, 2), jnp.int32), jnp.zeros((1,)))["params"]
 
         return Network(
-            init, Binding(options, module, False, platform), time_free=True,
+            init, Binding(options, module, False, platform, True), time_free=True,
             flops=formula(options, options.depth),
             padding=self._padding(), products=options.products, mixtures=True,
             adapters=self.adapters, parameters=options.parameters, splits=True, hides=True,
@@ -105,16 +103,14 @@ class Layer(Transformer):
     bare: bool = False
 
 
-class ModernBertModule(TransformerModule):
+class ModernBertModule(BertModule):
     """Transformer with a normalisation after the embedding and one more layer before the head."""
+
+    head_in_bias: ClassVar[bool] = False
 
     def setup(self):
         super().setup()
-        o = self.options
-        self.embedding_norm, self.head_norm = norm(o, conditioned=False), norm(o, conditioned=False)
-        self.head_in = Linear(
-            o.size, self.compute_dtype, initial=o.initial, products=o.products
-        )  # fmt: skip
+        self.embedding_norm = norm(self.options, conditioned=False)
 
     def _embedded(self, z_BxL: Array, where: Callable | None, keys: Array | None = None) -> Array:
         o, x_BxLxD = self.options, self.embedding_norm(super()._embedded(z_BxL, where))
@@ -122,8 +118,3 @@ class ModernBertModule(TransformerModule):
             keep = kept(folded(keys, EMBEDDING), o.embedding_dropout, x_BxLxD.shape[1:])
             x_BxLxD = scaled(x_BxLxD, keep, o.embedding_dropout)
         return x_BxLxD
-
-    def logits(self, h: Array, *, padded: bool = False) -> Array:
-        """Returns the head's logits of all symbols; padded: and -inf for its other entries."""
-        h = self.head_norm(nn.gelu(self.head_in(h), approximate=False))
-        return super().logits(h, padded=padded)

@@ -265,7 +265,8 @@ class Transformer(Positions):
         # A convolution, tables and a causal mask reach across the borders of blocks.
         blockwise = not (self.causal or self.local_width or self.tables or self.gaps)
         cached = blockwise or (self.causal and not self.tables)
-        bind = Binding(options, module, cached, platform)
+        hides = not (self.causal or self.tables or self.gaps)
+        bind = Binding(options, module, cached, platform, hides)
         return Network(
             init, bind, not self.time_conditioning, self.causal, blockwise,
             formula(options, self.depth), self._padding(), options.products, self.counts,
@@ -273,7 +274,7 @@ class Transformer(Positions):
             parameters=self.parameters, gaps=self.gaps, edits=self.edits,
             reads=self.causal_context, splits=not (self.tables or self.gaps),
             ordered=reads_in_order(self),
-            hides=not (self.causal or self.tables or self.gaps),
+            hides=hides,
         )  # fmt: skip
 
     @property
