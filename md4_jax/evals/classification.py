@@ -1,7 +1,7 @@
 """Evaluation of a classifier of noisy sequences."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -9,40 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data, check_least, check_sizes, data_length
+from md4_jax.evals.context import Context, OnBatches, check_sizes, data_length
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.classifier import Classifier
 from md4_jax.objectives.draws import antithetic_times, draws
-from md4_jax.options import check_seed
 from md4_jax.protocols import Array, Batch, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification:
+class Classification(OnBatches):
     """Estimates the mean of -log p(y | z_t, t) over t ~ U(0, 1), and how often the class is right.
 
     every, final, split, data, batch_size, limit, seed  as in `likelihood`
     draws  number of noise draws per sequence
     """
 
-    every: int = 0
     final: bool = True
-    split: str = "test"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    draws: int = 1
-    batch_size: int = 0
-    limit: int = 0
-    seed: int = 0
 
-    needs_data: ClassVar[bool] = True
     main_figure: ClassVar[str] = "cross_entropy"
-
-    def __post_init__(self):
-        check_data(self)
-        check_seed("seed", self.seed)
-        check_least(self, draws=1, every=0, batch_size=0, limit=0)
 
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for a network that is no classifier, and for a wrong batch size."""

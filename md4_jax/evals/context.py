@@ -1,12 +1,14 @@
 """Inputs of an evaluator besides the model, and functions that evaluators share."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.experiment import Experiment
+from md4_jax.options import check_seed
 from md4_jax.protocols import Params, UserError
 from md4_jax.runtime.paths import Place
 from md4_jax.runtime.sharding import batch_shards
@@ -49,18 +51,44 @@ class Context(NamedTuple):
     say: Callable[[str], None]
 
 
-def check_data(evaluator: Any) -> None:
-    """Raises UserError if there is no such split."""
-    if evaluator.split not in SPLITS:
-        raise UserError(f"split must be {', '.join(SPLITS[:-1])} or all, not {evaluator.split!r}")
-
-
 def check_least(evaluator: Any, **least: int) -> None:
     """Raises UserError for an option that is below what its keyword says."""
     for name, value in least.items():
         if getattr(evaluator, name) < value:
             limit = f"be at least {value}" if value else "not be negative"
             raise UserError(f"{name} must {limit}, not {getattr(evaluator, name)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnSplit:
+    """Options of evaluators that read a split of data; `likelihood` says what they are for."""
+
+    every: int = 0
+    final: bool = False
+    split: str = "test"
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    needs_data: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if self.split not in SPLITS:
+            raise UserError(f"split must be {', '.join(SPLITS[:-1])} or all, not {self.split!r}")
+        check_least(self, every=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnBatches(OnSplit):
+    """Options of evaluators that estimate a mean over the sequences of a split."""
+
+    draws: int = 1
+    batch_size: int = 0
+    limit: int = 0
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_seed("seed", self.seed)
+        check_least(self, draws=1, batch_size=0, limit=0)
 
 
 def data_length(evaluator: Any, experiment: Experiment) -> tuple[str, int]:

@@ -1,15 +1,14 @@
 """Quality of sampled images: Frechet distance, precision and recall, nearest neighbours."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.evals import report, sets
-from md4_jax.evals.context import Context, check_data, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least
 from md4_jax.evals.features import RandomFeatures
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
@@ -22,7 +21,7 @@ SHOWN, NEIGHBOURS = 16, 7  # samples in the picture, and training images beside 
 
 
 @dataclasses.dataclass(frozen=True)
-class FrechetDistance:
+class FrechetDistance(OnSplit):
     """Draws samples of images and compares them with those of a split: docs/quality.md.
 
     every, final, split, data  as in `likelihood`
@@ -34,20 +33,15 @@ class FrechetDistance:
     """
 
     features: Any = RandomFeatures()
-    every: int = 0
-    final: bool = False
     split: str = "train"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     num: int = 50_000
     labels: bool = False
     neighbours: int = 3
     nearest: int = 64
 
-    needs_data: ClassVar[bool] = True
-
     def __post_init__(self):
-        check_data(self)
-        check_least(self, every=0, neighbours=0, nearest=0)
+        super().__post_init__()
+        check_least(self, neighbours=0, nearest=0)
         if self.num < 2 or self.num <= self.neighbours:
             raise UserError(
                 f"num={self.num} must be at least 2 and more than neighbours={self.neighbours}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
-from md4_jax.evals.context import Context, check_data, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least
 from md4_jax.evals.judged import cut, text_size
 from md4_jax.evals.judges import MARK, check_source, mauve, opened
 from md4_jax.evals.metrics import Likelihood
@@ -22,7 +22,7 @@ RULES = ("first", "all")
 
 
 @dataclasses.dataclass(frozen=True)
-class GenerativePerplexity:
+class GenerativePerplexity(OnSplit):
     """Draws samples and evaluates their text under a causal judge: docs/quality.md.
 
     every, final, split, data  as in `likelihood`; the split is only used for MAUVE
@@ -36,10 +36,6 @@ class GenerativePerplexity:
     """
 
     judge: str = ""
-    every: int = 0
-    final: bool = False
-    split: str = "test"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     num: int = 0
     length: int = 0
     end_of_text: str = "first"
@@ -47,8 +43,8 @@ class GenerativePerplexity:
     mauve: bool = False
 
     def __post_init__(self):
-        check_data(self)
-        check_least(self, every=0, num=0, length=0, batch_size=1)
+        super().__post_init__()
+        check_least(self, num=0, length=0, batch_size=1)
         if self.end_of_text not in RULES:
             raise UserError(f"end_of_text must be first or all, not {self.end_of_text!r}")
 

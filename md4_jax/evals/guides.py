@@ -1,4 +1,4 @@
-"""Reads the classifier that guides samples, and checks that it fits the model."""
+"""Reads the models that guide samples: that of a reward, and a classifier, which must fit."""
 
 from typing import Any
 
@@ -12,11 +12,13 @@ KEY = "sample.classifier"
 
 
 def opened(experiment: Experiment, run_of: RunOf, programs: dict[Any, Any]) -> Experiment:
-    """Returns the experiment with its guide read; as it is, if it has none.
+    """Returns the experiment with its reward and its guide read; as it is, if it has neither.
 
-    The classifier is kept in `programs`. UserError if there is none, or it does not fit the model.
+    They are kept in `programs`. UserError if one is not there, or does not fit the model.
     """
-    guide = experiment.guide
+    guide, steering = experiment.guide, experiment.steering
+    if steering is not None:
+        experiment = experiment._replace(steering=steering.opened(run_of, programs))
     if guide is None:
         return experiment
     asked = guide.options.classifier

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, check_data, check_least, check_sizes, data_length
+from md4_jax.evals.context import Context, OnBatches, check_sizes, data_length
 from md4_jax.evals.metrics import bits
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.generate import figures
@@ -17,7 +17,6 @@ from md4_jax.objectives.draws import draws
 from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.noising import prompted
 from md4_jax.objectives.token_nats import masked_nats
-from md4_jax.options import check_seed
 from md4_jax.protocols import Array, Batch, Network, Params, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import to_global, to_host
@@ -25,7 +24,7 @@ from md4_jax.samplers import GRIDS, profile
 
 
 @dataclasses.dataclass(frozen=True)
-class InformationProfile:
+class InformationProfile(OnBatches):
     """Measures Z(k), the mean cross-entropy of a token given k visible ones: samplers/profile.py.
 
     Writes information_profile.json, which sample.grid=optimal reads, and a picture of Z and of the
@@ -36,21 +35,7 @@ class InformationProfile:
     draws  numbers of visible tokens per sequence
     """
 
-    every: int = 0
-    final: bool = False
     split: str = "validation"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    draws: int = 1
-    batch_size: int = 0
-    limit: int = 0
-    seed: int = 0
-
-    needs_data: ClassVar[bool] = True
-
-    def __post_init__(self):
-        check_data(self)
-        check_seed("seed", self.seed)
-        check_least(self, draws=1, every=0, batch_size=0, limit=0)
 
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for another model than one of masks in a whole text."""

@@ -3,15 +3,15 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from md4_jax.data.corpus import Corpus
 from md4_jax.data.domains import TextDomain
-from md4_jax.evals.context import Context, check_data, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least
 from md4_jax.evals.samples import drawn_samples
 from md4_jax.experiment import Experiment
 from md4_jax.generate import writers
@@ -22,7 +22,7 @@ MOST_TOKENS = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class KnownWords:
+class KnownWords(OnSplit):
     """Draws samples and counts which of their words occur in the run's training split.
 
     every, final, split, data  as in `likelihood`; the same share is computed for this split
@@ -32,17 +32,11 @@ class KnownWords:
     which the user gave a part.
     """
 
-    every: int = 0
-    final: bool = False
-    split: str = "test"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     num: int = 0
 
-    needs_data: ClassVar[bool] = True
-
     def __post_init__(self):
-        check_data(self)
-        check_least(self, every=0, num=0)
+        super().__post_init__()
+        check_least(self, num=0)
 
     def check(self, experiment: Experiment, key: str) -> None:
         """Raises UserError for a model that is not of text."""

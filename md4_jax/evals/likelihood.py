@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data, check_least, data_length
+from md4_jax.evals.context import Context, OnBatches, check_least, data_length
 from md4_jax.evals.metrics import Likelihood
 from md4_jax.experiment import Experiment, rows_of
 from md4_jax.objectives.draws import (
@@ -20,7 +20,6 @@ from md4_jax.objectives.draws import (
     draws,
     evaluation_power,
 )
-from md4_jax.options import check_seed
 from md4_jax.protocols import (
     PARTS,
     Array,
@@ -37,7 +36,7 @@ from md4_jax.samplers.guidance import guided
 
 
 @dataclasses.dataclass(frozen=True)
-class LikelihoodBound:
+class LikelihoodBound(OnBatches):
     """Estimates a bound on -log p of a split, or -log p itself if the objective is exact.
 
     every       steps between evaluations during training; 0: none
@@ -53,23 +52,14 @@ class LikelihoodBound:
     """
 
     objective: Any
-    every: int = 0
-    final: bool = True
-    split: str = "test"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    draws: int = 1
-    batch_size: int = 0
+    final: bool = dataclasses.field(default=True, kw_only=True)
     stride: int = 0
-    limit: int = 0
-    seed: int = 0
 
-    needs_data: ClassVar[bool] = True
     main_figure: ClassVar[str] = "nats_per_token"
 
     def __post_init__(self):
-        check_data(self)
-        check_seed("seed", self.seed)
-        check_least(self, draws=1, every=0, batch_size=0, stride=0, limit=0)
+        super().__post_init__()
+        check_least(self, stride=0)
 
     def check_stride(self, length: int, key: str = "", length_key: str = "data.length") -> None:
         """Raises UserError if the stride does not fit sequences of this length.

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
 from md4_jax.data import ngrams
 from md4_jax.evals import report
-from md4_jax.evals.context import Context, check_data, check_least
+from md4_jax.evals.context import Context, OnSplit, check_least
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Params
@@ -18,7 +18,7 @@ MOST_TOKENS = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramModels:
+class NGramModels(OnSplit):
     """Evaluates n-gram models, fitted to the run's training split, on a split.
 
     Of each split the first MOST_TOKENS tokens are read.
@@ -27,17 +27,11 @@ class NGramModels:
     order                      largest order; the others are 1 to order - 1
     """
 
-    every: int = 0
-    final: bool = False
-    split: str = "test"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     order: int = 5
 
-    needs_data: ClassVar[bool] = True
-
     def __post_init__(self):
-        check_data(self)
-        check_least(self, order=1, every=0)
+        super().__post_init__()
+        check_least(self, order=1)
 
     def run(self, experiment: Experiment, params: Params, context: Context) -> dict[str, Any]:
         """Returns bits per token of each order; prints them beside a bound on the same text."""

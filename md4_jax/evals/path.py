@@ -1,14 +1,13 @@
 """Negative log-likelihood of texts under a sampler, along the path of reveals to each text."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from md4_jax.evals.context import Context, check_data, check_sizes, data_length
+from md4_jax.evals.context import Context, OnBatches, check_sizes, data_length
 from md4_jax.evals.likelihood import LikelihoodBound
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.objectives.head import at_positions
@@ -134,27 +133,17 @@ class Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class PathLikelihood:
+class PathLikelihood(OnBatches):
     """Evaluates -log p of a split under the sampler of the `sample` section: see `Path`.
 
     every, final, split, data, batch_size, stride, limit, seed  as in `likelihood`
     draws  number of orders, or of sets of reveal times, per sequence, if they are random
     """
 
-    every: int = 0
-    final: bool = False
-    split: str = "test"
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    draws: int = 1
-    batch_size: int = 0
     stride: int = 0
-    limit: int = 0
-    seed: int = 0
-
-    needs_data: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_data(self)
+        super().__post_init__()
         self._bound(None)
 
     def check(self, experiment: Experiment, key: str) -> None:

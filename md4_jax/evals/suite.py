@@ -54,17 +54,15 @@ class Suite:
         judge: Judge | None = None,
         run_of: RunOf | None = None,
     ):
-        self._experiment, self._workdir = experiment, workdir
+        self._workdir = workdir
         self._corpus, self._judge, self._run_of = corpus, judge, run_of
         self._programs: dict[Any, Any] = {}
         self.rewarded = experiment.rewarded
-        if run_of is not None and experiment.rewarded is not None:
-            self.rewarded = experiment.rewarded.opened(run_of, self._programs)
-        if run_of is not None and experiment.steering is not None:
-            steering = experiment.steering.opened(run_of, self._programs)
-            self._experiment = experiment._replace(steering=steering)
         if run_of is not None:
-            self._experiment = guides.opened(self._experiment, run_of, self._programs)
+            if experiment.rewarded is not None:
+                self.rewarded = experiment.rewarded.opened(run_of, self._programs)
+            experiment = guides.opened(experiment, run_of, self._programs)
+        self._experiment = experiment
 
     def due(self, step: int) -> list[str]:
         """Returns the names of the evaluators that run after this training step."""

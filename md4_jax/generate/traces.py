@@ -67,10 +67,6 @@ class Trajectory:
         drawn = np.sum(free & (self.symbol[index] >= 0) & ~self.open(index))
         return f"{step}: {drawn} of {np.sum(free)} {self.unit} drawn"
 
-    def final_words(self) -> list[str]:
-        """Returns the words of the last state."""
-        return [self.words[i] if i >= 0 else "" for i in self.symbol[-1]]
-
 
 def trajectory(
     frames: tuple[Sequence[np.ndarray], Sequence[np.ndarray]],

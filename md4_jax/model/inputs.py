@@ -86,11 +86,7 @@ def opened(experiment: Experiment, programs: dict) -> Experiment:
         return experiment
     from md4_jax.model import judging  # which imports `load`, and that this file
 
-    others = Others(experiment, judging.FOREIGN)
-    if experiment.steering is not None:
-        steering = experiment.steering.opened(others, programs)
-        experiment = experiment._replace(steering=steering)
-    return guides.opened(experiment, others, programs)
+    return guides.opened(experiment, Others(experiment, judging.FOREIGN), programs)
 
 
 def checked(experiment: Experiment, tokens: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:

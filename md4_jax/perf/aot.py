@@ -12,15 +12,22 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from md4_jax.evals.likelihood import make_eval_step, reported
-from md4_jax.experiment import Experiment, clean_prompts, drawn_classes, sample_block
+from md4_jax.experiment import Experiment, drawn_classes, sample_block
 from md4_jax.perf.chips import Chip
 from md4_jax.perf.hlo import traffic
-from md4_jax.perf.inputs import completed, context_shapes, data_of, sample_prompts, sample_rows
+from md4_jax.perf.inputs import (
+    completed,
+    context_shapes,
+    data_of,
+    sample_prompts,
+    sample_rows,
+    sampler_of,
+)
 from md4_jax.perf.work import forward_flops, sampling_steps, training_flops
 from md4_jax.protocols import Batch, UserError
 from md4_jax.runtime.compiling import jit
 from md4_jax.runtime.sharding import batch_sharding
-from md4_jax.samplers.batches import context_of, make_sampler
+from md4_jax.samplers.batches import context_of
 from md4_jax.training.loop import abstract_state, step_program
 from md4_jax.training.precision import abstract_params
 
@@ -99,14 +106,7 @@ def _sample(experiment: Experiment) -> Plan:
     params = abstract_params(experiment)
     rows = sample_rows(experiment)
     first, *others = sample_prompts(experiment, rows)
-    sampler = make_sampler(
-        experiment.network,
-        experiment.loop,
-        experiment.grid,
-        experiment.mesh,
-        guidance=experiment.sample.guidance,
-        clean_prompts=clean_prompts(experiment.config["data"]),
-    )
+    sampler = sampler_of(experiment)
     split = batch_sharding(experiment.mesh)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
     keys = jax.ShapeDtypeStruct(

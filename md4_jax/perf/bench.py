@@ -16,7 +16,6 @@ from md4_jax.data.corpus import Corpus
 from md4_jax.evals.likelihood import make_eval_step, reported
 from md4_jax.experiment import (
     Experiment,
-    clean_prompts,
     drawn_classes,
     rows_of,
     sample_block,
@@ -25,12 +24,19 @@ from md4_jax.experiment import (
 from md4_jax.options.parts import BENCH_PARTS
 from md4_jax.perf import names
 from md4_jax.perf.hlo import traffic
-from md4_jax.perf.inputs import completed, context_shapes, data_of, sample_prompts, sample_rows
+from md4_jax.perf.inputs import (
+    completed,
+    context_shapes,
+    data_of,
+    sample_prompts,
+    sample_rows,
+    sampler_of,
+)
 from md4_jax.perf.work import forward_flops, training_flops
 from md4_jax.protocols import Batch, batch_of
 from md4_jax.runtime.compiling import compile_ahead, jit
 from md4_jax.runtime.sharding import local_rows, max_over_processes, to_global, to_host
-from md4_jax.samplers.batches import context_of, make_sampler
+from md4_jax.samplers.batches import context_of
 from md4_jax.training.loop import fresh_state, step_program
 
 MATRIX = {"cpu": 2048}  # size of the square product that gives the machine's rate
@@ -232,14 +238,7 @@ def _sample(experiment: Experiment, corpus: Corpus | None) -> Part:
     del corpus
     rows, guide, own = sample_rows(experiment), experiment.guide, fresh_state(experiment).averaged
     params = guide.beside(own) if guide else own
-    sampler = make_sampler(
-        experiment.network,
-        experiment.loop,
-        experiment.grid,
-        experiment.mesh,
-        guidance=guide or experiment.sample.guidance,
-        clean_prompts=clean_prompts(experiment.config["data"]),
-    )
+    sampler = sampler_of(experiment)
     keys = jax.random.split(jax.random.key(0), rows)
     mine = len(local_rows(experiment.mesh, rows))
     prompts = to_global(sample_prompts(experiment, mine), experiment.mesh)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from md4_jax.experiment import Experiment, has_rows, sample_length, sample_window
+from md4_jax.experiment import Experiment, clean_prompts, has_rows, sample_length, sample_window
 from md4_jax.protocols import Batch, Objective, Prompt, UserError
 from md4_jax.runtime.sharding import batch_shards
-from md4_jax.samplers.batches import windows
+from md4_jax.samplers.batches import Sampler, make_sampler, windows
 
 
 def data_of(experiment: Experiment, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -74,6 +74,18 @@ def sample_rows(experiment: Experiment) -> int:
         )
     shards = batch_shards(experiment.mesh)
     return -(-experiment.sample.batch_size // shards) * shards
+
+
+def sampler_of(experiment: Experiment) -> Sampler:
+    """Returns the sampler of the experiment, with its guide if it has one, without a trace."""
+    return make_sampler(
+        experiment.network,
+        experiment.loop,
+        experiment.grid,
+        experiment.mesh,
+        guidance=experiment.guide or experiment.sample.guidance,
+        clean_prompts=clean_prompts(experiment.config["data"]),
+    )
 
 
 def sample_prompts(experiment: Experiment, rows: int) -> list[Prompt]:

@@ -316,7 +316,7 @@ def test_what_is_saved_can_be_split_over_files(mdlm, tmp_path, monkeypatch):
 def test_samples_keep_the_prompt_and_take_the_options_of_the_section(mdlm):
     drawn = mdlm.sample(num=2, prompt="abc", sampler="confidence", steps=4, trace=True)
     assert [text[:3] for text in drawn.texts] == ["abc", "abc"] and drawn.tokens.shape == (2, 16)
-    assert drawn.trace.final_words()[:3] == ["a", "b", "c"]
+    assert [drawn.trace.words[i] for i in drawn.trace.symbol[-1, :3]] == ["a", "b", "c"]
     assert drawn.evaluations.tolist() == [4, 4]
     with pytest.raises(UserError, match="unknown key in sample 'stepz'; did you mean 'steps'"):
         mdlm.sample(stepz=4)
