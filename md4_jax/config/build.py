@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from md4_jax.config.checks import validate
-from md4_jax.config.evaluators import evaluators
+from md4_jax.config.evaluators import evaluators, trained_options
 from md4_jax.config.load import parse, unknown
 from md4_jax.config.mistakes import all_of
-from md4_jax.config.schema import build_section, options_from
+from md4_jax.config.schema import build_section, class_of, options_from
 from md4_jax.data.domains import Domain
 from md4_jax.data.random_tokens import RandomTokens
 from md4_jax.evals.rewards import NoReward
@@ -69,9 +69,8 @@ def experiment(
     if getattr(process, "conditioning", "time") == "zero":
         network = network._replace(time_free=True)
     transform = made.pop("transform")
-    trained = {"alpha_0": objective.alpha_0} if hasattr(objective, "alpha_0") else {}
     sampler_step, grid, evals = all_of(
-        lambda: build_section("sample", config["sample"], transform=transform, **trained),
+        lambda: _sampler(config["sample"], transform, objective),
         lambda: (
             _optimal(sample, data, process, objective, workdir)
             if sample.grid == "optimal"
@@ -126,16 +125,23 @@ def _sections(config: dict[str, Any], domain: Domain, devices: list | None) -> d
     return dict(zip(makers, all_of(*makers.values()), strict=True))
 
 
+def _sampler(section: dict[str, Any], transform: Transform, objective: Objective) -> Any:
+    """Builds the sampler's step; what its section leaves to training is that of the objective."""
+    trained = trained_options(class_of("sample", section["name"]), objective)
+    return build_section("sample", section, transform=transform, **trained)
+
+
 def _transform(section: dict[str, Any], domain: Domain) -> Transform:
     """Returns how samples change the distribution of a token."""
     transform = options_from(Transform, section)
     check_transform(transform.temperature, transform.top_k, transform.top_p)
+    exclude = section.get("exclude", "")
     if isinstance(domain, RandomTokens):  # whose symbols have no names
-        return dataclasses.replace(transform, exclude="")
-    never = _entries("exclude", transform.exclude, domain, "names entries of a vocabulary")
-    if len(set(never)) == domain.vocab_size:
-        raise UserError(f"sample.exclude={transform.exclude!r} leaves no symbol that may be drawn")
-    return dataclasses.replace(transform, exclude=never or "")
+        return transform
+    excluded = _entries("exclude", exclude, domain, "names entries of a vocabulary")
+    if len(set(excluded)) == domain.vocab_size:
+        raise UserError(f"sample.exclude={exclude!r} leaves no symbol that may be drawn")
+    return dataclasses.replace(transform, excluded=excluded)
 
 
 def _steering(section: dict[str, Any] | None, domain: Domain) -> Steering | None:

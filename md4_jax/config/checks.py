@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from md4_jax.config.evaluators import with_keys_of
 from md4_jax.config.fit import Component, check_fit, check_order, objective_name
 from md4_jax.config.guide_checks import check_classifier
 from md4_jax.config.load import unknown
 from md4_jax.config.mesh_checks import check_batches, check_bound_batch, check_context
-from md4_jax.config.mistakes import all_of, with_keys_of
+from md4_jax.config.mistakes import all_of
 from md4_jax.config.policy_checks import check_policy, check_preferences
 from md4_jax.config.sampling_checks import check_sampling
 from md4_jax.evals.likelihood import LikelihoodBound

@@ -1,11 +1,13 @@
 """Builds the evaluators of a config and chooses the bounds that they report."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from md4_jax.config.load import unknown
-from md4_jax.config.mistakes import all_of, with_keys_of
+from md4_jax.config.mistakes import all_of
 from md4_jax.config.schema import arguments_of, build_section
 from md4_jax.data.sequences import SplitSize
 from md4_jax.evals import EVALUATORS
@@ -24,6 +26,10 @@ BOUNDS = (
     "d3pm", "flexmdm", "edit_flow", "masked_edit_flow",
     "candi",
 )  # fmt: skip
+# Keys of an objective that other sections have from training, unless they give them: the size of
+# blocks, and the share of tokens that diffusion reveals.
+TRAINED = ("block", "alpha_0")
+OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
 
 def evaluators(
@@ -106,7 +112,7 @@ def named(path: str, asked: Mapping[str, Any], objective: Objective) -> Objectiv
     no likelihood by blocks of 4. So does the share of diffusion of Eso-LM. Other options that are
     not named are those of `for_evaluation`, which may also be of another class.
     """
-    asked = {**_trained(OBJECTIVES.get(asked["name"]), objective), **asked}
+    asked = {**trained_options(OBJECTIVES.get(asked["name"]), objective), **asked}
     found = build_section(path, asked)
     if not hasattr(found, "for_evaluation"):
         return found
@@ -139,7 +145,7 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
         if _suits(kind().needs, process, network):
             bounds = is_bound or hasattr(objective, "for_evaluation")
             same = isinstance(objective, kind) and bounds
-            chosen = objective if same else kind(**_trained(kind, objective))
+            chosen = objective if same else kind(**trained_options(kind, objective))
             return chosen.for_evaluation() if hasattr(chosen, "for_evaluation") else chosen
     if is_bound:
         return objective
@@ -149,13 +155,35 @@ def tightest(path: str, objective: Objective, process: Any, network: Network) ->
     )
 
 
-def _trained(kind: type | None, objective: Objective) -> dict[str, Any]:
-    """Returns what a bound takes from training: the size of blocks, the share of diffusion."""
-    block = getattr(objective, "block", 0)
-    found = {"block": block} if block and hasattr(kind, "block") else {}
-    if hasattr(objective, "alpha_0") and hasattr(kind, "alpha_0"):
-        found["alpha_0"] = objective.alpha_0
-    return found
+def trained_options(kind: Any, objective: Objective) -> dict[str, Any]:
+    """Returns what a bound or a sampler of a class takes from training: those of TRAINED."""
+    block, share = getattr(objective, "block", 0), getattr(objective, "alpha_0", None)
+    found = {"block": block or None, "alpha_0": share}
+    return {key: found[key] for key in TRAINED if found[key] is not None and hasattr(kind, key)}
+
+
+@contextlib.contextmanager
+def with_keys_of(evaluation: str, evals: Mapping[str, Any]) -> Iterator[None]:
+    """Lets errors about the objective of an evaluator name the keys of evals.EVALUATION.objective.
+
+    evaluation  its name; '' for the objective of the training
+    evals       sections by name
+
+    An objective calls its own keys objective.KEY. So they stay where they are of the training: if
+    the section names no objective, and for keys of `TRAINED` that it does not give.
+    """
+    section = evals.get(evaluation, {}).get("objective", {})
+
+    def own(match: re.Match) -> str:
+        of_training = match[1] in TRAINED and match[1] not in section
+        return match[0] if of_training else f"evals.{evaluation}.{match[0]}"
+
+    try:
+        yield
+    except UserError as error:
+        if section.get("name", "auto") == "auto":
+            raise
+        raise UserError(OWN_KEY.sub(own, str(error))) from error
 
 
 def _suits(needs: Needs, process: Any, network: Network) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from md4_jax.config.schema import REGISTRIES
 from md4_jax.experiment import Experiment, sample_block
 from md4_jax.networks.ordered import FITTING as ORDERED
-from md4_jax.processes.resizing import ResizesMasks
+from md4_jax.processes.lengths import ResizesMasks
 from md4_jax.protocols import UserError
 
 # Keys of a network that works block by block, and why other values do not.

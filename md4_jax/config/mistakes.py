@@ -1,23 +1,18 @@
 """Collects the mistakes of a config, so that one error names all of them."""
 
-import contextlib
-import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from md4_jax.protocols import UserError
 
 T = TypeVar("T")
-# Keys of an objective that an evaluator's has from training, unless its section gives them.
-TRAINED = ("block", "alpha_0")
 # What to do about data that are not those of a run.
 ELSEWHERE = (
     "To evaluate this run on another text name it as an evaluator's data: --mode eval --evals "
     "other --config.evals.other.name=likelihood --config.evals.other.split=all "
     "--config.evals.other.data.name=text --config.evals.other.data.path=FILE"
 )
-OWN_KEY = re.compile(r"(?<![\w.])objective\.(\w+)")
 
 
 class Mistakes(UserError):
@@ -63,30 +58,6 @@ def raise_all(texts: Sequence[str]) -> None:
     """Raises one UserError that has all texts; nothing if there are none."""
     if texts:
         raise Mistakes(tuple(texts)) if len(texts) > 1 else UserError(texts[0])
-
-
-@contextlib.contextmanager
-def with_keys_of(evaluation: str, evals: Mapping[str, Any]) -> Iterator[None]:
-    """Lets errors about the objective of an evaluator name the keys of evals.EVALUATION.objective.
-
-    evaluation  its name; '' for the objective of the training
-    evals       sections by name
-
-    An objective calls its own keys objective.KEY. So they stay where they are of the training: if
-    the section names no objective, and for keys of `TRAINED` that it does not give.
-    """
-    section = evals.get(evaluation, {}).get("objective", {})
-
-    def own(match: re.Match) -> str:
-        of_training = match[1] in TRAINED and match[1] not in section
-        return match[0] if of_training else f"evals.{evaluation}.{match[0]}"
-
-    try:
-        yield
-    except UserError as error:
-        if section.get("name", "auto") == "auto":
-            raise
-        raise UserError(OWN_KEY.sub(own, str(error))) from error
 
 
 def _texts(error: UserError) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ def check_sampling(experiment: Experiment) -> None:
     transform, plain = experiment.sampler_step.transform, Transform()
     for key, value in dataclasses.asdict(transform).items():
         if value != getattr(plain, key) and predicts_ratios(experiment.process):
+            key = "exclude" if key == "excluded" else key
             asked = experiment.config["sample"].get(key, value)  # entries of the vocabulary as text
             raise UserError(
                 f"sample.{key}={asked} needs a distribution over symbols, but with "

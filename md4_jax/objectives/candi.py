@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_noise, noise_of
-from md4_jax.objectives.noising import SMALLEST_TIME, masked, masked_weight, prompted
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, prompted
 from md4_jax.objectives.token_nats import counted, token_nats, widened
 from md4_jax.processes.capabilities import ObservesMasks
 from md4_jax.processes.draws import split_keys
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 FORMS = ("bound", "cross_entropy")
@@ -72,7 +73,7 @@ class CANDI:
     ) -> Array:
         """Returns the integrand at (z, y, t) [B]; its mean is the bound without the prior."""
         h_BxLxD = denoiser.features(process.seen(z, y, t), t)
-        weights = [masked_weight(process.schedule, t), -0.5 * process.precision_slope(t)]
+        weights = [reveal_rate(process.schedule, t), -0.5 * process.precision_slope(t)]
         rows = [jnp.broadcast_to(weight[:, None], z.shape) for weight in weights]
         evidence = process.evidence(y, t)
         rows += [] if evidence is None else [evidence]

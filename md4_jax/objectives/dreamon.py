@@ -9,7 +9,7 @@ from md4_jax.objectives.flexmdm import texts
 from md4_jax.objectives.head import at_noise
 from md4_jax.objectives.token_nats import token_nats
 from md4_jax.processes.draws import split_keys, uniforms
-from md4_jax.processes.resizing import ResizesMasks
+from md4_jax.processes.lengths import ResizesMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 

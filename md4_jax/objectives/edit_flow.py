@@ -5,13 +5,14 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.flexmdm import gap_excess, order_nats, texts
+from md4_jax.objectives.flexmdm import gap_excess, texts, with_orders
 from md4_jax.objectives.head import at_noise
-from md4_jax.objectives.noising import SMALLEST_TIME, masked_weight
+from md4_jax.objectives.noising import SMALLEST_TIME
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import InsertsTokens
 from md4_jax.processes.deletion import Deleted
 from md4_jax.processes.edits import Edited
+from md4_jax.processes.event_rates import reveal_rate
+from md4_jax.processes.lengths import InsertsTokens
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -46,16 +47,7 @@ class EditFlow:
         x, fixed = texts(process, batch)
         noised = process.delete(keys, x, t, fixed)
         tokens, insertion = self.terms_at(denoiser, process, batch, noised, t)
-        # A row of which nothing counts fills up a batch, and may cost nothing.
-        insertion = jnp.where(jnp.any(batch.loss_mask, axis=1), insertion, 0.0)
-        orders = -order_nats(batch.loss_mask)
-        extra = {
-            "tokens": tokens,
-            "insertion": insertion,
-            "orders": orders,
-            "present": jnp.mean(noised.z != process.absent_id, axis=1, dtype=jnp.float32),
-        }
-        return tokens + insertion + orders, extra
+        return with_orders(process, batch, noised.z, tokens=tokens, insertion=insertion)
 
     def terms_at(
         self, denoiser: Denoiser, process: InsertsTokens, batch: Batch, noised: Deleted, t: Array
@@ -64,7 +56,7 @@ class EditFlow:
         h_BxMxD, outputs = denoiser.gaps(noised.z, t)
         nats = inserted_nats(denoiser, h_BxMxD, noised, batch)
         excess = gap_excess(process, batch, noised, outputs, t)
-        weight = masked_weight(process.schedule, t)
+        weight = reveal_rate(process.schedule, t)
         return weight * jnp.sum(nats, axis=1), weight * excess
 
 

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.objectives.head import at_noise
-from md4_jax.objectives.noising import SMALLEST_TIME, masked_weight
+from md4_jax.objectives.noising import SMALLEST_TIME
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import Grows, InsertsMasks
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.processes.insertion import Noised
+from md4_jax.processes.lengths import Grows, InsertsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -45,16 +46,7 @@ class FlexMDM:
         x, fixed = texts(process, batch)
         noised = process.noised(keys, x, t, fixed)
         unmasking, insertion = self.terms_at(denoiser, process, batch, noised, t)
-        # A row of which nothing counts fills up a batch, and may cost nothing.
-        insertion = jnp.where(jnp.any(batch.loss_mask, axis=1), insertion, 0.0)
-        orders = -order_nats(batch.loss_mask)
-        extra = {
-            "unmasking": unmasking,
-            "insertion": insertion,
-            "orders": orders,
-            "present": jnp.mean(noised.z != process.absent_id, axis=1, dtype=jnp.float32),
-        }
-        return unmasking + insertion + orders, extra
+        return with_orders(process, batch, noised.z, unmasking=unmasking, insertion=insertion)
 
     def terms_at(
         self, denoiser: Denoiser, process: InsertsMasks, batch: Batch, noised: Noised, t: Array
@@ -67,8 +59,8 @@ class FlexMDM:
         h_BxLxD = h_BxMxD[:, :-1]
         nats = at_noise(denoiser, h_BxLxD, masks, reduce=token_nats, padded=True, rows=(targets,))
         excess = gap_excess(process, batch, noised, outputs, t)
-        unmasking = masked_weight(process.schedule, t) * jnp.sum(nats, axis=1)
-        return unmasking, masked_weight(process.insertion, t) * excess
+        unmasking = reveal_rate(process.schedule, t) * jnp.sum(nats, axis=1)
+        return unmasking, reveal_rate(process.insertion, t) * excess
 
 
 def texts(process: Grows, batch: Batch) -> tuple[Array, Array]:
@@ -117,6 +109,17 @@ def poisson_divergence(count: Array, log_expected: Array) -> Array:
     count = count.astype(log_expected.dtype)
     d = log_expected - jnp.log(jnp.maximum(count, 1.0))
     return jnp.where(count > 0, count * (jnp.expm1(d) - d), jnp.exp(log_expected))
+
+
+def with_orders(
+    process: Grows, batch: Batch, z: Array, *, insertion: Array, **tokens: Array
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss of given tokens and insertions, less K, and its terms by name, each [B]."""
+    # A row of which nothing counts fills up a batch, and may cost nothing.
+    insertion = jnp.where(jnp.any(batch.loss_mask, axis=1), insertion, 0.0)
+    terms = {**tokens, "insertion": insertion, "orders": -order_nats(batch.loss_mask)}
+    present = jnp.mean(z != process.absent_id, axis=1, dtype=jnp.float32)
+    return sum(terms.values()), terms | {"present": present}
 
 
 def order_nats(counts: Array) -> Array:

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.objectives.head import at_positions
-from md4_jax.objectives.noising import masked_weight, noised
+from md4_jax.objectives.noising import noised
 from md4_jax.objectives.score_entropy import with_ends
 from md4_jax.objectives.token_nats import rate_divergence, token_nats, two_and_others, widened
 from md4_jax.processes.capabilities import FollowsDistances, RedrawsUniformly
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 Flowing = RedrawsUniformly | FollowsDistances
@@ -68,7 +69,7 @@ class GeneralizedKL:
         else:
             # log q(z | x) of x = z and of any other symbol differ by so much.
             level = jnp.log1p(process.odds(t)) if is_joint else jnp.zeros_like(t)
-            rate, reduce = masked_weight(process.schedule, t), mixture_nats
+            rate, reduce = reveal_rate(process.schedule, t), mixture_nats
         rows = z, batch.tokens, jnp.broadcast_to(level[:, None], z.shape)
         nats_BxL = at_positions(
             denoiser, denoiser.features(z, t), batch.loss_mask,

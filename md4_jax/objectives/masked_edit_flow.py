@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from md4_jax.objectives.edit_flow import inserted_nats
 from md4_jax.objectives.flexmdm import gap_excess, order_nats, texts
 from md4_jax.objectives.head import at_noise
-from md4_jax.objectives.noising import SMALLEST_TIME, masked_weight
+from md4_jax.objectives.noising import SMALLEST_TIME
 from md4_jax.objectives.token_nats import token_nats
-from md4_jax.processes.capabilities import EditsMasks
 from md4_jax.processes.edits import Edited
+from md4_jax.processes.event_rates import reveal_rate
+from md4_jax.processes.lengths import EditsMasks
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -78,5 +79,5 @@ class MaskedEditFlow:
         wrong = jax.nn.softplus(jnp.where(noised.surplus, -deletes, deletes))
         deletion = jnp.sum(jnp.where(masks, wrong, 0.0), axis=1)
         insertion = gap_excess(process, batch, noised, outputs[..., 0], t)
-        weight = masked_weight(process.schedule, t)
+        weight = reveal_rate(process.schedule, t)
         return weight * jnp.sum(tokens, axis=1), weight * insertion, weight * deletion

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.objectives.noising import masked, masked_weight, noised, prompted
+from md4_jax.objectives.noising import masked, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, UserError
 
 
@@ -37,7 +38,7 @@ class MD4:
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, z: Array, t: Array
     ) -> Array:
         """Returns the integrand at (z, t) [B]; its mean over t ~ U(0, 1) and z is the bound."""
-        weight = masked_weight(process.schedule, t)
+        weight = reveal_rate(process.schedule, t)
         return weight * masked_nats(denoiser, process, batch, z, t)
 
 

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.head import at_positions, noise_of
-from md4_jax.objectives.noising import masked, masked_weight, noised
+from md4_jax.objectives.noising import masked, noised
 from md4_jax.objectives.token_nats import counted, token_nats
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs, Schedule
 
 
@@ -53,7 +54,7 @@ class Partition:
             reduce=token_nats, padded=True, rows=(batch.tokens,),
         )  # fmt: skip
         first, second = (counted(jnp.where(part, nats_BxL, 0.0), batch) for part in (group, ~group))
-        first = masked_weight(process.schedule, t) * first
+        first = reveal_rate(process.schedule, t) * first
         second = clean_weight(process.schedule, t) * second
         return jnp.where(has_prompt(batch), first, (first + second) / 2)
 

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.head import noise_of
 from md4_jax.objectives.md4 import MD4
-from md4_jax.objectives.noising import SMALLEST_TIME, masked, masked_weight, noised, prompted
+from md4_jax.objectives.noising import SMALLEST_TIME, masked, noised, prompted
 from md4_jax.objectives.token_nats import masked_nats
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 
@@ -98,7 +99,7 @@ def constant(process: RevealsMasks, batch: Batch, z: Array, t: Array) -> Array:
     tiny = float(jnp.finfo(jnp.float32).tiny)
     log_k = jnp.log(jnp.maximum(schedule.alpha(t), tiny)) - jnp.log(jnp.maximum(noise, tiny))
     masks = jnp.sum(noise_of(process, batch, z), axis=1)
-    return -masked_weight(schedule, t) * log_k * masks
+    return -reveal_rate(schedule, t) * log_k * masks
 
 
 def offset(process: RevealsMasks) -> Array:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from md4_jax.objectives.any_order import AnyOrder
 from md4_jax.objectives.head import at_noise, noise_of
-from md4_jax.objectives.noising import masked, masked_weight, noised
+from md4_jax.objectives.noising import masked, noised
 from md4_jax.objectives.token_nats import counted, score_nats, uniform_score_nats
 from md4_jax.processes.capabilities import RedrawsUniformly, RevealsMasks
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Batch, Denoiser, Needs
 
 Scored = RevealsMasks | RedrawsUniformly
@@ -76,7 +77,7 @@ class ScoreEntropy:
             nats_BxL = uniform_score_nats(log_score, z, batch.tokens, log_rho)
             return rate(process, t) * counted(nats_BxL, batch)
         nats_BxL = self._nats_of_masks(denoiser, process, batch, z, t)
-        return masked_weight(process.schedule, t) * jnp.sum(nats_BxL, axis=1)
+        return reveal_rate(process.schedule, t) * jnp.sum(nats_BxL, axis=1)
 
     def of_tokens(
         self, denoiser: Denoiser, process: RevealsMasks, batch: Batch, u: Array, keys: Array

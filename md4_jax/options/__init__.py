@@ -145,6 +145,7 @@ class SampleOptions:
                 that was trained with label_dropout=0, a random class for each sample
     guidance    weight w of classifier-free guidance: each step follows p(x | label)^w p(x)^(1 - w).
                 Without a label it is the weight of the prompt
+    exclude     entries of the vocabulary, with spaces between them, that are never drawn
     batch_size  number of sequences that are sampled at once
     seed        random seed; sample i depends only on the seed and i
     trace       whether to write an animation of how the first sample is generated
@@ -166,6 +167,7 @@ class SampleOptions:
     min_entropy: float = 0.0
     label: int = -1
     guidance: float = 1.0
+    exclude: str = ""
     batch_size: int = 16
     seed: int = 0
     trace: bool = False

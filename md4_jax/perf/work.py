@@ -6,6 +6,7 @@ from typing import Any
 
 from md4_jax.experiment import Experiment
 from md4_jax.protocols import Objective
+from md4_jax.samplers.chain import rounds_of
 
 
 def forward_flops(
@@ -34,9 +35,5 @@ def training_flops(experiment: Experiment, state: Any) -> float:
 
 
 def sampling_steps(experiment: Experiment, length: int) -> int:
-    """Returns the steps of a sample, or of a block of it, of this length.
-
-    They are those of the grid, unless the sampler draws a given number of tokens in each.
-    """
-    steps, sampler = len(experiment.grid) - 1, experiment.sampler_step
-    return sampler.rounds_of(length, steps) if hasattr(sampler, "rounds_of") else steps
+    """Returns the largest number of steps of a sample, or of a block of it, of this length."""
+    return rounds_of(experiment.sampler_step, length, len(experiment.grid) - 1)

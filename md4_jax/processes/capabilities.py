@@ -4,7 +4,7 @@ An objective or a sampler names the capabilities that it needs (`Needs.processes
 with these methods works, whatever its class.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from md4_jax.protocols import Array, Mixture, Process, Schedule
 
@@ -30,62 +30,6 @@ class RevealsMasks(Process, Protocol):
 
     def mask_exactly(self, keys: Array, x: Array, count: Array, among: Array) -> tuple:
         """Masks count[b] of the tokens that `among` marks: (z, 1 - alpha [B])."""
-
-
-@runtime_checkable
-class Grows(Process, Protocol):
-    """Texts of variable length, whose missing tokens are inserted in sampling."""
-
-    schedule: Schedule
-
-    @property
-    def absent_id(self) -> int:
-        """Symbol behind the end of a text."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether its schedules run from 1 to 0, so that a bound over t in [0, 1] is whole."""
-
-    def log_missing(self, outputs: Array, t: Array) -> Array:
-        """Returns the log of the expected number of missing tokens of each gap, [B, L + 1]."""
-
-    def insert_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(a token is present at s | it is absent at t), s < t."""
-
-
-@runtime_checkable
-class InsertsMasks(Grows, Protocol):
-    """A token is inserted as a mask, and later unmasked (`Insertion`)."""
-
-    insertion: Schedule
-
-    @property
-    def mask_id(self) -> int: ...
-
-    def noised(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with its alignment, `processes.insertion.Noised`; `fixed` tokens stay."""
-
-    def unmask_probability(self, s: Array, t: Array) -> Array:
-        """Returns P(a token is clean at s | it is masked at t), s < t."""
-
-
-@runtime_checkable
-class InsertsTokens(Grows, Protocol):
-    """A deleted token is inserted directly, not as a mask (`Deletion`)."""
-
-    def delete(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with what is missing, `processes.deletion.Deleted`; `fixed` tokens stay."""
-
-
-@runtime_checkable
-class EditsMasks(Grows, Protocol):
-    """Masks are replaced or deleted, and tokens inserted (`Edits`)."""
-
-    @property
-    def mask_id(self) -> int: ...
-
-    def edited(self, keys: Array, x: Array, t: Array, fixed: Array) -> Any:
-        """Draws z_t with the edits to be made, `processes.edits.Edited`; `fixed` tokens stay."""
 
 
 @runtime_checkable
@@ -163,7 +107,15 @@ class HasReverse(PredictsClean, Protocol):
 
 
 @runtime_checkable
-class HasPosterior(HasReverse, Protocol):
+class HasPrior(Process, Protocol):
+    """Distance of z_1 from what sampling starts from."""
+
+    def prior_nats(self, x: Array) -> Array:
+        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
+
+
+@runtime_checkable
+class HasPosterior(HasPrior, HasReverse, Protocol):
     """Reverse steps with a known posterior given the clean token, for the bound of D3PM."""
 
     def pinned(self) -> "HasPosterior":
@@ -171,9 +123,6 @@ class HasPosterior(HasReverse, Protocol):
 
     def posterior_logits(self, x: Array, z: Array, s: Array, t: Array) -> Array:
         """Returns log q(z_s | z_t = z, x) [B, L, S] up to a constant."""
-
-    def prior_nats(self, x: Array) -> Array:
-        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
 
 
 @runtime_checkable
@@ -204,7 +153,7 @@ class HasScore(Process, Protocol):
 
 
 @runtime_checkable
-class RedrawsUniformly(HasScore, HasReverse, Protocol):
+class RedrawsUniformly(HasPrior, HasScore, HasReverse, Protocol):
     """Uniform noise: rho = q(a given other symbol | x) / q(x | x) determines q(z_t | x)."""
 
     schedule: Schedule
@@ -215,9 +164,6 @@ class RedrawsUniformly(HasScore, HasReverse, Protocol):
 
     def odds(self, t: Array) -> Array:
         """Returns 1 / rho - 1, like t."""
-
-    def prior_nats(self, x: Array) -> Array:
-        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
 
     def reconstruction_nats(self, x: Array) -> Array:
         """Returns -E log p(x | z_0) per token, in nats, for a decoder without network: like x."""
@@ -241,7 +187,7 @@ class Interpolates(HasReverse, Protocol):
 
 
 @runtime_checkable
-class HasGenerator(HasScore, HasForwardRates, Protocol):
+class HasGenerator(HasPrior, HasScore, HasForwardRates, Protocol):
     """Generator R of the forward chain and the other terms of tauLDR's bound."""
 
     def backward_rates(self, z: Array) -> Array:
@@ -255,9 +201,6 @@ class HasGenerator(HasScore, HasForwardRates, Protocol):
 
     def jump(self, keys: Array, z: Array, movable: Array) -> Array:
         """Draws one jump of the forward chain among the positions that `movable` marks."""
-
-    def prior_nats(self, x: Array) -> Array:
-        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
 
     def reconstruction_nats(self, x: Array, t: float = 0.0) -> Array:
         """Returns -E log p(x | z_t) per token, in nats, for a decoder without network: like x."""
@@ -277,7 +220,7 @@ class HasFlow(PredictsClean, Protocol):
 
 
 @runtime_checkable
-class FollowsDistances(HasFlow, Protocol):
+class FollowsDistances(HasPrior, HasFlow, Protocol):
     """Noise q(z_t = z | x) prop exp(-beta_t d(z, x)) by the distance d of two symbols."""
 
     parametrisation: str
@@ -291,9 +234,6 @@ class FollowsDistances(HasFlow, Protocol):
 
     def sharpness_slope(self, t: Array) -> Array:
         """Returns the derivative of beta_t, below 0, like t."""
-
-    def prior_nats(self, x: Array) -> Array:
-        """Returns KL(q(z_1 | x) || prior) of each token, in nats, like x."""
 
     def reconstruction_nats(self, x: Array) -> Array:
         """Returns -E log p(x | z_0) per token, in nats, for a decoder without network: like x."""

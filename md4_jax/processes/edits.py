@@ -12,6 +12,7 @@ from jax.scipy.special import gammaln
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.processes.growing import Growing
 from md4_jax.processes.insertion import aligned
+from md4_jax.processes.order import lowest
 from md4_jax.processes.schedules import Linear
 from md4_jax.protocols import Array, Schedule, UserError, pytree
 
@@ -88,7 +89,8 @@ class Edits(Growing):
         # Columns of the alignment: the tokens of x if there are more of them than masks.
         columns = place < given + jnp.maximum(masks, count)
         free = columns & ~fixed
-        pairs = _some(uniforms(of_alignment, length), free, jnp.minimum(masks, count))
+        order = jnp.where(free, uniforms(of_alignment, length), 2.0)
+        pairs = lowest(order, jnp.minimum(masks, count)[:, 0])
         has_mask = pairs | (free & (masks > count))
         has_token = pairs | (free & (masks <= count)) | (text & fixed)
         token = jnp.maximum(jnp.cumsum(has_token, axis=1, dtype=jnp.int32) - 1, 0)
@@ -114,9 +116,3 @@ class Edits(Growing):
         """Returns texts of N masks, int32 [B, length]: exact if alpha_1 = 0."""
         row = jnp.where(jnp.arange(length) < self.masks, self.mask_id, self.absent_id)
         return jnp.tile(row.astype(jnp.int32), (keys.shape[0], 1))
-
-
-def _some(order: Array, among: Array, count: Array) -> Array:
-    """Marks count [B, 1] of the positions that `among` marks, those first in order [B, L]."""
-    rank = jnp.argsort(jnp.argsort(jnp.where(among, order, 2.0), axis=1), axis=1)
-    return rank < count

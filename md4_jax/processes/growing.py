@@ -1,15 +1,16 @@
 """Texts whose length changes: what their processes share."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from md4_jax.processes.scheduled import Unlearned
 from md4_jax.processes.schedules import covers_unit_interval
 from md4_jax.protocols import Array, Schedule
 
 
-class Growing:
+class Growing(Unlearned):
     """Methods that the processes of texts that grow share."""
 
     timesteps: ClassVar[None] = None
@@ -17,14 +18,6 @@ class Growing:
 
     vocab_size: int
     schedule: Schedule
-
-    def init(self) -> Self:
-        """Returns itself: there are no leaves to make."""
-        return self
-
-    def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
-        return {}
 
     @property
     def absent_id(self) -> int:
@@ -59,10 +52,6 @@ class Growing:
     def noise_left(self, t: Array) -> Array:
         """Returns whether z_t may lack tokens or hold masks: bool []."""
         return t > 0.0
-
-    def signal(self, t: Array) -> Array:
-        """Returns t, on which the rates depend."""
-        return t
 
 
 def share_regained(schedule: Schedule, s: Array, t: Array) -> Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
+from md4_jax.processes.scheduled import Unlearned
 from md4_jax.processes.schedules import LATEST
 from md4_jax.protocols import Array, UserError, pytree
 
@@ -19,7 +20,7 @@ FINEST = 40.0
 
 @pytree()
 @dataclasses.dataclass(frozen=True)
-class Hybrid:
+class Hybrid(Unlearned):
     """Noise that is partly random symbols and partly the mask V (GIDD, arXiv:2503.04482).
 
     With V clean symbols and t from 0 to 1, a token is
@@ -72,18 +73,6 @@ class Hybrid:
     def earliest(self) -> float:
         """The smallest time that is drawn; what noise comes before costs less than 1e-5 nats."""
         return 2.0 ** (-FINEST / self.gamma)
-
-    def init(self) -> "Hybrid":
-        """Returns itself: there are no leaves to make."""
-        return self
-
-    def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
-        return {}
-
-    def signal(self, t: Array) -> Array:
-        """Returns t, the time input of the network."""
-        return t
 
     def is_noise(self, z: Array) -> Array:
         """Marks the mask: bool like z. Any other symbol may be the clean one."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from md4_jax.processes.draws import draw_rows, split_keys, uniform_symbols, uniforms
+from md4_jax.processes.scheduled import Unlearned
 from md4_jax.protocols import Array, UserError, pytree
 
 PARAMETRISATIONS = ("joint", "mixture")
@@ -22,7 +23,7 @@ MOST_LOST = 1e-3
 
 @pytree()
 @dataclasses.dataclass(frozen=True)
-class MetricPath:
+class MetricPath(Unlearned):
     """Noise q(z_n = z | x_n = x) prop exp(-beta_t d(z, x)), x at t = 0 (arXiv:2412.03487).
 
         beta_t = scale ((1 - t) / (t + offset))^exponent,   d(z, x) = |z - x|^power
@@ -115,18 +116,6 @@ class MetricPath:
                 f"{late:.2g} nats from uniform at t = 1 - 2^-24, the latest that is drawn, which a "
                 "bound would miss. Take a larger exponent or a smaller scale"
             )
-
-    def init(self) -> "MetricPath":
-        """Returns itself: there are no leaves to make."""
-        return self
-
-    def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
-        return {}
-
-    def signal(self, t: Array) -> Array:
-        """Returns t, the time input of the network."""
-        return t
 
     def is_noise(self, z: Array) -> Array:
         """Returns False everywhere, since any symbol may be the clean one."""

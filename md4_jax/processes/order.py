@@ -31,6 +31,12 @@ def ranks(draws: Array, given: Array, first: Array, *, alpha_0: float, sorted_re
     return jnp.argsort(order, axis=1).astype(jnp.int32)
 
 
+def lowest(values: Array, count: Array) -> Array:
+    """Marks the count[b] lowest values of each row, of equal ones the first: bool [B, L]."""
+    order = jnp.argsort(values, axis=1, stable=True)
+    return jnp.argsort(order, axis=1) < count[:, None]
+
+
 def numbered(rounds: Array) -> Array:
     """Numbers the rounds of each sequence from 0 on, without gaps: int32 [B, L]."""
     order = jnp.argsort(rounds, axis=1, stable=True)

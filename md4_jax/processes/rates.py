@@ -9,8 +9,9 @@ import numpy as np
 from md4_jax.processes import kernels
 from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import draw_rows, split_keys
+from md4_jax.processes.event_rates import time_rate
 from md4_jax.processes.scheduled import Scheduled
-from md4_jax.processes.schedules import LATEST, Linear, reaches_one, time_rate
+from md4_jax.processes.schedules import LATEST, Linear, reaches_one
 from md4_jax.protocols import Array, Schedule, UserError, pytree
 
 PLAIN = {"uniform": kernels.uniform, "absorbing": kernels.absorbing}

@@ -4,28 +4,9 @@ docs/families/resizing.md
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
 
-from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Array, UserError, pytree
-
-
-@runtime_checkable
-class ResizesMasks(RevealsMasks, Protocol):
-    """Masks that become two masks, or none, by two symbols of the vocabulary."""
-
-    @property
-    def expand_id(self) -> int:
-        """Symbol in whose place two masks come."""
-
-    @property
-    def delete_id(self) -> int:
-        """Symbol that is taken out."""
-
-    @property
-    def absent_id(self) -> int:
-        """Symbol behind the end of a text."""
 
 
 @pytree()

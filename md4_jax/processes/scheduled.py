@@ -1,12 +1,28 @@
-"""Methods shared by processes with one schedule and nothing learned."""
+"""Methods shared by processes of which nothing is learned, and by those with one schedule."""
 
-from typing import Any
+from typing import Self
 
 from md4_jax.processes.conditioning import signal
 from md4_jax.protocols import Array, Schedule
 
 
-class Scheduled:
+class Unlearned:
+    """Defaults of a process that has nothing to learn; see `Process`."""
+
+    def init(self) -> Self:
+        """Returns itself: there are no leaves to make."""
+        return self
+
+    def learned(self) -> dict[str, Array]:
+        """Returns nothing: nothing is learned."""
+        return {}
+
+    def signal(self, t: Array) -> Array:
+        """Returns t, the time input of the network."""
+        return t
+
+
+class Scheduled(Unlearned):
     """Defaults of a process in continuous time with a schedule and no mask; see `Process`.
 
     conditioning: time input of the network, `time` t, `alpha` alpha_t, `sigma` -log alpha_t or
@@ -17,14 +33,6 @@ class Scheduled:
     shows_clean: bool = False
     schedule: Schedule
     conditioning: str
-
-    def init(self) -> Any:
-        """Returns itself: there are no leaves to make."""
-        return self
-
-    def learned(self) -> dict[str, Array]:
-        """Returns nothing: nothing is learned."""
-        return {}
 
     def noise_left(self, t: Array) -> Array:
         """Returns whether z_t may hold noise: bool []."""

@@ -281,13 +281,6 @@ SCHEDULES = {
 }
 
 
-def time_rate(schedule: Schedule, t: Array) -> Array:
-    """Returns -alpha'_t / alpha_t at min(t, LATEST), like t, with alpha at least tiny."""
-    t = jnp.minimum(t, LATEST)
-    alpha = schedule.alpha(t)
-    return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
-
-
 def reaches_one(schedule: Schedule) -> bool:
     """Returns whether alpha_1 = 0, also while a program is traced."""
     with jax.ensure_compile_time_eval():

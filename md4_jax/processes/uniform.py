@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from md4_jax.processes.conditioning import check_conditioning
 from md4_jax.processes.draws import split_keys, uniform_symbols, uniforms
+from md4_jax.processes.event_rates import time_rate
 from md4_jax.processes.scheduled import Scheduled
 from md4_jax.processes.schedules import (
     LATEST,
     Linear,
     reaches_one,
-    time_rate,
 )
 from md4_jax.protocols import Array, Schedule, UserError, pytree
 

@@ -89,6 +89,22 @@ class RevealsInOrder(SamplerStep, Protocol):
     def per_round(self, length: int) -> int:
         """Returns the largest number of positions in a round."""
 
+    def rounds(self, length: int, steps: int) -> int:
+        """Returns the largest number of rounds of a text, along a grid of so many steps."""
+
+
+@runtime_checkable
+class RevealsCached(RevealsInOrder, Protocol):
+    """A step that may draw its schedule with keys and values kept: the same tokens, faster."""
+
+    def is_cached(self, denoiser: Denoiser) -> bool:
+        """Returns whether it does so with this network."""
+
+    def run_cached(
+        self, denoiser: Denoiser, process: Any, chain: Chain, schedule: RevealSchedule, **more: Any
+    ) -> Chain:
+        """Draws every position of the schedule; more: keys and grid, as of the schedule."""
+
 
 @runtime_checkable
 class RevealsByOutputs(Protocol):
@@ -110,8 +126,11 @@ class Finishes(SamplerStep, Protocol):
 class GoesOn(Finishes, Protocol):
     """A step whose `finish` first takes further steps, if the grid has too few for the text."""
 
-    def further(self, length: int, steps: int) -> int:
-        """Returns how many there are at most, after so many of the grid."""
+    def rounds(self, length: int, steps: int) -> int:
+        """Returns how many steps a path shows: the grid's, and then as many as a text may need."""
+
+    def left(self, process: Any, z: Array) -> Array:
+        """Marks the masks that further steps draw: bool like z."""
 
     def step_further(
         self, denoiser: Denoiser, process: Any, chain: Chain, keys: Array, number: Array
@@ -140,3 +159,9 @@ class RevealsByLogits(SamplerStep, Protocol):
 
     def time(self, process: Any, chain: Chain, t: Array) -> Array:
         """Returns the time input of the network in a step from t: [B]."""
+
+
+def rounds_of(step: SamplerStep, length: int, steps: int) -> int:
+    """Returns the largest number of steps of a text's path, along a grid of so many steps."""
+    own = isinstance(step, RevealsInOrder | GoesOn)
+    return step.rounds(length, steps) if own else steps

@@ -16,6 +16,7 @@ import numpy as np
 
 from md4_jax.options.guide import ClassifierOptions
 from md4_jax.processes.capabilities import RevealsMasks
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import (
     Accelerator,
     Array,
@@ -26,7 +27,7 @@ from md4_jax.protocols import (
     Process,
 )
 from md4_jax.samplers.chain import RevealsInOrder, SamplerStep
-from md4_jax.samplers.guidance import rates_of
+from md4_jax.samplers.guidance import Derived, rates_of
 from md4_jax.samplers.transforms import Transform
 
 # Sequences that the classifier reads at once, for method=exact.
@@ -63,6 +64,17 @@ class Guide(NamedTuple):
         self, params: Params, denoiser: Denoiser, process: Process, step: SamplerStep
     ) -> tuple[Denoiser, Any, SamplerStep]:
         """Returns denoiser, process and step that draw samples of the class; params: `beside`."""
+        return towards(denoiser, process, step, *self._pull(params))
+
+    def raised(
+        self, params: Params, denoiser: Denoiser, process: RevealsMasks, transform: Transform
+    ) -> tuple[Denoiser, Transform]:
+        """Returns denoiser and transform of the tokens of masks that are revealed anyway."""
+        gains, strength = self._pull(params)
+        return _raised(denoiser, process, transform, gains, strength), Transform()
+
+    def _pull(self, params: Params) -> tuple[Callable, Array]:
+        """Returns the gains of the class, and their weight."""
         own, label, strength = params[CLASSIFIER]
         bound = self.network.denoiser(own)
 
@@ -72,7 +84,7 @@ class Guide(NamedTuple):
             return jax.nn.log_softmax(logits)[:, label]
 
         gains = exact_gains if self.options.classifier_method == "exact" else taylor_gains
-        return towards(denoiser, process, step, functools.partial(gains, log_probability), strength)
+        return functools.partial(gains, log_probability), strength
 
 
 def exact_gains(
@@ -167,26 +179,17 @@ def _raised(
     return Denoiser(features, unembed, Accelerator(denoiser.accelerator.groups, features_at))
 
 
-def _copied(process: Process, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns the public attributes of a process by name."""
-    return {
-        name: getattr(process, name)
-        for name in dir(process)
-        if name[0] != "_" and name not in without
-    }
-
-
-class GuidedMasks:
+class GuidedMasks(Derived):
     """Process of masks whose reveals follow guided outputs, log mu_v + gamma gain_v.
 
     The odds of a reveal are those of the process times sum_v mu_v exp(gamma gain_v), since a mask
-    that stays has gain 0. It has all other public attributes of the process.
+    that stays has gain 0.
     """
 
     def __init__(self, process: RevealsMasks):
-        self.masks = process
         # Reveals cannot be drawn before the network is called: it is none of `RevealsMasks`.
-        vars(self).update(_copied(process, ("reveal_probability",)))
+        super().__init__(process, {}, without=("reveal_probability",))
+        self.masks = process
 
     def revealed(self, outputs: Array, s: Array, t: Array) -> Array:
         """Returns P(a mask at time t is revealed in the step to s), [B, L]."""
@@ -196,14 +199,12 @@ class GuidedMasks:
 
     def reverse_rates(self, outputs: Array, z: Array, t: Array) -> Array:
         """Returns the rates R(z_n -> v) (p(y | z with v) / p(y | z))^gamma (arXiv:2406.01572)."""
-        noise, rate = self.masks.schedule.one_minus_alpha(t), -self.masks.schedule.dalpha(t)
-        rate = jnp.where(noise > 0, rate / jnp.where(noise > 0, noise, 1.0), 0.0)
-        rates = rate[:, None, None] * rates_of(outputs)
+        rates = reveal_rate(self.masks.schedule, t)[:, None, None] * rates_of(outputs)
         rates = jnp.where(self.masks.is_noise(z)[..., None], rates, 0.0)
         return jnp.pad(rates, ((0, 0), (0, 0), (0, 1)))
 
 
-class GuidedNoise:
+class GuidedNoise(Derived):
     """Process of other noise than masks, whose steps follow a classifier.
 
         reverse_logits  log p(z_s | z_t) + gamma gain at time s
@@ -211,7 +212,7 @@ class GuidedNoise:
         reverse_rates   R exp(gamma gain) at time t (arXiv:2406.01572)
 
     p(y | z_s) is that of time s, as z_t says nothing more of y once z_s is known. So samples of one
-    token are exact in any number of steps. It has all other public attributes of the process.
+    token are exact in any number of steps.
     """
 
     def __init__(self, process: Process, gains: Callable, strength: Array):
@@ -232,8 +233,5 @@ class GuidedNoise:
             rates = process.reverse_rates(outputs, z, t)
             return rates_of(jnp.log(rates) + gain(z, t, rates))
 
-        public = _copied(process)
-        steps = dict(
-            reverse_logits=reverse_logits, clean_logits=clean_logits, reverse_rates=reverse_rates
-        )
-        vars(self).update(public | {name: steps[name] for name in steps if name in public})
+        steps = (reverse_logits, clean_logits, reverse_rates)
+        super().__init__(process, {step.__name__: step for step in steps})

@@ -10,9 +10,9 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import fold_keys, split_keys
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import NEVER, Chain
-from md4_jax.samplers.draw import draw_token, log_probability, probability
+from md4_jax.samplers.draw import draw_token, entropy, gumbel, log_probability, probability
 from md4_jax.samplers.editing import replaced, settled
-from md4_jax.samplers.loop import without_noise
+from md4_jax.samplers.loop import further_steps, without_noise
 from md4_jax.samplers.orders import blocks_of, in_order, masks_share
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
@@ -155,8 +155,8 @@ class Confidence:
         token_keys, noise_keys = split_keys(keys)
         outputs = denoiser(chain.z, self.time(process, chain, t))
         tokens = draw_token(token_keys, self.transform(outputs))
-        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, chain.z.shape[1:]))(noise_keys)
-        chosen = self._chosen(process, chain, outputs, tokens, due, self.noise * t * gumbel)
+        noise = self.noise * t * gumbel(noise_keys, chain.z)
+        chosen = self._chosen(process, chain, outputs, tokens, due, noise)
         if self.edit:
             draws = (due > 0)[:, None]
             chosen |= draws & replaced(process, chain, outputs, tokens, self.edit)
@@ -171,13 +171,13 @@ class Confidence:
         """Whether the positions to reveal are a function of the logits alone."""
         return self.score != "probability" and self.noise == 0 and not self.edit
 
-    def rounds_of(self, length: int, steps: int) -> int:
+    def rounds(self, length: int, steps: int) -> int:
         """Returns how many steps a text of this length takes at most."""
-        return steps + self.further(length, steps)
+        return max(steps, -(-length // self.per_step)) if self.per_step else steps
 
-    def further(self, length: int, steps: int) -> int:
-        """Returns how many steps beyond those of the grid a text of this length takes at most."""
-        return max(0, -(-length // self.per_step) - steps) if self.per_step else 0
+    def left(self, process: RevealsMasks, z: Array) -> Array:
+        """Marks the masks that further steps draw: bool like z."""
+        return process.is_noise(z)
 
     def step_further(
         self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array, number: Array
@@ -192,7 +192,8 @@ class Confidence:
         With per_step these are further steps, if the grid has too few for the text.
         """
         if self.per_step:
-            chain = self._filled(denoiser, process, chain, keys)
+            most = self.rounds(chain.z.shape[1], 0)
+            chain = further_steps(self, denoiser, process, chain, keys, most=most)
         chain = without_noise(denoiser, process, self.transform, chain, jnp.float32(0.0), keys)
         if not self.edit:
             return chain
@@ -200,21 +201,6 @@ class Confidence:
             denoiser, process, chain, keys,
             transform=self.transform, limit=self.edit, passes=self.edit_passes,
         )  # fmt: skip
-
-    def _filled(
-        self, denoiser: Denoiser, process: RevealsMasks, chain: Chain, keys: Array
-    ) -> Chain:
-        """Takes further steps until no mask is left."""
-        most = self.further(chain.z.shape[1], 0)
-
-        def left(state: tuple[Array, Chain]) -> Array:
-            return (state[0] < most) & jnp.any(process.is_noise(state[1].z))
-
-        def step(state: tuple[Array, Chain]) -> tuple[Array, Chain]:
-            number, chain = state
-            return number + 1, self.step_further(denoiser, process, chain, keys, number)
-
-        return jax.lax.while_loop(left, step, (jnp.int32(0), chain))[1]
 
     def reveals(self, process: RevealsMasks, chain: Chain, logits: Array, s: Array) -> Array:
         """Marks the positions that the step to s reveals, given the network's logits: [B, L]."""
@@ -256,7 +242,7 @@ class Confidence:
         if self.is_adaptive:
             first = jnp.min(jnp.where(masks, block, NEVER), axis=1, keepdims=True)
             here = jnp.take_along_axis(masks & (block == first), best_first, axis=1)
-            measure = -score_of("entropy", outputs, tokens) if self.rule == "entropy" else score
+            measure = entropy(outputs) if self.rule == "entropy" else score
             holds = self._holds(jnp.take_along_axis(measure, best_first, axis=1))
             due = jnp.maximum(due, jnp.sum(here & holds, axis=1))
         return masks & (jnp.argsort(best_first, axis=1) < due[:, None])
@@ -280,9 +266,8 @@ def score_of(name: str, logits: Array, tokens: Array) -> Array:
     """Returns a score of SCORES at each position, [B, L], from logits of tokens [B, L]."""
     if name == "probability":
         return log_probability(logits, tokens)
+    if name == "entropy":
+        return -entropy(logits)
     log_mu = jax.nn.log_softmax(logits, axis=-1)
-    if name == "margin":
-        best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
-        return jnp.exp(best) - jnp.exp(second)
-    mu = jnp.exp(log_mu)
-    return jnp.sum(jnp.where(mu > 0, mu * log_mu, 0.0), axis=-1)
+    best, second = jnp.moveaxis(jax.lax.top_k(log_mu, 2)[0], -1, 0)
+    return jnp.exp(best) - jnp.exp(second)

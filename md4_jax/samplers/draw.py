@@ -50,6 +50,12 @@ def draw_token(keys: Array, logits_BxLxV: Array) -> Array:
     return jax.vmap(categorical)(keys, logits_BxLxV)
 
 
+def gumbel(keys: Array, like: Array) -> Array:
+    """Draws Gumbel noise of the shape of an array [B, ...], with one key a sequence."""
+    # As in `_gumbel_max`: no end at 15.9.
+    return jax.vmap(lambda key: jax.random.gumbel(key, like.shape[1:], mode="high"))(keys)
+
+
 def draw_at(
     denoiser: Denoiser, transform: Transform, z: Array, t: Array, index: Array, keys: Array
 ) -> tuple[Array, Array]:
@@ -95,6 +101,13 @@ def log_probability(logits: Array, tokens: Array) -> Array:
     """Returns log softmax(logits)[token], [...]: finite where the probability is 0 in float32."""
     picked = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return picked - jax.nn.logsumexp(logits, axis=-1)
+
+
+def entropy(logits: Array) -> Array:
+    """Entropy of the softmax of logits [..., V], in nats."""
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    chances = jnp.exp(logs)
+    return -jnp.sum(jnp.where(chances > 0.0, chances * logs, 0.0), axis=-1)
 
 
 def _in_chunks(fn: Callable, chunks: int, *arrays: Array):

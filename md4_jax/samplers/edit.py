@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import InsertsTokens
 from md4_jax.processes.draws import split_keys, uniforms
+from md4_jax.processes.lengths import InsertsTokens
 from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain

@@ -10,7 +10,7 @@ from md4_jax.processes.capabilities import RedrawsUniformly
 from md4_jax.processes.draws import split_keys
 from md4_jax.protocols import Array, Conditioned, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
-from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.draw import draw_token, entropy, probability
 from md4_jax.samplers.transforms import Transform, predicts_ratios
 
 
@@ -144,13 +144,6 @@ class EntropyBound:
     ) -> Chain:
         """Takes the likeliest tokens of the last step."""
         return chain._replace(z=chain.memory.likeliest[:, -1], confidence=chain.memory.sure)
-
-
-def entropy(logits: Array) -> Array:
-    """Entropy of the softmax of logits [..., V], in nats."""
-    logs = jax.nn.log_softmax(logits, axis=-1)
-    chances = jnp.exp(logs)
-    return -jnp.sum(jnp.where(chances > 0.0, chances * logs, 0.0), axis=-1)
 
 
 def least(values: Array, bound: Array | float) -> Array:

@@ -15,13 +15,13 @@ from md4_jax.protocols import Array, Denoiser, Needs, pytree
 from md4_jax.samplers import reveal
 from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
 from md4_jax.samplers.draw import draw_from
-from md4_jax.samplers.orders import run_segment
+from md4_jax.samplers.orders import InOrder
 from md4_jax.samplers.transforms import Transform
 
 
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
-class Eso:
+class Eso(InOrder):
     """Draws a text in an order that is drawn first (Eso-LM (B), arXiv:2506.01928).
 
     A token belongs to diffusion with probability alpha_0. In the steps of the grid, each of these
@@ -46,17 +46,6 @@ class Eso:
 
     def __post_init__(self):
         check_clean_share("sample.alpha_0", self.alpha_0)
-
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        process: RevealsMasks,
-        chain: Chain,
-        s: Array,
-        t: Array,
-        keys: Array,
-    ) -> Chain:
-        return run_segment(self, denoiser, process, chain, s, t, keys)
 
     def schedule(
         self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
@@ -90,6 +79,52 @@ class Eso:
         """Returns how many positions a round reveals at most."""
         return length if self.alpha_0 > 0.0 else 1
 
+    def rounds(self, length: int, steps: int) -> int:
+        """Returns how many rounds a text of this length takes at most."""
+        return length if self.alpha_0 < 1.0 else min(steps, length)
+
+    def is_cached(self, denoiser: Denoiser) -> bool:
+        """Returns whether keys and values are kept with this network."""
+        return self.cached and denoiser.ordered.append is not None
+
+    def run_cached(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        schedule: RevealSchedule,
+        *,
+        keys: Array,
+        grid: np.ndarray,
+    ) -> Chain:
+        """Draws what `reveal.run` draws by the schedule, with keys and values kept.
+
+        An evaluation reads the tokens of the round before and the masks of its own. Two programs do
+        so: one for as many positions as a step of diffusion rarely exceeds, or for all if one does,
+        and one for the single tokens that are drawn from left to right.
+        """
+        _rows, length = chain.z.shape
+        plan = _Plan(denoiser, self.transform, schedule, process.mask_id, keys)
+        drawn = schedule.round < NEVER
+        counts = jnp.max(jnp.where(drawn, schedule.round + 1, 0), axis=1)
+        cache = _with_known(denoiser, chain, schedule, drawn)
+        state = Reading(jnp.int32(0), chain.z, chain.confidence, cache)
+        if self.alpha_0 > 0.0:
+            sizes = _sizes(schedule.round, drawn)
+            # One more evaluation than there are large rounds reads the tokens of the last of them.
+            large = jnp.max(jnp.where(sizes > 1, jnp.arange(length) + 2, 0))
+            few = reveal.independent_capacity(process, grid, length, self.diffused_share)
+            wide = [partial(plan.until, jnp.minimum(large, jnp.max(counts)), size) for size in
+                    dict.fromkeys((few, length))]  # fmt: skip
+            if len(wide) == 1:
+                state = wide[0](state)
+            else:
+                state = jax.lax.cond(jnp.max(sizes) <= few, *wide, state)
+        state = plan.until(jnp.max(counts), 1, state)
+        return chain._replace(
+            z=state.z, confidence=state.confidence, evaluations=chain.evaluations + counts
+        )
+
 
 def _rounds(draws: Array, rank: Array, levels: Array, *, alpha_0: float) -> Array:
     """Returns the round in which each position is revealed, from 0 on: int32 [B, L].
@@ -117,45 +152,6 @@ class Reading(NamedTuple):
     z: Array
     confidence: Array
     cache: Any
-
-
-def run_cached(
-    denoiser: Denoiser,
-    step: Eso,
-    process: RevealsMasks,
-    chain: Chain,
-    schedule: RevealSchedule,
-    *,
-    keys: Array,
-    grid: np.ndarray,
-) -> Chain:
-    """Draws what `reveal.run` draws by the schedule, with keys and values kept.
-
-    An evaluation reads the tokens of the round before and the masks of its own. Two programs do so:
-    one for as many positions as a step of diffusion rarely exceeds, or for all if one does, and one
-    for the single tokens that are drawn from left to right.
-    """
-    _rows, length = chain.z.shape
-    plan = _Plan(denoiser, step.transform, schedule, process.mask_id, keys)
-    drawn = schedule.round < NEVER
-    counts = jnp.max(jnp.where(drawn, schedule.round + 1, 0), axis=1)
-    cache = _with_known(denoiser, chain, schedule, drawn)
-    state = Reading(jnp.int32(0), chain.z, chain.confidence, cache)
-    if step.alpha_0 > 0.0:
-        sizes = _sizes(schedule.round, drawn)
-        # One more evaluation than there are large rounds reads the tokens of the last of them.
-        large = jnp.max(jnp.where(sizes > 1, jnp.arange(length) + 2, 0))
-        few = reveal.independent_capacity(process, grid, length, step.diffused_share)
-        wide = [partial(plan.until, jnp.minimum(large, jnp.max(counts)), size) for size in
-                dict.fromkeys((few, length))]  # fmt: skip
-        if len(wide) == 1:
-            state = wide[0](state)
-        else:
-            state = jax.lax.cond(jnp.max(sizes) <= few, *wide, state)
-    state = plan.until(jnp.max(counts), 1, state)
-    return chain._replace(
-        z=state.z, confidence=state.confidence, evaluations=chain.evaluations + counts
-    )
 
 
 def _sizes(round: Array, drawn: Array) -> Array:

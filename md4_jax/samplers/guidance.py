@@ -120,7 +120,23 @@ def combined(told: Array, free: Array, weight: Array | float) -> Array:
     return jnp.where(possible, weight * told + (1.0 - weight) * free, -jnp.inf)
 
 
-class GuidedProcess:
+class Derived:
+    """A process with the public attributes of another one, of which some functions are changed.
+
+    changed  functions by name, of which those replace their own that the process has
+    without  names of attributes that it lacks
+    """
+
+    def __init__(
+        self, process: Process, changed: Mapping[str, Callable], without: tuple[str, ...] = ()
+    ):
+        names = {name for name in dir(process) if name[0] != "_"} - {*without}
+        # Attributes of the object itself, which the checks of protocols find in every Python.
+        vars(self).update({name: getattr(process, name) for name in names - changed.keys()})
+        vars(self).update({name: changed[name] for name in names & changed.keys()})
+
+
+class GuidedProcess(Derived):
     """A process of other noise than masks, whose steps combine outputs with and without a label.
 
     Its functions of the network's outputs take both, [2, B, L, V], and return
@@ -129,19 +145,15 @@ class GuidedProcess:
         log_score                     the same of scores, so that p_t(z | y)^w p_t(z)^(1 - w) has
                                       these ratios
         reverse_rates                 R(. | y)^w R^(1 - w) (arXiv:2406.01572)
-
-    It has all other public attributes of the process.
     """
 
     def __init__(self, process: Process, weight: Array | float):
-        public = {name: getattr(process, name) for name in dir(process) if name[0] != "_"}
         steps = {
-            name: functools.partial(_step, public[name], rule, weight)
+            name: functools.partial(_step, getattr(process, name), rule, weight)
             for name, rule in RULES.items()
-            if name in public
+            if hasattr(process, name)
         }
-        # Attributes of the object itself, which the checks of protocols find in every Python.
-        vars(self).update(public | steps)
+        super().__init__(process, steps)
 
 
 def _rates(told: Array, free: Array, weight: float) -> Array:

@@ -6,8 +6,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from md4_jax.processes.capabilities import Grows, InsertsMasks
 from md4_jax.processes.draws import split_keys, uniforms
+from md4_jax.processes.lengths import Grows, InsertsMasks
+from md4_jax.processes.order import lowest
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated
 from md4_jax.samplers.chain import Chain
@@ -74,15 +75,9 @@ class Insert:
         if self.order == "confidence":
             # Of the likeliest token: masks chosen by the drawn one would favour likely tokens.
             sure = probability(logits, jnp.argmax(logits, axis=-1))
-            chosen = largest(jnp.where(masks, sure, -1.0), jnp.sum(chosen, axis=1))
+            chosen = lowest(jnp.where(masks, -sure, 1.0), jnp.sum(chosen, axis=1))
         confidence = jnp.where(chosen, probability(logits, tokens), chain.confidence)
         return evaluated(chain, jnp.where(chosen, tokens, chain.z), confidence)
-
-
-def largest(values: Array, count: Array) -> Array:
-    """Marks the count[b] largest values of each row, bool [B, L]."""
-    order = jnp.argsort(-values, axis=1, stable=True)
-    return jnp.argsort(order, axis=1) < count[:, None]
 
 
 def allowed(process: Grows, chain: Chain) -> Array:

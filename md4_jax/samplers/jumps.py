@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import HasRates, RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
+from md4_jax.processes.event_rates import reveal_rate
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.ancestral import evaluated, reveal_masks
 from md4_jax.samplers.chain import Chain
@@ -45,10 +46,9 @@ def leap(step, denoiser: Denoiser, process: Any, chain: Chain, s: Array, t: Arra
 
 def expected_reveals(process: RevealsMasks, s: Array, t: Array) -> Array:
     """Expected jumps of a mask at the rate of t: (t - s) (-alpha'_t) / (1 - alpha_t)."""
-    noise = process.schedule.one_minus_alpha(t)
-    jumps = (t - s) * -process.schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0)
+    jumps = (t - s) * reveal_rate(process.schedule, t)
     # If 1 - alpha_t is too small for a float, all masks are revealed.
-    return jnp.where(noise > 0, jumps, 1.0)
+    return jnp.where(process.schedule.one_minus_alpha(t) > 0, jumps, 1.0)
 
 
 @pytree("transform")

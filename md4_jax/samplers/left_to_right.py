@@ -60,7 +60,7 @@ class LeftToRight:
 
         return jax.lax.fori_loop(first, end, body, chain)
 
-    def rounds(self, grid: np.ndarray, length: int) -> np.ndarray:
+    def filled_in(self, grid: np.ndarray, length: int) -> np.ndarray:
         """Returns the step of the grid, 0 the first, that fills each position: int [length]."""
         ends = np.round(np.float32(length) * (np.float32(1.0) - grid[-2::-1]))
         return np.searchsorted(ends, np.arange(length), side="right")

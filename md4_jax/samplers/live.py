@@ -16,9 +16,10 @@ from md4_jax.samplers import loop, reveal
 from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.batches import row_keys
 from md4_jax.samplers.blocks import Blocks, Text
-from md4_jax.samplers.chain import Chain, RevealsInOrder, SamplerStep
+from md4_jax.samplers.chain import Chain, RevealsInOrder, SamplerStep, rounds_of
 from md4_jax.samplers.classifier import Guide
 from md4_jax.samplers.guidance import calls, guided, weighed, with_clean_prompt
+from md4_jax.samplers.transforms import Transform
 
 
 class Watched(NamedTuple):
@@ -102,32 +103,50 @@ class Live:
         self._blocks, self._guide = blocks, guide
         self._start = jit(_start, mesh, network)
         self._plan = jit(_plan, mesh, network, static_argnames="capacity")
-        self._step = self.program(_one_step)
-        self._further = self.program(_one_further)
-        self._finish = self.program(_finish)
-        self._pass = self.program(_pass, "capacity")
+        self._step, self._further, self._finish = (
+            self._stepping(function) for function in (_one_step, _one_further, _finish)
+        )
+        self._pass = jit(self._one_pass, mesh, network, static_argnames=("kind", "capacity"))
 
-    def program(self, function: Callable, *static: str) -> Callable:
-        """Compiles a function, with (params, told) and kind= in place of (denoiser, process).
+    def program(self, function: Callable) -> Callable:
+        """Compiles a function, with (params, told) and kind= in place of (denoiser, process)."""
 
-        Where a classifier guides, the first of its other arguments must be the step.
-        """
+        def bound(params: Params, told: Told, *rest, kind: Any):
+            return function(*self._bound(params, told, kind), *rest)
 
-        def bound(params: Params, told: Told, *rest, kind: Any, **options):
-            make = weighed if kind is None else guided
-            weight = told.weight if kind is None else kind
-            denoiser, process = make(self._network, params, told.context, weight, told.prompt)
-            if self._clean_prompts:
-                denoiser = with_clean_prompt(denoiser, process, told.prompt)
-            if told.text is not None:
-                denoiser, moved, _ = after_prompts(denoiser, told.prompt, self._blocks.block)
-                denoiser = self._blocks.within(denoiser, process, told.text, moved)
+        return jit(bound, self.mesh, self._network, static_argnames="kind")
+
+    def _stepping(self, function: Callable) -> Callable:
+        """Compiles a function of (denoiser, process, step, ...), guided where a classifier is."""
+
+        def bound(params: Params, told: Told, step: SamplerStep, *rest, kind: Any):
+            denoiser, process = self._bound(params, told, kind)
             if self._guide is not None:
-                denoiser, process, step = self._guide.guided(params, denoiser, process, rest[0])
-                rest = (step, *rest[1:])
-            return function(denoiser, process, *rest, **options)
+                denoiser, process, step = self._guide.guided(params, denoiser, process, step)
+            return function(denoiser, process, step, *rest)
 
-        return jit(bound, self.mesh, self._network, static_argnames=("kind", *static))
+        return jit(bound, self.mesh, self._network, static_argnames="kind")
+
+    def _one_pass(
+        self, params: Params, told: Told, transform: Transform, *rest, kind: Any, **options
+    ) -> reveal.Drawing:
+        """Does what `reveal.one_pass` does, guided where a classifier is."""
+        denoiser, process = self._bound(params, told, kind)
+        if self._guide is not None:
+            denoiser, transform = self._guide.raised(params, denoiser, process, transform)
+        return reveal.one_pass(denoiser, transform, *rest, **options)
+
+    def _bound(self, params: Params, told: Told, kind: Any) -> tuple[Denoiser, Any]:
+        """Makes denoiser and process of their arguments."""
+        make = weighed if kind is None else guided
+        weight = told.weight if kind is None else kind
+        denoiser, process = make(self._network, params, told.context, weight, told.prompt)
+        if self._clean_prompts:
+            denoiser = with_clean_prompt(denoiser, process, told.prompt)
+        if told.text is not None:
+            denoiser, moved, _ = after_prompts(denoiser, told.prompt, self._blocks.block)
+            denoiser = self._blocks.within(denoiser, process, told.text, moved)
+        return denoiser, process
 
     def run(self, params: Params, asked: Asked, window: int = 0) -> Run:
         """Returns the arguments of the programs for a request, or for a window of a long text."""
@@ -166,7 +185,7 @@ class Live:
     def _step_by_step(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
         grid, step, each = run.asked.grid, run.asked.step, calls(run.asked.guidance)
         own, last = (run.params, run.told, step), len(grid) - 1
-        count = loop.rounds_of(step, run.params["process"], last, chain.z.shape[1])
+        count, taken = rounds_of(step, chain.z.shape[1], last), 0
         first_keys, end_keys = run.keys, fold_keys(run.keys, 0)
 
         def seen(taken: int) -> Watched:
@@ -174,7 +193,7 @@ class Live:
             return Watched(taken, of or count, z, chances, each * int(used))
 
         yield seen(0), chain
-        for taken in range(count):
+        while taken < count:
             index = last - taken
             with jax.set_mesh(self.mesh):
                 if index > 0:
@@ -182,12 +201,15 @@ class Live:
                     keys = fold_keys(first_keys, index)
                     tokens = run.prompt.tokens
                     chain = self._step(*own, chain, times, tokens, keys, kind=run.kind)
-                else:
+                elif np.any(step.left(run.params["process"], to_host(chain.z)[0])):
                     number = jnp.int32(-index)
                     chain = self._further(*own, chain, end_keys, number, kind=run.kind)
-                if taken == count - 1:
+                else:  # All further steps would change nothing.
+                    taken = count - 1
+                taken += 1
+                if taken == count:
                     chain = self._finish(*own, chain, run.prompt.tokens, end_keys, kind=run.kind)
-            yield seen(taken + 1), chain
+            yield seen(taken), chain
 
     def _by_schedule(self, run: Run, chain: Chain, of: int) -> Iterator[tuple[Watched, Chain]]:
         asked, process = run.asked, run.params["process"]
@@ -198,20 +220,18 @@ class Live:
         with jax.set_mesh(self.mesh):
             grid, own = jnp.asarray(asked.grid), fold_keys(run.keys, count)
             passes = self._plan(process, asked.step, chain, grid, own, capacity=most)
-        # A step has other programs for other orders than a transform.
-        drawing = asked.step.transform if self._guide is None else asked.step
         state = reveal.begin(chain)
         number, rounds, evaluations = (to_host(x)[0] for x in passes[3:])
         taken = [int(rounds[number == k][0]) + 1 for k in range(evaluations)]
-        count = of or max([count, *(t for t in taken if t <= reveal.LAST)])
+        count = of or rounds_of(asked.step, length, count)
         each, keys = calls(asked.guidance), fold_keys(run.keys, len(asked.grid) + 1)
         done = chain.evaluations + passes.count
         yield Watched(0, count, *(x[0] for x in to_host(state[2:])), 0), chain
         for k, at in enumerate(taken):
             with jax.set_mesh(self.mesh):
                 state = self._pass(
-                    run.params, run.told, drawing, passes, state, keys,
-                    kind=run.kind, capacity=most,
+                    run.params, run.told, asked.step.transform, passes, state,
+                    keys=keys, kind=run.kind, capacity=most,
                 )  # fmt: skip
             z, chances = (x[0] for x in to_host(state[2:]))
             chain = Chain(state.z, chain.prompt_mask, state.confidence, done)
@@ -225,12 +245,6 @@ def _start(process: Any, step: SamplerStep, prompt: Prompt, keys: Array) -> Chai
 def _plan(process: Any, step: SamplerStep, chain: Chain, grid: Array, keys: Array, *, capacity):
     schedule = reveal.schedule_of(step, process, chain, grid, keys)
     return reveal.passes_of(chain.z, schedule, capacity)
-
-
-def _pass(denoiser: Denoiser, process: Any, drawing, passes, state, keys, *, capacity):
-    del process
-    transform = getattr(drawing, "transform", drawing)
-    return reveal.one_pass(denoiser, transform, passes, state, keys=keys, capacity=capacity)
 
 
 def _one_step(denoiser: Denoiser, process: Any, step, chain, times, tokens, keys) -> Chain:

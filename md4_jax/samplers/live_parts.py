@@ -14,10 +14,10 @@ from md4_jax.runtime.sharding import to_host
 from md4_jax.samplers.alignment import after_prompts
 from md4_jax.samplers.batches import windows
 from md4_jax.samplers.blocks import Blocks, Text
-from md4_jax.samplers.chain import Chain, SamplerStep
+from md4_jax.samplers.chain import Chain, SamplerStep, rounds_of
 from md4_jax.samplers.guidance import calls
 from md4_jax.samplers.live import Asked, Live, Run, Watched
-from md4_jax.samplers.loop import put_prompt, rounds_of
+from md4_jax.samplers.loop import put_prompt
 
 
 class LiveBlocks:
@@ -31,11 +31,11 @@ class LiveBlocks:
 
     def watch(self, params: Params, asked: Asked) -> Iterator[Watched]:
         """Yields the states of sample 0 of `Blocks`, that before the first step first."""
-        run, size, process = self._live.run(params, asked), self._blocks.block, params["process"]
+        run, size = self._live.run(params, asked), self._blocks.block
         text, moved, shift = self._call(self._begin, run)
         count, shift = moved.shape[1] // size, int(to_host(shift)[0])
-        rounds = rounds_of(asked.step, process, len(asked.grid) - 1, size)
-        path = _Path(asked.prompt, self._blocks.unseen(process), count, rounds)
+        rounds = rounds_of(asked.step, size, len(asked.grid) - 1)
+        path = _Path(asked.prompt, self._blocks.unseen(params["process"]), count, rounds)
         each = calls(asked.guidance)
         for b in range(count):
             keys = fold_keys(run.keys, b)
@@ -92,7 +92,7 @@ def watch_windows(
     """Yields the states of sample 0 of `draw_samples`, window by window."""
     tokens, known = (np.array(x) for x in asked.prompt)
     parts = list(windows(len(tokens), window, stride))
-    rounds = rounds_of(asked.step, params["process"], len(asked.grid) - 1, window)
+    rounds = rounds_of(asked.step, window, len(asked.grid) - 1)
     path, used = _Path(asked.prompt, -1, len(parts), rounds), 0
     for number, part in enumerate(parts):
         own = asked._replace(prompt=Prompt(tokens[part], known[part]))

@@ -16,11 +16,11 @@ from md4_jax.samplers.chain import (
     Finishes,
     GoesOn,
     Remembers,
-    RevealsInOrder,
+    RevealsCached,
     SamplerStep,
+    rounds_of,
 )
 from md4_jax.samplers.draw import draw_token, probability
-from md4_jax.samplers.eso import Eso, run_cached
 from md4_jax.samplers.left_to_right import LeftToRight, one_by_one
 from md4_jax.samplers.observed import finish_observed
 
@@ -135,17 +135,25 @@ def _step_by_step(
     count, end_keys = len(grid) - 1, fold_keys(keys, 0)
     chain, frames = jax.lax.scan(body, chain, jnp.arange(count, 0, -1))
     if traced and isinstance(step, GoesOn):  # steps that `finish` would take, with their frames
-        numbers = jnp.arange(step.further(chain.z.shape[1], count))
+        numbers = jnp.arange(rounds_of(step, chain.z.shape[1], count) - count)
         chain, more = jax.lax.scan(further, chain, numbers)
         frames = jax.tree.map(lambda *parts: jnp.concatenate(parts), frames, more)
     return finish(denoiser, process, step, chain, end_keys), frames
 
 
-def rounds_of(step: SamplerStep, process: Any, count: int, length: int) -> int:
-    """Returns how many steps the path of a text has, along a grid of `count` steps."""
-    if isinstance(step, RevealsInOrder) and reveal.has_schedule(step, process):
-        return max(count, length)
-    return count + (step.further(length, count) if isinstance(step, GoesOn) else 0)
+def further_steps(
+    step: GoesOn, denoiser: Denoiser, process: Any, chain: Chain, keys: Array, most: int = NEVER
+) -> Chain:
+    """Takes further steps, at most so many, until no mask is left: the `finish` of such a step."""
+
+    def goes_on(state: tuple[Array, Chain]) -> Array:
+        return (state[0] < most) & jnp.any(step.left(process, state[1].z))
+
+    def take(state: tuple[Array, Chain]) -> tuple[Array, Chain]:
+        number, chain = state
+        return number + 1, step.step_further(denoiser, process, chain, keys, number)
+
+    return jax.lax.while_loop(goes_on, take, (jnp.int32(0), chain))[1]
 
 
 def with_memory(denoiser: Denoiser, process: Any, step: SamplerStep, chain: Chain) -> Chain:
@@ -185,12 +193,12 @@ def _by_schedule(
     count, length = len(grid) - 1, chain.z.shape[1]
     schedule = reveal.schedule_of(step, process, chain, grid, fold_keys(keys, count))
     own = fold_keys(keys, count + 2)
-    if isinstance(step, Eso) and step.cached and denoiser.ordered.append is not None:
-        after = run_cached(denoiser, step, process, chain, schedule, keys=own, grid=grid)
+    if isinstance(step, RevealsCached) and step.is_cached(denoiser):
+        after = step.run_cached(denoiser, process, chain, schedule, keys=own, grid=grid)
     else:
         most = reveal.capacity_of(step, process, grid, length)
         after = reveal.run(denoiser, step.transform, chain, schedule, keys=own, capacity=most)
-    rounds = rounds_of(step, process, count, length)
+    rounds = rounds_of(step, length, count)
     return after, _replayed(chain, after, schedule.round[:traced], rounds)
 
 
@@ -199,7 +207,7 @@ def _one_by_one(
 ) -> tuple[Chain, Frames]:
     """Draws the same tokens as `_step_by_step`, with the keys and values of earlier ones kept."""
     grid, keys, _, traced = course
-    count, rounds = len(grid) - 1, step.rounds(grid, chain.z.shape[1])
+    count, rounds = len(grid) - 1, step.filled_in(grid, chain.z.shape[1])
     steps = jnp.asarray(count - rounds)
 
     def own_keys(n: Array) -> Array:

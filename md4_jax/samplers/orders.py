@@ -10,7 +10,7 @@ from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys, uniforms
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers import reveal
-from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule, RevealsInOrder
+from md4_jax.samplers.chain import NEVER, Chain, RevealSchedule
 from md4_jax.samplers.transforms import Transform
 
 ORDERS = ("random", "left_to_right", "right_to_left")
@@ -45,19 +45,27 @@ def _ranks(values: Array, chosen: Array, block: Array | int = 0) -> Array:
     return jnp.argsort(in_order(chosen, values, block), axis=1).astype(jnp.int32)
 
 
-def run_segment(
-    step: RevealsInOrder, denoiser: Denoiser, process, chain: Chain, s, t, keys
-) -> Chain:
-    """Runs one step from t to s by a schedule of its own."""
-    schedule_keys, draw_keys = split_keys(keys)
-    schedule = step.schedule(process, chain, jnp.stack([s, t]), schedule_keys)
-    most = step.per_round(chain.z.shape[1])
-    return reveal.run(denoiser, step.transform, chain, schedule, keys=draw_keys, capacity=most)
+class InOrder:
+    """A step that `RevealsInOrder`: a call draws and runs a schedule between its two times."""
+
+    def __call__(
+        self,
+        denoiser: Denoiser,
+        process: RevealsMasks,
+        chain: Chain,
+        s: Array,
+        t: Array,
+        keys: Array,
+    ) -> Chain:
+        schedule_keys, draw_keys = split_keys(keys)
+        schedule = self.schedule(process, chain, jnp.stack([s, t]), schedule_keys)
+        most = self.per_round(chain.z.shape[1])
+        return reveal.run(denoiser, self.transform, chain, schedule, keys=draw_keys, capacity=most)
 
 
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
-class FirstHitting:
+class FirstHitting(InOrder):
     """Reveals one mask at a time, at the times of the exact process (arXiv:2409.02908).
 
     With n masks at time t, the next is revealed at tau with 1 - alpha_tau = (1 - alpha_t) U^(1/n).
@@ -71,17 +79,6 @@ class FirstHitting:
 
     transform: Transform = Transform()
 
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        process: RevealsMasks,
-        chain: Chain,
-        s: Array,
-        t: Array,
-        keys: Array,
-    ) -> Chain:
-        return run_segment(self, denoiser, process, chain, s, t, keys)
-
     def schedule(
         self, process: RevealsMasks, chain: Chain, grid: Array | np.ndarray, keys: Array
     ) -> RevealSchedule:
@@ -92,6 +89,10 @@ class FirstHitting:
         rank = _ranks(-noise, reached)
         return RevealSchedule(jnp.where(reached, rank, NEVER), process.schedule.inverse(noise))
 
+    def rounds(self, length: int, steps: int) -> int:
+        """Returns how many rounds a text of this length takes at most: one for each position."""
+        return length
+
     def per_round(self, length: int) -> int:
         """Returns 1: a round reveals one position."""
         return 1
@@ -99,7 +100,7 @@ class FirstHitting:
 
 @pytree("transform")
 @dataclasses.dataclass(frozen=True)
-class AnyOrder:
+class AnyOrder(InOrder):
     """Reveals `per_step` masks at a time, in a random order, left to right or right to left.
 
     per_step 0 reveals as many as the grid says: after a step to s, floor((1 - alpha_s) n) of the n
@@ -132,17 +133,6 @@ class AnyOrder:
                 "right: take another sample.order than 'right_to_left'"
             )
 
-    def __call__(
-        self,
-        denoiser: Denoiser,
-        process: RevealsMasks,
-        chain: Chain,
-        s: Array,
-        t: Array,
-        keys: Array,
-    ) -> Chain:
-        return run_segment(self, denoiser, process, chain, s, t, keys)
-
     @property
     def has_fixed_order(self) -> bool:
         """Whether the order is always the same, so that samples have an exact likelihood."""
@@ -166,8 +156,8 @@ class AnyOrder:
         left = jnp.sum(chosen, axis=1, keepdims=True) - rank * self.per_step
         return RevealSchedule(jnp.where(chosen, rank, NEVER), process.schedule.inverse(left / free))
 
-    def rounds_of(self, length: int, steps: int) -> int:
-        """Returns how many steps a text of this length takes at most."""
+    def rounds(self, length: int, steps: int) -> int:
+        """Returns how many rounds a text of this length takes at most."""
         return -(-length // self.per_step) if self.per_step else steps
 
     def per_round(self, length: int) -> int:

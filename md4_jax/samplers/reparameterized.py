@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from md4_jax.processes.capabilities import RevealsMasks
 from md4_jax.processes.draws import split_keys
+from md4_jax.processes.order import lowest
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
-from md4_jax.samplers.draw import draw_token, log_probability, probability
+from md4_jax.samplers.draw import draw_token, gumbel, log_probability, probability
 from md4_jax.samplers.reveal import masks_left
 from md4_jax.samplers.transforms import Transform
 
@@ -85,8 +86,8 @@ class Reparameterized:
                 jnp.any(frequent), again, lambda: (tokens, score, sure)
             )
             chain = chain._replace(evaluations=chain.evaluations + jnp.any(frequent, axis=1))
-        lowest_first = jnp.argsort(jnp.where(chain.prompt_mask, jnp.inf, score), axis=1)
-        hidden = jnp.argsort(lowest_first, axis=1) < masks_left(process, chain, s)[:, None]
+        score = jnp.where(chain.prompt_mask, jnp.inf, score)
+        hidden = lowest(score, masks_left(process, chain, s))
         confidence = jnp.where(masks, sure, chain.confidence)
         return chain._replace(
             z=jnp.where(hidden, process.mask_id, jnp.where(masks, tokens, chain.z)),
@@ -105,12 +106,6 @@ class Reparameterized:
         if self.score == "probability":
             return tokens, log_probability(logits, tokens)
         return tokens, jnp.take_along_axis(outputs, tokens[..., None], axis=-1)[..., 0]
-
-
-def gumbel(keys: Array, logits_BxLxV: Array) -> Array:
-    """Draws Gumbel noise for each logit, with one key a sequence."""
-    shape = logits_BxLxV.shape[1:]
-    return jax.vmap(lambda key: jax.random.gumbel(key, shape, mode="high"))(keys)
 
 
 def _frequent(tokens: Array, symbols: int, share: float) -> Array:

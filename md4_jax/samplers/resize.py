@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from md4_jax.processes.draws import fold_keys, split_keys
-from md4_jax.processes.resizing import ResizesMasks
+from md4_jax.processes.lengths import ResizesMasks
+from md4_jax.processes.order import lowest
 from md4_jax.protocols import Array, Denoiser, Needs, UserError, pytree
 from md4_jax.samplers.chain import Chain
 from md4_jax.samplers.confidence import SCORES, score_of
-from md4_jax.samplers.draw import draw_token, probability
+from md4_jax.samplers.draw import draw_token, gumbel, probability
 from md4_jax.samplers.edit import merged
-from md4_jax.samplers.insertion import largest
+from md4_jax.samplers.loop import further_steps
 from md4_jax.samplers.transforms import Transform
 
 LEAST = {"grow": 0, "masks": 1, "per_step": 1, "expansions": 0, "noise": 0}
@@ -113,10 +114,9 @@ class Resize:
         logits = self._logits(denoiser, process, chain.z, held, can_grow)
         tokens = draw_token(of_token, self.transform(logits))
         score = score_of(self.score, self._warm(logits), tokens)
-        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, score.shape[1:]))(of_order)
-        score = jnp.where(masks, score + self.noise * gumbel, -jnp.inf)
+        score = jnp.where(masks, score + self.noise * gumbel(of_order, score), -jnp.inf)
         due = jnp.minimum(self.per_step, jnp.sum(masks, axis=1))
-        chosen = largest(score, due)
+        chosen = lowest(-score, due)
         z = jnp.where(chosen, tokens, chain.z)
         sure = jnp.where(chosen, probability(logits, tokens), chain.confidence)
         chain = chain._replace(z=z, confidence=sure, evaluations=chain.evaluations + (due > 0))
@@ -147,18 +147,28 @@ class Resize:
         starts = jax.lax.cummax(jnp.where(given, before, 0), axis=1)
         return masks & (before > starts)
 
+    def rounds(self, length: int, steps: int) -> int:
+        """Returns how many steps a path shows at most.
+
+        Each draws a mask. There are `length` of them or fewer, and two more for each expansion, of
+        which a text has 2 `length` or fewer unless `expansions` allows more.
+        """
+        return max(steps, 5 * length)
+
+    def left(self, process: ResizesMasks, z: Array) -> Array:
+        """Marks the masks that further steps draw: bool like z."""
+        return z == process.mask_id
+
+    def step_further(
+        self, denoiser: Denoiser, process: ResizesMasks, chain: Chain, keys: Array, number: Array
+    ) -> Chain:
+        """Takes a step with the keys of `finish`."""
+        end = jnp.float32(0.0)
+        return self(denoiser, process, chain, end, end, fold_keys(keys, number))
+
     def finish(self, denoiser: Denoiser, process: ResizesMasks, chain: Chain, keys: Array) -> Chain:
         """Takes further steps until no mask is left, if the grid has too few."""
-        end = jnp.float32(0.0)
-
-        def left(state: tuple[Array, Chain]) -> Array:
-            return jnp.any(state[1].z == process.mask_id)
-
-        def step(state: tuple[Array, Chain]) -> tuple[Array, Chain]:
-            number, chain = state
-            return number + 1, self(denoiser, process, chain, end, end, fold_keys(keys, number))
-
-        return jax.lax.while_loop(left, step, (jnp.int32(0), chain))[1]
+        return further_steps(self, denoiser, process, chain, keys)
 
 
 def resized(process: ResizesMasks, chain: Chain, expanded: Array, deleted: Array) -> Chain:

@@ -16,20 +16,19 @@ class Transform:
 
     Symbols that are as likely as the last one that is kept are kept too.
     temperature 0 gives the most likely symbol; top_k 0 and top_p 1 keep all symbols.
-    exclude: symbols that are never drawn. In a config these are entries of the vocabulary with
-    spaces between them, which `build` looks up.
+    excluded: symbols that are never drawn.
     """
 
     temperature: Array | float = 1.0
     top_p: Array | float = 1.0
     top_k: int = 0
-    exclude: str | tuple[int, ...] = ""
+    excluded: tuple[int, ...] = ()
 
     def __call__(self, logits: Array) -> Array:
         """Returns logits [..., V] of at least float32, with excluded symbols at -inf."""
         logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        if self.exclude:
-            logits = logits.at[..., jnp.asarray(self.exclude)].set(-jnp.inf)
+        if self.excluded:
+            logits = logits.at[..., jnp.asarray(self.excluded)].set(-jnp.inf)
         # Divided by 2^-90, any difference of two logits is larger than Gumbel noise, and finite.
         logits = logits / jnp.maximum(self.temperature, 2.0**-90)
         if 0 < self.top_k < logits.shape[-1]:
@@ -72,7 +71,7 @@ def check_exclude(transform: Transform, process: Any, sampler: str) -> None:
 
     Every other sampler draws each token of the last step from what the network predicts.
     """
-    if transform.exclude and not process.shows_clean:
+    if transform.excluded and not process.shows_clean:
         raise UserError(
             f"sample.exclude cannot be kept by sample.name={sampler!r} on noise that is no mask: a "
             "token that makes no jump stays as the noise drew it, which may be an excluded symbol. "

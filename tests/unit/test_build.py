@@ -629,7 +629,7 @@ def test_characters_are_entries_of_a_vocabulary(tokenizer, text, ids):
     config = schema.load_config("quickstart", {"sample.exclude": text, "mesh.data": "1"})
     if isinstance(ids, tuple):
         built = build.experiment(config, TextDomain(tokenizer, 256))
-        assert built.sampler_step.transform.exclude == ids
+        assert built.sampler_step.transform.excluded == ids
         return
     with pytest.raises(UserError, match=f"sample.exclude={ids}"):
         build.experiment(config, TextDomain(tokenizer, 256))
@@ -640,7 +640,7 @@ def test_random_tokens_have_no_entries_to_exclude():
     built = build.experiment(config, RandomTokens(32, 1022))
     assert built.sampler_step.transform == Transform()
     named_ones = build.experiment(config, TextDomain(Proteins(), 1022))
-    assert named_ones.sampler_step.transform.exclude == (0, 1, 2, 24)
+    assert named_ones.sampler_step.transform.excluded == (0, 1, 2, 24)
     config["evals"] = {"path": {"name": "path"}}
     config["sample"] = {"name": "any_order", "exclude": "X"}
     with pytest.raises(UserError, match="evals.path: sample.exclude='X' gives texts with these"):

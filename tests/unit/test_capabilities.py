@@ -8,20 +8,22 @@ import pytest
 
 from md4_jax.objectives import OBJECTIVES
 from md4_jax.objectives.md4 import MD4
-from md4_jax.processes import capabilities
+from md4_jax.processes import PROCESSES, capabilities, lengths
 from md4_jax.processes.masking import Masking
 from md4_jax.protocols import Process
 
 PROTOCOLS = {
     name: value
-    for name, value in vars(capabilities).items()
+    for name, value in (vars(capabilities) | vars(lengths)).items()
     if Process in getattr(value, "__mro__", ()) and value is not Process
 }
-STEPS = {"PredictsClean", "HasReverse", "HasPosterior"}
+# `exact` leaves `resizing` out: of one length it is `masking`.
+CASES = exact.PROCESS_CASES | {"resizing": PROCESSES["resizing"]}
+STEPS = {"PredictsClean", "HasReverse", "HasPrior", "HasPosterior"}
 INTERPOLATING = STEPS | {"HasRates", "HasScore", "Interpolates"}
 SCORES = {"PredictsClean", "HasReverse", "HasRates", "HasForwardRates", "HasScore"}
 FLOWS = {"PredictsClean", "HasFlow"}
-REDRAWS = {"HasPosterior", "HasFlow", "RedrawsUniformly"}
+REDRAWS = {"HasPrior", "HasPosterior", "HasFlow", "RedrawsUniformly"}
 ABILITIES = {
     "masking": {"RevealsMasks"},
     "state_dependent": {"RevealsBySymbol", "HasRates"},
@@ -33,44 +35,45 @@ ABILITIES = {
     "transition": STEPS,
     "transition, mixture": STEPS,
     "transition, absorbing": STEPS,
-    "rates": SCORES | {"HasGenerator"},
-    "rates, absorbing": SCORES | {"HasGenerator"},
-    "rates, gaussian": SCORES | {"HasGenerator"},
-    "rates, mixture": SCORES | {"HasGenerator"},
+    "rates": SCORES | {"HasPrior", "HasGenerator"},
+    "rates, absorbing": SCORES | {"HasPrior", "HasGenerator"},
+    "rates, gaussian": SCORES | {"HasPrior", "HasGenerator"},
+    "rates, mixture": SCORES | {"HasPrior", "HasGenerator"},
+    "resizing": {"RevealsMasks", "ResizesMasks"},
     "insertion": {"Grows", "InsertsMasks"},
     "deletion": {"Grows", "InsertsTokens"},
     "edits": {"Grows", "EditsMasks"},
-    "metric_path": FLOWS | {"FollowsDistances"},
-    "gaussian_masking": {"ObservesMasks"},
-    "gaussian_masking, joint": {"ObservesMasks"},
+    "metric_path": FLOWS | {"HasPrior", "FollowsDistances"},
+    "gaussian_masking": {"HasPrior", "ObservesMasks"},
+    "gaussian_masking, joint": {"HasPrior", "ObservesMasks"},
 }
 # Whether what is not noise is clean: pure masking.
 SHOWS_CLEAN = {
-    "masking", "state_dependent", "transition, absorbing", "rates, absorbing",
+    "masking", "resizing", "state_dependent", "transition, absorbing", "rates, absorbing",
     "hybrid, masks alone", "insertion", "deletion", "edits", "gaussian_masking",
     "gaussian_masking, joint",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", exact.PROCESS_CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_abilities_of_a_process(name):
-    process = exact.PROCESS_CASES[name](4).init()
+    process = CASES[name](4).init()
     found = {known for known, protocol in PROTOCOLS.items() if isinstance(process, protocol)}
     assert found == ABILITIES[name] and isinstance(process, Process)
     assert process.shows_clean == (name in SHOWS_CLEAN)
-    made = exact.PROCESS_CASES[name](4)
+    made = CASES[name](4)
     assert {known for known, p in PROTOCOLS.items() if isinstance(made, p)} == found
 
 
 def test_the_table_has_every_process_and_every_ability():
-    assert set(ABILITIES) == set(exact.PROCESS_CASES)
+    assert set(ABILITIES) == set(CASES)
     assert set().union(*ABILITIES.values()) == set(PROTOCOLS)
 
 
-@pytest.mark.parametrize("name", exact.PROCESS_CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_noise_is_what_says_nothing_of_x(name):
     """The mask and no other symbol; z at t = 1 of pure masking holds nothing else."""
-    process = exact.PROCESS_CASES[name](4).init()
+    process = CASES[name](4).init()
     masks = [True] * (name in SHOWS_CLEAN)
     marked = process.is_noise(jnp.arange(4 + len(masks)))
     np.testing.assert_array_equal(marked, [False] * 4 + masks)

@@ -23,7 +23,7 @@ def combinations() -> list:
             continue
         for sampler, of in exact.samplers_for(process).items():
             try:
-                step = of(transform=Transform(exclude=(NEVER,)))
+                step = of(transform=Transform(excluded=(NEVER,)))
                 getattr(step, "check", lambda process: None)(process)
             except UserError:
                 continue
@@ -47,7 +47,7 @@ def test_what_the_noise_drew_does_not_stay(process, step):
     [("euler", {}), ("tau_leaping", {}), ("predictor_corrector", {"predictor": "euler"})],
 )
 def test_jumps_that_may_not_happen_are_refused(name, options):
-    step = SAMPLERS[name](transform=Transform(exclude=(NEVER,)), **options)
+    step = SAMPLERS[name](transform=Transform(excluded=(NEVER,)), **options)
     step.check(Masking(V))
     with pytest.raises(UserError, match=f"kept by sample.name='{name}' on noise that is no mask"):
         step.check(Uniform(V))

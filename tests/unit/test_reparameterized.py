@@ -60,7 +60,7 @@ def test_each_step_is_that_of_dplm(name, options, denoiser, monkeypatch):
         return gumbel(FIRST[now] if len(calls) == 1 else AGAIN[now][None])
 
     monkeypatch.setattr(reparameterized, "gumbel", noise)
-    transform = Transform(temperature=options.pop("temperature", 1.0), exclude=NEVER)
+    transform = Transform(temperature=options.pop("temperature", 1.0), excluded=NEVER)
     step, process = Reparameterized(transform=transform, **options), Masking(MASK)
     given = np.array(TOLD["given"] if name == "prompted" else [MASK] * LENGTH)
     z = np.tile(given, (ROWS, 1))
@@ -85,7 +85,7 @@ def test_each_step_is_that_of_dplm(name, options, denoiser, monkeypatch):
 def test_what_is_excluded_is_never_drawn(name):
     logits = jnp.asarray([9.0, 0.0, 0.0])
     table = Denoiser(lambda z, t: jnp.tile(logits, (*z.shape, 1)), lambda h: h)
-    step = SAMPLERS[name](transform=Transform(exclude=(0,)))
+    step = SAMPLERS[name](transform=Transform(excluded=(0,)))
     z, _ = exact.drawn(table, Masking(3), step, uniform(3), exact.keys_for(0, 50))
     assert np.unique(z).tolist() == [1, 2]
 
@@ -93,7 +93,7 @@ def test_what_is_excluded_is_never_drawn(name):
 @pytest.mark.parametrize("keys", [{}, {"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.5}])
 def test_excluded_symbols_leave_the_others_as_they_are(keys):
     logits = np.array([5.0, 1.0, 2.0, -1.0])
-    found = Transform(**keys, exclude=(0, 3))(jnp.asarray(logits))
+    found = Transform(**keys, excluded=(0, 3))(jnp.asarray(logits))
     np.testing.assert_array_equal(found[1:3], Transform(**keys)(jnp.asarray(logits[1:3])))
     assert np.isneginf(found[jnp.array([0, 3])]).all()
 

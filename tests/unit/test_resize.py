@@ -237,6 +237,8 @@ def test_padding_is_not_seen():
     other = network.bind(params)(z, jnp.zeros(1))[:, :4]
     assert np.abs(other - plain).max() > 1e-3
     assert network.hides and not built(gaps=True)[0].hides
+    causal, own = built(causal=True)
+    assert not causal.hides and causal.bind(own).within is None
 
 
 def test_dreamon_is_loaded_and_goes_back(folder, model, tmp_path):
@@ -283,6 +285,19 @@ def test_states_can_be_watched(model):
     assert not (frames[-1].z == V).any()
     direct = model.sample(prompt="ab", length=12, grow=3, steps=4, temperature=0.0, num=1)
     np.testing.assert_array_equal(frames[-1].z, direct.tokens[0])
+
+
+def test_a_path_shows_each_step_also_beyond_the_grid(model):
+    """With a grid of two steps: one mask more or less at a time, as when it is watched."""
+    options = dict(length=12, grow=3, steps=2, per_step=1)
+    asked = model.sampling(options | dict(prompt="ab", num=1, trace=True))
+    z = drawn_samples(asked, model.params, {}).frames[0][0, :, 0]
+    masks = (z == V).sum(axis=1)
+    assert masks[0] == 4 and masks[-1] == 0 and np.abs(np.diff(masks)).max() == 1
+    seen = list(model.watch("ab", **options))
+    assert [state.of for state in seen] == [len(z) - 1] * len(seen) and len(seen) >= 6
+    np.testing.assert_array_equal([state.z for state in seen], z[[state.step for state in seen]])
+    assert (np.diff(z[seen[-2].step :], axis=0) == 0).all()  # nothing changes after the last mask
 
 
 REFUSED = [

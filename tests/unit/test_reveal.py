@@ -15,8 +15,10 @@ from md4_jax.processes.schedules import Cosine, Geometric, Linear
 from md4_jax.protocols import Denoiser
 from md4_jax.samplers import reveal
 from md4_jax.samplers.ancestral import Ancestral
-from md4_jax.samplers.chain import NEVER, RevealSchedule
+from md4_jax.samplers.chain import NEVER, RevealSchedule, rounds_of
+from md4_jax.samplers.eso import Eso
 from md4_jax.samplers.grids import cosine, uniform
+from md4_jax.samplers.orders import AnyOrder, FirstHitting
 from md4_jax.samplers.transforms import Transform
 
 N = 20_000
@@ -41,6 +43,24 @@ def random_schedule(most: int, seed: int = 0, rows: int = 64):
     times = 1.0 - rounds / (2.0 * most)
     rounds = np.where(never, NEVER, rounds).astype(np.int32)
     return z, rounds, times.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "step, steps, most",
+    [
+        (FirstHitting(), 3, L),
+        (AnyOrder(per_step=4), 3, 2),
+        (AnyOrder(per_step=0), 3, 3),
+        (Eso(0.0), 3, L),
+        (Eso(0.5), 3, L),
+        (Eso(1.0), 3, 3),
+    ],
+)
+def test_the_rounds_of_a_step_are_the_most_that_a_text_takes(step, steps, most):
+    """Of 2000 texts of six masks some take that many; half a chance for each gives 1 / 64."""
+    chain = exact.chain_of(np.full((2000, L), MASK))
+    draw = jax.jit(lambda keys: step.schedule(Masking(2), chain, uniform(steps), keys).round)
+    assert np.max(draw(exact.keys_for(0, 2000))) + 1 == most == rounds_of(step, L, steps)
 
 
 def test_the_capacity_changes_no_token():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from md4_jax.options import MeshOptions, SampleOptions
-from md4_jax.processes.capabilities import Grows
 from md4_jax.processes.gaussian_masking import GaussianMasking
+from md4_jax.processes.lengths import Grows
 from md4_jax.processes.masking import Masking
 from md4_jax.processes.uniform import Uniform
 from md4_jax.protocols import Denoiser, Network, Prompt, UserError

@@ -1,0 +1,23 @@
+"""Rates at which tokens are masked, and masks revealed, computed from a schedule."""
+
+import jax.numpy as jnp
+
+from md4_jax.processes.schedules import LATEST
+from md4_jax.protocols import Array, Schedule
+
+
+def time_rate(schedule: Schedule, t: Array) -> Array:
+    """Returns -alpha'_t / alpha_t at min(t, LATEST), like t, with alpha at least tiny."""
+    t = jnp.minimum(t, LATEST)
+    alpha = schedule.alpha(t)
+    return -schedule.dalpha(t) / jnp.maximum(alpha, jnp.finfo(alpha.dtype).tiny)
+
+
+def reveal_rate(schedule: Schedule, t: Array) -> Array:
+    """Returns -alpha'_t / (1 - alpha_t), the rate at which a mask is revealed, like t.
+
+    It is also the weight of a masked token's cross-entropy. 0 where 1 - alpha is too small for a
+    float: then no token is masked.
+    """
+    noise = schedule.one_minus_alpha(t)
+    return jnp.where(noise > 0, -schedule.dalpha(t) / jnp.where(noise > 0, noise, 1.0), 0.0)
