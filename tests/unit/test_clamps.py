@@ -134,7 +134,8 @@ def test_given_tokens_come_out_and_samples_stay_apart(process, step):
         )
         for first, (z, confidence) in ((0, frames), (order[0], path)):
             z, confidence = z[:, 0], confidence[:, 0]
-            assert z.shape == confidence.shape and z.shape[0] > STEPS and z.shape[1] == L
+            assert z.shape == confidence.shape and z.shape[1] == L
+            assert len(z) >= 3  # the beginning, and at least the rounds of an order, two at a time
             np.testing.assert_array_equal(z[-1], chain.z[first])
             np.testing.assert_allclose(confidence[-1], chain.confidence[first], atol=1e-6)
             if process.shows_clean:
