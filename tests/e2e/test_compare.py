@@ -51,6 +51,7 @@ def test_speed_alone_says_which_family_a_vocabulary_is_too_large_for(environment
     assert "refused: " in too_large and "3000" in too_large
 
 
+@pytest.mark.campaign
 def test_a_key_is_varied(environment, tmp_path):
     words = ("--families", "block", "--vary", "objective.block=4,5", "--speed")
     ended = compare(environment, tmp_path, *words)

@@ -110,6 +110,7 @@ def test_a_sequence_ends_with_the_block_that_has_the_stop_in_it():
     assert hit.any()
 
 
+@pytest.mark.campaign
 def test_a_given_stop_ends_nothing_and_what_is_not_drawn_costs_nothing():
     """One evaluation a token. The stop is given in the first block and in the second, half given;
     the rest of the second is drawn, and may end the sequence as the blocks after it may."""

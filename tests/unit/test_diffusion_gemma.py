@@ -294,6 +294,7 @@ def test_what_is_not_known_is_refused(changes, said, tmp_path):
         md4_jax.load(peer_folder(tmp_path, "diffusiongemma", text_config=text))
 
 
+@pytest.mark.campaign
 def test_a_text_begins_anywhere_and_blocks_where_the_prompt_ends(model):
     """Nine tokens after seven are three canvases of six steps, the last of them cut."""
     options = dict(num=2, steps=6, length=16, confidence_threshold=0.0)

@@ -26,7 +26,7 @@ every_pair = pytest.mark.parametrize(
         for name, pair in exact.FITTING.items()
     ],
 )
-BFLOAT16 = pytest.param(jnp.bfloat16, id="bfloat16", marks=pytest.mark.slow)
+BFLOAT16 = pytest.param(jnp.bfloat16, id="bfloat16", marks=pytest.mark.campaign)
 ROWS = 12
 TABLE = exact.denoiser_of(exact.table_logits(2, 3), time=0.5)
 TOKENS = np.tile(exact.sequences(2, 3), (2, 1))[:ROWS]
@@ -38,6 +38,7 @@ def constant(outputs) -> Denoiser:
     return exact.of_outputs(lambda z, t: jnp.broadcast_to(outputs, (*z.shape, 2)))
 
 
+@pytest.mark.cases(25)
 @every_pair
 def test_one_finite_number_a_sequence_also_when_compiled(objective, make_process):
     process = make_process(vocab_size=2)
