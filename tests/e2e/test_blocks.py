@@ -140,6 +140,7 @@ def noisy(run, tiny, scratch):
     return arguments
 
 
+@pytest.mark.campaign
 def test_blocks_of_uniform_noise_are_evaluated_and_sampled(run, noisy):
     """The bound is that of the trained blocks; text of four times the length."""
     own = evaluate(run, noisy, "draws=4")

@@ -64,7 +64,7 @@ def test_a_classifier_is_trained_evaluated_and_resumed(both, run, refused, tmp_p
     assert "is a classifier and draws no samples" in error
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_it_guides_the_samples_of_a_model_without_classes(both, run, refused):
     classifier, model = both
     sample = ["--workdir", model, "--mode", "sample", f"--config.sample.classifier={classifier}"]

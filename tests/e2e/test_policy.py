@@ -86,6 +86,7 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(updates, every, run, tiny, tune
         assert same[name] == last[name]
 
 
+@pytest.mark.campaign
 def test_several_updates_with_each_set_need_fewer_texts(run, tiny, tuned):
     """Five sets of 16 texts: of five updates, and of twenty."""
     rewards = {}

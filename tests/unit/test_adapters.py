@@ -205,6 +205,7 @@ def test_steps_move_the_adapters_alone(name, dtype, scan):
     assert sizes(after.frozen) == whole * jnp.dtype(dtype).itemsize
 
 
+@pytest.mark.campaign
 def test_the_step_computes_with_what_is_frozen():
     """Its loss is that of all parameters, and its first update that of their gradient."""
     network, optimizer, state = started(optimizer=optax.sgd(1.0))

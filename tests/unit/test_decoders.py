@@ -141,7 +141,7 @@ def test_the_mask_may_be_an_unused_entry(folders):
         ("qwen2", {"rope_scaling": {"type": "linear"}}, "scales rotary positions by 'linear'"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act='gelu'; only 'silu' is known"),
         ("llama", {"sliding_window": 8, "use_sliding_window": None}, "sliding_window=8"),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.*sliding window"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.*window"),
         ("llama", {"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
         ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2; only 1 is known"),
         ("qwen3moe", {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]; only \[\] is known"),

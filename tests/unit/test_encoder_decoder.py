@@ -235,6 +235,7 @@ def test_every_parameter_learns(way, remat):
 U = jnp.asarray([0.2, 0.7])
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_cache_changes_no_sample(way, cached):

@@ -54,7 +54,7 @@ SHIFTED = dict(network=ABOUT | dict(shifted=True), block=8, name="masking")
 
 
 @pytest.mark.slow
-@pytest.mark.cases(1)
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "make, options",
     [

@@ -158,6 +158,7 @@ def test_the_balance_is_as_strong_where_few_tokens_count():
     np.testing.assert_allclose(part, whole, atol=2e-5)
 
 
+@pytest.mark.campaign
 def test_router_z_is_in_the_gradient_of_training_and_in_no_loss():
     """Of one token, whose experts have no weights: the gradient of log^2 (sum of exp), by hand."""
     options = dataclasses.replace(SMALL, router_z=0.5).resolved("cpu")

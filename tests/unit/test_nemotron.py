@@ -123,7 +123,7 @@ def slowly(model, prompt, length: int, threshold: float) -> list[int]:
     return text[:length]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.campaign
 @pytest.mark.parametrize("count", [5, 7])
 def test_blocks_begin_where_the_prompt_ends(count, model):
     """Also of two prompts of different lengths in one batch."""

@@ -56,7 +56,7 @@ def sampled(client, **asked) -> list[dict]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_network_that_marks_the_ends_sees_them_where_the_text_ends(tmp_path):
     """The residues are those of `infill`, which draws on texts of that length."""
     model, text = md4_jax.load(peer_folder(tmp_path, "esm")), "M__A__I___V_"
